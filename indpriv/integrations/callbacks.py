@@ -28,9 +28,10 @@ def hugging_face_callback(
 ) -> Any:
     """A `transformers.TrainerCallback` for a recorded run.
 
-    It is required: without it the Trainer does not clear the gradients that Opacus sums. Let the
-    Trainer's `get_train_dataloader` return the loader of make_private, pass
-    `optimizers=(optimizer, None)`, and keep gradient_accumulation_steps at 1.
+    It is required: the Trainer itself does not clear the gradients that Opacus sums, and seeds
+    torch with 42, so noise and batches get private generators where you passed none. Let its
+    `get_train_dataloader` return the loader of make_private, pass `optimizers=(optimizer, None)`,
+    and keep gradient_accumulation_steps at 1.
 
     Args:
         recorder: attached around trainer.train().
@@ -42,6 +43,9 @@ def hugging_face_callback(
     from transformers import TrainerCallback
 
     class IndprivCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            recorder.draw_privately()  # on the device to which the Trainer moved the model
+
         def on_step_end(
             self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
         ) -> None:
@@ -57,6 +61,7 @@ def hugging_face_callback(
             if state.is_world_process_zero:
                 write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE, saved)
 
+    recorder.draw_privately()
     return IndprivCallback()
 
 
@@ -65,11 +70,14 @@ def lightning_callback(
 ) -> Any:
     """A `lightning.pytorch.Callback` that sends figures to the trainer's loggers after each epoch.
 
-    The arguments are those of `hugging_face_callback`.
+    Arguments, and the generators of noise and batches, are as for `hugging_face_callback`.
     """
     from lightning.pytorch import Callback
 
     class IndprivCallback(Callback):  # type: ignore[misc, unused-ignore]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            recorder.draw_privately()
+
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             shown = show and trainer.is_global_zero
             for tracker in trainer.loggers or [None]:
@@ -80,6 +88,7 @@ def lightning_callback(
         ) -> None:
             checkpoint["indpriv"] = recorder.state_dict()
 
+    recorder.draw_privately()
     return IndprivCallback()
 
 

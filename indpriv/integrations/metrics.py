@@ -41,6 +41,9 @@ class Recording(Protocol):
         """Bring the log up to date and return what to save with a checkpoint."""
         ...
 
+    def draw_privately(self) -> None:
+        """Draw noise and batches from generators that no trainer seeds."""
+
 
 def metrics_of(recorder: Recording, *, delta: float, also: Sequence[str] = ()) -> dict[str, float]:
     """Figures of the steps so far.

@@ -195,7 +195,8 @@ class Recorder:
             public_settings=public_settings,
         )
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
-        self._attached = False
+        self._attached = self._draws_privately = False
+        self._run: OpacusRun | None = None
         self._session: Session | None = None
 
     @contextmanager
@@ -228,7 +229,9 @@ class Recorder:
             )
         data = self._plan.data
         self._check_groups()
-        run = OpacusRun(model, optimizer, loader, len(data.ids))
+        self._run = run = OpacusRun(model, optimizer, loader, len(data.ids))
+        if self._draws_privately:
+            self.draw_privately()
         if run.guessable_seed and not self._plan.seeded:
             found = "noise or batches come from a generator with a chosen seed, or torch's default"
             say(SEEDS, found, refuted=True, strict=self._plan.strict)
@@ -253,7 +256,17 @@ class Recorder:
                 with _recording(self._plan, header, run, shared_pass, test, about) as self._session:
                     yield self
             finally:
-                self._session = None
+                self._session = self._run = None
+
+    def draw_privately(self) -> None:
+        """Draw noise and batches from a `private_generator` wherever torch's own would draw them.
+
+        The callbacks of trainers call it, since a trainer may seed torch: Hugging Face's with 42. A
+        generator that you passed stays, and so does everything in a seeded run.
+        """
+        self._draws_privately = not self._plan.seeded
+        if self._run is not None and self._draws_privately:
+            self._run.draw_privately()
 
     def _check_groups(self) -> None:
         """Warn, or raise if strict, where run_info names groups that are no column."""

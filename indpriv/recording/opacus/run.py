@@ -29,7 +29,7 @@ from indpriv.recording.opacus.checks import (
 )
 from indpriv.recording.opacus.memory_format import check_memory_format
 from indpriv.recording.opacus.whole_model import GHOST_MODELS, WholeModel
-from indpriv.recording.random_states import generator_of, is_guessable, source_of
+from indpriv.recording.random_states import generator_of, is_guessable, private_generator, source_of
 
 T = TypeVar("T")
 _SAME_RATE = 1 - 1e-9  # sampling rates that differ by less are the same number, rounded
@@ -165,6 +165,17 @@ class OpacusRun:
         owners = self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.loader
         given = (getattr(owner, "generator", None) for owner in owners)
         return next((one for one in given if one is not None), torch.default_generator)
+
+    def draw_privately(self) -> None:
+        """Give noise and batches private generators where they draw from torch's default ones."""
+        if self.optimizer.secure_mode:
+            return
+        given, device = self.noise_generator, next(self.module.parameters()).device
+        if given is None or given is generator_of(None, device) or given.device != device:
+            self.optimizer.generator = private_generator(device)
+        owner = self.batch_sampler if self.is_poisson else getattr(self.batch_sampler, "sampler", 0)
+        if hasattr(owner, "generator") and self.sampling_generator is torch.default_generator:
+            owner.generator = private_generator()
 
     @property
     def noise_generator(self) -> torch.Generator | None:
