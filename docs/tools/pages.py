@@ -8,8 +8,9 @@ do; a block with a title that is a file name is written to that file instead. A 
 "Output" is what the block before it prints, exactly; "Output of one run" is compared by its words,
 since training is random. `<!-- not run: why -->` above a block leaves it out, and `<!-- first`
 opens code that runs but is not shown. Lines between `---` above the title say what a page needs:
-`given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`. `python -m audits` runs
-the experiments of this checkout.
+`given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`, and `supported: RUNS`,
+those that must have every line of evidence that a Recorder can verify. `python -m audits` runs the
+experiments of this checkout.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from indpriv.norm_log.lines import REFUTED, lines_of, unverified
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
 
 EXACT, ALIKE = "Output", "Output of one run"
 _BLOCK = re.compile(
@@ -138,10 +143,26 @@ def run(page: Path, folder: Path, *, update: bool = False) -> None:
             printed = _python(block, names, page)
         elif block.language == "bash":
             printed = _bash(block, folder, page)
+    for name in facts_of(page).get("supported", "").split():
+        check_supported(folder / name)
     for (start, end), output in reversed(changes):
         text = text[:start] + output + text[end:]
     if changes:
         page.write_text(text, encoding="utf-8")
+
+
+def check_supported(run_dir: Path) -> None:
+    """Check that the guarantee of a run is supported.
+
+    Raises:
+        RuntimeError: a line of evidence is not verified, or the source of the noise is refuted.
+    """
+    opened = open_run(run_dir)
+    lines = lines_of(verify(opened), {})
+    amiss = unverified(lines) + [line for line in lines if line.word == REFUTED]
+    if amiss:
+        told = "\n".join(f"{line.key}: {line.word}: {line.detail}" for line in amiss)
+        raise RuntimeError(f"{run_dir}: its guarantee is not supported\n{told}")
 
 
 def _python(block: Block, names: dict[str, Any], page: Path) -> str:

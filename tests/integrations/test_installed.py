@@ -9,6 +9,7 @@ from torch import nn
 from indpriv import NormLog
 from indpriv.integrations.callbacks import STATE, hugging_face_callback, lightning_callback
 from indpriv.integrations.metrics import metrics_of, send
+from indpriv.norm_log.lines import lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 
@@ -21,7 +22,11 @@ def check_log(run_dir, steps):
     log = NormLog.open(run_dir)
     assert log.total_steps == steps
     assert log.caveats == ()
-    assert [check.title for check in verify(open_run(run_dir)) if check.status == "failed"] == []
+    checks = verify(open_run(run_dir))
+    assert [check.title for check in checks if check.status == "failed"] == []
+    lines = {line.key: line for line in lines_of(checks, {})}
+    assert unverified(lines.values()) == []  # so the guarantee is supported
+    assert lines["source"].detail == "its state is from the operating system"
 
 
 def test_the_trainer_of_hugging_face(run, recorder, tmp_path, capsys):
@@ -68,6 +73,7 @@ def test_the_trainer_of_hugging_face(run, recorder, tmp_path, capsys):
 
 def test_the_trainer_of_lightning(run, recorder, tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason=ASK)
+    lightning.seed_everything(1)
 
     class Module(lightning.LightningModule):
         def __init__(self):

@@ -149,8 +149,7 @@ def _different_random_states(sessions: Sequence[SessionCounts]) -> list[Check]:
         RANDOM_NUMBERS.failed(
             "a resumed session drew its first batch from the same random state as an earlier "
             "session (was the same seed set before both?): its steps repeat the batches and the "
-            "noise of that session, and anyone who compares their updates can subtract the noise; "
-            "seed each session differently, e.g. with torch.seed()"
+            "noise of that session, and anyone who compares their updates can subtract the noise"
         )
     ]
 
@@ -182,8 +181,7 @@ def _random_numbers(counts: RandomnessCounts, *, seeded: bool) -> list[Check]:
             RANDOM_NUMBERS.failed(
                 f"{repeated} times noise or a batch was drawn from a generator in a state that had "
                 "been drawn from before (torch.manual_seed during training?): anyone who compares "
-                "two updates with the same noise can subtract it; seed only before training, and "
-                "give everything else that needs a seed its own torch.Generator"
+                "two updates with the same noise can subtract it"
             )
         )
     return found

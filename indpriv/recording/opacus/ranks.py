@@ -129,8 +129,8 @@ def check_together(
     if len(set(known)) < len(known):
         raise EvidenceError(
             f"at {moment} two of {len(seeds)} ranks draw with the same seed, so their samples are "
-            "not independent, as the account assumes; after initialising the model alike on all "
-            "ranks, give each a seed of its own: torch.seed()"
+            "not independent, as the account assumes; give each its own DataLoader("
+            "generator=indpriv.recording.private_generator())"
         )
 
 
