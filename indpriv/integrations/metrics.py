@@ -39,7 +39,6 @@ class Recording(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Bring the log up to date and return what to save with a checkpoint."""
-        ...
 
     def draw_privately(self) -> None:
         """Draw noise and batches from generators that no trainer seeds."""

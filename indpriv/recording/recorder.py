@@ -261,8 +261,7 @@ class Recorder:
     def draw_privately(self) -> None:
         """Draw noise and batches from a `private_generator` wherever torch's own would draw them.
 
-        The callbacks of trainers call it, since a trainer may seed torch: Hugging Face's with 42. A
-        generator that you passed stays, and so does everything in a seeded run.
+        Generators that you passed stay, and so do those of a seeded run. Callbacks call it.
         """
         self._draws_privately = not self._plan.seeded
         if self._run is not None and self._draws_privately:

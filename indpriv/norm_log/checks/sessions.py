@@ -148,8 +148,8 @@ def _different_random_states(sessions: Sequence[SessionCounts]) -> list[Check]:
     return [
         RANDOM_NUMBERS.failed(
             "a resumed session drew its first batch from the same random state as an earlier "
-            "session (was the same seed set before both?): its steps repeat the batches and the "
-            "noise of that session, and anyone who compares their updates can subtract the noise"
+            "session (was the same seed set before both?): its steps repeat batches and noise of "
+            "that session, and comparing updates removes the noise; train with private_generator()"
         )
     ]
 
@@ -180,8 +180,8 @@ def _random_numbers(counts: RandomnessCounts, *, seeded: bool) -> list[Check]:
         found.append(
             RANDOM_NUMBERS.failed(
                 f"{repeated} times noise or a batch was drawn from a generator in a state that had "
-                "been drawn from before (torch.manual_seed during training?): anyone who compares "
-                "two updates with the same noise can subtract it"
+                "been drawn from before (torch.manual_seed during training?): comparing two updates "
+                "with the same noise removes it; train with indpriv.recording.private_generator()"
             )
         )
     return found
