@@ -28,10 +28,9 @@ def hugging_face_callback(
 ) -> Any:
     """A `transformers.TrainerCallback` for a recorded run.
 
-    It is required: the Trainer itself does not clear the gradients that Opacus sums, and seeds
-    torch with 42, so noise and batches get private generators where you passed none. Let its
-    `get_train_dataloader` return the loader of make_private, pass `optimizers=(optimizer, None)`,
-    and keep gradient_accumulation_steps at 1.
+    It is required: the Trainer does not clear the gradients that Opacus sums, and seeds the noise
+    with 42. Let its `get_train_dataloader` return the loader of make_private, pass
+    `optimizers=(optimizer, None)`, and keep gradient_accumulation_steps at 1.
 
     Args:
         recorder: attached around trainer.train().

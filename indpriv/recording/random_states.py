@@ -100,9 +100,7 @@ def generator_of(given: torch.Generator | None, device: torch.device) -> torch.G
         return given
     if device.type == "cpu":
         return torch.default_generator
-    return torch.cuda.default_generators[
-        torch.cuda.current_device() if device.index is None else device.index
-    ]
+    return torch.cuda.default_generators[device.index or 0]
 
 
 def is_guessable(generator: torch.Generator | None) -> bool:

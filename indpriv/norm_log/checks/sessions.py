@@ -141,15 +141,15 @@ def _no_voided_steps(voided_steps: int, *, resumed: bool) -> Check:
 
 
 def _different_random_states(sessions: Sequence[SessionCounts]) -> list[Check]:
-    found = [session.training.randomness.first_draw for session in sessions if session.training]
-    first = [state for state in found if state]
+    found = (session.training.randomness for session in sessions if session.training)
+    first = [randomness.first_draw for randomness in found if randomness.first_draw]
     if len(set(first)) == len(first):
         return []
     return [
         RANDOM_NUMBERS.failed(
             "a resumed session drew its first batch from the same random state as an earlier "
             "session (was the same seed set before both?): its steps repeat batches and noise of "
-            "that session, and comparing updates removes the noise; train with private_generator()"
+            "that session, and differences of updates have none; train with private_generator()"
         )
     ]
 
@@ -159,9 +159,9 @@ def _random_numbers(counts: RandomnessCounts, *, seeded: bool) -> list[Check]:
     if counts.unmoved:
         found.append(
             SEEDS.failed(
-                f"the noise of {counts.unmoved} steps was not drawn from the optimizer's "
-                "generator (a fork of it that is seeded, another add_noise?), so nobody knows who "
-                "can draw it again; leave add_noise as Opacus made it"
+                f"the noise of {counts.unmoved} steps was not drawn from the optimizer's generator "
+                "(a fork that is seeded?), so it is unknown who can draw it again; leave add_noise "
+                "as Opacus made it"
             )
         )
     elif counts.guessable_seed and not seeded:
@@ -179,9 +179,9 @@ def _random_numbers(counts: RandomnessCounts, *, seeded: bool) -> list[Check]:
     if repeated := counts.repeated_draws:
         found.append(
             RANDOM_NUMBERS.failed(
-                f"{repeated} times noise or a batch was drawn from a generator in a state that had "
-                "been drawn from before (torch.manual_seed during training?): comparing two updates "
-                "with the same noise removes it; train with indpriv.recording.private_generator()"
+                f"{repeated} times noise or a batch was drawn again from the same state of a "
+                "generator (torch.manual_seed during training?): the difference of two updates with "
+                "the same noise has none; train with private_generator()"
             )
         )
     return found

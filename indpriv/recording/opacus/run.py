@@ -168,11 +168,10 @@ class OpacusRun:
 
     def draw_privately(self) -> None:
         """Give noise and batches private generators where they draw from torch's default ones."""
-        if self.optimizer.secure_mode:
-            return
-        given, device = self.noise_generator, next(self.module.parameters()).device
-        if given is None or given is generator_of(None, device) or given.device != device:
-            self.optimizer.generator = private_generator(device)
+        given, at = self.noise_generator, next(self.module.parameters()).device
+        default, secure = generator_of(None, at), self.optimizer.secure_mode
+        if given is None or given is default or (given.device != at and not secure):  # moved since
+            self.optimizer.generator = private_generator(at)
         owner = self.batch_sampler if self.is_poisson else getattr(self.batch_sampler, "sampler", 0)
         if hasattr(owner, "generator") and self.sampling_generator is torch.default_generator:
             owner.generator = private_generator()
