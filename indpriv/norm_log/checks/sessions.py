@@ -180,7 +180,7 @@ def _random_numbers(counts: RandomnessCounts, *, seeded: bool) -> list[Check]:
         found.append(
             RANDOM_NUMBERS.failed(
                 f"{repeated} times noise or a batch was drawn again from the same state of a "
-                "generator (torch.manual_seed during training?): the difference of two updates with "
+                "generator (torch.manual_seed during training?): a difference of two updates with "
                 "the same noise has none; train with private_generator()"
             )
         )
