@@ -62,6 +62,14 @@ def test_a_page_runs(page, tmp_path, request):
     command = [sys.executable, "-W", "ignore", DOCS / "tools/pages.py", page, folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+    if page == README:
+        pages.check_supported(folder / "runs/mine")
+
+
+def test_a_page_whose_run_is_not_supported_fails(tmp_path):
+    head = f"---\nsupported: {ROOT / 'tests/baseline/runs/adult'}\n---\n"  # from before comparisons
+    with pytest.raises(RuntimeError, match=r"not supported\n(?s:.*)contribution: declared"):
+        run_page(head, tmp_path)
 
 
 def run_page(text, tmp_path):
