@@ -237,7 +237,7 @@ def _fit_privately(
             unit="user",
             unit_ids=np.array(owners),
             seeded=randomness.seeded,
-            public_settings=private.law,
+            public_settings=private.public_law,
         )
         with (
             recorder.attach(private.model, private.optimizer, private.loader),

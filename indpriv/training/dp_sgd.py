@@ -243,7 +243,7 @@ def _make_recorder(
         attack=_attack(config, randomness),
         seeded=randomness.seeded,
         start="random",
-        public_settings=private.law,
+        public_settings=private.public_law,
         resume_at=None if begun is None else begun.recorder,
         bucket_is_private=True,  # or `train` would have refused it
         run_info=first_record(

@@ -110,6 +110,11 @@ class PrivateSetting:
             law["max_grad_norm"] = setting.max_grad_norm
         return law
 
+    def public_law(self, step: int) -> dict[str, float]:
+        """The law at an update, before which the step hook has moved the learning rate on."""
+        following = min(step + 1, self.total_steps - 1)
+        return self.law(step) | {"lr": self.law(following)["lr"]}
+
 
 def make_private(
     config: AuditConfig,

@@ -220,7 +220,7 @@ LOOPS = {
         {},
     ),
     "random augmentation": (augmented, {}),
-    "random augmentation, known participation": (augmented, KNOWN),
+    "random augmentation by the loop, known participation": (augmented, KNOWN),
     "several augmented copies, averaged before clipping, known participation": (
         averaged_copies,
         KNOWN,

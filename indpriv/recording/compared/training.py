@@ -72,6 +72,8 @@ class Comparison:
             for part in run.module.modules()
             if any(p.requires_grad for p in part.parameters(recurse=False))
         ]
+        given = getattr(run.optimizer.add_noise, "__func__", run.optimizer.add_noise)
+        self._own_noise = str(given.__module__).startswith(("opacus.", "indpriv."))
         self._step = first_step
         self._calls: list[Call] = []  # since gradients were clipped last
         self._sums: list[Tensor] | None = []  # of this step, recomputed; None if not known
@@ -292,6 +294,9 @@ class Comparison:
             return
         with self._careful("gradient_taken"):
             optimizer = self._run.optimizer
+            if not self._own_noise:
+                detail = "add_noise is not Opacus's own, so nothing is known of the noise's law"
+                self.findings.add("gradient_taken", UNKNOWN, detail)
             self._noisy = [local(p.grad).clone() for p in optimizer.params]
             is_mean = optimizer.loss_reduction == "mean"
             self._divisor = optimizer.expected_batch_size if is_mean else 1.0

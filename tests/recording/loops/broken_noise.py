@@ -253,11 +253,6 @@ def generator_with_a_short_seed(s):
     s.train(noise_generator=torch.Generator().manual_seed(1234))
 
 
-@broken("source", "hooks ghost", expect="unsupported")
-def generator_with_the_date_as_seed(s):
-    s.train(noise_generator=torch.Generator().manual_seed(20240101123456789))
-
-
 @broken("source", "hooks ghost", expect="unsupported", rare=True)
 def generator_set_to_a_known_state(s):
     generator = private_generator()

@@ -88,11 +88,6 @@ def own_attention_with_a_mask(s):
     s.train(Texts(), Attention(), collate=padded)
 
 
-@sound("hooks functorch")
-def attention_of_opacus_at_one_length(s):
-    s.train(Texts(to=11), Attention(DPMultiheadAttention(16, 2, batch_first=True)))
-
-
 @sound("hooks functorch", rare=True)
 def attention_of_opacus_with_one_head(s):
     s.train(Texts(), Attention(DPMultiheadAttention(16, 1, batch_first=True)), collate=padded)
@@ -157,11 +152,6 @@ def autocast_of_the_forward_alone(s):
 def of_type(kind):
     x, y = blobs().tensors
     return TensorDataset(x.to(kind), y), mlp().to(kind)
-
-
-@sound("hooks ghost")
-def bfloat16_model(s):
-    s.train(*of_type(torch.bfloat16))
 
 
 @sound(ALL)
@@ -333,23 +323,6 @@ class Spectrum(nn.Module):
 def complex_inputs(s):
     x, y = blobs().tensors
     s.train(TensorDataset(torch.complex(x, x.flip(1)), y), Spectrum())
-
-
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = mlp()
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x):
-        if self.training and torch.is_grad_enabled():
-            self.count += 1
-        return self.body(x) / (1 + 0.01 * self.count)
-
-
-@sound("hooks ghost")
-def step_counter_in_a_buffer(s):
-    s.train(model=Counting())
 
 
 @sound("hooks ghost functorch", rare=True)

@@ -4,6 +4,7 @@ import copy
 import math
 
 import torch
+from opacus.layers import DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
@@ -11,8 +12,9 @@ from torch.optim import lr_scheduler as rates
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from recording.loops.harness import blobs, ce, normal, private_generator, told
+from recording.loops.harness import blobs, ce, mlp, normal, private_generator, told
 from recording.loops.parts import (
+    Attention,
     Bag,
     Hidden,
     LowRank,
@@ -20,6 +22,7 @@ from recording.loops.parts import (
     trainable,
     with_dropout,
 )
+from recording.loops.sound_models import of_type
 
 
 def by_hand(law):
@@ -295,3 +298,33 @@ def optimizer_around_another(s):
 @told("contribution", "ghost", expect="unsupported", rare=True)
 def clip_grad_norm_of_the_clipped_sum(s):
     s.train(between=lambda s, x, y: nn.utils.clip_grad_norm_(s.model.parameters(), 0.1))
+
+
+@told("contribution", "hooks functorch", expect="refused")
+def attention_of_opacus_at_one_length(s):
+    """Its positions would be right; with texts of several lengths they would not, so it is refused."""
+    s.train(Texts(to=11), Attention(DPMultiheadAttention(16, 2, batch_first=True)))
+
+
+@told("noise", "hooks ghost")
+def bfloat16_model(s):
+    """Half precision rounds the noise, which cannot be measured."""
+    s.train(*of_type(torch.bfloat16))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            self.count += 1
+        return self.body(x) / (1 + 0.01 * self.count)
+
+
+@told("contribution", "hooks ghost", expect="refused")
+def step_counter_in_a_buffer(s):
+    """No two passes give the same norms."""
+    s.train(model=Counting())

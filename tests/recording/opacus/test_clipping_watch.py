@@ -1,6 +1,7 @@
 import socket
 import warnings
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError
+from indpriv.recording.compared.training import Comparison
+from indpriv.recording.data_passes import Examples
 from indpriv.recording.opacus.clipping_watch import clip_excess, clipping_watched
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.watch import Watch
@@ -45,7 +48,9 @@ def watched(run, on_step, thresholds=None):
 
     Returns the Watch, and a function that ends it.
     """
-    watch = Watch(OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset)))
+    opacus_run = OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset))
+    examples = Examples(run.dataset, run.loader.collate_fn, torch.device("cpu"))
+    watch = Watch(opacus_run, partial(Comparison, opacus_run, examples, PER_EXAMPLE, None, 0))
     stack = ExitStack()
     stack.enter_context(
         watch.watching(lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds)

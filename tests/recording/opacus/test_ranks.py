@@ -33,7 +33,10 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     log = NormLog.open(tmp_path / "run")
     assert log.total_steps == len(first) == 8
     np.testing.assert_allclose(log.read(), first, rtol=1e-4)
-    assert log.caveats == ()
+    sharded = mode == "ghost_fsdp"  # no rank has the whole module, to repeat a step with
+    assert [caveat[:34] for caveat in log.caveats] == [
+        "not compared: the model is sharded"
+    ] * sharded
     assert failed(tmp_path / "run") == set()
     checks = {check.title: check.detail for check in verify(open_run(tmp_path / "run"))}
     assert checks["ranks"].startswith("2 ranks")
@@ -41,7 +44,7 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     n_parameters = 74
     assert noise.values == 8 * (n_parameters // 2 if mode == "ghost_fsdp" else n_parameters)
     assert noise.variance == pytest.approx(1, abs=6 * np.sqrt(2 / noise.values))
-    assert indpriv.account(log, delta=1e-5).claim == "exact"
+    assert indpriv.account(log, delta=1e-5).claim == ("estimate" if sharded else "exact")
     assert log.batch_norms.steps.tolist() == list(range(8))
     entries = log.batch_norms.read(0, log.n_examples)
     np.testing.assert_allclose(
