@@ -232,9 +232,9 @@ class Comparison:
         with self._careful("replay", "alone", "loss_function", kind="drawn"):
             if call.twin is None:
                 self._sums = None
-                text = "not compared: the model is sharded" if self._run.whole.is_sharded else ""
-                self.findings.add("replay", UNKNOWN, text or "not compared: no copy of the model")
-                self.findings.add("alone", UNKNOWN, text or "not compared: no copy of the model")
+                why = "the model is sharded" if self._run.whole.is_sharded else "it has no copy"
+                for key in ("replay", "alone", "loss_function"):
+                    self.findings.add(key, UNKNOWN, f"not compared: {why}")
                 return
             rule = self._run.optimizer
             transforms = rule.transforms() if isinstance(rule, AdaClip) else ()

@@ -78,7 +78,7 @@ def test_levels_and_filter_hold_on_all_ranks(mode, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("moment", "steps", "records"), [("between steps", 5, 2), ("in a pass", 6, 2)]
+    ("moment", "steps", "records"), [("between steps", 5, 2), ("in a comparison", 5, 2)]
 )
 def test_a_rank_that_dies_leaves_a_log_without_its_record(moment, steps, records, tmp_path):
     error, gone = launch(one_is_killed, tmp_path, tmp_path / "run", moment)
