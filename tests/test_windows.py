@@ -81,7 +81,8 @@ Path("run.json").write_text('{{"steps": 9, "noise_multiplier": 1.0, "max_grad_no
     '"sample_rate": 0.5, "sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}}')
 for words in ("--help", "convert norms.npz --run run.json --output-dir run", "verify run",
               "audit run --delta 1e-5", "gate run/audit --max-delta 1e-5", "model-card run/audit"):
-    assert run(words.split()) == 0, words
+    declared = words.startswith("verify")  # no recorder saw the training
+    assert run(words.split()) == (3 if declared else 0), words
 """
 
 

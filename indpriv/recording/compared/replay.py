@@ -62,6 +62,7 @@ class Replay:
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(secrets.randbits(128))
         self._last: tuple[Any, Any] | None = None  # arguments of the last call, for other rows
+        self._first: tuple[Call, Any, Any, list[Tensor]] | None = None  # call, rows, gradient
         self._kept: tuple[Any, Any, Tensor] | None = None  # outputs, targets, losses of the first
 
     def compare(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> list[Tensor]:
@@ -69,6 +70,7 @@ class Replay:
         with kept_random_state():
             self._gradients_of(one, batch, transforms)
             self._memory(one)
+            self._later(one, batch.max_grad_norm)
             self._loss_function(one)
             self._alone(one, batch.max_grad_norm)
             total = self._sum(one, batch)
@@ -194,6 +196,31 @@ class Replay:
         elif any(relative(*pair) > _SAME for pair in zip(*outputs, strict=True)):
             detail = "a forward pass depends on examples of an earlier one: the model keeps them"
             self.findings.add("replay", REFUTED, detail)
+
+    def _later(self, one: Call, max_grad_norm: float) -> None:
+        """Gradients of a few rows of the first call, asked again at the parameters of then."""
+        if self._first is None:
+            if any(t.ndim and len(t) != one.size for t in tensors_of((one.arguments, one.targets))):
+                return
+            arguments, targets = map_tensors(
+                (one.arguments, one.targets), lambda t: t[:_FEW] if t.ndim else t
+            )
+            kept = copy.copy(one)
+            kept.outputs, kept.gradients, kept.second, kept.inside = None, {}, {}, {}
+            weights = torch.ones(min(one.size, _FEW))
+            found = self._gradients(kept, weights, arguments, targets)
+            self._first = kept, arguments, targets, found
+            return
+        kept, arguments, targets, before = self._first
+        weights = torch.ones(min(kept.size, _FEW))
+        error = _distance(self._gradients(kept, weights, arguments, targets), before)
+        if error > _SAME * max(_distance(before), _SMALL * max_grad_norm):
+            detail = (
+                "the gradient of the same rows at the same parameters is another than at an "
+                "earlier step: something outside the module moves it (the step number, what "
+                "training saw?)"
+            )
+            self.findings.add("replay", UNKNOWN, detail)
 
     def _loss_function(self, one: Call) -> None:
         """Ask loss_fn for the same losses twice, and later again."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
 _OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
 _ASKED = 8  # epochs, the first ones, at which such a function is asked again
+_MADE = ("base_lrs", "gamma", "base_noise_multiplier", "base_max_grad_norm")
 _FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function")  # of torch and Opacus
 _CYCLED = frozenset(["momentum", "betas"])
 
@@ -26,6 +29,7 @@ class Settings:
         self._optimizer, self._public = optimizer, public
         self._last: dict[str, Any] | None = None
         self._asked: dict[int, dict[int, list[Any]]] = {}  # scheduler -> epoch -> its values
+        self._seen: dict[int, list[Any]] = {}  # scheduler -> what it was made with, its steps
         self._schedulers: list[Any] | None = None  # looked for at the first change
 
     def moved(self, step: int, setting: StepSetting) -> str:
@@ -50,29 +54,50 @@ class Settings:
                 return (
                     f"{name} is {values[0]!r} at step {step}, where the public law says {value!r}"
                 )
+        self._follow(step)
         changed = [name for name, value in now.items() if name not in said]
         changed = [name for name in changed if last.get(name, now[name]) != now[name]]
-        unexplained = [name for name in changed if not self._by_law(name, now[name])]
+        unexplained = [n for n in changed if not self._by_law(n, now[n], last.get(n), step)]
         if not unexplained:
             return ""
         return f"{', '.join(unexplained)} moved at step {step} by no law that the recorder saw"
 
-    def _by_law(self, name: str, now: Any) -> bool:
+    def _by_law(self, name: str, now: Any, last: Any, step: int) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
             return True  # the rule's own private release
         if self._schedulers is None:
             self._schedulers = self._found_schedulers()
+            self._follow(step)
         if name in ("noise_multiplier", "max_grad_norm"):
             kind = "Noise" if name == "noise_multiplier" else "GradClip"
-            laws = [one for one in self._schedulers if _is_of_opacus(one)]
-            return any(kind in type(one).__name__ and self._repeats(one) for one in laws)
+            laws = [s for s in self._schedulers if _is_of_opacus(s) and kind in type(s).__name__]
+            return any(_gives(s, last, now) and self._is_steady(s) for s in laws)
         laws = [one for one in self._schedulers if not _is_of_opacus(one)]
         if not laws or any(type(one).__name__ == "ReduceLROnPlateau" for one in laws):
             return False
         if name == "lr":
             mine = [one for one in laws if [_plain(v) for v in one._last_lr] == now]
-            return any(self._repeats(one) for one in mine)
-        return name in _OF_SCHEDULERS | _CYCLED
+            return any(self._is_steady(one) for one in mine)
+        cycles = any(type(one).__name__ in ("CyclicLR", "OneCycleLR") for one in laws)
+        return name in _OF_SCHEDULERS or (cycles and name in _CYCLED)
+
+    def _follow(self, step: int) -> None:
+        """Note when schedulers took a step, and what they were made with."""
+        for one in self._schedulers or ():
+            epoch, made = (
+                getattr(one, "last_epoch", None),
+                repr([getattr(one, n, 0) for n in _MADE]),
+            )
+            seen = self._seen.setdefault(id(one), [made, []])
+            seen[0] = made if seen[0] == made else ""
+            if not seen[1] or seen[1][-1][1] != epoch:
+                seen[1].append((step, epoch))
+
+    def _is_steady(self, scheduler: Any) -> bool:
+        """Whether it steps at one pace, as it was made, by functions that repeat."""
+        made, moves = self._seen[id(scheduler)]
+        paces = {b - a for (a, _), (b, _) in itertools.pairwise(moves)}
+        return bool(made) and len(paces) <= 1 and self._repeats(scheduler)
 
     def _repeats(self, scheduler: Any) -> bool:
         """Whether functions of the user's give the same when they are asked again, also later."""
@@ -104,6 +129,15 @@ def _is_scheduler(kind: type) -> bool:
         issubclass(kind, torch.optim.lr_scheduler.LRScheduler)
         or kind is torch.optim.lr_scheduler.ReduceLROnPlateau
     )
+
+
+def _gives(one: Any, last: float, now: float) -> bool:
+    """Whether a scheduler of Opacus makes this value of the last one."""
+    function = getattr(one, "noise_lambda", None) or getattr(one, "scheduler_function", None)
+    if function is None:
+        return math.isclose(now, last * getattr(one, "gamma", math.nan), rel_tol=1e-9)
+    base = getattr(one, "base_noise_multiplier", None) or getattr(one, "base_max_grad_norm", 0.0)
+    return math.isclose(now, base * function(one.last_epoch), rel_tol=1e-9)
 
 
 def _is_of_opacus(one: Any) -> bool:

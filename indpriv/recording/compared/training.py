@@ -11,6 +11,7 @@ comparison is a finding, "not compared".
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -40,6 +41,8 @@ from indpriv.recording.random_states import kept_random_state, random_state, set
 
 _HASH: Callable[[Tensor], Tensor] = getattr(torch, "hash_tensor", torch.sum)
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
+# Attributes of modules that torch and Opacus write.
+_OF_OPACUS = frozenset(["training", "activations", "max_batch_len", "ddp_hooks"])
 _SAME_STEP = 1e-6
 
 
@@ -82,7 +85,7 @@ class Comparison:
         self._divisor = 1.0
         self._state: Any = None  # after the last update or forward pass
         self._copy: Any = None  # of the inner optimizer, to repeat the step
-        self._begun = self._half = False
+        self._begun = self._half = self._passed = False
         self._setting: Any = None
         self.random_rows = False  # items of the data set are random
 
@@ -100,6 +103,8 @@ class Comparison:
         self._pre_hooks, self._last_hook = inner._optimizer_step_pre_hooks, handles[-1].id
         reduce = getattr(self._run.optimizer, "reduce_gradients", None)
         methods = {} if reduce is None else {"reduce_gradients": lambda: self._reduced(reduce)}
+        with self._careful("state"):
+            self._state = self._print()  # nothing may change before the first forward pass either
         try:
             with self._deliveries.watching(), replaced_methods(self._run.optimizer, **methods):
                 yield
@@ -133,13 +138,16 @@ class Comparison:
 
     def _entering(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._is_training():
+            self._passed = True
             return
         with self._careful(*_OF_A_BATCH):
             if not self._begun:
                 self._begun = True
                 self.budget.begin_step()
                 if self.budget.every:
-                    self._compare_state("between the last update and this forward pass")
+                    self._compare_state(
+                        "between the last update and this forward pass", between=True
+                    )
                 else:
                     self._state = None
             if any(call.gradients for call in self._calls):
@@ -363,6 +371,9 @@ class Comparison:
                 getattr(step, "__wrapped__", step)(self._copy)  # without hooks
                 off = max(_distance(mine, theirs) for mine, theirs in self._pairs(inner))
                 detail = "a copy of the inner optimizer made another step of the same gradient"
+                if not type(inner).__module__.startswith("torch.optim."):
+                    detail = "not compared: an optimizer of another library may read anything"
+                    off = math.inf
                 self.findings.compare("step", off <= _SAME_STEP, detail, UNKNOWN)
             self._copy = None
         self._deliveries.end_step()
@@ -371,15 +382,18 @@ class Comparison:
         if self.budget.every:
             with self._careful("state"):
                 self._state = self._print()
-        self._begun = False
+        self._begun = self._passed = False
         self._step += 1
         return self.findings.end_step()
 
-    def _compare_state(self, when: str, *, but_buffers: bool = False) -> None:
+    def _compare_state(
+        self, when: str, *, but_buffers: bool = False, between: bool = False
+    ) -> None:
         last, self._state = self._state, self._print()
         if last is not None:
-            detail = f"parameters, buffers or the optimizer's state changed {when}"
-            same = last[but_buffers:] == self._state[but_buffers:]
+            detail = f"parameters, buffers, attributes or the optimizer's state changed {when}"
+            end = None if between and not self._passed else -1  # a pass may count itself
+            same = last[but_buffers:end] == self._state[but_buffers:end]
             self.findings.compare("state", same, detail, UNKNOWN)
 
     @torch.no_grad()
@@ -389,7 +403,16 @@ class Comparison:
         leaves = torch.utils._pytree.tree_leaves([dict(one) for one in state.values()])
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         prints = [_print_of(part) for part in (module.buffers(), module.parameters(), tensors)]
-        return *prints, repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)])
+        # What a module remembers in attributes, which any other pass may change too.
+        held = [] if self._passed else [_attributes(part) for part in module.modules()]
+        return *prints, repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)]), held
+
+
+def _attributes(part: nn.Module) -> list[Any]:
+    """Numbers and tensors among a module's own attributes."""
+    own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k not in _OF_OPACUS}
+    plain = [(k, v) for k, v in own.items() if isinstance(v, int | float)]
+    return [plain, _print_of(t for v in own.values() for t in tensors_of(v))]
 
 
 def _print_of(tensors: Iterable[Tensor]) -> list[Any]:
