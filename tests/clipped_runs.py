@@ -49,15 +49,15 @@ def clipped_run(run, run_dir, epochs=1, physical=None, on_batch=lambda: None, **
         run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, individual_clipping=True, **options
     )
     steps, micro_batches, sums = [], [], []
-    plain = run.optimizer.add_noise
+    plain = run.optimizer.step_hook
 
-    def add_noise():
+    def hook(optimizer):  # the sum without noise is still there
         sums.append(
             torch.cat([p.summed_grad.flatten() for p in run.optimizer.params]).double().clone()
         )
-        plain()
+        plain(optimizer)
 
-    run.optimizer.add_noise = add_noise
+    run.optimizer.attach_step_hook(hook)
     run.model.train()
     with recorder.attach(run.model, run.optimizer, run.loader):
         for _ in range(epochs):

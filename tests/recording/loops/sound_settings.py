@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import lr_scheduler as rates
 
 from indpriv.recording import AdaClip, GradientCanaries, QuantileClipping, WhiteBox
-from recording.loops.harness import blobs, normal, sound
+from recording.loops.harness import blobs, normal, sound, told
 from recording.loops.parts import with_dropout
 
 OPTIMIZERS = {
@@ -221,6 +221,7 @@ class Signs(torch.optim.Optimizer):
                 p.sub_(mean.sign(), alpha=group["lr"])
 
 
-@sound("hooks ghost functorch")
+@told("update", "hooks ghost functorch")
 def optimizer_of_the_users_own(s):
+    """A copy of it makes the same step, whatever it reads outside of its state."""
     s.train(opt=Signs)
