@@ -55,9 +55,9 @@ class Examples:
         batches: Iterable[Any]
         if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
             index = slice(None) if positions is None else torch.as_tensor(positions)
-            # Clones: a forward pass may write into its inputs.
-            parts = (tensor[index].clone().split(batch_size) for tensor in self.dataset.tensors)
-            batches = map(list, zip(*parts, strict=True))
+            parts = (tensor[index].split(batch_size) for tensor in self.dataset.tensors)
+            # Clones, one batch after the other: a forward pass may write into its inputs.
+            batches = ([part.clone() for part in batch] for batch in zip(*parts, strict=True))
         else:
             whole = self.dataset
             dataset = whole if positions is None else Subset(whole, positions.tolist())

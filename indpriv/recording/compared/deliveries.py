@@ -105,13 +105,20 @@ class Deliveries:
         size = len(fed[0]) if fed and fed[0].ndim else 0
         if not self._waiting and (positions := expected(size)) is not None and size:
             batch = collated(self._examples, positions)  # a loop that reads the data set itself
-            read = Delivered(batch, positions, self._examples)
-            return (read, True) if read.holds(fed) else (None, False)
+            made = Delivered(batch, positions, self._examples)
+            return (made, True) if made.holds(fed) else (None, False)
         for number, one in enumerate(self._waiting):
             if len(one.ids) == size:
                 self._used = max(self._used, number)
                 return one, False
         return None, False
+
+    def skip(self, ids: IntArray) -> None:
+        """A step used these rows, and nothing of it is compared."""
+        for number, one in enumerate(self._waiting):
+            if np.array_equal(one.ids, ids):
+                self._used = max(self._used, number)
+                return
 
     def end_step(self) -> None:
         """Forget what was used, and what was read before it."""

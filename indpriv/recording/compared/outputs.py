@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from indpriv.recording.compared.deliveries import Delivered
-from indpriv.recording.norms.batches import LossFn, map_tensors, tensors_of
+from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import HALF
 
 # Relative to the largest entry; larger differences than rounding makes on any loop that was tried.
@@ -179,7 +179,7 @@ def relative(one: Tensor, other: Tensor) -> float:
     one, other = one.detach().double(), other.detach().double()
     difference, scale = float((one - other).abs().max()), float(other.abs().max())
     if math.isnan(difference):  # infinite or NaN on both sides alike
-        return 0.0 if bool(((one == other) | (one != one) & (other != other)).all()) else math.inf
+        return 0.0 if same_values(one, other) else math.inf
     return difference / scale if scale else difference
 
 

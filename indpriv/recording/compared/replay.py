@@ -27,6 +27,7 @@ from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Finding
 from indpriv.recording.compared.outputs import Call, relative
 from indpriv.recording.compared.still import Still
 from indpriv.recording.norms.batches import LossFn, call, check_losses, map_tensors, tensors_of
+from indpriv.recording.norms.model_checks import first_that_mixes
 from indpriv.recording.opacus.clipping_watch import STABILISER, ClippedBatch
 from indpriv.recording.random_states import kept_random_state, set_random_state
 
@@ -40,6 +41,7 @@ _FEW = 64  # rows, at most, by which it is seen whether a model remembers rows
 _SKIPPED = 0.5  # of the drawn steps after the first, at which that is not looked at
 _COMPANIONS = 4  # of a row that is also collated alone
 _NOTHING = 1e-6  # of max_grad_norm
+_ONE = torch.ones(())  # the weight of each row
 _SMALL = 1e-3  # of max_grad_norm: gradients below count as this long
 
 
@@ -67,17 +69,27 @@ class Replay:
 
     def compare(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> list[Tensor]:
         """Compare everything about one micro-batch; return the sum of its clipped gradients."""
+        # As Opacus left them: those that it clipped. Ghost mode has none.
+        samples = [] if self.is_ghost else [_flat(p) for p in self.parameters]
+        lengths = _row_norms(samples) if samples else batch.norms
         with kept_random_state():
-            self._gradients_of(one, batch, transforms)
+            if transforms:  # AdaClip leaves what it clips
+                plain = [g / k + m for g, (m, k) in zip(samples, transforms, strict=True)]
+                self._gradients_of(one, batch, plain, _row_norms(plain))
+            else:
+                self._gradients_of(one, batch, samples, lengths)
             self._memory(one)
             self._later(one, batch.max_grad_norm)
             self._loss_function(one)
             self._alone(one, batch.max_grad_norm)
-            total = self._sum(one, batch)
+            total = self._sum(one, batch, samples, lengths)
         self._last = one.arguments
         return total
 
-    def _gradients_of(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> None:
+    def _gradients_of(
+        self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor], lengths: Tensor
+    ) -> None:
+        """Compare the gradients (n, ...) of each row, of these lengths (n,), with a repetition."""
         size, norms = len(batch.norms), batch.norms.cpu().double()
         keep = torch.as_tensor(self._random.random(size) < 0.5)
         keep[int(self._random.integers(size))] = True
@@ -89,12 +101,8 @@ class Replay:
         weights = torch.as_tensor(self._random.standard_normal(size)) * keep * shares
         if self.is_ghost:
             return self._norms_of(one, batch, keep, swapped)
-        samples = [_flat(p) for p in self.parameters]
-        if transforms:  # AdaClip leaves what it clips
-            samples = [g / k + m for g, (m, k) in zip(samples, transforms, strict=True)]
-        theirs, lengths = _weighted(samples, weights), _row_norms(samples).cpu()
-        floor = _NOTHING * batch.max_grad_norm
-        scale = max(math.sqrt(float((weights * lengths).square().sum())), floor)
+        theirs, floor = _weighted(samples, weights), _NOTHING * batch.max_grad_norm
+        scale = max(math.sqrt(float((weights * lengths.cpu()).square().sum())), floor)
         tolerance = _SAME_HALF if self.is_half(one) else _SAME
         mine = self._gradients(one, weights, *swapped)
         error = _distance(mine, theirs) / scale
@@ -159,29 +167,18 @@ class Replay:
 
     def _first_that_mixes(self, one: Call, keep: Tensor, swapped: Any) -> str:
         """The first module whose output for a row that stayed changes with the other rows."""
-        seen = []
-        for arguments in (one.arguments, swapped[0]):
-            twin, found = self._twin(one), _Outputs()
-            for name, part in twin.named_modules():
-                part.register_forward_hook(partial(found.keep, name))
-            with torch.no_grad():
-                self._outputs(twin, one, arguments)
-            seen.append(found)
-        for (name, mine), (_, others) in zip(*seen, strict=False):
-            for a, b in zip(mine, others, strict=False):
-                rows = a.ndim and len(a) == len(keep) and a.shape == b.shape
-                if rows and relative(a[keep], b[keep]) > _SAME:
-                    return f"the module {name!r}" if name else "the model's own forward"
-        return "loss_fn"
+        twin = self._twin(one)
+        passes = (partial(self._outputs, twin, one, each) for each in (one.arguments, swapped[0]))
+        with torch.no_grad():
+            found = first_that_mixes(twin, passes, keep)
+        return "loss_fn" if found is None else "".join(found)
 
     def _memory(self, one: Call) -> None:
         """Outputs of the same rows after a pass over others, and after one over themselves."""
         swapped = self._swapped(one, torch.zeros(one.size, dtype=torch.bool))
         if swapped is None or (self._kept is not None and self._random.random() < _SKIPPED):
             return
-        mine, others = (
-            map_tensors(a, lambda t: t[:_FEW] if t.ndim else t) for a in (one.arguments, swapped[0])
-        )
+        mine, others = map(_few, (one.arguments, swapped[0]))
         outputs, buffers = [], []
         for arguments in (mine, others):
             twin = self._twin(one)
@@ -200,20 +197,16 @@ class Replay:
     def _later(self, one: Call, max_grad_norm: float) -> None:
         """Gradients of a few rows of the first call, asked again at the parameters of then."""
         if self._first is None:
-            if any(t.ndim and len(t) != one.size for t in tensors_of((one.arguments, one.targets))):
+            if not _has_rows(one):
                 return
-            arguments, targets = map_tensors(
-                (one.arguments, one.targets), lambda t: t[:_FEW] if t.ndim else t
-            )
+            arguments, targets = map(_few, (one.arguments, one.targets))
             kept = copy.copy(one)
             kept.outputs, kept.gradients, kept.second, kept.inside = None, {}, {}, {}
-            weights = torch.ones(min(one.size, _FEW))
-            found = self._gradients(kept, weights, arguments, targets)
+            found = self._gradients(kept, _ONE, arguments, targets)
             self._first = kept, arguments, targets, found
             return
         kept, arguments, targets, before = self._first
-        weights = torch.ones(min(kept.size, _FEW))
-        error = _distance(self._gradients(kept, weights, arguments, targets), before)
+        error = _distance(self._gradients(kept, _ONE, arguments, targets), before)
         if error > _SAME * max(_distance(before), _SMALL * max_grad_norm):
             detail = (
                 "the gradient of the same rows at the same parameters is another than at an "
@@ -293,19 +286,17 @@ class Replay:
         losses[0].backward()
         return self._taken(twin)
 
-    def _sum(self, one: Call, batch: ClippedBatch) -> list[Tensor]:
+    def _sum(
+        self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor], lengths: Tensor
+    ) -> list[Tensor]:
         """Sum of clipped gradients, by the norms that training clipped by."""
-        limits = batch.limits if batch.limits is not None else batch.max_grad_norm
-        factors = torch.as_tensor(limits / (batch.norms + STABILISER)).clamp(max=1.0)
         if self.is_ghost:
-            return self._gradients(one, factors, one.arguments, one.targets)
-        samples = [_flat(p) for p in self.parameters]
+            return self._gradients(one, batch.factors, one.arguments, one.targets)
         if batch.each is None:
-            own = _row_norms(samples).to(batch.norms)
-            small = _SMALL * batch.max_grad_norm
+            own, small = lengths.to(batch.norms), _SMALL * batch.max_grad_norm
             if bool((batch.norms + small < own * (1 - _TOO_SHORT)).any()):
                 self.findings.add("replay", REFUTED, "gradients were clipped by too small norms")
-            return _weighted(samples, factors)
+            return _weighted(samples, batch.factors)
         return [
             torch.einsum("i,i...", (c / (_row_norms([g]) + STABILISER)).clamp(max=1).to(g), g)
             for g, c in zip(samples, batch.each, strict=True)
@@ -359,7 +350,7 @@ class Replay:
         None if a tensor of them has another number of rows than the batch.
         """
         size, own = len(keep), (one.arguments, one.targets)
-        if any(t.ndim and len(t) != size for t in tensors_of(own)) or size < 2:
+        if size < 2 or not _has_rows(one):
             return None
         other = torch.as_tensor(self._random.integers(0, size, size))
         pool = tensors_of(self._last) if self._last is not None else []
@@ -384,13 +375,6 @@ class Replay:
     def is_half(self, one: Call) -> bool:
         """Whether arithmetic is of half precision."""
         return one.is_half or any(torch.finfo(p.dtype).bits < 32 for p in self.parameters)
-
-
-class _Outputs(list[tuple[str, list[Tensor]]]):
-    """Outputs of the modules of a model, in the order in which they are done."""
-
-    def keep(self, name: str, part: nn.Module, arguments: Any, outputs: Any) -> None:
-        self.append((name, tensors_of(outputs)))
 
 
 def sum_differs(
@@ -424,11 +408,22 @@ def _row_norms(samples: Sequence[Tensor]) -> Tensor:
 
 def _distance(one: Sequence[Tensor], other: Sequence[Tensor] | None = None) -> float:
     """Euclidean distance of two lists of tensors, or the length of one."""
-    others = other if other is not None else [torch.zeros_like(t) for t in one]
-    squares = [
-        float((a.double() - b.double()).square().sum()) for a, b in zip(one, others, strict=True)
-    ]
+    found = [a.double() for a in one]
+    if other is not None:
+        found = [a - b.double() for a, b in zip(found, other, strict=True)]
+    squares = [float(a.square().sum()) for a in found]
     return math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else math.inf
+
+
+def _has_rows(one: Call) -> bool:
+    """Whether every tensor of inputs and targets has a row for each example."""
+    fed = tensors_of((one.arguments, one.targets))
+    return all(not t.ndim or len(t) == one.size for t in fed)
+
+
+def _few(value: Any) -> Any:
+    """The first rows of every tensor."""
+    return map_tensors(value, lambda t: t[:_FEW] if t.ndim else t)
 
 
 def _fresh(loss_fn: LossFn) -> LossFn:

@@ -28,13 +28,13 @@ from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import AdaClip
 from indpriv.recording.compared.deliveries import Deliveries
 from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Budget, Findings
-from indpriv.recording.compared.outputs import Call, LossComparison
+from indpriv.recording.compared.outputs import Call, LossComparison, relative
 from indpriv.recording.compared.replay import Replay, sum_differs
 from indpriv.recording.compared.settings import PublicSettings, Settings
 from indpriv.recording.data_passes import Examples
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import autocast_now, make_shadow
-from indpriv.recording.opacus.clipping_watch import STABILISER, ClippedBatch, replaced_methods
+from indpriv.recording.opacus.clipping_watch import ClippedBatch, replaced_methods
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.whole_model import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
@@ -61,7 +61,7 @@ class Comparison:
         """Prepare; expected: positions of the next rows to train on, given their number."""
         self.findings = Findings()
         self.budget = Budget(next(run.module.parameters()).device.type)
-        self._run, self._examples, self._expected = run, examples, expected
+        self._run, self._expected = run, expected
         self._deliveries = Deliveries(run.batch_sampler, examples)
         self._loss = LossComparison(loss_fn)
         self._settings = Settings(run.optimizer, public_settings)
@@ -195,6 +195,8 @@ class Comparison:
         calls = [call for call in self._calls if call.gradients or call.inside]
         self._calls.clear()
         self._size += len(batch.norms)
+        if not self.budget.every and batch.positions is not None:
+            self._deliveries.skip(batch.positions)  # or batches that are not compared pile up
         if not self.budget.every or not len(batch.norms):
             return
         with self._careful(*_OF_A_BATCH):
@@ -211,10 +213,7 @@ class Comparison:
                 return
             call = calls[0]
             self._compare_fed(call, batch)
-            factors = None
-            if self._run.is_ghost:
-                limits = batch.max_grad_norm if batch.limits is None else batch.limits
-                factors = torch.as_tensor(limits / (batch.norms + STABILISER)).clamp(max=1.0)
+            factors = batch.factors if self._run.is_ghost else None
             if [t._version for t in tensors_of(call.outputs)] != call.versions:
                 self.findings.add("loss", UNKNOWN, "not compared: outputs were changed in place")
             else:
@@ -369,8 +368,9 @@ class Comparison:
                 set_random_state(self._random)
                 step = type(self._copy).step
                 getattr(step, "__wrapped__", step)(self._copy)  # without hooks
-                off = max(_distance(mine, theirs) for mine, theirs in self._pairs(inner))
-                detail = "a copy of the inner optimizer made another step of the same gradient"
+                pairs = [tuple(map(local, pair)) for pair in self._pairs(inner)]
+                off = max(max(relative(a, b), relative(b, a)) for a, b in pairs)
+                detail = "a copy of the inner optimizer made other parameters of the same gradient"
                 if not type(inner).__module__.startswith("torch.optim."):
                     detail = "not compared: an optimizer of another library may read anything"
                     off = math.inf
@@ -433,9 +433,3 @@ def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return len(one) == len(other) and all(
         same_values(a, b) for a, b in zip(one, other, strict=True)
     )
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    one, other = local(one.detach()).double(), local(other.detach()).double()
-    scale = max(float(other.abs().max()), 1e-12) if other.numel() else 1.0
-    return float((one - other).abs().max()) / scale if other.numel() else 0.0

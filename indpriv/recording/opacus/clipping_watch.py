@@ -78,6 +78,12 @@ class ClippedBatch:
     limits: Tensor | None = None
     each: tuple[float, ...] | None = None
 
+    @property
+    def factors(self) -> Tensor:
+        """(n,) clip factors, where gradients are clipped as a whole."""
+        limits = self.max_grad_norm if self.limits is None else self.limits
+        return torch.as_tensor(limits / (self.norms + STABILISER)).clamp(max=1.0)
+
 
 @contextmanager
 def clipping_watched(

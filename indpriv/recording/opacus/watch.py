@@ -167,15 +167,10 @@ class Watch:
         self._noise.before()
         state = _state_of(run.noise_generator)
         add_noise()
-        randomness = self.tally.counts.randomness
-        drew = (
-            run.optimizer.secure_mode
-            or not run.noise_std
-            or not run.whole.adds_noise(run.optimizer)
-        )
-        randomness.unmoved = (randomness.unmoved or 0) + (
-            not drew and state is not None and state == _state_of(run.noise_generator)
-        )
+        randomness, optimizer = self.tally.counts.randomness, run.optimizer
+        draws = run.noise_std and run.whole.adds_noise(optimizer) and not optimizer.secure_mode
+        still = state is not None and state == _state_of(run.noise_generator)
+        randomness.unmoved = (randomness.unmoved or 0) + bool(draws and still)
         randomness.guessable_seed |= run.guessable_seed
         # Now, since another step hook may change settings before it calls ours.
         self._noised, self.limits = run.setting(), run.limits
