@@ -227,7 +227,10 @@ class Comparison:
     def _compare_fed(self, call: Call, batch: ClippedBatch) -> None:
         ids = call.loaded.ids
         if batch.positions is None or not np.array_equal(ids, batch.positions):
-            detail = "a step trained on other rows than those that were drawn for it"
+            detail = (
+                "a step trained on other rows than the next that were drawn (was the attached "
+                "loader also read for something else, or its iterator made before attaching?)"
+            )
             self.findings.add("fed", REFUTED, detail)
         elif len(np.unique(ids)) < len(ids):
             self.findings.add("fed", REFUTED, "a row was drawn twice into one batch")
@@ -273,7 +276,10 @@ class Comparison:
         set_random_state(state)
         again += [tensors_of(call.loaded.read_again()) for _ in range(2)]
         if not _equal(again[0], again[1]):
-            detail = "items of the data set change as they are read: it remembers what it gave"
+            detail = (
+                "items of the data set differ when they are read again from the same random state: "
+                "it keeps what it read, or draws from a generator of its own"
+            )
             self.findings.add("rows", REFUTED, detail)
         elif not _equal(again[0], again[2]):
             self.random_rows = True

@@ -206,26 +206,24 @@ def seed_set_in_each_step(s):
             s.step(x, y)
 
 
-@broken("source", "hooks ghost", rare=True)
-def seed_set_once_an_epoch(s):
+def seeded_each_epoch(s, seed):
     torch.seed()
     s.make(private=False)
     with s.recorded():
         for epoch in range(2):
-            torch.manual_seed(1000 + epoch)
+            torch.manual_seed(seed(epoch))
             for x, y in s.loader:
                 s.step(x, y)
+
+
+@broken("source", "hooks ghost", rare=True)
+def seed_set_once_an_epoch(s):
+    seeded_each_epoch(s, lambda epoch: 1000 + epoch)
 
 
 @broken("source", "hooks ghost", expect="unsupported", rare=True)
 def seed_of_the_clock_while_training(s):
-    torch.seed()
-    s.make(private=False)
-    with s.recorded():
-        for epoch in range(2):
-            torch.manual_seed(time.time_ns() + epoch)
-            for x, y in s.loader:
-                s.step(x, y)
+    seeded_each_epoch(s, lambda epoch: time.time_ns() + epoch)
 
 
 @broken("source", "hooks functorch", rare=True)

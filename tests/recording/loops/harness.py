@@ -18,7 +18,6 @@ example more or fewer changes neither Opacus's rate nor its divisor (a report re
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -237,9 +236,7 @@ class Scene:
         self, loss: Any = ce, *, autocast: bool = False, **options: Any
     ) -> Iterator[Recorder]:
         """Record while the block trains, the whole run dir a new one."""
-        known = inspect.signature(Recorder).parameters  # unpack= is to come
-        options = {"every": 1} | {k: v for k, v in options.items() if k in known}
-        options.setdefault("dataset", self.data)
+        options = {"every": 1, "dataset": self.data} | options
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
             recorder = Recorder(self.run_dir, loss_fn=loss, **options)
         with recorder.attach(self.model, self.optimizer, self.loader):
