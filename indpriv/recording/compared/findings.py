@@ -15,6 +15,7 @@ from indpriv.norm_log.session_counts import ComparedTraining, Found
 
 EQUAL, UNKNOWN, REFUTED = range(3)
 _ALL, _EVERY = 0.05, 0.03  # shares of training's time: of all comparisons, of those of every step
+_ROOM = 0.9  # of that part, so that chance does not exceed it
 _FREE = 1.0  # seconds that comparisons may take however short training is
 _FIRST = 3  # steps that are repeated in any case
 _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")  # of a page
@@ -82,7 +83,7 @@ class Budget:
         self._clock = time.process_time if device == "cpu" else time.perf_counter
         self.every = self.drawn = True
         self._spent = {"every": 0.0, "drawn": 0.0}
-        self._steps = self._n_drawn = 0
+        self._steps = self._n_drawn = self._n_every = 0
         self._trained, self._since = 0.0, self._clock()
         self._inside = False
         self._coins = secrets.SystemRandom()
@@ -110,11 +111,18 @@ class Budget:
         self._trained += self._clock() - self._since
         self._steps += 1
         self._n_drawn += self.drawn
+        self._n_every += self.every
         spent, each = self._spent, self._spent["drawn"] / self._n_drawn
-        self.every = spent["every"] <= max(_EVERY / _ALL * _FREE, _EVERY * self._trained)
+        self.every = spent["every"] <= _EVERY / _ALL * _FREE or self._coins.random() < self._thin()
         total = spent["every"] + spent["drawn"] + each
         rate = (_ALL * self._trained - spent["every"]) / (self._steps * max(each, 1e-9))
         rate = _RATES[1] if total <= _FREE else min(max(rate, _RATES[0]), _RATES[1])
         fits = total <= max(_FREE, _ALL * self._trained) and self._coins.random() < rate
         self.drawn = self._steps < _FIRST or fits
         self.every |= self.drawn
+
+    def _thin(self) -> float:
+        """Share of the steps whose comparisons fit into their part; less while it is overspent."""
+        allowed, spent = _ROOM * _EVERY * self._trained, max(self._spent["every"], 1e-9)
+        fair = allowed / self._steps / (spent / self._n_every)
+        return fair * min(max(4 - 3 * spent / max(allowed, 1e-9), _RATES[0]), 1.0)
