@@ -20,18 +20,15 @@ _DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Leave the generators of torch, numpy and Python as they were, for training's sake."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # transforms may use them
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
 
 
 def random_state() -> tuple[Any, ...]:
-    """States of the generators that a forward pass may draw from."""
+    """States of the generators that a forward pass, or a transform, may draw from."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
 
@@ -100,7 +97,9 @@ def generator_of(given: torch.Generator | None, device: torch.device) -> torch.G
         return given
     if device.type == "cpu":
         return torch.default_generator
-    return torch.cuda.default_generators[device.index or 0]
+    return torch.cuda.default_generators[
+        torch.cuda.current_device() if device.index is None else device.index
+    ]
 
 
 def is_guessable(generator: torch.Generator | None) -> bool:

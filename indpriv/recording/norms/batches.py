@@ -111,9 +111,8 @@ def same_values(one: Tensor, other: Tensor) -> bool:
 
 def first_tensor(value: Any) -> Tensor:
     """The first tensor in nested containers; its length is the batch size."""
-    for leaf in torch.utils._pytree.tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            return leaf
+    if found := tensors_of(value):
+        return found[0]
     raise InputError(
         f"a batch of type {type(value).__name__} contains no tensor; "
         "the data set must return (inputs, targets), or a dict"

@@ -18,7 +18,15 @@ from indpriv.errors import InputError
 from indpriv.recording.compared.still import Still
 from indpriv.recording.norms.autograd_check import TINY
 from indpriv.recording.norms.backends import training_backend
-from indpriv.recording.norms.batches import FAULTS, Batch, call, check_losses, described, tensors_of
+from indpriv.recording.norms.batches import (
+    FAULTS,
+    Batch,
+    call,
+    check_losses,
+    described,
+    first_tensor,
+    tensors_of,
+)
 from indpriv.recording.norms.hindrance import hindrance, how_to_call, known_fault, named
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
 from indpriv.recording.norms.variant import Variant
@@ -197,7 +205,7 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
                 f"positions by the longest text in the batch, {_LEAK}; use num_heads=1, or "
                 "nn.Linear layers and nn.functional.scaled_dot_product_attention"
             )
-    size = min(_PROBED, len(tensors_of(inputs)[0]) // 2)
+    size = min(_PROBED, len(first_tensor(inputs)) // 2)
     if not size:
         return
     parts = [Batch(inputs, ()).rows(start, start + size).inputs for start in (0, size)]
