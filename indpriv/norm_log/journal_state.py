@@ -21,6 +21,7 @@ from indpriv.norm_log.evidence import (
     COMPARISONS,
     FAILED,
     NOT_CHECKED,
+    RANDOM_NUMBERS,
     SEEDED,
     Check,
 )
@@ -206,7 +207,8 @@ class LogState:
 
 def _is_doubt(check: Check) -> bool:
     """Whether the account may not be of the training: an exact one was compared with it."""
-    compared = check.key in COMPARISONS and not ASSUMPTIONS[check.key].optional
+    compared = check.key in (*COMPARISONS, RANDOM_NUMBERS.key)
+    compared &= not ASSUMPTIONS[check.key].optional
     return check.status == FAILED or (compared and check.status == NOT_CHECKED)
 
 

@@ -142,11 +142,13 @@ class RandomnessCounts:
     """What was seen of random numbers.
 
     Attributes:
-        guessable_seed: noise or batches came from a generator with a chosen or default seed.
+        guessable_seed: noise or batches came from a generator with a chosen or default seed, or
+            with one that was set while training.
         unmoved: steps whose noise was not drawn from the optimizer's generator.
         source: what draws noise and batches, in words; both None in older logs.
         first_draw: fingerprint of the random state of the first draw; empty if it is not known.
         repeated_draws: draws of noise or of a batch from a random state that was drawn from before.
+        moved: draws before which something else had drawn from their generator.
     """
 
     guessable_seed: bool = False
@@ -154,6 +156,7 @@ class RandomnessCounts:
     source: str | None = None
     first_draw: str = ""
     repeated_draws: int = 0
+    moved: int = 0
 
 
 @dataclass(frozen=True)

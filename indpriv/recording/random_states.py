@@ -121,6 +121,33 @@ def fingerprint_of_state(state: bytes, run_id: str) -> str:
     )
 
 
+class LeftStates:
+    """The states in which draws of noise and batches left their generators."""
+
+    def __init__(self) -> None:
+        self._left: dict[torch.Generator, torch.Tensor] = {}
+
+    def moved(self, generator: torch.Generator | None, *, new_epoch: bool = False) -> bool:
+        """Whether something else drew from a generator since; everything does from torch's own.
+
+        new_epoch: a DataLoader has drawn the seed of its workers from it once.
+        """
+        left = None if generator is None else self._left.get(generator)
+        if generator is None or left is None or torch.equal(left, generator.get_state()):
+            return False
+        if not new_epoch:
+            return True
+        expected = torch.Generator(generator.device)
+        expected.set_state(left)
+        torch.empty((), dtype=torch.int64).random_(generator=expected)
+        return not torch.equal(expected.get_state(), generator.get_state())
+
+    def leave(self, generator: torch.Generator | None) -> None:
+        """A draw is over."""
+        if generator is not None and generator is not generator_of(None, generator.device):
+            self._left[generator] = generator.get_state()
+
+
 class SeenStates:
     """The states in which draws have left one generator; about 100 bytes of memory each."""
 

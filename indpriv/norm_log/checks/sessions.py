@@ -168,14 +168,23 @@ def _random_numbers(counts: RandomnessCounts, *, seeded: bool) -> list[Check]:
         found.append(
             SEEDS.failed(
                 "noise or batches come from a generator with a chosen seed, such as "
-                "torch.manual_seed(0) gives, or from torch's default one: anyone who guesses the "
-                "seed can regenerate them, and then no epsilon holds; pass "
+                "torch.manual_seed(0) gives, from torch's default one, or from one that was seeded "
+                "while training: anyone who guesses the seed can regenerate them, and then no "
+                "epsilon holds; pass "
                 "noise_generator=indpriv.recording.private_generator() to make_private, and one "
                 "as the DataLoader's generator="
             )
         )
     else:
         found.append(SEEDS.not_checked(counts.source or "its seed was not seen to be chosen"))
+    if moved := counts.moved:
+        found.append(
+            RANDOM_NUMBERS.not_checked(
+                f"before {moved} draws of noise or of a batch something else had drawn from their "
+                "generator, or set its state: whoever looks at the next numbers can choose those "
+                "that suit; give noise and batches a private_generator() that nothing else uses"
+            )
+        )
     if repeated := counts.repeated_draws:
         found.append(
             RANDOM_NUMBERS.failed(

@@ -115,7 +115,7 @@ class LossComparison:
         clip: (size,) factors by which ghost mode weights its second backward.
         """
         outputs = tensors_of(call.outputs)
-        wanted = self._gradients(call)
+        _, wanted = output_gradients(self.loss_fn, call.outputs, call.targets)
         inside = any(outputs[k].ndim == 0 for k in call.gradients)
         found = call.inside if inside else call.gradients
         scale = float(size) if is_mean else 1.0
@@ -142,22 +142,6 @@ class LossComparison:
                     return f"in ghost mode's second backward pass gradients differ by {error:.2g}"
         return ""
 
-    def _gradients(self, call: Call) -> dict[int, Tensor]:
-        """Gradients of the summed losses at the same outputs, by number of the tensor."""
-        leaves = [
-            tensor.clone().requires_grad_(tensor.is_floating_point())
-            for tensor in tensors_of(call.outputs)
-        ]
-        following = iter(leaves)
-        outputs = map_tensors(call.outputs, lambda _: next(following))
-        with torch.enable_grad():
-            losses = self.loss_fn(outputs, call.targets)
-            floats = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
-            given = torch.autograd.grad(
-                losses.sum(), [leaves[k] for k in floats], allow_unused=True
-            )
-        return {k: grad for k, grad in zip(floats, given, strict=True) if grad is not None}
-
     def _moved(self, factor: float, tolerance: float) -> str:
         least, most = self.factors or (factor, factor)
         self.factors = min(least, factor), max(most, factor)
@@ -168,6 +152,23 @@ class LossComparison:
             f"from {self.factors[0]:.4g} to {self.factors[1]:.4g} (a mean over weights of the "
             "batch, a scale or a step that depends on it?)"
         )
+
+
+def output_gradients(
+    loss_fn: LossFn, outputs: Any, targets: Any
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Losses, and gradients of their sum at these outputs, by number of the tensor."""
+    leaves = [
+        tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors_of(outputs)
+    ]
+    following = iter(leaves)
+    alike = map_tensors(outputs, lambda _: next(following))
+    with torch.enable_grad():
+        losses = loss_fn(alike, targets)
+        floats = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
+        given = torch.autograd.grad(losses.sum(), [leaves[k] for k in floats], allow_unused=True)
+    found = {k: grad for k, grad in zip(floats, given, strict=True) if grad is not None}
+    return losses.detach(), found
 
 
 def relative(one: Tensor, other: Tensor) -> float:

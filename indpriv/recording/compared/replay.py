@@ -13,6 +13,7 @@ import math
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from torch.utils.data import default_collate
 
 from indpriv.recording.compared.deliveries import collated, read
 from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Findings
-from indpriv.recording.compared.outputs import Call, relative
+from indpriv.recording.compared.outputs import Call, output_gradients, relative
 from indpriv.recording.compared.still import Still
 from indpriv.recording.norms.batches import LossFn, call, check_losses, map_tensors, tensors_of
 from indpriv.recording.norms.model_checks import first_that_mixes
@@ -38,8 +39,11 @@ _NORMS, _NORMS_HALF = 1e-3, 0.06  # ghost mode's, of one row
 _TOO_SHORT = 0.02  # sums in float32 fall short by less; half precision too
 _ROWS = 4  # whose norms are taken one by one in ghost mode
 _FEW = 64  # rows, at most, by which it is seen whether a model remembers rows
-_SKIPPED = 0.5  # of the drawn steps after the first, at which that is not looked at
+_SKIPPED = 0.5  # of the drawn steps after the first, at which outliers are looked at instead
 _COMPANIONS = 4  # of a row that is also collated alone
+_VALUES = 3  # different ones, by which a row of whole numbers is known again
+_SAME_ROW = 1e-9
+_EXTREME = 30.0  # times as large as they are, some inputs stand for outliers
 _NOTHING = 1e-6  # of max_grad_norm
 _ONE = torch.ones(())  # the weight of each row
 _SMALL = 1e-3  # of max_grad_norm: gradients below count as this long
@@ -65,7 +69,7 @@ class Replay:
         self._random = np.random.default_rng(secrets.randbits(128))
         self._last: tuple[Any, Any] | None = None  # arguments of the last call, for other rows
         self._first: tuple[Call, Any, Any, list[Tensor]] | None = None  # call, rows, gradient
-        self._kept: tuple[Any, Any, Tensor] | None = None  # outputs, targets, losses of the first
+        self._kept: tuple[Any, list[Tensor]] | None = None  # of the first: what was asked, losses
 
     def compare(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> list[Tensor]:
         """Compare everything about one micro-batch; return the sum of its clipped gradients."""
@@ -78,7 +82,10 @@ class Replay:
                 self._gradients_of(one, batch, plain, _row_norms(plain))
             else:
                 self._gradients_of(one, batch, samples, lengths)
-            self._memory(one)
+            if self._kept is not None and self._random.random() < _SKIPPED:
+                self._outliers(one)
+            else:
+                self._memory(one)
             self._later(one, batch.max_grad_norm)
             self._loss_function(one)
             self._alone(one, batch.max_grad_norm)
@@ -176,7 +183,7 @@ class Replay:
     def _memory(self, one: Call) -> None:
         """Outputs of the same rows after a pass over others, and after one over themselves."""
         swapped = self._swapped(one, torch.zeros(one.size, dtype=torch.bool))
-        if swapped is None or (self._kept is not None and self._random.random() < _SKIPPED):
+        if swapped is None:
             return
         mine, others = map(_few, (one.arguments, swapped[0]))
         outputs, buffers = [], []
@@ -193,6 +200,28 @@ class Replay:
         elif any(relative(*pair) > _SAME for pair in zip(*outputs, strict=True)):
             detail = "a forward pass depends on examples of an earlier one: the model keeps them"
             self.findings.add("replay", REFUTED, detail)
+
+    def _outliers(self, one: Call) -> None:
+        """Outputs beside rows that are far larger, which few batches hold."""
+        keep = torch.as_tensor(self._random.random(one.size) < 0.5)
+        if not _has_rows(one) or not bool(keep.any()):
+            return
+        factors = torch.where(keep, 1.0, _EXTREME)
+
+        def grown(t: Tensor) -> Tensor:
+            each = factors.view(-1, *[1] * (t.ndim - 1)).to(t) if t.ndim else 1
+            return t * each if t.is_floating_point() else t
+
+        tolerance, found = _SAME_HALF if self.is_half(one) else _SAME, list[Tensor]()
+        with suppress(Exception), torch.no_grad():  # a model need not take such rows
+            others = map_tensors(one.arguments, grown)
+            found = tensors_of(self._outputs(self._twin(one), one, others))
+        rows = [pair for pair in zip(found, tensors_of(one.outputs), strict=False) if pair[0].ndim]
+        rows = [(a[keep], b[keep]) for a, b in rows if len(a) == len(b) == one.size]
+        if any(relative(*pair) > tolerance for pair in rows) and self._repeats(one):
+            where = self._first_that_mixes(one, keep, (others, None))
+            detail = f"outputs of the same rows beside far larger ones differ; first in {where}"
+            self.findings.add("replay", REFUTED, f"training mixes examples: {detail}")
 
     def _later(self, one: Call, max_grad_norm: float) -> None:
         """Gradients of a few rows of the first call, asked again at the parameters of then."""
@@ -218,25 +247,21 @@ class Replay:
     def _loss_function(self, one: Call) -> None:
         """Ask loss_fn for the same losses twice, and later again."""
         loss_fn, targets = _fresh(self.loss_fn), one.targets
-        with torch.no_grad():
-            losses = []
-            for _ in range(2):
-                set_random_state(one.random_state)
-                losses.append(loss_fn(one.outputs, targets))
-            if relative(*losses) > _SAME:
-                detail = "loss_fn gives other losses when it is asked again: it keeps examples"
-                return self.findings.add("loss_function", REFUTED, detail)
-            self.findings.add("loss_function", EQUAL)
-            if self._kept is None:
-                self._kept = one.outputs, targets, losses[0]
-                return
-            outputs, old_targets, before = self._kept
-            if relative(loss_fn(outputs, old_targets), before) > _SAME:
-                detail = (
-                    "loss_fn gives other losses than at an earlier step for the same outputs: what "
-                    "moves it (the step number, what training saw?) is not known"
-                )
-                self.findings.add("loss_function", UNKNOWN, detail)
+        losses = [_asked(loss_fn, one.outputs, targets, one.random_state) for _ in range(2)]
+        if _differ(*losses):
+            detail = "loss_fn gives other losses when it is asked again: it keeps examples"
+            return self.findings.add("loss_function", REFUTED, detail)
+        self.findings.add("loss_function", EQUAL)
+        if self._kept is None:
+            self._kept = (one.outputs, targets, one.random_state), losses[0]
+            return
+        first, before = self._kept
+        if _differ(_asked(loss_fn, *first), before):
+            detail = (
+                "loss_fn gives other losses than at an earlier step for the same outputs: what "
+                "moves it (the step number, what training saw?) is not known"
+            )
+            self.findings.add("loss_function", UNKNOWN, detail)
 
     def _alone(self, one: Call, max_grad_norm: float) -> None:
         """A row that is collated alone, and beside others; randomness is held still."""
@@ -249,9 +274,10 @@ class Replay:
             set_random_state(one.random_state)
             if number == 2:  # for what does not hold still
                 torch.rand(1), np.random.rand(), random.random()
-            with Still():
+            with Still() as still:
                 inputs, targets = examples.on_device(examples.unpacked(batch()))
-                gradients.append(self._first_row(one, map_tensors(inputs, cast), targets))
+                gradients.append(self._first_row(one, map_tensors(inputs, cast), targets, still))
+        self._stored(one, still.foreign)
         alone, among, again = gradients
         scale = max(_distance(among), _SMALL * max_grad_norm)
         if _distance(alone, again) > _ALONE * scale:
@@ -279,12 +305,34 @@ class Replay:
         chosen = [items[k] for k in order]
         return [partial(collate, rows) for rows in (chosen[:1], chosen, chosen[:1])]
 
-    def _first_row(self, one: Call, inputs: Any, targets: Any) -> list[Tensor]:
-        twin = self._twin(one)
-        with torch.enable_grad(), one.precision():
-            losses = check_losses(_fresh(self.loss_fn)(call(twin, inputs), targets), targets)
+    def _first_row(self, one: Call, inputs: Any, targets: Any, still: Still) -> list[Tensor]:
+        twin, loss_fn = self._twin(one), _fresh(self.loss_fn)
+        own = [p for p in twin.parameters() if p.requires_grad]
+        given = tensors_of((inputs, targets))
+        with torch.enable_grad(), one.precision(), still.reading([*own, *given]):
+            losses = check_losses(loss_fn(call(twin, inputs), targets), targets)
         losses[0].backward()
         return self._taken(twin)
+
+    def _stored(self, one: Call, foreign: Sequence[Tensor]) -> None:
+        """Whether model or loss read rows of the data set that they keep, in whatever place."""
+        fed = tensors_of((one.arguments, one.targets))
+        rows = [t.flatten(1) for t in fed if t.ndim > 1 and not t.is_complex()]
+        for kept in foreign:
+            if kept.is_complex() or kept.layout is not torch.strided:
+                continue
+            if any(_share(row, kept) for row in rows):
+                detail = (
+                    f"model or loss read a tensor of shape {tuple(kept.shape)} that holds rows of "
+                    "the data set: what they make of one example depends on the others there"
+                )
+                return self.findings.add("replay", REFUTED, detail)
+            if len(one.loaded.examples) in kept.shape:
+                detail = (
+                    f"model or loss read a tensor of shape {tuple(kept.shape)}, which may hold "
+                    "something of each example of the data set"
+                )
+                self.findings.add("replay", UNKNOWN, detail)
 
     def _sum(
         self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor], lengths: Tensor
@@ -388,8 +436,38 @@ def sum_differs(
     return f"the sum of a step's gradients is off by {error:.2g} of max_grad_norm before the noise"
 
 
+def _asked(loss_fn: LossFn, outputs: Any, targets: Any, state: Any) -> list[Tensor]:
+    """Losses, and their gradients at the outputs, which no large constant hides."""
+    set_random_state(state)
+    losses, gradients = output_gradients(loss_fn, outputs, targets)
+    return [losses, *gradients.values()]
+
+
+def _differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return any(relative(*pair) > _SAME for pair in zip(one, other, strict=True))
+
+
 def _weighted(samples: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
     return [torch.einsum("i,i...", weights.to(g), g) for g in samples]
+
+
+def _share(rows: Tensor, kept: Tensor) -> bool:
+    """Whether two rows (n, d) or more of a batch stand in a tensor, with numbers that tell."""
+    size = rows.shape[1]
+    ends = [math.prod(kept.shape[k:]) for k in range(kept.ndim)]
+    if size not in ends or not kept.numel():
+        return False
+    rows = rows.double().unique(dim=0)
+    telling = (rows != rows.round()).any(1)
+    telling |= (rows.sort(1).values.diff(dim=1) != 0).sum(1) >= _VALUES - 1
+    weights = torch.rand(size, dtype=torch.float64, device=rows.device)
+    mine, theirs = (
+        rows[telling] @ weights,
+        (kept.reshape(-1, size).double() @ weights).sort().values,
+    )
+    places = torch.searchsorted(theirs, mine)
+    near = torch.stack([theirs[(places - k).clamp(0, len(theirs) - 1)] for k in (0, 1)])
+    return int(((near - mine).abs().amin(0) <= _SAME_ROW * mine.abs()).sum()) > 1
 
 
 def _as_type(kind: torch.dtype | None, tensor: Tensor) -> Tensor:

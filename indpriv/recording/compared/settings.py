@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from indpriv.recording.clipping.rules import ClippingRule
 PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
 _OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
-_ASKED = 8  # epochs, the first ones, at which such a function is asked again
+_AHEAD = 512  # numbers of steps or epochs at which a law is asked before training gets there
 _MADE = ("base_lrs", "gamma", "base_noise_multiplier", "base_max_grad_norm")
 _FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function")  # of torch and Opacus
 _CYCLED = frozenset(["momentum", "betas"])
@@ -26,9 +27,10 @@ class Settings:
     """Settings of the last step, and whether a law explains those of the next one."""
 
     def __init__(self, optimizer: Any, public: PublicSettings | None) -> None:
-        self._optimizer, self._public = optimizer, public
+        self._optimizer = optimizer
+        self._public = None if public is None else _Law(public)
         self._last: dict[str, Any] | None = None
-        self._asked: dict[int, dict[int, list[Any]]] = {}  # scheduler -> epoch -> its values
+        self._laws: dict[int, _Law] = {}  # of schedulers that have functions of the user's
         self._seen: dict[int, list[Any]] = {}  # scheduler -> what it was made with, its steps
         self._schedulers: list[Any] | None = None  # looked for at the first change
 
@@ -45,7 +47,12 @@ class Settings:
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
         last, self._last = self._last or now, now
-        said = {} if self._public is None else self._public(step)
+        said, is_law = ({}, True) if self._public is None else self._public.at(step)
+        if not is_law:
+            return (
+                f"public_settings gives other settings for step {step} than when it was asked "
+                "ahead: it reads more than the step number"
+            )
         if unknown := sorted(set(said) - set(now)):
             return f"public_settings names {unknown[0]!r}, which is no setting of the optimizer"
         for name, value in said.items():
@@ -100,13 +107,12 @@ class Settings:
         return bool(made) and len(paces) <= 1 and self._repeats(scheduler)
 
     def _repeats(self, scheduler: Any) -> bool:
-        """Whether functions of the user's give the same when they are asked again, also later."""
-        functions = [getattr(scheduler, name, None) for name in _FUNCTIONS]
-        asked = self._asked.setdefault(id(scheduler), {})
-        now = scheduler.last_epoch
-        if len(asked) < _ASKED:
-            asked[now] = [f(now) for f in _flat(functions)]
-        return all([f(epoch) for f in _flat(functions)] == was for epoch, was in asked.items())
+        """Whether functions of the user's give what they gave when they were asked ahead."""
+        functions = _flat(getattr(scheduler, name, None) for name in _FUNCTIONS)
+        law = self._laws.setdefault(
+            id(scheduler), _Law(lambda epoch: [f(epoch) for f in functions])
+        )
+        return law.at(scheduler.last_epoch)[1]
 
     def _found_schedulers(self) -> list[Any]:
         """Schedulers of torch and Opacus that move this optimizer; the user keeps them."""
@@ -118,6 +124,28 @@ class Settings:
             if (found := getattr(getattr(one, "optimizer", None), "param_groups", None))
             if found[0] is groups[0]
         ]
+
+
+class _Law:
+    """A function of the number of a step or epoch, asked ahead, which what training sees cannot be.
+
+    It may end: a list of learning rates does.
+    """
+
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        self._function, self._known = function, dict[int, str]()
+        self._next = 0.0  # from where on it is to be asked; infinite if it ends before
+
+    def at(self, number: int) -> tuple[Any, bool]:
+        """What it gives there, and whether it gave the same when it was asked ahead."""
+        value = self._function(number)
+        if number >= self._next:
+            self._next = math.inf
+            with suppress(Exception):
+                for ahead in range(number, number + _AHEAD):
+                    self._known[ahead] = repr(_plain(self._function(ahead)))
+                self._next = number + _AHEAD
+        return value, self._known.get(number) == repr(_plain(value))
 
 
 def _is_scheduler(kind: type) -> bool:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import copy
 import math
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from indpriv._arrays import IntArray
 from indpriv.norm_log.session_counts import ComparedTraining
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import AdaClip
-from indpriv.recording.compared.deliveries import Deliveries
+from indpriv.recording.compared.deliveries import Deliveries, collated
 from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Budget, Findings
 from indpriv.recording.compared.outputs import Call, LossComparison, relative
 from indpriv.recording.compared.replay import Replay, sum_differs
@@ -44,6 +46,7 @@ _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
 # Attributes of modules that torch and Opacus write.
 _OF_OPACUS = frozenset(["training", "activations", "max_batch_len", "ddp_hooks"])
 _SAME_STEP = 1e-6
+_ROWS = 32  # of the data set, secret ones, that are read again
 
 
 class Comparison:
@@ -87,6 +90,11 @@ class Comparison:
         self._copy: Any = None  # of the inner optimizer, to repeat the step
         self._begun = self._half = self._passed = False
         self._setting: Any = None
+        self._plain: list[str] | None = None  # arguments of the first pass that are no tensors
+        count = min(len(examples), _ROWS)
+        chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
+        self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
+        self._examples = examples
         self.random_rows = False  # items of the data set are random
 
     @contextmanager
@@ -105,6 +113,8 @@ class Comparison:
         methods = {} if reduce is None else {"reduce_gradients": lambda: self._reduced(reduce)}
         with self._careful("state"):
             self._state = self._print()  # nothing may change before the first forward pass either
+        with self._careful("fed"):
+            self._compare_items()
         try:
             with self._deliveries.watching(), replaced_methods(self._run.optimizer, **methods):
                 yield
@@ -113,6 +123,8 @@ class Comparison:
                 handle.remove()
             with self._careful("state"):
                 self._compare_state("after the last update")
+            with self._careful("fed"):
+                self._compare_items()
             self.findings.end_step()
 
     def counts(self) -> ComparedTraining:
@@ -160,9 +172,23 @@ class Comparison:
             )
             call = Call((args, kwargs), delivered, intact)
             self._calls.append(call)
+            self._compare_plain(call)
             if self.budget.drawn:
                 with self.budget.spending("drawn"), kept_random_state():
                     self._keep(call)
+
+    def _compare_plain(self, call: Call) -> None:
+        """Numbers among the arguments: the batch's own, or always the same."""
+        given = _plain_of(call.arguments)
+        if self._plain is None:
+            self._plain = given
+        loaded = [] if call.delivered is None else _plain_of(call.delivered.unpacked[0])
+        if given not in (self._plain, loaded):
+            detail = (
+                f"arguments of the model that are no tensors moved, such as {given[0]}: by the "
+                "step number alone this is harmless, by what training saw it is not"
+            )
+            self.findings.add("fed", UNKNOWN, detail)
 
     def _keep(self, call: Call) -> None:
         """Keep all that it takes to repeat a forward pass."""
@@ -259,6 +285,8 @@ class Comparison:
                 self._sums = found
         with self._careful("rows", kind="drawn"), kept_random_state():
             self._compare_rows(call)
+        with self._careful("fed", kind="drawn"):
+            self._compare_items()
 
     def _compare_sum(self, found: Sequence[Tensor], own: Any, size: int) -> None:
         limit, half = float(self._run.optimizer.max_grad_norm), self._half
@@ -287,6 +315,21 @@ class Comparison:
         else:
             detail = "the loader gives other rows than the Recorder's data set has for these ids"
             self.findings.add("rows", REFUTED, detail)
+
+    def _compare_items(self) -> None:
+        """Some items of the data set, beside what they were when training began."""
+        chosen, state, before = self._items
+        with kept_random_state():
+            set_random_state(state)
+            now = tensors_of(collated(self._examples, chosen))
+        if not before:
+            before += [tensor.clone() for tensor in now]
+        elif not _equal(now, before):
+            detail = (
+                "items of the data set are others than when the Recorder was attached: by the "
+                "epoch alone this is harmless, by other rows or what training saw it is not"
+            )
+            self.findings.add("fed", UNKNOWN, detail)
 
     # The update
 
@@ -412,6 +455,14 @@ class Comparison:
         # What a module remembers in attributes, which any other pass may change too.
         held = [] if self._passed else [_attributes(part) for part in module.modules()]
         return *prints, repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)]), held
+
+
+def _plain_of(value: Any) -> list[str]:
+    """Numbers and texts in nested containers, sorted."""
+    leaves = torch.utils._pytree.tree_leaves(value)
+    plain = [repr(leaf) for leaf in leaves if isinstance(leaf, bool | int | float | str)]
+    held = [vars(leaf) for leaf in leaves if is_dataclass(leaf)]
+    return sorted(plain + (_plain_of(held) if held else []))
 
 
 def _attributes(part: nn.Module) -> list[Any]:

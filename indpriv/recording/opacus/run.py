@@ -63,6 +63,7 @@ class OpacusRun:
                 "small; make the loader and the accountant with one make_private call"
             )
         self._trained = {id(p) for p in optimizer.params}
+        self._seeds: dict[torch.Generator, int] = {}  # when they were asked for first
         self.setting()
 
     @property
@@ -183,13 +184,17 @@ class OpacusRun:
 
     @property
     def guessable_seed(self) -> bool:
-        """Whether the seed of noise or batches seems chosen by a person, or is torch's default."""
+        """Whether a seed of noise or batches seems chosen by a person, or is torch's default.
+
+        Also one that was set since this was asked first.
+        """
         if self.optimizer.secure_mode:
             return False
         secret = self.is_poisson or self.sampler == "fixed_size"  # who takes part
-        return is_guessable(self.noise_generator) or (
-            secret and is_guessable(self.sampling_generator)
-        )
+        used = [self.noise_generator, *([self.sampling_generator] if secret else [])]
+        seeds = {one: one.initial_seed() for one in used if one is not None}
+        set_again = any(self._seeds.setdefault(one, seed) != seed for one, seed in seeds.items())
+        return set_again or any(map(is_guessable, used))
 
     @property
     def random_source(self) -> str:

@@ -31,6 +31,7 @@ _OF_ONE_RANK = (
     ("clipping", "misclipped_gradients"),
     ("clipping", "gradients_at_levels"),
     ("randomness", "repeated_draws"),
+    ("randomness", "moved"),
 )
 
 

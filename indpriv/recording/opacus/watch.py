@@ -36,7 +36,7 @@ from indpriv.recording.opacus.ranks import RankStep
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.run_attack import AttackedStep, StartedAttack
 from indpriv.recording.opacus.tally import Tally
-from indpriv.recording.random_states import SeenStates
+from indpriv.recording.random_states import LeftStates, SeenStates
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Watch:
         if not run.is_ghost:  # where norms are not sums over a gradient
             self.tally.counts.clipping.clip_excess = clip_excess(run.optimizer)
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
+        self._left = LeftStates()
         self._noise = NoiseWatch(run.optimizer.params, getattr(run.optimizer, "grad_state", None))
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self.limits: tuple[float, ...] = ()  # per layer, when noise was added
@@ -105,7 +106,7 @@ class Watch:
 
         with ExitStack() as stack:
             n_canaries = 0 if self._attack is None else self._attack.n_canaries
-            draws = self._on_draw, self._on_epoch_end
+            draws = self._before_draw, self._on_draw, self._on_epoch_end
             stack.enter_context(_sampler_watched(run.batch_sampler, n_canaries, *draws))
             stack.enter_context(memory_format_watched(run.model, run.module))
             clipping = clipping_watched(
@@ -166,8 +167,10 @@ class Watch:
             attack.before_noise(step)
         self._noise.before()
         state = _state_of(run.noise_generator)
-        add_noise()
         randomness, optimizer = self.tally.counts.randomness, run.optimizer
+        randomness.moved += self._left.moved(run.noise_generator)
+        add_noise()
+        self._left.leave(run.noise_generator)
         draws = run.noise_std and run.whole.adds_noise(optimizer) and not optimizer.secure_mode
         still = state is not None and state == _state_of(run.noise_generator)
         randomness.unmoved = (randomness.unmoved or 0) + bool(draws and still)
@@ -257,9 +260,15 @@ class Watch:
         if not self._run.optimizer.secure_mode:
             self.tally.counts.randomness.repeated_draws += states.repeated(generator)
 
+    def _before_draw(self, new_epoch: bool) -> None:
+        if self._run.is_poisson:  # others draw an epoch at once
+            moved = self._left.moved(self._run.sampling_generator, new_epoch=new_epoch)
+            self.tally.counts.randomness.moved += moved
+
     def _on_draw(self, positions: IntArray, canaries: IntArray) -> None:
         self.tally.drew(positions, self._run.sample_rate, canaries)
-        if self._run.is_poisson:  # others draw an epoch at once
+        if self._run.is_poisson:
+            self._left.leave(self._run.sampling_generator)
             self._count_randomness(self._sampling_states, self._run.sampling_generator)
 
     def _on_epoch_end(self, exhausted: bool, final: bool) -> None:
@@ -318,6 +327,7 @@ def _attacked_step(run: OpacusRun, tally: Tally) -> AttackedStep:
 def _sampler_watched(
     sampler: Any,
     n_canaries: int,
+    before_draw: Callable[[bool], None],
     on_draw: Callable[[IntArray, IntArray], None],
     on_epoch_end: Callable[[bool, bool], None],
 ) -> Iterator[None]:
@@ -335,11 +345,13 @@ def _sampler_watched(
             nonlocal exhausted
             on_epoch_end(exhausted, False)
             exhausted = False
+            before_draw(True)
             for indices in super().__iter__():
                 drawn = np.array(indices, dtype=np.int64)
                 positions, canaries = drawn[drawn < n], drawn[drawn >= n] - n
                 on_draw(positions, canaries)
                 yield positions.tolist() if n_canaries else indices
+                before_draw(False)
             exhausted = True
 
     Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__

@@ -34,6 +34,44 @@ def other_data_set_under_dropout(s):
     s.train(model=with_dropout(), drawn=other_blobs())
 
 
+def chosen_batches(s, draw_others):
+    """Before each epoch other random numbers are looked for, until its first batch suits."""
+    s.make()
+    sampler, y = s.loader.batch_sampler, s.data.tensors[1]
+    with s.recorded():
+        for _ in range(4):
+            for _ in range(30):
+                coming = torch.Generator()
+                coming.set_state(sampler.generator.get_state())
+                torch.empty((), dtype=torch.int64).random_(generator=coming)
+                if y[torch.rand(400, generator=coming) < sampler.sample_rate].float().mean() > 0.62:
+                    break
+                draw_others(sampler.generator)
+            for x, labels in s.loader:
+                s.step(x, labels)
+
+
+@broken("noise", "hooks", expect="unsupported")
+def batches_drawn_until_they_suit(s):
+    chosen_batches(s, lambda generator: torch.rand(1, generator=generator))
+
+
+@broken("source", "hooks", rare=True)
+def batches_of_the_generator_that_suits(s):
+    chosen_batches(s, lambda generator: generator.set_state(private_generator().get_state()))
+
+
+@broken("batch", "hooks ghost functorch", expect="unsupported")
+def inputs_smoothed_between_epochs(s):
+    s.make(blobs(), clip=0.1)
+    x = s.data.tensors[0]
+    with s.recorded():
+        for _ in range(3):
+            for inputs, y in s.loader:
+                s.step(inputs, y)
+            x.copy_(x[torch.cdist(x, x).topk(9, largest=False).indices].mean(1))
+
+
 @broken("batch contribution", "hooks ghost", rare=True)
 def loader_of_another_run_inside_the_block(s):
     s.make(clip=0.02)

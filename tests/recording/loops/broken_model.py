@@ -4,8 +4,9 @@ import torch
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
-from recording.loops.harness import blobs, broken
+from recording.loops.harness import blobs, broken, ce
 from recording.loops.parts import (
     Attention,
     Bag,
@@ -53,6 +54,75 @@ for _name, _mix in MIXING.items():
     )
     def mixed_under_dropout(s, mix=_mix):
         s.train(model=Hidden(mix, dropout=0.1))
+
+
+class Neighbours(Hidden):
+    """Moves each row towards the nearest other one of those that it keeps."""
+
+    def __init__(self, rows) -> None:
+        super().__init__(lambda h, x: h)
+        self.rows = rows
+
+    def forward(self, x):
+        nearest = torch.cdist(x, self.rows).topk(2, largest=False).indices[:, 1]
+        return super().forward(x + self.rows[nearest])
+
+
+@broken("contribution", "hooks ghost functorch ew")
+def neighbours_in_an_attribute(s):
+    s.train(model=Neighbours(blobs().tensors[0]))
+
+
+@broken("contribution", "hooks ghost functorch", rare=True)
+def neighbours_in_a_frozen_parameter(s):
+    rows = nn.Parameter(blobs().tensors[0][::2].clone(), requires_grad=False)
+    s.train(model=Neighbours(rows))
+
+
+@broken("contribution", "hooks ghost functorch")
+def rows_that_the_loss_reads(s):
+    rows, labels = blobs().tensors
+
+    def smoothed(outputs, y):
+        return ce(outputs, y) + 0.1 * (outputs - rows[:5, :2].mean(0)).square().sum(1)
+
+    s.train(loss=smoothed, data=TensorDataset(rows, labels))
+
+
+@broken("contribution", "hooks ghost functorch", expect="unsupported")
+def a_number_of_each_example_in_a_list(s):
+    means = blobs().tensors[0].mean(1).tolist()
+
+    def shifted(h, x):
+        return h + torch.tensor(means)[(x[:, 0] * 100).long() % 400, None]
+
+    s.train(model=Hidden(shifted))
+
+
+def grown(h, x):
+    """Scales the batch down where one row is large, which seldom happens."""
+    return h / (x.abs().max() / 4).clamp(min=1) ** 4 if len(x) else h
+
+
+@broken("contribution", "hooks ghost functorch ew")
+def scaled_by_outliers(s):
+    s.train(model=Hidden(grown))
+
+
+class Scaled(Hidden):
+    def __init__(self) -> None:
+        super().__init__(lambda h, x: h)
+
+    def forward(self, x, scale=1.0):
+        return super().forward(x) * scale
+
+
+@broken("contribution", "hooks ghost functorch", expect="unsupported")
+def number_of_the_batch_as_an_argument(s):
+    s.make(model=Scaled(), clip=0.1)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y, outputs=s.model(x, float(1 + 5 * x.mean().abs())))
 
 
 def hundredth(h, x):

@@ -221,9 +221,33 @@ def seed_set_once_an_epoch(s):
     seeded_each_epoch(s, lambda epoch: 1000 + epoch)
 
 
-@broken("source", "hooks ghost", expect="unsupported", rare=True)
+@broken("source", "hooks ghost", rare=True)
 def seed_of_the_clock_while_training(s):
     seeded_each_epoch(s, lambda epoch: time.time_ns() + epoch)
+
+
+@broken("source", "hooks")
+def seed_of_the_clock_for_a_private_generator(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.optimizer.generator.manual_seed(time.time_ns())
+            s.step(x, y)
+
+
+@broken("noise", "hooks ghost ew", expect="unsupported")
+def noise_drawn_until_it_points_along_the_gradient(s):
+    def burn(s, x, y):
+        gradients, generator = s.gradients(x, y), s.optimizer.generator
+        for _ in range(20):
+            coming = torch.Generator()
+            coming.set_state(generator.get_state())
+            noise = [torch.randn(g.shape, generator=coming) for g in gradients]
+            if sum(float((g * n).sum()) for g, n in zip(gradients, noise, strict=True)) > 0:
+                return
+            torch.randn(7, generator=generator)
+
+    s.train(between=burn)
 
 
 @broken("source", "hooks functorch", rare=True)

@@ -165,7 +165,19 @@ def public_settings_that_do_not_hold(s):
     before_each_step(s, change, recorder={"public_settings": lambda step: {"lr": 0.1}})
 
 
-@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+@broken("settings", "hooks ghost", expect="unsupported")
+def rates_that_the_loop_appends_to_a_list(s):
+    rates = [1.0, 1.0]
+    s.make()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(s.inner, lambda epoch: rates[epoch])
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            rates.append(s.loss_of(x, y))
+            scheduler.step()
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
 def public_settings_that_read_the_last_rate(s):
     def change(s, x, y, loss):
         group(s)["lr"] = 0.3 * loss

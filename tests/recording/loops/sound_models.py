@@ -330,6 +330,30 @@ def fake_quantisation_with_a_fixed_scale(s):
     s.train(model=Hidden(lambda h, x: h + ((h * 7).round() / 7 - h).detach()))
 
 
+@sound("hooks ghost functorch ew")
+def public_tables_in_buffer_attribute_and_closure(s):
+    directions, waves = normal(16, 6, seed=9), normal(50, 8, seed=10)
+    model = Hidden(lambda h, x: h + 0.1 * waves[(x[:, 0].abs() * 10).long().clamp(max=49)])
+    model.a = nn.Sequential(nn.Linear(6, 8))
+    model.register_buffer("directions", directions)
+    model.more = normal(8, seed=11)
+    plain = model.between
+    model.between = lambda h, x: plain(h, x) + (x @ directions[:8].T).sin() + normal(8, seed=11)
+    s.train(model=model)
+
+
+@sound("hooks ghost functorch")
+def number_that_stays_as_an_argument(s):
+    class Scaled(Hidden):
+        def forward(self, x, scale=1.0, flags=()):
+            return super().forward(x) * scale
+
+    s.make(model=Scaled(lambda h, x: h))
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y, outputs=s.model(x, scale=1.0, flags=("a", 3)))
+
+
 class OwnScale(nn.Module):
     def __init__(self):
         super().__init__()

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import lr_scheduler as rates
 
 from indpriv.recording import AdaClip, GradientCanaries, QuantileClipping, WhiteBox
-from recording.loops.harness import blobs, normal, sound, told
+from recording.loops.harness import blobs, normal, private_generator, sound, told
 from recording.loops.parts import with_dropout
 
 OPTIMIZERS = {
@@ -196,6 +196,18 @@ def one_parameter_tensor(s):
 @sound("hooks ghost functorch", rare=True)
 def learning_rate_zero(s):
     s.train(opt=lambda p: torch.optim.SGD(p, lr=0.0))
+
+
+@sound("hooks ghost")
+def rates_from_a_list_and_one_generator_for_all(s):
+    rates, generator = [1 / (1 + k) for k in range(27)], private_generator()
+    s.make(noise_generator=generator)
+    s.loader.batch_sampler.generator = generator
+    scheduler = torch.optim.lr_scheduler.LambdaLR(s.inner, lambda epoch: rates[epoch])
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            scheduler.step()
 
 
 @sound("hooks ghost", rare=True)
