@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from indpriv._arrays import IntArray
 from indpriv.recording.data_passes import Examples
-from indpriv.recording.norms.batches import same_values, tensors_of
+from indpriv.recording.norms.batches import map_tensors, same_values, tensors_of
 
 _DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
 
@@ -28,11 +28,13 @@ class Delivered:
     Attributes:
         batch: as the loader gave it.
         ids: (n,) of its rows, as drawn.
+        whole: ids of the batch that it is a part of, if the loop split it, and its first row there.
     """
 
     batch: Any
     ids: IntArray
     examples: Examples
+    whole: tuple[IntArray, int] | None = None
 
     def __post_init__(self) -> None:
         self._versions = [tensor._version for tensor in tensors_of(self.batch)]
@@ -49,7 +51,13 @@ class Delivered:
 
     def read_again(self) -> Any:
         """The same rows, from the data set."""
-        return collated(self.examples, self.ids)
+        ids, start = self.whole or (self.ids, 0)
+        return _rows(collated(self.examples, ids), start, len(self.ids))
+
+    def part(self, start: int, size: int) -> Delivered:
+        """Some of its rows."""
+        ids = self.ids[start : start + size]
+        return Delivered(_rows(self.batch, start, size), ids, self.examples, (self.ids, start))
 
     def holds(self, fed: list[Tensor]) -> bool:
         """Whether all tensors that the model was given are of this batch, values unchanged."""
@@ -63,7 +71,7 @@ class Deliveries:
     def __init__(self, sampler: Any, examples: Examples) -> None:
         self._sampler, self._examples = sampler, examples
         self._waiting: list[Delivered] = []
-        self._used = -1  # the last of them that was used
+        self._used, self._split = -1, 0  # the last of them that was used; rows of it, if in parts
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -111,6 +119,10 @@ class Deliveries:
             if len(one.ids) == size:
                 self._used = max(self._used, number)
                 return one, False
+            part = one.part(self._split, size)  # of a loop that splits batches itself
+            if len(one.ids) > self._split + size - 1 and part.holds(fed):
+                self._used, self._split = max(self._used, number), self._split + size
+                return part, True
         return None, False
 
     def skip(self, ids: IntArray) -> None:
@@ -123,7 +135,7 @@ class Deliveries:
     def end_step(self) -> None:
         """Forget what was used, and what was read before it."""
         del self._waiting[: self._used + 1]
-        self._used = -1
+        self._used, self._split = -1, 0
 
 
 def read(examples: Examples, positions: IntArray) -> Any:
@@ -137,6 +149,10 @@ def read(examples: Examples, positions: IntArray) -> Any:
 def collated(examples: Examples, positions: IntArray) -> Any:
     """A batch of these rows, as the loader makes it."""
     return (examples.collate_fn or default_collate)(read(examples, positions))
+
+
+def _rows(batch: Any, start: int, size: int) -> Any:
+    return map_tensors(batch, lambda t: t[start : start + size] if t.ndim else t)
 
 
 def _draws(sampler: Any, drawing: Any, depth: int) -> bool:

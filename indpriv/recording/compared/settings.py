@@ -109,6 +109,9 @@ class Settings:
     def _repeats(self, scheduler: Any) -> bool:
         """Whether functions of the user's give what they gave when they were asked ahead."""
         functions = _flat(getattr(scheduler, name, None) for name in _FUNCTIONS)
+        parts = getattr(scheduler, "_schedulers", ())
+        if not functions:
+            return all(map(self._repeats, parts))
         law = self._laws.setdefault(
             id(scheduler), _Law(lambda epoch: [f(epoch) for f in functions])
         )

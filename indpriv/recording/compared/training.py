@@ -427,11 +427,10 @@ class Comparison:
             self._copy = None
         self._deliveries.end_step()
         self.budget.end_step()
-        self._state = None
+        self._state, self._begun, self._passed = None, False, False
         if self.budget.every:
             with self._careful("state"):
                 self._state = self._print()
-        self._begun = self._passed = False
         self._step += 1
         return self.findings.end_step()
 

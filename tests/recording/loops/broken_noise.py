@@ -71,7 +71,7 @@ def half_of_the_noise(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: right / 2))
 
 
-@broken("noise", SUMMED, rare=True)
+@broken("noise", SUMMED, expect="unsupported", rare=True)
 def nine_tenths_of_the_noise(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: 0.9 * right))
 
@@ -81,7 +81,7 @@ def noise_on_weights_only(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: right if p.ndim > 1 else 0.0))
 
 
-@broken("noise", SUMMED, rare=True)
+@broken("noise", SUMMED, expect="unsupported", rare=True)
 def one_number_of_noise_for_each_tensor(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: right.flatten()[0].expand(p.shape)))
 
@@ -138,7 +138,7 @@ def seed_set_inside_a_fork(s):
     trained_with(s, "add_noise", seeded, private=False)
 
 
-@broken("source noise", SUMMED, rare=True)
+@broken("source noise", SUMMED, expect="unsupported", rare=True)
 def seeded_generator_inside_add_noise(s):
     generator = torch.Generator()
     k = [0]
