@@ -1,7 +1,7 @@
 """What recording costs, as ratios to plain passes and to Opacus's training steps in the same run.
 
-python benchmarks/recording.py [--sections norms once training] [--models cnn resnet transformer]
-    [--one-core]
+python benchmarks/recording.py [--sections norms once training comparisons]
+    [--models cnn resnet transformer] [--one-core]
 
 norms: a pass over one batch, compared with a plain forward and backward pass of it. A norm pass
 divides the batch as it finds best, and so may every backend here; the plain pass is timed whole, as
@@ -14,7 +14,10 @@ a NormPass in a loop, compared with plain passes. A few seconds.
 training: what batch norms, and a full pass every epoch with batch norms, add to Opacus's training
 steps.
 
-About four minutes for everything on two idle cores. On a busy machine the ratios of several threads
+comparisons: what comparing training with its own recomputation adds to 500 steps of 512 pictures,
+beside the same recording with comparisons at the first three steps alone. Seven minutes.
+
+About eleven minutes for everything on two idle cores. On a busy machine the ratios of several threads
 are distorted: use --one-core then.
 """
 
@@ -37,17 +40,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, run_log
+from indpriv.recording.compared import findings, training
 from indpriv.recording.norms.variant import side_by_side
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
 
-SECTIONS = ("norms", "once", "training")
+SECTIONS = ("norms", "once", "training", "comparisons")
 BACKENDS = ("layerwise", "ghost", "hooks", "functorch")
 ROUNDS = 9
 TRAINED, EPOCHS, TRAINING_ROUNDS = "cnn", 4, 3
 BATCHES = 4  # an epoch, of the size of the model's batch
+COMPARED_STEPS, COMPARED_BATCH = 500, 512
 # Targets: ratios to a plain pass, shares of Opacus's own time.
 LARGEST_PASS, LARGEST_ONCE, LARGEST_BATCH_NORMS, LARGEST_EPOCH = 1.2, 5.0, 0.05, 0.6
+LARGEST_EVERY, LARGEST_COMPARED = 0.03, 0.05
 CHECKED = 16  # examples of each model that are compared with float64
 ONCE = 512  # examples of the section once
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -203,7 +209,13 @@ def compare_once(device: torch.device, clock: Callable[[], float]) -> None:
 
 
 def opacus_run(
-    mode: str, folder: str, policy: RecordingPolicy | None, clock: Callable[[], float]
+    mode: str,
+    folder: str,
+    policy: RecordingPolicy | None,
+    clock: Callable[[], float],
+    *,
+    batch: int = 0,
+    epochs: int = EPOCHS,
 ) -> float:
     """Seconds of a few epochs of Opacus's training under a recording policy (None: no Recorder).
 
@@ -211,6 +223,7 @@ def opacus_run(
     written to a file at least once, which is more often than in a real run.
     """
     _, build, example = CASES[TRAINED]
+    example = example.repeat(max(batch // len(example), 1), *(1,) * (example.ndim - 1))
     inputs = example.repeat(BATCHES, *(1,) * (example.ndim - 1))
     dataset = TensorDataset(inputs, torch.randint(0, 10, (len(inputs),)))
     model, criterion = build(), nn.CrossEntropyLoss()
@@ -234,10 +247,10 @@ def opacus_run(
     )
     with attached:
         start = clock()
-        for _ in range(EPOCHS):
-            for batch, labels in loader:
+        for _ in range(epochs):
+            for pictures, labels in loader:
                 optimizer.zero_grad()
-                criterion(model(batch), labels).backward()
+                criterion(model(pictures), labels).backward()
                 optimizer.step()
         return clock() - start
 
@@ -272,6 +285,55 @@ def training_cost(mode: str, clock: Callable[[], float]) -> None:
     print(f"  full pass every epoch plus batch norms: {epoch:+.1%}, {shown}", flush=True)
 
 
+def comparison_cost(mode: str, clock: Callable[[], float]) -> None:
+    """Print what comparing training with its own recomputation adds, as training's own clock says.
+
+    The same training without a Recorder, with one that compares the first three steps alone, and
+    with one as it is; beside it, what the Recorder's own budget says that it spent.
+    """
+    epochs, budget = COMPARED_STEPS // BATCHES, (findings._ALL, findings._EVERY, findings._FREE)
+    seconds, budgets = {}, list[findings.Budget]()
+
+    class Seen(findings.Budget):
+        def __init__(self, device: str) -> None:
+            super().__init__(device)
+            budgets.append(self)
+
+    plain_budget, training.Budget = training.Budget, Seen
+    try:
+        for kind in ("none", "watched", "compared"):
+            limits = (1e-9, 1e-9, 0.0) if kind == "watched" else budget
+            findings._ALL, findings._EVERY, findings._FREE = limits
+            policy = None if kind == "none" else RecordingPolicy("once")
+            with tempfile.TemporaryDirectory() as folder:
+                seconds[kind] = opacus_run(
+                    mode, f"{folder}/run", policy, clock, batch=COMPARED_BATCH, epochs=epochs
+                )
+    finally:
+        training.Budget = plain_budget
+        findings._ALL, findings._EVERY, findings._FREE = budget
+    spent, steps = budgets[-1]._spent, epochs * BATCHES
+    step = seconds["none"] / steps
+    added = (seconds["compared"] - seconds["watched"]) / seconds["none"]
+    every, drawn = spent["every"] / seconds["none"], spent["drawn"] / seconds["none"]
+    print(
+        f"{CASES[TRAINED][0]}, {mode}, {steps} Opacus steps of {COMPARED_BATCH} pictures, "
+        f"{step * 1e3:.0f} ms each"
+    )
+    print(
+        f"  recording adds {seconds['watched'] / seconds['none'] - 1:+.1%}; comparisons {added:+.1%} "
+        f"to that; by their own clock {every + drawn:.1%}, "
+        f"{verdict(every + drawn, LARGEST_COMPARED, share=True)}"
+    )
+    each = spent["drawn"] / budgets[-1]._n_drawn / step
+    print(
+        f"  of every step {every:.1%} at {budgets[-1]._n_every} steps, "
+        f"{verdict(every, LARGEST_EVERY, share=True)}; {budgets[-1]._n_drawn} drawn steps {drawn:.1%}, "
+        f"{each:.2f} of a step each",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Compare on every device there is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -304,6 +366,8 @@ def main() -> None:
             compare_once(torch.device(device), clock)
     for mode in ("hooks", "ghost") if "training" in options.sections else ():
         training_cost(mode, clock)
+    for mode in ("hooks", "ghost") if "comparisons" in options.sections else ():
+        comparison_cost(mode, clock)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 

@@ -111,8 +111,9 @@ class Recorder:
         start: what the first model was made from: "random", or e.g. "pretrained on public texts".
             Nobody can see it; unsaid, reports name it as on trust.
         public_settings: a law of your own that moves settings by the step alone: step -> e.g.
-            {"lr": 0.1}. Without it, settings that no scheduler of torch or Opacus moves are
-            declared, not verified.
+            {"lr": 0.1}. It is asked for steps to come, so that it cannot read what training sees.
+            Without it, settings that no scheduler of torch or Opacus moves are declared, not
+            verified.
         strict: raise, instead of warning, where something is seen at attach or while training that
             leaves the run's guarantee less than supported.
         run_info: what else to keep in run.json, e.g. the training configuration. The processor,
