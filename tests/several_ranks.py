@@ -170,6 +170,19 @@ def filtered(run_dir: Path, mode: str) -> None:
         train(run, 3, evaluate)
 
 
+def one_trains_otherwise(run_dir: Path, mode: str) -> None:
+    """The second rank trains another loss at some steps."""
+    run = make(mode=mode)
+    with recorded(run, run_dir, every="once"):
+        for epoch in range(2):
+            run.loader.batch_sampler.set_epoch(epoch)
+            for step, (inputs, targets) in enumerate(run.loader):
+                factor = 3.0 if dist.get_rank() == 1 and step % 3 == 2 else 1.0
+                run.optimizer.zero_grad()
+                run.criterion(factor * run.model(inputs), targets).backward()
+                run.optimizer.step()
+
+
 def one_is_killed(run_dir: Path, moment: str) -> None:
     run = make()
     dies = dist.get_rank() == 1

@@ -69,7 +69,13 @@ class Session:
         self._policy = plan.policy.in_steps(run.steps_per_epoch)
         first = plan.resume_at or 0
         compared = partial(
-            Comparison, run, shared_pass.examples, plan.data.loss_fn, plan.public_settings, first
+            Comparison,
+            run,
+            shared_pass.examples,
+            plan.data.loss_fn,
+            plan.public_settings,
+            first,
+            shared_pass.ranks,
         )
         self._watch = Watch(run, compared, steps_before=first, attack=attack)
         self._step = plan.resume_at or 0
@@ -209,9 +215,10 @@ class Session:
         check_together(
             moment, [part.shared for part in parts], [part.sampling_seed for part in parts]
         )
-        for rank, part in enumerate(parts):
-            if rank != ranks.rank:
-                self._watch.tally.add(part.counted)
+        others = [part for rank, part in enumerate(parts) if rank != ranks.rank]
+        self._watch.found_by_others = [part.found for part in others]
+        for part in others:
+            self._watch.tally.add(part.counted)
         return whole_batch(moment, parts)
 
     def _after_step(self, setting: StepSetting) -> None:

@@ -6,8 +6,9 @@ import re
 import secrets
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from indpriv.errors import EvidenceError, EvidenceWarning
 from indpriv.norm_log.evidence import Assumption
@@ -65,9 +66,15 @@ class Findings:
         self._step.clear()
         return new
 
-    def counts(self) -> ComparedTraining:
-        """As the log holds them."""
-        return ComparedTraining(dict(self.found))
+
+def worst_of(ranks: Sequence[Mapping[str, Found]]) -> ComparedTraining:
+    """What was found by several ranks, as the log holds it: of each comparison the worst."""
+    found = {}
+    for key in dict.fromkeys(key for one in ranks for key in one):
+        each = [one[key] for one in ranks if key in one]
+        worst = max(each, key=lambda one: (one.refuted, one.unknown))
+        found[key] = replace(worst, steps=min(one.steps for one in each))
+    return ComparedTraining(found)
 
 
 class Budget:

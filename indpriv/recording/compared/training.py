@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from opacus.grad_sample import GradSampleModuleExpandedWeights
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
 from indpriv._arrays import IntArray
-from indpriv.norm_log.session_counts import ComparedTraining
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import AdaClip
 from indpriv.recording.compared.deliveries import Deliveries, collated
@@ -35,8 +35,9 @@ from indpriv.recording.compared.replay import Replay, sum_differs
 from indpriv.recording.compared.settings import PublicSettings, Settings
 from indpriv.recording.data_passes import Examples
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
-from indpriv.recording.norms.shadow_model import autocast_now, make_shadow
+from indpriv.recording.norms.shadow_model import autocast_now
 from indpriv.recording.opacus.clipping_watch import ClippedBatch, replaced_methods
+from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.whole_model import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
@@ -59,9 +60,11 @@ class Comparison:
         loss_fn: LossFn,
         public_settings: PublicSettings | None,
         first_step: int,
+        ranks: Ranks,
         expected: Callable[[int], IntArray | None],
     ) -> None:
         """Prepare; expected: positions of the next rows to train on, given their number."""
+        self._ranks = ranks
         self.findings = Findings()
         self.budget = Budget(next(run.module.parameters()).device.type)
         self._run, self._expected = run, expected
@@ -104,7 +107,10 @@ class Comparison:
         # Expanded weights stand for the parameters inside the user's module.
         module = run.model if isinstance(run.model, GradSampleModuleExpandedWeights) else run.module
         handles = [
-            module.register_forward_pre_hook(self._entering, with_kwargs=True),
+            # Before FSDP2's own, which makes the parameters whole.
+            module.register_forward_pre_hook(
+                self._entering, prepend=run.whole.is_sharded, with_kwargs=True
+            ),
             module.register_forward_hook(self._leaving, with_kwargs=True),
             inner.register_step_pre_hook(self._taking),
         ]
@@ -126,10 +132,6 @@ class Comparison:
             with self._careful("fed"):
                 self._compare_items()
             self.findings.end_step()
-
-    def counts(self) -> ComparedTraining:
-        """What was found up to now."""
-        return self.findings.counts()
 
     @contextmanager
     def _careful(self, *keys: str, kind: str = "every") -> Iterator[None]:
@@ -193,12 +195,10 @@ class Comparison:
     def _keep(self, call: Call) -> None:
         """Keep all that it takes to repeat a forward pass."""
         module = self._run.module
-        if self._run.whole.is_sharded:
-            return  # no rank has the whole module without the others
         call.random_state = random_state()
         call.arguments = map_tensors(call.arguments, lambda t: t.detach().clone())
         call.precision = autocast_now(next(module.parameters()).device.type)
-        call.twin = make_shadow(module)
+        call.twin = self._run.whole.copy()
         for mine, theirs in zip(call.twin.modules(), module.modules(), strict=True):
             mine.training = theirs.training
 
@@ -266,23 +266,15 @@ class Comparison:
 
     def _repeat(self, call: Call, batch: ClippedBatch) -> None:
         with self._careful("replay", "alone", "loss_function", kind="drawn"):
-            if call.twin is None:
-                self._sums = None
-                why = "the model is sharded" if self._run.whole.is_sharded else "it has no copy"
-                for key in ("replay", "alone", "loss_function"):
-                    self.findings.add(key, UNKNOWN, f"not compared: {why}")
-                return
-            rule = self._run.optimizer
+            rule, sums, self._sums = self._run.optimizer, self._sums, None
             transforms = rule.transforms() if isinstance(rule, AdaClip) else ()
             found = self._replay.compare(call, batch, transforms)
             self._half |= self._replay.is_half(call)
-            if self._run.is_ghost:
-                own = [p.grad for p in self._run.optimizer.params]
+            if self._run.is_ghost and not self._run.whole.is_sharded:
+                own = [p.grad for p in rule.params]
                 self._compare_sum(found, own, len(batch.norms))
-            elif self._sums:
-                self._sums = list(torch._foreach_add(self._sums, found))
-            elif self._sums is not None:
-                self._sums = found
+            elif sums is not None:
+                self._sums = list(torch._foreach_add(sums, found)) if sums else found
         with self._careful("rows", kind="drawn"), kept_random_state():
             self._compare_rows(call)
         with self._careful("fed", kind="drawn"):
@@ -337,11 +329,26 @@ class Comparison:
         """Gradients are summed up: compare the sum of a drawn step."""
         sums, self._sums = self._sums, []
         size, self._size = self._size, 0
-        if not (self.budget.drawn and sums) or self._run.is_ghost:
+        if not self.budget.drawn:
             return
         with self._careful("replay", kind="drawn"):
-            own = [getattr(p, "summed_grad", None) for p in self._run.optimizer.params]
-            self._compare_sum(sums, own, size)
+            if self._run.whole.is_sharded:
+                self._compare_sum_of_ranks(sums, size)
+            elif sums and not self._run.is_ghost:
+                own = [getattr(p, "summed_grad", None) for p in self._run.optimizer.params]
+                self._compare_sum(sums, own, size)
+
+    def _compare_sum_of_ranks(self, sums: list[Tensor] | None, size: int) -> None:
+        """FSDP2 has added up the ranks' sums, and divided by their number."""
+        optimizer, ranks = self._run.optimizer, self._ranks
+        if not all(ranks.gather("the sum of a step", sums is not None)):
+            return
+        held = list(self._run.whole.module.parameters())
+        found = sums or [torch.zeros_like(held[k]) for k in self._replay.in_module]
+        for part in found:
+            dist.all_reduce(part)
+        taken = [optimizer.grad_state[p]["summed_grad"].full_tensor() for p in optimizer.params]
+        self._compare_sum(found, torch._foreach_mul(taken, ranks.size), size)
 
     def after_noise(self) -> None:
         """Keep what the optimizer is to be given, before it is scaled."""
@@ -427,6 +434,9 @@ class Comparison:
             self._copy = None
         self._deliveries.end_step()
         self.budget.end_step()
+        if self._run.whole.is_sharded:  # all ranks repeat the same steps
+            coins = self._ranks.gather("the end of a step", (self.budget.every, self.budget.drawn))
+            self.budget.every, self.budget.drawn = coins[0]
         self._state, self._begun, self._passed = None, False, False
         if self.budget.every:
             with self._careful("state"):

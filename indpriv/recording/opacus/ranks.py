@@ -10,7 +10,7 @@ together. Only the first rank writes the log.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from opacus.optimizers import (
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.session_counts import Found
 from indpriv.recording.opacus.tally import RankCounts
 
 DISTRIBUTED = (
@@ -47,6 +48,7 @@ class RankStep:
         sampling_seed: must differ between ranks; None if the generator has none.
         positions: (n,) of its part of the batch; None if that is not the one that was drawn.
         norms: (n,) that training clipped; None if no rank needs them.
+        found: by its comparisons, up to the last step.
     """
 
     counted: RankCounts
@@ -54,6 +56,7 @@ class RankStep:
     sampling_seed: int | None
     positions: IntArray | None = None
     norms: FloatArray | None = None
+    found: Mapping[str, Found] = field(default_factory=dict)
 
 
 class Ranks:

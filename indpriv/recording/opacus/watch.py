@@ -22,6 +22,7 @@ from indpriv.norm_log.session_counts import (
     TrainingCounts,
 )
 from indpriv.norm_log.step_settings import StepSetting
+from indpriv.recording.compared.findings import worst_of
 from indpriv.recording.compared.training import Comparison
 from indpriv.recording.opacus.clipping_watch import (
     ClippedBatch,
@@ -70,6 +71,7 @@ class Watch:
         self._run, self._steps_before, self._attack = run, steps_before, attack
         self.tally = Tally(run.n_examples)
         self._compared = compared(self.tally.micro_batch)
+        self.found_by_others: list[Mapping[str, Found]] = []  # comparisons of other ranks
         self.news: list[str] = []  # comparisons that were not equal at this step for the first time
         self._micro_batches: list[ClippedBatch] = []  # of the current step
         if not run.is_ghost:  # where norms are not sums over a gradient
@@ -148,7 +150,12 @@ class Watch:
         settings = {} if setting is None else vars(setting)
         shared = {**settings, **self._run.shared_by_ranks}
         return RankStep(
-            self.tally.since_last_message(), shared, self._run.sampling_seed, positions, norms
+            self.tally.since_last_message(),
+            shared,
+            self._run.sampling_seed,
+            positions,
+            norms,
+            dict(self.compared),
         )
 
     def _on_micro_batch(self, batch: ClippedBatch) -> None:
@@ -287,7 +294,7 @@ class Watch:
         tally, run = self.tally, self._run
         training = deepcopy(tally.counts)
         training.sampler_class = run.sampler_class
-        training.compared = self._compared.counts()
+        training.compared = worst_of([self.compared, *self.found_by_others])
         training.randomness.guessable_seed |= run.guessable_seed
         training.randomness.unmoved = training.randomness.unmoved or 0
         training.randomness.source = run.random_source

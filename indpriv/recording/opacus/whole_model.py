@@ -47,8 +47,16 @@ class WholeModel:
         self.module = module
         if self.is_sharded:
             _check_shards(module, self._shards)
-            self._reshard()
-            self.module = make_shadow(module, {id(p): _whole(p) for p in module.parameters()})
+            self.module = self.copy()
+
+    @torch.no_grad()
+    def copy(self) -> nn.Module:
+        """A copy as it stands now; of a sharded module, all ranks must call this together."""
+        if not self.is_sharded:
+            return make_shadow(self._source)
+        self._reshard()
+        whole = {id(p): _whole(p) for p in self._source.parameters()}
+        return make_shadow(self._source, whole)
 
     @torch.no_grad()
     def gather(self) -> None:

@@ -20,6 +20,7 @@ from several_ranks import (
     in_small_batches,
     launch,
     one_is_killed,
+    one_trains_otherwise,
     resumed,
     sharded_otherwise,
     with_expected_norms,
@@ -33,10 +34,7 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     log = NormLog.open(tmp_path / "run")
     assert log.total_steps == len(first) == 8
     np.testing.assert_allclose(log.read(), first, rtol=1e-4)
-    sharded = mode == "ghost_fsdp"  # no rank has the whole module, to repeat a step with
-    assert [caveat[:34] for caveat in log.caveats] == [
-        "not compared: the model is sharded"
-    ] * sharded
+    assert not log.caveats
     assert failed(tmp_path / "run") == set()
     checks = {check.title: check.detail for check in verify(open_run(tmp_path / "run"))}
     assert checks["ranks"].startswith("2 ranks")
@@ -44,13 +42,20 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     n_parameters = 74
     assert noise.values == 8 * (n_parameters // 2 if mode == "ghost_fsdp" else n_parameters)
     assert noise.variance == pytest.approx(1, abs=6 * np.sqrt(2 / noise.values))
-    assert indpriv.account(log, delta=1e-5).claim == ("estimate" if sharded else "exact")
+    assert indpriv.account(log, delta=1e-5).claim == "exact"
     assert log.batch_norms.steps.tolist() == list(range(8))
     entries = log.batch_norms.read(0, log.n_examples)
     np.testing.assert_allclose(
         entries.norm, first[entries.step, entries.position], rtol=1e-4
     )  # so that ids are right
     assert len(entries) == read_state(tmp_path / "run").sessions[0].draws.participations > N
+
+
+@pytest.mark.parametrize("mode", ["hooks", pytest.param("ghost_fsdp", marks=pytest.mark.slow)])
+def test_what_only_another_rank_does_refutes(mode, tmp_path):
+    launch(one_trains_otherwise, tmp_path, tmp_path / "run", mode)
+    checks = {check.key: check for check in verify(open_run(tmp_path / "run"))}
+    assert checks["loss"].status == checks["replay"].status == "failed"
 
 
 @pytest.mark.slow
