@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import stat
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from indpriv._folders import PRIVATE, opened, refuse_links
 from indpriv._storage import RemoteLock, RemotePath, is_remote, read_verified
 from indpriv._temporary import room_for
 from indpriv.errors import EvidenceError, InputError
 
-PRIVATE = 0o600
-BINARY = getattr(os, "O_BINARY", 0)  # without it Windows changes line ends
 METADATA_KEY = "indpriv"
 ROW_GROUP_SIZE = 1 << 18
 _OPTIONS: Any = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
@@ -36,17 +36,6 @@ def sha256(path: Path) -> str:
     """Hex SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames in a folder durable (Windows has no way to ask for it)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def others_can_read(path: Path) -> bool:
@@ -76,11 +65,17 @@ def writer_of(folder: Path) -> str | None:
     lock, writer = folder / _LOCK, folder / _WRITER
     if is_remote(folder) or not lock.is_file():
         return None
+    refuse_links(lock)
+    refuse_links(writer)
     try:
         with FileLock(lock, timeout=0, mode=PRIVATE, thread_local=False):
             return None
     except Timeout:
-        return writer.read_text(encoding="utf-8") if writer.is_file() else "unknown"
+        if not writer.is_file():
+            return "unknown"
+        with writer.open("rb") as file:
+            number = file.read(20).decode("ascii", "replace")
+        return number if number.isdecimal() else "unknown"
     except (OSError, NotImplementedError):  # others' folder; a file system without locks
         return None
 
@@ -103,6 +98,8 @@ class OneWriter:
             self._lock = RemoteLock(folder, shown or folder)
             return
         # On some systems a locked file cannot be read, so the process id has a file of its own.
+        with opened(folder) as here:
+            here.check(_LOCK)
         self._lock = FileLock(folder / _LOCK, timeout=0, mode=PRIVATE, thread_local=False)
         try:
             self._lock.acquire()
@@ -112,11 +109,7 @@ class OneWriter:
                 "it has one writer at a time: wait for it, stop it, or choose another directory"
             ) from error
         with on_failure(self.close):
-            owner = os.open(
-                folder / _WRITER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE
-            )
-            with os.fdopen(owner, "w", encoding="utf-8") as file:
-                file.write(str(os.getpid()))
+            write_atomically(folder / _WRITER, str(os.getpid()).encode())
 
     def check(self) -> None:
         """Raise InputError if another process has the lock: in object storage it can be lost."""
@@ -132,6 +125,7 @@ class OneWriter:
 def written_atomically(path: Path) -> Iterator[Any]:
     """A private file that is written here, and is there whole and durable after the block.
 
+    It replaces what has its name, and nothing is written through a link, see `indpriv._folders`.
     What is written to object storage lies in a temporary file until then.
     """
     if is_remote(path):
@@ -141,15 +135,16 @@ def written_atomically(path: Path) -> Iterator[Any]:
             content = file.read()
         path.write_bytes(content)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with on_failure(lambda: temporary.unlink(missing_ok=True)):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE)
+    refuse_links(path)
+    temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
+    with opened(path.parent) as folder, on_failure(lambda: folder.unlink(temporary)):
+        descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-    fsync_folder(path.parent)
+        folder.replace(temporary, path.name)
+        folder.sync()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -298,6 +293,7 @@ class ParquetRows:
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
+    refuse_links(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:
@@ -324,6 +320,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; InputError names it where it is missing or broken."""
+    refuse_links(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from indpriv._files import BINARY, PRIVATE, OneWriter, fsync_folder, on_failure
+from indpriv._files import OneWriter, on_failure
+from indpriv._folders import opened, refuse_links
 from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError, InputError
 
@@ -37,6 +38,7 @@ def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
 def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     """Entries, the hash that the next line continues, and the file's content."""
     path = run_dir / NAME
+    refuse_links(path)
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -70,9 +72,10 @@ class _OnDisk:
     def __init__(self, path: Path, whole: bytes) -> None:
         """Open it; whole: its lines without a torn last one, which is cut off."""
         self._path = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | BINARY, PRIVATE)
-        os.ftruncate(self._descriptor, len(whole))
-        fsync_folder(path.parent)
+        with opened(path.parent) as folder:
+            self._descriptor = folder.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.ftruncate(self._descriptor, len(whole))
+            folder.sync()
 
     def append(self, line: bytes, wait: bool) -> None:
         end = os.fstat(self._descriptor).st_size

@@ -10,27 +10,21 @@ from __future__ import annotations
 import io
 import os
 import zlib
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from indpriv._arrays import BoolArray
-from indpriv._files import (
-    BINARY,
-    PRIVATE,
-    fsync_folder,
-    read_json,
-    write_atomically,
-    write_json,
-)
+from indpriv._files import OneWriter, read_json, write_atomically, write_json
+from indpriv._folders import make_folder, opened
 from indpriv.errors import EvidenceError, InputError
 
 SIGNALS = "signals.json"
-_IDS, _SIGNAL, _MEMBER, _LOCK = "ids.npz", "signal.f32", "member.u8", ".lock"
+_IDS, _SIGNAL, _MEMBER = "ids.npz", "signal.f32", "member.u8"
 _SCHEMA = 1
 
 
@@ -66,7 +60,7 @@ class SignalsFolder:
         """Make a folder without models (0700); InputError if it holds anything else."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path} exists and holds no signals; choose another folder")
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path)
         ids = {"example_ids": example_ids}
         if unit_ids is not None:
             ids["unit_ids"] = unit_ids
@@ -105,14 +99,9 @@ class SignalsFolder:
                 )
         return folder
 
-    def lock(self) -> FileLock:
+    def lock(self) -> closing[OneWriter]:
         """A lock that one process holds while it adds models; InputError if another has it."""
-        lock = FileLock(self.path / _LOCK, timeout=0, mode=PRIVATE)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise InputError(f"another process adds models to {self.path}; wait for it") from error
-        return lock
+        return closing(OneWriter(self.path))
 
     def append(
         self, signal: NDArray[np.float32], member: BoolArray, about: dict[str, Any] | None = None
@@ -172,12 +161,13 @@ class SignalsFolder:
 
 
 def _write_at(path: Path, offset: int, row: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | BINARY, PRIVATE)
-    with os.fdopen(descriptor, "wb") as file:  # fdopen does not truncate
-        file.seek(offset)
-        file.write(row)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
-    if offset == 0:
-        fsync_folder(path.parent)
+    with opened(path.parent) as folder:
+        descriptor = folder.open(path.name, os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(descriptor, "wb") as file:  # fdopen does not truncate
+            file.seek(offset)
+            file.write(row)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        if offset == 0:
+            folder.sync()

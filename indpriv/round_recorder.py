@@ -102,7 +102,6 @@ class RoundRecorder:
         self._from = self._next = resume_at or 0
         self._participations: IntArray = np.zeros(len(self._ids), np.int64)
         self._expected = self._variance = 0.0
-        self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._writer = NormLogWriter(self.run_dir, header, self._ids, units, np.zeros(0, np.int64))
         with _files.on_failure(self.close):
             if state is not None:

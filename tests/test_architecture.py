@@ -21,6 +21,7 @@ STAGES = {
         "_checks",
         "_columns",
         "_files",
+        "_folders",
         "_formatting",
         "_journal",
         "_likelihood",

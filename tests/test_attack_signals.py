@@ -59,7 +59,7 @@ def test_damage_is_found(tmp_path):
 
 def test_one_process_adds_models_at_a_time(tmp_path):
     folder = folder_of(signals_with_effect(1.0, 1, 8), tmp_path / "s")
-    with folder.lock(), pytest.raises(InputError, match="another process"):
+    with folder.lock(), pytest.raises(InputError, match="being written by process"):
         SignalsFolder.open(tmp_path / "s").lock()
     folder.lock().release()
 

@@ -252,7 +252,8 @@ def sizes_in(folder: Path) -> dict[str, int]:
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
-        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+        return {entry.name: entry.stat().st_size for entry in files}
 
 
 def location(path: str | Path) -> Path:

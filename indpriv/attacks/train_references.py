@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._folders import named_by_person
 from indpriv._progress import StageProgress, silent
 from indpriv._signals_files import SIGNALS, SignalsFolder
 from indpriv.attack_signals import AttackSignals, plain_ids
@@ -266,6 +267,7 @@ class _Series:
     @classmethod
     def start(cls, path: Path, pool: Pool, settings: dict[str, Any]) -> _Series:
         """A new series, or the one in the folder; InputError if that is of something else."""
+        named_by_person(path)
         if (path / CONFIDENCE / SIGNALS).is_file():
             main = SignalsFolder.open(path / CONFIDENCE)
             _check_continues(main, pool, settings)

@@ -23,6 +23,7 @@ from indpriv._files import (
     write_json,
     write_private_parquet,
 )
+from indpriv._folders import make_folder, named_by_person, remove_file
 from indpriv._storage import is_remote, location, remove_tree
 from indpriv.analysis.guarantee import as_read
 from indpriv.analysis.lookup import Lookup
@@ -53,9 +54,7 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
     """
     folders = () if is_remote(output_dir) else (output_dir, *output_dir.parents)
     made = [path for path in folders if not path.exists()]
-    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = output_dir / _IN_PROGRESS
-    folder.mkdir(exist_ok=True, mode=0o700)
+    folder = make_folder(make_folder(output_dir), _IN_PROGRESS)
     writer = OneWriter(folder, output_dir)
     kept = False
     try:
@@ -99,7 +98,7 @@ def write_audit(
     if images is not None:
         pictures = pictures_of(summary.drivers, images)
         reconstructed = {path.stem: data_uri(path.read_bytes()) for path in recorded.reconstructed}
-    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(output_dir)
     if others_can_read(output_dir):
         warnings.warn(
             f"{output_dir} can be entered by others; the files of this audit are readable by their "
@@ -107,15 +106,16 @@ def write_audit(
             PrivacyWarning,
             stacklevel=3,
         )
-    (output_dir / SUMMARY).unlink(missing_ok=True)
+    for file in (SUMMARY, REPORT, MARKDOWN):  # of an earlier audit, should this one not end
+        remove_file(output_dir / file)
     write_epsilons(epsilons, output_dir / EPSILON, _columns(epsilons, recorded.examples, ids))
     for file, examples in ((EXAMPLES, recorded.examples), (EXAMPLES_NON_DP, recorded.non_dp)):
         if examples is None:
-            (output_dir / file).unlink(missing_ok=True)  # of an earlier audit of another run
+            remove_file(output_dir / file)  # of an earlier audit of another run
         else:
             examples.to_parquet(output_dir / file)
     if attacks is None:
-        (output_dir / ATTACK_TABLE).unlink(missing_ok=True)
+        remove_file(output_dir / ATTACK_TABLE)
     else:
         write_private_parquet(attacks, output_dir / ATTACK_TABLE)
     page = render_html(summary, pictures, lookup, reconstructed)
@@ -155,6 +155,7 @@ def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
 
 
 def _check_is_audit(audit_dir: Path) -> None:
+    named_by_person(audit_dir)
     if (audit_dir / SUMMARY).is_file():
         return
     if not audit_dir.exists():

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from indpriv._files import write_json
+from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.composition import Tuning, compose
 from indpriv.accountant.composition.checked_runs import methods_of
@@ -122,7 +123,7 @@ def _composition(
 
 def write_composition(found: Composition, output_dir: Path) -> None:
     """Write epsilon.parquet and composition.json, readable by their owner only."""
-    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(output_dir)
     write_epsilons(found.table, output_dir / EPSILON)
     write_json(output_dir / COMPOSITION, found.to_json())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from indpriv._storage import location
+from indpriv._folders import make_folder, named_by_person
+from indpriv._storage import is_remote, location
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.images import training_images
 from indpriv.cli.options import (
@@ -39,7 +41,11 @@ Run = Annotated[
     ),
 ]
 OutputDir = Annotated[
-    Path | None, typer.Option(help="Audit directory to write.", show_default="RUN/audit")
+    Path | None,
+    typer.Option(
+        help="Audit directory to write.",
+        show_default="RUN/audit; ./NAME-audit, if RUN is another user's or cannot be written",
+    ),
 ]
 Delta = Annotated[
     float | None, typer.Option(help="Delta of the guarantee.", show_default="the run's own")
@@ -261,9 +267,28 @@ def _checked_folders(
         raise InputError("--show-examples needs a run of `indpriv train`; leave it out with --spec")
     elif path is None:
         raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
-    output_dir = path / "audit" if output_dir is None else location(output_dir)
+    output_dir = _default_output(path) if output_dir is None else location(output_dir)
     check_folder("--output-dir", output_dir, or_address=True)
     return path, output_dir
+
+
+def _default_output(path: Path) -> Path:
+    """RUN/audit; in the working folder, if RUN is somebody else's or cannot be written."""
+    inside = path / "audit"
+    if is_remote(path):
+        return inside
+    named_by_person(path)
+    if hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
+        reason = "belongs to another user"
+    elif os.access(inside if inside.is_dir() else path, os.W_OK):
+        return inside
+    else:
+        reason = "cannot be written"
+    outside = Path(f"{path.resolve().name}-audit")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"{escape(str(path))} {reason}: the audit is written to {escape(str(outside))}"
+    )
+    return outside
 
 
 def _replay(
@@ -284,7 +309,7 @@ def _replay(
             f"{checkpoints} is a recorded run: audit it without --spec, or pass its checkpoints"
         )
     check_device(device)
-    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(output_dir)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with progress_bar() as progress:
         replay(

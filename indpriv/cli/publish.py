@@ -202,13 +202,13 @@ def model_card(audit_dir: AuditDir) -> None:
     Example: indpriv model-card reports/adult
     """
     from indpriv._files import write_atomically
+    from indpriv._folders import make_folder
     from indpriv.audit import read_summary
     from indpriv.release.model_card import MODEL_CARD, read_release, render_model_card
     from indpriv.release.publish import SHAREABLE
 
     text = render_model_card(read_summary(audit_dir), read_release(audit_dir))
-    folder = audit_dir / SHAREABLE
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = make_folder(audit_dir, SHAREABLE)
     write_atomically(folder / MODEL_CARD, text.encode("utf-8"))
     typer.echo(text)
     typer.echo(f"{folder / MODEL_CARD}: for others")

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv._folders import make_folder
 from indpriv._storage import location
 from indpriv.cli.audit import show_audit
 from indpriv.cli.first_contact import checked_audit_file, shipped_audits
@@ -52,8 +53,7 @@ def demo(
     from indpriv.audit import audit as audit_run
 
     check_folder("--output-dir", output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    run_dir = output_dir / "run"
+    run_dir = make_folder(output_dir) / "run"
     if run_dir.exists():
         _remove_old_demo(run_dir)
     _train(shipped_audits() / DEMO, run_dir, seed, quiet=as_json)

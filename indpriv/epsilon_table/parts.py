@@ -19,6 +19,7 @@ import pandas as pd
 from indpriv import _files
 from indpriv._arrays import IntArray
 from indpriv._columns import Rows, as_rows
+from indpriv._folders import make_folder, remove_file
 from indpriv._storage import remove_tree
 from indpriv.epsilon_table.table import KEPT_DETAILS, Account, EpsilonTable
 from indpriv.errors import EvidenceError
@@ -175,15 +176,15 @@ class PartsWriter:
         """
         self.folder, self._ranges = folder, ranges(n_rows)
         marker = {"rows": n_rows, "rows_per_part": PART_ROWS, "belongs_to": dict(belongs_to)}
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder)
         self.discarded = 0
         if not (folder / _MARKER).is_file() or _files.read_json(folder / _MARKER) != marker:
             for part in sorted(folder.glob("part-*.parquet")):
-                part.unlink()
+                remove_file(part)
                 self.discarded += 1
             _files.write_json(folder / _MARKER, marker)
         for leftover in folder.glob(".part-*.tmp"):
-            leftover.unlink()
+            remove_file(leftover)
 
     def missing(self) -> list[tuple[int, int, int]]:
         """Numbers of parts that are not there, each with the range of its rows."""
@@ -225,7 +226,7 @@ def write_epsilons(
         table = epsilons if isinstance(epsilons, EpsilonTable) else epsilons.table(epsilons.details)
         table.to_parquet(path, columns=None if further is None else further.read(0, n_rows))
         return
-    path.unlink(missing_ok=True)
+    remove_file(path)
     writer = PartsWriter(path, n_rows, {"account": dict(vars(epsilons.account))})
     for (number, start, stop), table in zip(writer.missing(), _parts_of(epsilons), strict=True):
         writer.write(number, table, None if further is None else further.read(start, stop))

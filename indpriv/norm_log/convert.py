@@ -90,7 +90,6 @@ def convert(
         raise InputError(
             f"{run_dir} already holds the log of a run; choose another directory, or remove it"
         )
-    run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     no_positions = np.zeros(0, dtype=np.int64)
     header = _header(settings, rounding)
     writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, no_positions)

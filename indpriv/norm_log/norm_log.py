@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv._arrays import Ids, IntArray
+from indpriv._folders import named_by_person
 from indpriv._storage import location
 from indpriv.errors import InputError
 from indpriv.norm_log import views
@@ -341,7 +342,8 @@ def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = F
     Raises:
         EvidenceError: the journal cannot be replayed.
     """
-    state = read_state(location(path))
+    named_by_person(run_dir := location(path))
+    state = read_state(run_dir)
     hash_all = hash_all or unreadable == "worst_case"
     faults = record_faults(state, hash_all=hash_all)
     return OpenedRun(state, faults, unreadable, hash_all)

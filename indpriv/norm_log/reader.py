@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from indpriv import _files
 from indpriv._arrays import Ids, IntArray
 from indpriv._checks import check_choice
+from indpriv._folders import remove_file
 from indpriv._storage import check_hash, is_remote, sizes_in
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import (
@@ -278,4 +279,4 @@ def divide_batch_norms(writer: NormLogWriter) -> None:
     missing = np.setdiff1d(np.asarray(steps), norms.steps).tolist()
     writer.divided(by_examples(), size, steps, missing)
     for file in alone.files:
-        (writer.run_dir / RECORDS / file["file"]).unlink(missing_ok=True)
+        remove_file(writer.run_dir / RECORDS / file["file"])

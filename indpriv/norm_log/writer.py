@@ -29,6 +29,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from indpriv import _files
+from indpriv._folders import make_folder, remove_file
 from indpriv._journal import JournalWriter
 from indpriv._storage import sizes_in
 from indpriv.errors import EvidenceError
@@ -103,8 +104,7 @@ class NormLogWriter:
             EvidenceError: the directory holds a log of other examples or another rounding.
             InputError: another process is writing there.
         """
-        self.run_dir, self._folder = run_dir, run_dir / RECORDS
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.run_dir, self._folder = run_dir, make_folder(run_dir, RECORDS)
         self._journal = JournalWriter(run_dir)
         self._levels = levels_of(header.rounding, header.rounding_mode)
         self._ids_fingerprint = fingerprint(example_ids)
@@ -291,9 +291,9 @@ class NormLogWriter:
 def _remove_leftovers(folder: Path, lines: list[dict[str, Any]]) -> None:
     """Remove what a crash left in the folder of records of a log with these lines."""
     for path in folder.glob(".*.tmp"):
-        path.unlink()
+        remove_file(path)
     for name in unused_records(sizes_in(folder), lines):
-        (folder / name).unlink()
+        remove_file(folder / name)
 
 
 def _check_continues(

@@ -6,14 +6,14 @@ It contains no names of machines or people, and no paths.
 from __future__ import annotations
 
 import platform
-import subprocess
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
 _CPUINFO = Path("/proc/cpuinfo")
-_SECONDS = 5.0  # for git, which can be slow on large or remote folders
+_MOST_REFERENCES, _MOST_BYTES = 5, 1 << 26  # one after the other; of a file of git
 
 
 def environment_of(device: torch.device) -> dict[str, Any]:
@@ -40,22 +40,39 @@ def processor() -> str:
 
 
 def _code_commit() -> str | None:
-    """The commit, and whether tracked files have changed since; None without git or a commit."""
-    commit = _git("rev-parse", "HEAD")
-    if not commit:
-        return None
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    if changes is None:
-        return f"{commit}, perhaps with uncommitted changes"
-    return f"{commit}, with uncommitted changes" if changes else commit
+    """The commit of the repository around the working folder; None without one.
 
-
-def _git(*arguments: str) -> str | None:
-    """What git prints in the working folder; None if it fails."""
+    Files of the repository are read, and git is not called: its settings can name programs, which
+    it then runs, and whether files changed since the commit is seen in no other way.
+    """
     try:
-        done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        here = Path.cwd()
+        found = next((git for at in (here, *here.parents) if (git := at / ".git").exists()), None)
+        commit = None if found is None else _head(found)
+    except (OSError, ValueError):
         return None
-    return done.stdout.strip()
+    return None if commit is None else f"{commit}, perhaps with uncommitted changes"
+
+
+def _head(git: Path) -> str | None:
+    """The commit that a .git names: a folder, or the file of a worktree that says where one is."""
+    if git.is_file():
+        git = git.parent / _start(git).removeprefix("gitdir:").strip()
+    shared = git / (_start(git / "commondir").strip() or ".")
+    found = _start(git / "HEAD").strip()
+    for _ in range(_MOST_REFERENCES):
+        if not found.startswith("ref: refs/"):
+            break
+        name = found.removeprefix("ref: ")
+        packed = re.search(rf"^(\w+) {re.escape(name)}$", _start(shared / "packed-refs"), re.M)
+        loose = (_start(folder / name).strip() for folder in (git, shared))
+        found = next(filter(None, loose), packed[1] if packed else "")
+    return found if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", found) else None
+
+
+def _start(path: Path) -> str:
+    """The text of a file, as far as it is read; empty where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES).decode("utf-8", "replace")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from indpriv._arrays import FloatArray
+from indpriv._folders import make_folder
 from indpriv._storage import StorageError
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.reader import divide_batch_norms
@@ -59,8 +60,7 @@ def opened_log(plan: Plan, header: LogHeader, *, writes: bool) -> Iterator[RunLo
         writers: list[NormLogWriter] = []
 
         def start(folder: str, *arguments: Any) -> None:
-            path = plan.run_dir / folder
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = make_folder(make_folder(plan.run_dir), folder)
             writers.append(NormLogWriter(path, *arguments))
             files.callback(writers[-1].close)
 

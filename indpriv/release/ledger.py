@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from indpriv._files import on_failure
+from indpriv._folders import make_folder
 from indpriv._journal import JournalWriter
 from indpriv.errors import EvidenceError, InputError
 from indpriv.release.assumptions import describe
@@ -38,8 +39,7 @@ class Ledger:
             InputError: another process has it open, or it belongs to other values.
             EvidenceError: a line was changed or lost.
         """
-        folder = directory / FOLDER
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder = make_folder(directory, FOLDER)
         self._journal = JournalWriter(folder)
         with on_failure(self._journal.close):
             self._entries = self._journal.entries

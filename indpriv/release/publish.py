@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from indpriv._files import write_atomically, write_json
+from indpriv._folders import make_folder
 from indpriv._plain import to_json
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
@@ -85,8 +86,7 @@ def release(
             figures = _draw_all(request, source)
             ledger.record(request, figures)
         content = _content(request, source, figures, ledger)
-        folder = directory / SHAREABLE
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder = make_folder(directory, SHAREABLE)
         write_json(folder / RELEASE_JSON, content)
         write_atomically(folder / RELEASE_HTML, render_release(content).encode("utf-8"))
     return Published(content, fresh, folder)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from indpriv._files import write_atomically
+from indpriv._folders import make_folder
 from indpriv._formatting import format_epsilon, format_share_up
 from indpriv.analysis.guarantee import (
     SUPPORTED,
@@ -153,8 +154,7 @@ def write_statements(
     """
     summary = read_summary(audit_dir)
     check_one_record(summary)
-    folder = output_dir or audit_dir / STATEMENTS
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = make_folder(output_dir) if output_dir else make_folder(audit_dir, STATEMENTS)
     paths = []
     for number, owner in enumerate(chosen, 1):
         path = folder / f"{owner.kind}-{_file_name(owner.name)}.txt"

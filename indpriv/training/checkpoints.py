@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from indpriv._files import write_atomically
+from indpriv._folders import make_folder
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.run_files import RESUME
 from indpriv.recording.clipping.rules import ClippingRule
@@ -68,7 +69,7 @@ def save_checkpoint(
         path of the checkpoint.
     """
     path = checkpoint_path(run_dir, step)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    make_folder(run_dir, path.parent.name)
     content = {
         "schema": SCHEMA,
         "step": step,

@@ -15,6 +15,7 @@ import safetensors.torch
 from torch import nn
 
 from indpriv._files import write_atomically
+from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
 from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.errors import InputError
@@ -184,7 +185,7 @@ def _write_baseline(
 ) -> None:
     table = example_table(module, dataset, device, loss=config.training.loss)
     table.to_parquet(run_dir / EXAMPLES_NON_DP)
-    (run_dir / MODEL_NON_DP).parent.mkdir(mode=0o700, exist_ok=True)
+    make_folder(run_dir, Path(MODEL_NON_DP).parent.name)
     parameters = {name: tensor.cpu() for name, tensor in module.state_dict().items()}
     write_atomically(run_dir / MODEL_NON_DP, safetensors.torch.save(parameters))
     _write_attributes(config, module, dataset, run_dir / ATTRIBUTES_NON_DP, device)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from indpriv._files import read_json
+from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.leakage import INVERSIONS, LBFGS, Observation
@@ -69,7 +70,7 @@ def leak_run(
 
 def write_scores(found: Leaked, folder: Path, name: str) -> None:
     """Write FOLDER/NAME.parquet, for its owner only (0600)."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder.parent, folder.name)
     found.scores.to_parquet(folder / f"{name}.parquet")
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from indpriv._files import first_at, read_json, sha256, write_json
+from indpriv._folders import remove_file
 from indpriv._storage import location_on_disk, location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RESUME, RUN_JSON
@@ -263,7 +264,7 @@ def check_complete(run_dir: Path, done: int, planned: int, what: str) -> None:
 def finish_record(run_dir: Path, state: str) -> None:
     """Say that nothing of the run is left to do; remove the file that it would be resumed with."""
     write_json(run_dir / RUN_JSON, {**read_json(run_dir / RUN_JSON), "status": "finished"})
-    (run_dir / state).unlink(missing_ok=True)
+    remove_file(run_dir / state)
 
 
 def _version() -> str:

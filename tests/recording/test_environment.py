@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 import socket
@@ -44,20 +45,43 @@ def test_run_json_holds_machine_and_commit_and_no_name(repository):
     assert content["machine"]["threads"] == torch.get_num_threads()
     assert content["machine"]["device"] == "cpu"
     assert content["machine"]["processor"]
-    assert content["code_commit"] == git(repository, "rev-parse", "HEAD").strip()
+    head = git(repository, "rev-parse", "HEAD").strip()
+    assert content["code_commit"] == f"{head}, perhaps with uncommitted changes"
     assert str(repository) not in text
     assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
 
 
 @needs_git
-def test_uncommitted_changes_are_reported(repository):
-    (repository / "data.csv").write_text("new, and no code that git follows\n")
-    clean = environment.environment_of(torch.device("cpu"))["code_commit"]
-    (repository / "train.py").write_text("print(1)\n")
-    assert (
-        environment.environment_of(torch.device("cpu"))["code_commit"]
-        == f"{clean}, with uncommitted changes"
-    )
+@pytest.mark.parametrize("kept", ["loose", "packed", "detached", "worktree", "below"])
+def test_the_commit_is_read_without_git(repository, kept, monkeypatch):
+    head = git(repository, "rev-parse", "HEAD").strip()
+    if kept == "packed":
+        git(repository, "pack-refs", "--all")
+    if kept == "detached":
+        git(repository, "checkout", "--detach")
+    folder = repository / "there"
+    if kept == "worktree":
+        git(repository, "worktree", "add", "-b", "other/branch", str(folder))
+    if kept == "below":
+        folder.mkdir()
+    monkeypatch.chdir(folder if folder.exists() else repository)
+    monkeypatch.setenv("PATH", "")  # no git at all
+    assert environment.environment_of(torch.device("cpu"))["code_commit"].startswith(f"{head}, ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["ref: refs/heads/../../../secret", "ref: refs/heads/loop", "ref: refs/\0", "no commit", "",
+     "ref: /etc/passwd", "ref: refs/heads/pipe"],
+)  # fmt: skip
+def test_a_planted_repository_tells_nothing(tmp_path, monkeypatch, head):
+    (tmp_path / "secret").write_text("a password")
+    (tmp_path / ".git/refs/heads").mkdir(parents=True)
+    (tmp_path / ".git/HEAD").write_text(head)
+    (tmp_path / ".git/refs/heads/loop").write_text("ref: refs/heads/loop")
+    os.mkfifo(tmp_path / ".git/refs/heads/pipe")
+    monkeypatch.chdir(tmp_path)
+    assert "code_commit" not in environment.environment_of(torch.device("cpu"))
 
 
 @needs_git
@@ -68,9 +92,6 @@ def test_a_commit_passed_by_the_user_is_kept(repository):
 
 def test_no_commit_outside_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "code_commit" not in environment.environment_of(torch.device("cpu"))
-    monkeypatch.setenv("PATH", "")  # no git at all
     assert "code_commit" not in environment.environment_of(torch.device("cpu"))
 
 

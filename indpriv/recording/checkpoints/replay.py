@@ -106,7 +106,6 @@ def replay(
         correct = f"the last checkpoint, {last.name}, is correct on {_shares(accuracy)}"
         _tell_each(tell, (correct, *checkpoint_pass.caveats))
         header = _header(plan.settings, audit_spec, checkpoint_pass, rounding, rounding_mode)
-        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_log(run_dir, plan, audit_spec, header, checkpoint_pass, workers, progress or silent)
     write_json(run_dir / RUN_JSON, _run_json(Path(checkpoints), plan.settings))
     examples.to_parquet(run_dir / EXAMPLES)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from indpriv._files import write_atomically, write_json
+from indpriv._folders import make_folder
 from indpriv.report.document import Page
 from indpriv.report.renderers.html import render_page
 from indpriv.report.renderers.markdown import render_sections
@@ -21,7 +22,7 @@ def write_page(page: Page, content: Mapping[str, Any], output_dir: Path, name: s
         output_dir: is made if it does not exist.
         name: of the files.
     """
-    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(output_dir)
     texts = {
         "html": render_page(page, account=None),
         "md": render_sections(page.title, page.sections),

@@ -19,6 +19,7 @@ from torch import nn
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_json
+from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant import account
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
@@ -196,7 +197,7 @@ def _recording(
     if settings is None or settings.protect == "nobody":
         if begun is None and run_dir.exists():
             raise InputError(f"{run_dir} exists; choose another directory, or remove it")
-        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(run_dir)
         write_json(run_dir / RUN_JSON, about)
         yield None
         return
