@@ -139,7 +139,7 @@ def written_atomically(path: Path) -> Iterator[Any]:
     temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
     with opened(path.parent) as folder, on_failure(lambda: folder.unlink(temporary)):
         descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with os.fdopen(descriptor, "wb") as file:
+        with folder.entry(path.name), os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -61,7 +61,7 @@ def _refuse_link(path: Path, found: os.stat_result) -> None:
 
 
 class Folder:
-    """An open directory, see `opened`. An OSError names the whole path."""
+    """An open directory, see `opened`."""
 
     def __init__(self, root: Path) -> None:
         self.path = root
@@ -71,14 +71,15 @@ class Folder:
         return str(self.path / name) if self._descriptor is None else name
 
     @contextmanager
-    def _entry(self, name: str) -> Iterator[None]:
-        """Refuse a link, before and, if it was planted since, after the block."""
+    def entry(self, name: str) -> Iterator[None]:
+        """Refuse a link before the block that uses a name; an OSError of the block names the path."""
         try:
             self.check(name)
             yield
         except OSError as error:
             self.check(name)
-            error.filename, error.filename2 = str(self.path / name), None
+            if os.sep not in str(error.filename):  # none, or a name in the folder alone
+                error.filename, error.filename2 = str(self.path / name), None
             raise
 
     def check(self, name: str) -> None:
@@ -89,7 +90,7 @@ class Folder:
 
     def enter(self, name: str, *, make: bool) -> None:
         """Go on with a folder in it; make: it (0700), if it is missing."""
-        with self._entry(name):
+        with self.entry(name):
             if make:
                 with suppress(FileExistsError):
                     os.mkdir(self._at(name), 0o700, dir_fd=self._descriptor)
@@ -101,7 +102,7 @@ class Folder:
 
     def open(self, name: str, flags: int) -> int:
         """Descriptor of a file in it (0600 if new); InputError if it is anything else."""
-        with self._entry(name):
+        with self.entry(name):
             every = flags | _NO_LINK | _BINARY
             descriptor = os.open(self._at(name), every, PRIVATE, dir_fd=self._descriptor)
         found = os.fstat(descriptor)
@@ -116,7 +117,7 @@ class Folder:
 
     def replace(self, old: str, new: str) -> None:
         """Rename a file in it, in place of another."""
-        with self._entry(new):
+        with self.entry(new):
             at = self._descriptor
             os.replace(self._at(old), self._at(new), src_dir_fd=at, dst_dir_fd=at)
 

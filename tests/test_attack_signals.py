@@ -61,7 +61,8 @@ def test_one_process_adds_models_at_a_time(tmp_path):
     folder = folder_of(signals_with_effect(1.0, 1, 8), tmp_path / "s")
     with folder.lock(), pytest.raises(InputError, match="being written by process"):
         SignalsFolder.open(tmp_path / "s").lock()
-    folder.lock().release()
+    with folder.lock():
+        pass
 
 
 def test_a_folder_without_models_and_one_that_holds_something_else(tmp_path):
