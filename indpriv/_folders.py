@@ -72,7 +72,7 @@ class Folder:
 
     @contextmanager
     def entry(self, name: str) -> Iterator[None]:
-        """Refuse a link before the block that uses a name; an OSError of the block names the path."""
+        """Refuse a link before the block uses a name; an OSError in it names the path."""
         try:
             self.check(name)
             yield
