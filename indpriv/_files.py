@@ -9,7 +9,7 @@ import secrets
 import stat
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from indpriv._folders import PRIVATE, opened, refuse_links
+from indpriv._folders import PRIVATE, open_file, path_named, refuse_links, remove_file, replace_file
 from indpriv._storage import RemoteLock, RemotePath, is_remote, read_verified
 from indpriv._temporary import room_for
 from indpriv.errors import EvidenceError, InputError
@@ -71,10 +71,7 @@ def writer_of(folder: Path) -> str | None:
         with FileLock(lock, timeout=0, mode=PRIVATE, thread_local=False):
             return None
     except Timeout:
-        if not writer.is_file():
-            return "unknown"
-        with writer.open("rb") as file:
-            number = file.read(20).decode("ascii", "replace")
+        number = writer.read_text(errors="replace") if writer.is_file() else ""
         return number if number.isdecimal() else "unknown"
     except (OSError, NotImplementedError):  # others' folder; a file system without locks
         return None
@@ -98,8 +95,8 @@ class OneWriter:
             self._lock = RemoteLock(folder, shown or folder)
             return
         # On some systems a locked file cannot be read, so the process id has a file of its own.
-        with opened(folder) as here:
-            here.check(_LOCK)
+        with suppress(FileNotFoundError):
+            os.close(open_file(folder / _LOCK, os.O_RDONLY))  # it is a file of its own
         self._lock = FileLock(folder / _LOCK, timeout=0, mode=PRIVATE, thread_local=False)
         try:
             self._lock.acquire()
@@ -136,15 +133,14 @@ def written_atomically(path: Path) -> Iterator[Any]:
         path.write_bytes(content)
         return
     refuse_links(path)
-    temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
-    with opened(path.parent) as folder, on_failure(lambda: folder.unlink(temporary)):
-        descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with folder.entry(path.name), os.fdopen(descriptor, "wb") as file:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    with on_failure(lambda: remove_file(temporary)):
+        descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with path_named(path), os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        folder.replace(temporary, path.name)
-        folder.sync()
+        replace_file(temporary, path)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

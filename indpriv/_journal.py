@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from indpriv._files import OneWriter, on_failure
-from indpriv._folders import opened, refuse_links
+from indpriv._folders import open_file, refuse_links
 from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError, InputError
 
@@ -72,10 +72,8 @@ class _OnDisk:
     def __init__(self, path: Path, whole: bytes) -> None:
         """Open it; whole: its lines without a torn last one, which is cut off."""
         self._path = path
-        with opened(path.parent) as folder:
-            self._descriptor = folder.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.ftruncate(self._descriptor, len(whole))
-            folder.sync()
+        self._descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.ftruncate(self._descriptor, len(whole))
 
     def append(self, line: bytes, wait: bool) -> None:
         end = os.fstat(self._descriptor).st_size

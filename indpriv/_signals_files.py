@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import BoolArray
-from indpriv._files import OneWriter, read_json, write_atomically, write_json
-from indpriv._folders import make_folder, opened
+from indpriv._files import read_json, write_atomically, write_json
+from indpriv._folders import make_folder, open_file
 from indpriv.errors import EvidenceError, InputError
 
 SIGNALS = "signals.json"
@@ -99,10 +98,6 @@ class SignalsFolder:
                 )
         return folder
 
-    def lock(self) -> closing[OneWriter]:
-        """A lock that one process holds while it adds models; InputError if another has it."""
-        return closing(OneWriter(self.path))
-
     def append(
         self, signal: NDArray[np.float32], member: BoolArray, about: dict[str, Any] | None = None
     ) -> SignalsFolder:
@@ -161,13 +156,10 @@ class SignalsFolder:
 
 
 def _write_at(path: Path, offset: int, row: bytes) -> None:
-    with opened(path.parent) as folder:
-        descriptor = folder.open(path.name, os.O_WRONLY | os.O_CREAT)
-        with os.fdopen(descriptor, "wb") as file:  # fdopen does not truncate
-            file.seek(offset)
-            file.write(row)
-            file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
-        if offset == 0:
-            folder.sync()
+    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT)
+    with os.fdopen(descriptor, "wb") as file:  # fdopen does not truncate
+        file.seek(offset)
+        file.write(row)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())

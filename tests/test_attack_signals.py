@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
+from indpriv._files import OneWriter
 from indpriv._signals_files import SignalsFolder
 from indpriv.attack_signals import AttackSignals, from_losses
+from indpriv.attacks.train_references import train_references
 from indpriv.errors import EvidenceError, InputError
 from synthetic import signals_with_effect
 
@@ -58,11 +60,14 @@ def test_damage_is_found(tmp_path):
 
 
 def test_one_process_adds_models_at_a_time(tmp_path):
-    folder = folder_of(signals_with_effect(1.0, 1, 8), tmp_path / "s")
-    with folder.lock(), pytest.raises(InputError, match="being written by process"):
-        SignalsFolder.open(tmp_path / "s").lock()
-    with folder.lock():
-        pass
+    folder = tmp_path / "signals"
+    more = {"signal_fn": lambda _, positions: np.ones(len(positions)), "pool": 20, "output": folder}
+    train_references(lambda *_: None, 1, seed=1, **more)
+    holder = OneWriter(folder / "confidence")
+    with pytest.raises(InputError, match="being written by process"):
+        train_references(lambda *_: None, 2, seed=1, **more)
+    holder.close()
+    assert train_references(lambda *_: None, 2, seed=1, **more).n_models == 2
 
 
 def test_a_folder_without_models_and_one_that_holds_something_else(tmp_path):

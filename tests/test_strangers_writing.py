@@ -21,7 +21,7 @@ import torch
 
 import plain_opacus
 from indpriv import _folders
-from indpriv._files import OneWriter, write_atomically, write_json, writer_of
+from indpriv._files import OneWriter, write_atomically, write_json, writer_of, written_atomically
 from indpriv._folders import make_folder, named_by_person
 from indpriv._journal import JournalWriter
 from indpriv._signals_files import SignalsFolder
@@ -316,7 +316,8 @@ def test_nothing_outside_changes_whichever_name_is_a_link(scene, kind, tmp_path,
         place = tmp_path / str(number)
         found[name] = check_planted(scene, name, kind, place / "in" / "run", capsys)
         shutil.rmtree(place, ignore_errors=True)
-    assert list(found.values()).count("named") >= len(found) / 3, found
+    if scene != "references":  # which refuses any folder that holds something else
+        assert list(found.values()).count("named") >= len(found) / 3, found
 
 
 @pytest.mark.parametrize("by_descriptor", [True, False], ids=["by descriptor", "as on Windows"])
@@ -351,20 +352,17 @@ def test_links_that_a_person_names_are_followed_and_no_others(tmp_path, monkeypa
         assert state_of(tmp_path / "outside") == before
 
 
-def test_a_link_that_is_planted_while_a_run_is_written_is_refused(tmp_path):
-    """A folder is exchanged for a link between two files."""
+def test_a_link_that_is_planted_while_a_file_is_written_is_refused(tmp_path):
     folder = make_folder(tmp_path / "run", "records")
     (tmp_path / "outside").mkdir()
-    with _folders.opened(folder) as opened:
+    with (
+        pytest.raises(InputError, match="records is a link"),
+        written_atomically(folder / "a") as file,
+    ):
+        file.write(b"1")
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "outside")
-        os.close(opened.open("of the folder that was opened", os.O_WRONLY | os.O_CREAT))
-    with pytest.raises(InputError, match="records is a link"):
-        write_atomically(folder / "later", b"1")
     assert not list((tmp_path / "outside").iterdir())
-    assert [path.name for path in (tmp_path / "moved").iterdir()] == [
-        "of the folder that was opened"
-    ]
 
 
 @pytest.mark.parametrize("name", [".writer", ".lock", "journal.jsonl"])
@@ -409,7 +407,6 @@ def test_a_temporary_name_is_never_used_twice(tmp_path):
     for _ in range(3):
         with (
             pytest.raises(ZeroDivisionError),
-            _folders.opened(tmp_path),
             in_temporary(tmp_path, names),
         ):
             raise ZeroDivisionError
@@ -419,8 +416,6 @@ def test_a_temporary_name_is_never_used_twice(tmp_path):
 
 @contextmanager
 def in_temporary(folder, names):
-    from indpriv._files import written_atomically
-
     before = {path.name for path in folder.iterdir()}
     with written_atomically(folder / "b"):
         names |= {path.name for path in folder.iterdir()} - before
@@ -453,7 +448,9 @@ def test_the_audit_of_anothers_run_is_outside_it(tiny, capsys):
     assert state_of(tiny) == before
     assert is_whole(Path("tiny-audit"))
     shown = capsys.readouterr()
-    assert "belongs to another user: the audit is written to tiny-audit" in shown.err
+    assert (
+        "is another user's, or cannot be written: the audit is written to tiny-audit" in shown.err
+    )
     assert "tiny-audit/report.html" in shown.out
 
 

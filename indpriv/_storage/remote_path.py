@@ -125,9 +125,6 @@ class RemotePath(_Base):
 
             self._asked("write", uninterrupted)
 
-        def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-            """Nothing: a bucket has objects only."""
-
         def rmdir(self) -> None:
             """Nothing: a bucket has objects only."""
 

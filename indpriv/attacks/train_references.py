@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._files import OneWriter
 from indpriv._folders import named_by_person
 from indpriv._progress import StageProgress, silent
 from indpriv._signals_files import SIGNALS, SignalsFolder
@@ -175,7 +177,7 @@ def train_references(
     pool = pool if isinstance(pool, Pool) else study_pool(pool, seed=seed, output=output)
     series = _Series.start(Path(output), pool, dict(settings or {}))
     report, rows = progress or silent, int(pool.audited is not None)
-    with series.main.lock():
+    with closing(OneWriter(series.main.path)):  # one process adds models at a time
         done = len(series.main.models) - rows
         report(TRAINING, done, n_models)
         started, numbers = time.monotonic(), range(done, n_models)

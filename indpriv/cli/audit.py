@@ -43,8 +43,7 @@ Run = Annotated[
 OutputDir = Annotated[
     Path | None,
     typer.Option(
-        help="Audit directory to write.",
-        show_default="RUN/audit; ./NAME-audit, if RUN is another user's or cannot be written",
+        help="Audit directory to write.", show_default="RUN/audit; NAME-audit for others' runs"
     ),
 ]
 Delta = Annotated[
@@ -274,20 +273,15 @@ def _checked_folders(
 
 def _default_output(path: Path) -> Path:
     """RUN/audit; in the working folder, if RUN is somebody else's or cannot be written."""
-    inside = path / "audit"
-    if is_remote(path):
+    inside, outside = path / "audit", Path(f"{path.resolve().name}-audit")
+    if is_remote(path) or not path.exists():
         return inside
     named_by_person(path)
-    if hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
-        reason = "belongs to another user"
-    elif os.access(inside if inside.is_dir() else path, os.W_OK):
+    is_own = not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid()
+    if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
         return inside
-    else:
-        reason = "cannot be written"
-    outside = Path(f"{path.resolve().name}-audit")
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"{escape(str(path))} {reason}: the audit is written to {escape(str(outside))}"
-    )
+    text = f"{path} is another user's, or cannot be written: the audit is written to {outside}"
+    Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
     return outside
 
 

@@ -42,32 +42,27 @@ def processor() -> str:
 def _code_commit() -> str | None:
     """The commit of the repository around the working folder; None without one.
 
-    Files of the repository are read, and git is not called: its settings can name programs, which
-    it then runs, and whether files changed since the commit is seen in no other way.
+    Git is not called: it runs programs that the repository's settings name.
     """
     try:
-        here = Path.cwd()
-        found = next((git for at in (here, *here.parents) if (git := at / ".git").exists()), None)
-        commit = None if found is None else _head(found)
+        places = [Path.cwd() / ".git", *(above / ".git" for above in Path.cwd().parents)]
+        commit = next((_head(git) for git in places if git.exists()), "")
     except (OSError, ValueError):
         return None
-    return None if commit is None else f"{commit}, perhaps with uncommitted changes"
+    return f"{commit}, perhaps with uncommitted changes" if commit else None
 
 
-def _head(git: Path) -> str | None:
-    """The commit that a .git names: a folder, or the file of a worktree that says where one is."""
+def _head(git: Path) -> str:
+    """The commit that a .git names: a folder, or the file of a worktree; empty if it is none."""
     if git.is_file():
         git = git.parent / _start(git).removeprefix("gitdir:").strip()
-    shared = git / (_start(git / "commondir").strip() or ".")
-    found = _start(git / "HEAD").strip()
+    shared, found = git / (_start(git / "commondir") or "."), _start(git / "HEAD")
     for _ in range(_MOST_REFERENCES):
-        if not found.startswith("ref: refs/"):
-            break
-        name = found.removeprefix("ref: ")
-        packed = re.search(rf"^(\w+) {re.escape(name)}$", _start(shared / "packed-refs"), re.M)
-        loose = (_start(folder / name).strip() for folder in (git, shared))
-        found = next(filter(None, loose), packed[1] if packed else "")
-    return found if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", found) else None
+        if found.startswith("ref: refs/"):
+            name = found.removeprefix("ref: ")
+            packed = re.findall(rf"^(\w+) {re.escape(name)}$", _start(shared / "packed-refs"), re.M)
+            found = _start(git / name) or _start(shared / name) or "".join(packed)
+    return found if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", found) else ""
 
 
 def _start(path: Path) -> str:
@@ -75,4 +70,4 @@ def _start(path: Path) -> str:
     if not path.is_file():
         return ""
     with path.open("rb") as file:
-        return file.read(_MOST_BYTES).decode("utf-8", "replace")
+        return file.read(_MOST_BYTES).decode("utf-8", "replace").strip()
