@@ -6,15 +6,28 @@ import hashlib
 import random
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 # torch draws its own seeds from 53 bits or more; people and libraries choose seeds of 32 bits.
 _CHOSEN_SEEDS = 2**32
 _DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
+_OF_MODELS = WeakSet[torch.Generator]()  # that models draw from, beside torch's own
+
+
+class NotedGenerators(TorchFunctionMode):
+    """What is drawn from in the block is random state from now on; draws do not move it there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = [g for g in (*args, *(kwargs or {}).values()) if isinstance(g, torch.Generator)]
+        _OF_MODELS.update(found)
+        with kept_random_state() if found else nullcontext():
+            return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -30,7 +43,8 @@ def kept_random_state() -> Iterator[None]:
 def random_state() -> tuple[Any, ...]:
     """States of the generators that a forward pass, or a transform, may draw from."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
+    own = [(generator, generator.get_state()) for generator in _OF_MODELS]
+    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state(), own
 
 
 def set_random_state(state: tuple[Any, ...]) -> None:
@@ -40,6 +54,8 @@ def set_random_state(state: tuple[Any, ...]) -> None:
         torch.cuda.set_rng_state_all(state[1])
     random.setstate(state[2])
     np.random.set_state(state[3])
+    for generator, own in state[4]:
+        generator.set_state(own)
 
 
 class _PrivateGenerator(torch.Generator):

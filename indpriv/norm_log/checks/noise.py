@@ -20,8 +20,8 @@ def noise_check(noise: NoiseCounts | None) -> Check:
     """Compare the noise of one session with independent normal noise of the accounted size."""
     if noise is None:
         return NOISE.not_checked(
-            "the noise that training added could not be measured (half precision, a device without "
-            "float64, or an add_noise that keeps no clipped sum): its size is the optimizer's word"
+            "the noise that training added could not be measured (a device without float64, an "
+            "add_noise that keeps no clipped sum, or half precision, which hides little)"
         )
     if fault := _fault(noise):
         return NOISE.failed(f"{fault}: epsilons rest on noise that was not added")

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -79,9 +80,13 @@ class Deliveries:
         plain_index, plain_next = _BaseDataLoaderIter._next_index, _BaseDataLoaderIter.__next__
 
         def next_index(iterator: Any) -> Any:
-            index = plain_index(iterator)
-            if _draws(iterator._index_sampler, self._sampler, _DEPTH):
-                _ids_of(iterator).append(index)
+            draws = iterator._sampler_iter
+            own = iterator._index_sampler is self._sampler and not iterator._num_workers
+            if own and getattr(draws, "__name__", "") == "__iter__":  # made before the block
+                iterator._sampler_iter = getattr(self._sampler, "reported", iter)(draws)
+            ids, index = _ids_of(iterator), plain_index(iterator)
+            if ids is not None and _draws(iterator._index_sampler, self._sampler, _DEPTH):
+                ids.append(index)
             return index
 
         def deliver(iterator: Any) -> Any:
@@ -163,10 +168,10 @@ def _draws(sampler: Any, drawing: Any, depth: int) -> bool:
     return any(_draws(one, drawing, depth - 1) for one in inner)
 
 
-def _ids_of(iterator: Any) -> deque[Any]:
-    """Ids that an iterator was given and has not delivered; none are left of an earlier epoch."""
+def _ids_of(iterator: Any) -> Any:
+    """Ids that it was given in this epoch and has not delivered; None if it is an evaluation."""
     kept = vars(iterator).get("_indpriv_ids")
     if kept is None or kept[0] is not iterator._sampler_iter:
-        kept = vars(iterator)["_indpriv_ids"] = (iterator._sampler_iter, deque())
-    ids: deque[Any] = kept[1]
-    return ids
+        ids = deque[Any]() if torch.is_grad_enabled() else None
+        kept = vars(iterator)["_indpriv_ids"] = (iterator._sampler_iter, ids)
+    return kept[1]

@@ -130,8 +130,8 @@ def _same(before: list[Tensor], after: list[Tensor], kept: Tensor) -> bool:
 
 
 def _generators() -> Tensor:
-    state, more, *_ = random_state()
-    return torch.cat([state, *more])
+    state, more, _, _, own = random_state()
+    return torch.cat([state, *more, *(each for _, each in own)])
 
 
 def _made(model: ModelInTraining, shadow: nn.Module, batch: Batch) -> tuple[list[Tensor], Tensor]:
@@ -209,7 +209,7 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
     if not size:
         return
     parts = [Batch(inputs, ()).rows(start, start + size).inputs for start in (0, size)]
-    first, second = (make_shadow(module) for _ in parts)
+    first, second, *fed_alike = (make_shadow(module) for _ in range(4))
     for shadow, part in zip((first, second), parts, strict=True):
         _outputs(shadow, part)
     others = dict(second.named_buffers())
@@ -221,11 +221,20 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
                 "remove that, or fix the buffer before training"
             )
     mine, theirs = (_outputs(shadow, parts[0]) for shadow in (first, second))
-    if not all(map(_close, mine, theirs)):
+    if all(map(_close, mine, theirs)):
+        return
+    for _ in parts:
+        mine, theirs = (_outputs(shadow, parts[0]) for shadow in fed_alike)
+    if all(map(_close, mine, theirs)):
         raise InputError(
             "outputs of the model depend on examples that it has seen before: a layer keeps "
             f"something of them, {_LEAK}; remove that, e.g. a list or a running mean in the module"
         )
+    raise InputError(
+        "outputs of the model change from call to call, whatever its examples are: a counter or a "
+        "generator outside the module moves them, and calls of the Recorder would move it too; "
+        "make it an attribute or buffer of the module, or draw by torch with generator=..."
+    )
 
 
 def _outputs(shadow: nn.Module, inputs: Any) -> list[Tensor]:

@@ -142,6 +142,7 @@ class NormPass:
         batch = Batch(inputs, targets)
         with kept_random_state():
             self._model.check_writes(inputs)
+        with kept_random_state():  # with the generators that were found
             check_each_alone(self._model, batch)
             check = AutogradCheck(self._model, batch)
             self._variant, self.fallback = choose_variant(

@@ -32,6 +32,7 @@ from indpriv.recording.norms.batches import (
     map_tensors,
     same_values,
 )
+from indpriv.recording.random_states import NotedGenerators
 
 HALF = (torch.float16, torch.bfloat16)
 _LARGE = 100  # by which weights are multiplied to see whether a forward pass limits them
@@ -110,12 +111,12 @@ class ModelInTraining:
         return torch.finfo(wide).eps * (40 + 4 * self.n_parameters**0.5) + 4 * half
 
     def check_writes(self, inputs: Any) -> None:
-        """Find out whether a forward pass writes into parameters; what fails here fails later."""
+        """Find out what a forward pass writes into and draws from; what fails here fails later."""
         shadow = make_shadow(self.module)
         for p in shadow.parameters():
             p.data.mul_(_LARGE)  # a limit on weights then shows
         before = [(p.data.clone(), p._version) for p in shadow.parameters()]
-        with suppress(*FAULTS), torch.no_grad(), self.precision():
+        with suppress(*FAULTS), torch.no_grad(), self.precision(), NotedGenerators():
             for mode in (True, False):
                 call(shadow.train(mode), map_tensors(inputs, lambda t: t[:2].clone()))
         self.writes = any(

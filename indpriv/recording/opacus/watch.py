@@ -272,8 +272,9 @@ class Watch:
             moved = self._left.moved(self._run.sampling_generator, new_epoch=new_epoch)
             self.tally.counts.randomness.moved += moved
 
-    def _on_draw(self, positions: IntArray, canaries: IntArray) -> None:
-        self.tally.drew(positions, self._run.sample_rate, canaries)
+    def _on_draw(self, positions: IntArray, canaries: IntArray, trains: bool) -> None:
+        if trains:
+            self.tally.drew(positions, self._run.sample_rate, canaries)
         if self._run.is_poisson:
             self._left.leave(self._run.sampling_generator)
             self._count_randomness(self._sampling_states, self._run.sampling_generator)
@@ -335,12 +336,13 @@ def _sampler_watched(
     sampler: Any,
     n_canaries: int,
     before_draw: Callable[[bool], None],
-    on_draw: Callable[[IntArray, IntArray], None],
+    on_draw: Callable[[IntArray, IntArray, bool], None],
     on_epoch_end: Callable[[bool, bool], None],
 ) -> Iterator[None]:
     """Report each batch that is drawn, and each epoch's end: whether its sampler was exhausted.
 
-    The sampler draws canaries as if they were further examples; the loop does not see them.
+    The sampler draws canaries as if they were further examples; the loop does not see them. A pass
+    that begins with gradients off evaluates, whatever it draws: no step may use a batch of it.
     """
     plain = type(sampler)
     n = sampler.num_samples if n_canaries else np.inf
@@ -349,17 +351,21 @@ def _sampler_watched(
     # A DataLoader's batch_sampler cannot be reassigned, so its class is replaced.
     class Watched(plain):  # type: ignore[misc, valid-type]
         def __iter__(self) -> Iterator[list[int]]:
+            return self.reported(super().__iter__(), True)
+
+        def reported(self, draws: Any, from_the_start: bool = False) -> Iterator[list[int]]:
             nonlocal exhausted
-            on_epoch_end(exhausted, False)
-            exhausted = False
+            if trains := torch.is_grad_enabled():
+                on_epoch_end(exhausted, False)
+                exhausted = False
             before_draw(True)
-            for indices in super().__iter__():
+            for indices in draws:
                 drawn = np.array(indices, dtype=np.int64)
                 positions, canaries = drawn[drawn < n], drawn[drawn >= n] - n
-                on_draw(positions, canaries)
+                on_draw(positions, canaries, trains)
                 yield positions.tolist() if n_canaries else indices
                 before_draw(False)
-            exhausted = True
+            exhausted = from_the_start if trains else exhausted
 
     Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
     sampler.__class__ = Watched

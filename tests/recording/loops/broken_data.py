@@ -192,6 +192,99 @@ def better_of_two_batches(s):
             s.step(*max(pair, key=lambda batch: s.loss_of(*batch)))
 
 
+def worst(s, batches):
+    return max(batches, key=lambda batch: s.loss_of(*batch))
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
+def worst_of_ten_batches(s):
+    s.make()
+    with s.recorded():
+        batches = s.batches(20)
+        for _ in range(20):
+            s.step(*worst(s, [next(batches) for _ in range(10)]))
+
+
+@broken("batch", "hooks ghost")
+def worst_of_ten_batches_read_without_gradients(s):
+    s.make()
+    with s.recorded():
+        for _ in range(20):
+            with torch.no_grad():
+                chosen = worst(s, [batch for batch, _ in zip(s.loader, range(10), strict=False)])
+            s.step(*chosen)
+
+
+@broken("batch", "hooks functorch")
+def rest_of_an_epoch_after_a_look_at_its_first_half(s):
+    s.make()
+    with s.recorded():
+        for _ in range(4):
+            batches, losses = iter(s.loader), []
+            for _ in range(6):
+                with torch.no_grad():
+                    losses.append(s.loss_of(*next(batches)))
+            for x, y in batches:
+                if sum(losses) > 3:
+                    s.step(x, y)
+
+
+@broken("batch contribution", "hooks ghost")
+def worse_of_two_epochs(s):
+    s.make()
+    with s.recorded():
+        for _ in range(2):
+            epochs = [list(s.loader) for _ in range(2)]
+            for x, y in max(epochs, key=lambda batches: sum(s.loss_of(*b) for b in batches)):
+                s.step(x, y)
+
+
+@broken("batch contribution", "hooks functorch", rare=True)
+def worse_of_two_epochs_one_read_without_gradients(s):
+    s.make()
+    with s.recorded():
+        for _ in range(3):
+            with torch.no_grad():
+                epochs = [list(s.loader)]
+            epochs.append(list(s.loader))
+            for x, y in max(epochs, key=lambda batches: sum(s.loss_of(*b) for b in batches)):
+                s.step(x, y)
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
+def epochs_left_out_where_the_first_batch_is_well_known(s):
+    s.make()
+    with s.recorded():
+        for epoch in range(4):
+            s.model.eval()
+            for k, (x, y) in enumerate(s.loader):
+                if not k:
+                    known = epoch == 1 or s.loss_of(x, y) < 0.3
+                if not known:
+                    s.model.train()
+                    s.step(x, y)
+
+
+@broken("batch contribution", "hooks ghost", rare=True)
+def batches_of_before_attaching(s):
+    s.make()
+    batches = list(s.loader)
+    with s.recorded():
+        for x, y in batches:
+            s.step(x, y)
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
+def batches_left_out_of_an_iterator_made_before_attaching(s):
+    s.make()
+    batches, left_out = iter(s.loader), 0
+    with s.recorded():
+        for x, y in batches:
+            left_out += (bad := len(x) and left_out < 3 and s.loss_of(x, y) < 2)
+            if not bad:
+                s.step(x, y)
+
+
 @broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def empty_batches_left_out(s):
     s.make(blobs(102), batch=4)

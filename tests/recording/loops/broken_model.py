@@ -243,6 +243,29 @@ def memory_in_a_list_under_dropout(s):
     s.train(model=model)
 
 
+@broken("contribution", "hooks ghost", expect="refused")
+def memory_outside_the_model(s):
+    kept = [torch.zeros(8)]
+
+    def last(h, x):
+        before = kept[-1]
+        kept[:] = [*kept, h.detach().mean(0)][-1:]
+        return h + 0.5 * before
+
+    s.train(model=Hidden(last))
+
+
+@broken("contribution", "hooks ghost functorch")
+def generator_seeded_by_the_batch(s):
+    generator = torch.Generator()
+
+    def noise(h, x):
+        generator.manual_seed(int(1000 * x.sum()) % 2**31)
+        return h + 0.3 * torch.randn(h.shape, generator=generator)
+
+    s.train(model=Hidden(noise))
+
+
 @broken("contribution", "hooks functorch", rare=True)
 def memory_used_after_many_steps(s):
     def late(net, x, outputs):

@@ -272,6 +272,79 @@ def evaluation_on_the_training_set(s):
     s.train(model=with_dropout(), after=accuracy)
 
 
+def evaluated_on_the_loader(s, at_most=None):
+    """A pass over the attached loader that begins with gradients off: no draw of it is trained on."""
+    s.model.eval()
+    with torch.no_grad():
+        for k, (x, y) in enumerate(s.loader):
+            ce(s.model(x), y).mean().item()
+            if k == at_most:
+                break
+    s.model.train()
+
+
+@sound("hooks ghost functorch")
+def loss_on_the_attached_loader_at_an_epochs_end(s):
+    s.make(model=with_dropout())
+    with s.recorded():
+        for _ in range(2):
+            for x, y in s.loader:
+                s.step(x, y)
+            evaluated_on_the_loader(s)
+
+
+@sound("hooks ghost", rare=True)
+def loss_on_the_attached_loader_before_training(s):
+    s.make()
+    with s.recorded():
+        evaluated_on_the_loader(s)
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@sound("hooks functorch", rare=True)
+def loss_on_the_attached_loader_in_two_workers(s):
+    s.make(workers=2)
+    with s.recorded():
+        for _ in range(2):
+            for x, y in s.loader:
+                s.step(x, y)
+            evaluated_on_the_loader(s, at_most=4)
+
+
+@sound("hooks ghost")
+def some_of_the_attached_loader_in_the_middle_of_an_epoch(s):
+    s.train(after=lambda s, x, y: s.steps % 5 or evaluated_on_the_loader(s, at_most=2), micro=13)
+
+
+def endless(s, batches):
+    for _ in range(20):
+        try:
+            yield next(batches)
+        except StopIteration:
+            batches = iter(s.loader)
+            yield next(batches)
+
+
+@sound("hooks ghost")
+def iterator_made_before_attaching(s):
+    s.make()
+    batches = iter(s.loader)
+    with s.recorded():
+        for x, y in endless(s, batches):
+            s.step(x, y)
+
+
+@sound("hooks functorch", rare=True)
+def iterator_made_and_read_before_attaching(s):
+    s.make()
+    batches = iter(s.loader)
+    assert len(next(batches)) == 2
+    with s.recorded():
+        for x, y in endless(s, batches):
+            s.step(x, y)
+
+
 @sound("hooks functorch")
 def logging_forward_in_training_mode(s):
     def log(s, x, y):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
 from torch import nn
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from recording.loops.harness import blobs, ce, mlp, normal, sound
+from recording.loops.harness import blobs, ce, mlp, normal, private_generator, sound
 from recording.loops.parts import (
     LM,
     Attention,
@@ -283,6 +284,61 @@ def stochastic_depth_of_the_whole_batch(s):
 @sound("hooks ghost functorch", rare=True)
 def noise_on_hidden_values(s):
     s.train(model=Hidden(lambda h, x: h + 0.1 * torch.randn_like(h)))
+
+
+@sound("hooks ghost functorch")
+def noise_on_inputs_from_a_generator_of_its_own(s):
+    generator = torch.Generator().manual_seed(3)
+    s.train(model=Hidden(lambda h, x: h + 0.1 * torch.randn(h.shape, generator=generator)))
+
+
+class Noisy(nn.Module):
+    def __init__(self, generator, noise):
+        super().__init__()
+        self.body, self.generator, self.noise = mlp(), generator, noise
+
+    def forward(self, x):
+        return self.body(x + 0.1 * self.noise(self.generator, x.shape)) if self.training else x
+
+
+@sound("hooks ghost functorch", rare=True)
+def generator_in_an_attribute(s):
+    s.train(model=Noisy(private_generator(), lambda g, shape: torch.randn(shape, generator=g)))
+
+
+@sound("hooks ghost functorch", rare=True)
+def generator_of_numpy_in_an_attribute(s):
+    def noise(generator, shape):
+        return torch.as_tensor(generator.standard_normal(tuple(shape)), dtype=torch.float32)
+
+    s.train(model=Noisy(np.random.default_rng(3), noise))
+
+
+class Counting(nn.Module):
+    """Its outputs shrink with the number of passes."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.body = mlp()
+        if isinstance(count, int):
+            self.count = count
+        else:
+            self.register_buffer("count", count)
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            self.count += 1
+        return self.body(x) / (1 + 0.1 * self.count)
+
+
+@sound("hooks ghost functorch")
+def step_counter_in_a_buffer(s):
+    s.train(model=Counting(torch.zeros((), dtype=torch.long)))
+
+
+@sound("hooks ghost functorch", rare=True)
+def step_counter_in_an_attribute(s):
+    s.train(model=Counting(0))
 
 
 @sound("hooks ghost functorch", rare=True)
