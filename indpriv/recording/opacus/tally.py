@@ -18,6 +18,7 @@ from indpriv.norm_log.step_settings import StepSetting
 # no more, a share of the norm itself.
 _SAME_NORM = 1e-5
 _SAME_CLIPPED_NORM = 0.01
+_FEW_LEFT = 2  # passes that a loop may leave anywhere, with a batch that it does not use
 # In ghost mode: differences beyond the slack of the norm pass that rounding cannot explain.
 _SAME_GHOST_NORM = 0.01
 # What each rank of a run counts for itself; all ranks count the rest alike.
@@ -77,6 +78,7 @@ class Tally:
         self._waiting: deque[Draw] = deque()  # batches without a step
         self._carried = 0  # batches of earlier epochs whose step is still to come
         self._clipped = 0  # examples of the first of them whose gradients are clipped already
+        self._passes, self._left = 0, Counter[int]()  # with steps; left with a batch, by steps
         self._unsent: list[IntArray] = []  # batches drawn since the last message
         self._sent: Counter[tuple[str, str]] = Counter()
 
@@ -181,10 +183,12 @@ class Tally:
 
         If the sampler is exhausted (it drew all planned batches), a batch that was drawn and no
         step used was skipped or merged into another. A loop that breaks leaves those that workers
-        prefetched and one more. It is interrupted if it left a logical batch unfinished
-        (BatchMemoryManager); the next step then includes that.
+        prefetched and one more, at which it may have looked unless all passes end at the same step.
+        It is interrupted if it left a logical batch unfinished (BatchMemoryManager), which the next
+        step then includes.
         """
         counts, draws, steps = self.counts.batches, self._epoch_draws, self._epoch_steps
+        self._passes += steps > 0
         if exhausted and not final and not interrupted:
             counts.dropped_batches += max(0, planned + self._carried - draws)
             counts.passes += steps > 1
@@ -194,7 +198,10 @@ class Tally:
         counts.undrawn_steps += max(0, steps - draws)
         counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0
         self._carried = 0
-        allowed = 0 if exhausted else 1 + prefetched
+        self._left[steps] += not exhausted and draws - steps > prefetched
+        by_law = final or not steps or self._left[steps] == self._passes
+        by_law |= self._left.total() - self._left[0] <= _FEW_LEFT
+        allowed = 0 if exhausted else by_law + prefetched
         counts.unstepped_draws += max(0, draws - steps - allowed)
         counts.interrupted_batches += interrupted
         counts.looks += not exhausted and draws > 0 and steps == 0

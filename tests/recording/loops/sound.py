@@ -346,6 +346,17 @@ def iterator_made_and_read_before_attaching(s):
 
 
 @sound("hooks functorch")
+def passes_left_at_the_fifth_batch(s):
+    s.make()
+    with s.recorded():
+        for _ in range(6):
+            for k, (x, y) in enumerate(s.loader):
+                if k == 5 or s.steps == 27:
+                    break
+                s.step(x, y)
+
+
+@sound("hooks functorch")
 def logging_forward_in_training_mode(s):
     def log(s, x, y):
         with torch.no_grad():
