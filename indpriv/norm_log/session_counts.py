@@ -148,7 +148,7 @@ class RandomnessCounts:
         source: what draws noise and batches, in words; both None in older logs.
         first_draw: fingerprint of the random state of the first draw; empty if it is not known.
         repeated_draws: draws of noise or of a batch from a random state that was drawn from before.
-        moved: draws before which something else had drawn from their generator.
+        moved: draws before which something else had drawn from their generator; None in older logs.
     """
 
     guessable_seed: bool = False
@@ -156,7 +156,7 @@ class RandomnessCounts:
     source: str | None = None
     first_draw: str = ""
     repeated_draws: int = 0
-    moved: int = 0
+    moved: int | None = None
 
 
 @dataclass(frozen=True)

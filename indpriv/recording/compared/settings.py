@@ -32,7 +32,8 @@ class Settings:
         self._last: dict[str, Any] | None = None
         self._laws: dict[int, _Law] = {}  # of schedulers that have functions of the user's
         self._seen: dict[int, list[Any]] = {}  # scheduler -> what it was made with, its steps
-        self._schedulers: list[Any] | None = None  # looked for at the first change
+        self._schedulers: list[Any] = []  # looked for at the start and the first change
+        self._looked = False
 
     def moved(self, step: int, setting: StepSetting) -> str:
         """What moved by no law since the last step, or is not what the law says; "" if nothing."""
@@ -46,6 +47,8 @@ class Settings:
         groups = self._optimizer.param_groups
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
+        if self._last is None:
+            self._schedulers = self._found_schedulers()
         last, self._last = self._last or now, now
         said, is_law = ({}, True) if self._public is None else self._public.at(step)
         if not is_law:
@@ -72,8 +75,8 @@ class Settings:
     def _by_law(self, name: str, now: Any, last: Any, step: int) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
             return True  # the rule's own private release
-        if self._schedulers is None:
-            self._schedulers = self._found_schedulers()
+        if not self._looked:  # for those that were made since
+            self._looked, self._schedulers = True, self._found_schedulers()
             self._follow(step)
         if name in ("noise_multiplier", "max_grad_norm"):
             kind = "Noise" if name == "noise_multiplier" else "GradClip"
@@ -90,7 +93,7 @@ class Settings:
 
     def _follow(self, step: int) -> None:
         """Note when schedulers took a step, and what they were made with."""
-        for one in self._schedulers or ():
+        for one in self._schedulers:
             epoch, made = (
                 getattr(one, "last_epoch", None),
                 repr([getattr(one, n, 0) for n in _MADE]),
@@ -101,9 +104,9 @@ class Settings:
                 seen[1].append((step, epoch))
 
     def _is_steady(self, scheduler: Any) -> bool:
-        """Whether it steps at one pace, as it was made, by functions that repeat."""
+        """Whether it steps at one pace from the start, as it was made, by functions that repeat."""
         made, moves = self._seen[id(scheduler)]
-        paces = {b - a for (a, _), (b, _) in itertools.pairwise(moves)}
+        paces = {(b - a, f - e) for (a, e), (b, f) in itertools.pairwise(moves) if e is not None}
         return bool(made) and len(paces) <= 1 and self._repeats(scheduler)
 
     def _repeats(self, scheduler: Any) -> bool:

@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,17 @@ _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
 _OF_OPACUS = frozenset(["training", "activations", "max_batch_len", "ddp_hooks"])
 _SAME_STEP = 1e-6
 _ROWS = 32  # of the data set, secret ones, that are read again
+
+
+class _Hook(partial[Any]):
+    """A hook of the model in training; copies of the model, pickled ones too, do nothing there."""
+
+    def __reduce__(self) -> Any:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What a copy of a hook does."""
 
 
 class Comparison:
@@ -109,9 +121,9 @@ class Comparison:
         handles = [
             # Before FSDP2's own, which makes the parameters whole.
             module.register_forward_pre_hook(
-                self._entering, prepend=run.whole.is_sharded, with_kwargs=True
+                _Hook(self._entering), prepend=run.whole.is_sharded, with_kwargs=True
             ),
-            module.register_forward_hook(self._leaving, with_kwargs=True),
+            module.register_forward_hook(_Hook(self._leaving), with_kwargs=True),
             inner.register_step_pre_hook(self._taking),
         ]
         self._pre_hooks, self._last_hook = inner._optimizer_step_pre_hooks, handles[-1].id

@@ -78,6 +78,7 @@ class Watch:
             self.tally.counts.clipping.clip_excess = clip_excess(run.optimizer)
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
         self._left = LeftStates()
+        self.tally.counts.randomness.moved = 0
         self._noise = NoiseWatch(run.optimizer.params, getattr(run.optimizer, "grad_state", None))
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self.limits: tuple[float, ...] = ()  # per layer, when noise was added
@@ -175,7 +176,7 @@ class Watch:
         self._noise.before()
         state = _state_of(run.noise_generator)
         randomness, optimizer = self.tally.counts.randomness, run.optimizer
-        randomness.moved += self._left.moved(run.noise_generator)
+        self._note_moved(self._left.moved(run.noise_generator))
         add_noise()
         self._left.leave(run.noise_generator)
         draws = run.noise_std and run.whole.adds_noise(optimizer) and not optimizer.secure_mode
@@ -269,8 +270,12 @@ class Watch:
 
     def _before_draw(self, new_epoch: bool) -> None:
         if self._run.is_poisson:  # others draw an epoch at once
-            moved = self._left.moved(self._run.sampling_generator, new_epoch=new_epoch)
-            self.tally.counts.randomness.moved += moved
+            generator = self._run.sampling_generator
+            self._note_moved(self._left.moved(generator, new_epoch=new_epoch))
+
+    def _note_moved(self, moved: bool) -> None:
+        randomness = self.tally.counts.randomness
+        randomness.moved = (randomness.moved or 0) + moved
 
     def _on_draw(self, positions: IntArray, canaries: IntArray, trains: bool) -> None:
         if trains:

@@ -44,7 +44,7 @@ def chosen_batches(s, draw_others):
                 coming = torch.Generator()
                 coming.set_state(sampler.generator.get_state())
                 torch.empty((), dtype=torch.int64).random_(generator=coming)
-                if y[torch.rand(400, generator=coming) < sampler.sample_rate].float().mean() > 0.62:
+                if y[torch.rand(400, generator=coming) < sampler.sample_rate].float().mean() > 0.66:
                     break
                 draw_others(sampler.generator)
             for x, labels in s.loader:

@@ -210,3 +210,16 @@ def clipping_per_layer_by_the_data(s):
         ]
 
     s.train(between=change, clip=[0.3, 0.1, 0.5, 0.2], clipping="per_layer")
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def scheduler_that_begins_once_the_loss_is_small(s):
+    s.make()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(s.inner, 26)
+    begun = False
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            begun |= s.steps > 2 and s.loss_of(x, y) < 0.68
+            if begun:
+                scheduler.step()

@@ -1,6 +1,7 @@
 """Sound loops: how batches come and what happens between steps."""
 
 import copy
+import io
 import random
 from collections import namedtuple
 
@@ -513,3 +514,17 @@ def normalised_by_the_collate_function(s):
         return (x - 0.1) / 2, y
 
     s.train(collate=collate)
+
+
+@sound("hooks ghost functorch")
+def copies_and_files_of_the_whole_model_between_steps(s):
+    kept = []
+
+    def keep(s, x, y):
+        kept.append(copy.deepcopy(s.model._module))
+        with torch.no_grad():
+            kept[-1](x)
+        if s.mode == "hooks":
+            torch.save(kept[-1], io.BytesIO())
+
+    s.train(after=keep)
