@@ -17,12 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks, _files
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._signatures import signing_key
 from indpriv._storage import location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume
 from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.sealing import seal, sign
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
 from indpriv.norm_log.validation import (
     check_ids,
@@ -55,6 +57,7 @@ class RoundRecorder:
         seeded: sampling or noise use a known seed: the run gives no privacy, and is labelled so.
         resume_at: continue the log in run_dir after this number of rounds; later ones become void.
         bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
+        sign_with: path of an OpenSSH private key that signs the log, as for `Recorder`.
         run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
 
     Raises:
@@ -82,8 +85,10 @@ class RoundRecorder:
         seeded: bool = False,
         resume_at: int | None = None,
         bucket_is_private: bool = False,
+        sign_with: str | Path | None = None,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
+        self._key = signing_key(sign_with)
         self.run_dir = location_to_write(run_dir, bucket_is_private)
         self._ids = np.asarray(client_ids)
         check_ids(self._ids, self._ids.size)
@@ -109,6 +114,8 @@ class RoundRecorder:
             if state is None or run_info is not None:
                 about = {"name": self.run_dir.resolve().name, **(run_info or {})}
                 _files.write_json(self.run_dir / RUN_JSON, about)
+            if state is None:
+                sign(self.run_dir, self._key)
 
     @property
     def n_rounds(self) -> int:
@@ -217,6 +224,8 @@ class RoundRecorder:
                 self._writer.finish(self._counts())
         finally:
             self.close()
+        if kind is None:
+            seal(self.run_dir, self._key)
 
     def _counts(self) -> SessionCounts:
         steps = self._next - self._from

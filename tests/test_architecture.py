@@ -30,6 +30,7 @@ STAGES = {
         "_repeats",
         "_row_tables",
         "_signals_files",
+        "_signatures",
         "_storage",
         "_temporary",
     },

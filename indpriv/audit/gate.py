@@ -9,13 +9,16 @@ something about the data.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from indpriv._formatting import format_delta, format_epsilon, format_lower_bound, format_share
 from indpriv.analysis.guarantee import SUPPORTED
 from indpriv.analysis.summary import AuditSummary
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import FAILED
+from indpriv.norm_log.evidence import FAILED, PASSED
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.sealing import journal_check
 
 WITHHELD = "withheld"
 # Name of a limit -> the figure of individual epsilon that it is on.
@@ -101,6 +104,21 @@ def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
         *_individual(summary, limits),
         *_groups(summary, limits),
     ]
+
+
+def signed(content: Mapping[str, Any], run_dir: Path, keys: Path) -> Condition:
+    """Whether the log that was audited is the one in run_dir, signed and whole.
+
+    keys: a file with the public keys of those who may have signed it.
+    """
+    run = open_run(run_dir, hash_all=True)
+    check = journal_check(run.state, keys)
+    faults = [] if check.status == PASSED else [check.detail]
+    if AuditSummary.from_json(content).run.recorder.get("log_sha256") != run.state.fingerprint:
+        faults.append("the audit is not of this log, or of it as it was before")
+    found = "; ".join([*faults, *run.faults.values()])
+    asked = f"by a key in {keys}"
+    return Condition("log signed", not found, found or check.detail, asked, private=False)
 
 
 def _always(summary: AuditSummary) -> list[Condition]:

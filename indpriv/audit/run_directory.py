@@ -168,6 +168,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         recorder={
             **state.header["run"],
             "seeded": state.seeded,
+            "log_sha256": state.fingerprint,
             **{key: state.header["norm_pass"].get(key) for key in ("backend", "slack")},
             "policy": state.header["policy"] or None,
             "clip_excess": state.clip_excess,

@@ -55,6 +55,13 @@ AuditFile = Annotated[
     Path | None,
     typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml."),
 ]
+SignedBy = Annotated[
+    Path | None,
+    typer.Option(
+        help="Require the log to be signed by a key in this file: OpenSSH's .pub, allowed_signers "
+        "or authorized_keys."
+    ),
+]
 Device = Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")]
 DataDir = Annotated[
     Path | None,

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from indpriv.cli.options import AuditDir, Json, check_folder, print_json, progress_bar
+from indpriv.cli.first_contact import checked_run
+from indpriv.cli.options import AuditDir, Json, SignedBy, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
 
 Epsilon = Annotated[
@@ -87,6 +88,10 @@ Exact = Annotated[
 Verified = Annotated[
     bool,
     typer.Option("--verified", help="Require that the guarantee was checked, not only declared."),
+]
+SignedRun = Annotated[
+    Path | None,
+    typer.Option(help="The audited run, for --signed-by.", show_default="AUDIT_DIR/.."),
 ]
 Figures = Annotated[
     bool,
@@ -246,6 +251,8 @@ def gate(
     unit: RequiredUnit = None,
     exact: Exact = False,
     verified: Verified = False,
+    signed_by: SignedBy = None,
+    run: SignedRun = None,
     figures: Figures = False,
     as_json: Json = False,
 ) -> None:
@@ -257,7 +264,7 @@ def gate(
     Example: indpriv gate reports/adult --max-worst-case-epsilon 8 --min-coverage 1.0
     """
     from indpriv.audit import read_summary
-    from indpriv.audit.gate import Limits, judge
+    from indpriv.audit.gate import Limits, judge, signed
 
     limits = Limits(
         max_worst_case_epsilon=max_worst_case_epsilon,
@@ -273,7 +280,10 @@ def gate(
         exact=exact,
         verified=verified,
     )
-    conditions = judge(read_summary(audit_dir), limits)
+    conditions = judge(content := read_summary(audit_dir), limits)
+    if signed_by is not None:
+        log = checked_run(audit_dir.absolute().parent if run is None else run, "gate --run")
+        conditions.append(signed(content, log, signed_by))
     shown = [condition.shown(figures=figures) for condition in conditions]
     passed = all(condition.passed for condition in conditions)
     if as_json:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from indpriv.cli.first_contact import checked_run
-from indpriv.cli.options import AuditDir, By, Json, check_folder, print_json, progress_bar
+from indpriv.cli.options import AuditDir, By, Json, SignedBy, check_folder, print_json, progress_bar
 from indpriv.errors import EvidenceError
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def verify(
     run_dir: Annotated[
         Path | None, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote.")
     ] = None,
+    signed_by: SignedBy = None,
     as_json: Json = False,
 ) -> None:
     """Check a run's log, and say what its account rests on, line by line.
@@ -145,7 +146,7 @@ def verify(
 
     run_dir = checked_run(run_dir, "verify")
     try:
-        checks, lines = _evidence_of_audit(run_dir)
+        checks, lines = _evidence_of_audit(run_dir, signed_by)
     except EvidenceError as error:
         checks = [HASH_CHAIN.failed(str(error))]
         lines = lines_of(checks, {})
@@ -173,7 +174,9 @@ def verify(
         raise typer.Exit(3)
 
 
-def _evidence_of_audit(run_dir: Path) -> tuple[Sequence[Check], Sequence[Line]]:
+def _evidence_of_audit(
+    run_dir: Path, signed_by: Path | None
+) -> tuple[Sequence[Check], Sequence[Line]]:
     """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
     from indpriv._files import read_json
     from indpriv.analysis.declared import Declared
@@ -185,7 +188,7 @@ def _evidence_of_audit(run_dir: Path) -> tuple[Sequence[Check], Sequence[Line]]:
     from indpriv.norm_log.verify import verify as checks_of
 
     opened = open_run(run_dir, hash_all=True)
-    checks, state, known = checks_of(opened), opened.state, False
+    checks, state, known = checks_of(opened, signed_by), opened.state, False
     with suppress(EvidenceError):  # as a check says
         known = usual_participation(opened.log, None) == "known"
     if known:

@@ -95,6 +95,13 @@ def train(
             help="Go on with the run in --run-dir, which was stopped, after its last checkpoint.",
         ),
     ] = False,
+    sign_with: Annotated[
+        Path | None,
+        typer.Option(
+            help="OpenSSH private key (ed25519) of whoever trains: it signs the log, see indpriv "
+            "verify --signed-by."
+        ),
+    ] = None,
     bucket_is_private: BucketIsPrivate = False,
     as_json: Json = False,
 ) -> None:
@@ -115,6 +122,7 @@ def train(
         canaries=canaries,
         baseline=non_private_baseline,
         resume=resume,
+        sign_with=sign_with,
         bucket_is_private=bucket_is_private,
     )
     if as_json:
@@ -132,6 +140,7 @@ def _train(
     canaries: int = 0,
     baseline: bool = False,
     resume: bool = False,
+    sign_with: Path | None = None,
     bucket_is_private: bool = False,
 ) -> TrainedRun:
     from indpriv.training.canaries import train_with_canaries
@@ -167,6 +176,7 @@ def _train(
                 progress=progress,
                 device=device,
                 data_dir=data_dir,
+                sign_with=sign_with,
                 bucket_is_private=bucket_is_private,
             )
         except KeyboardInterrupt as stopped:

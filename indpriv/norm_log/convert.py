@@ -22,6 +22,7 @@ from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.norms_file import NormsFile, check_norms_file, read_norms
 from indpriv.norm_log.run_files import RUN_JSON, holds_log
+from indpriv.norm_log.sealing import seal
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.validation import check_words, widened
@@ -102,6 +103,7 @@ def convert(
         writer.finish(counts)
     finally:
         writer.close()
+    seal(run_dir)
 
 
 def _header(settings: _Settings, rounding: float) -> LogHeader:

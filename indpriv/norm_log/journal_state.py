@@ -44,6 +44,8 @@ class LogState:
         steps: the lines of steps.
         sessions: the last counts of every recording session; a resumed run has several.
         closed: the recorder closed the log.
+        beside: name -> hash, at the end of a closed log, of the files beside it; None in older logs
+            and in those that were not closed.
         voided_steps: number of steps that were run and declared void on resuming.
         fingerprint: hash of all lines; the hashes of the record files are in them.
     """
@@ -58,6 +60,7 @@ class LogState:
     steps: list[Line] = field(default_factory=list)
     sessions: list[SessionCounts] = field(default_factory=list)
     closed: bool = False
+    beside: Mapping[str, str] | None = None
     voided_steps: int = 0
     fingerprint: str = ""
 
@@ -235,6 +238,8 @@ def read_state(run_dir: Path) -> LogState:
     counts: dict[int, Mapping[str, Any]] = {}
     for line in lines[1:]:
         state.closed = line["kind"] == "close"
+        found = line.get("files") if state.closed else None
+        state.beside = found if isinstance(found, dict) else None
         if "evidence" in line:
             counts[line["evidence"]["from_step"]] = line["evidence"]
         if line["kind"] == "truncate":

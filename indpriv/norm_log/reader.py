@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv import _files
-from indpriv._arrays import Ids, IntArray
+from indpriv import _files, _repeats
+from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._checks import check_choice
 from indpriv._folders import remove_file
 from indpriv._storage import check_hash, is_remote, sizes_in
@@ -159,18 +159,34 @@ def _read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArra
     Many ids on a disk are hashed here and read later; checksums of their pages are compared then.
     """
     path, sha256 = state.run_dir / IDS, state.header["ids_sha256"]
-    if is_remote(path) or state.header["n_examples"] <= LARGEST_FILE:
+    n = state.header["n_examples"]
+    if is_remote(path) or n <= LARGEST_FILE:
         ids = _files.read_parquet(path, sha256=sha256)
+        _check_ids(path, ids["example_id"].to_numpy(), None, n)
         units = ids["unit_id"].to_numpy() if "unit_id" in ids else None
         return ids["example_id"].to_numpy(), units, np.flatnonzero(ids["exact"].to_numpy())
     check_hash(path, sha256)
     rows = _files.ParquetRows.open(path)
+    stored = StoredIds(rows, "example_id")
+    equal = _repeats.repeated(lambda start, stop: stored[start:stop], rows.ranges())
+    _check_ids(path, stored, equal, n)  # equal hashes, and perhaps equal ids
     units = np.asarray(StoredIds(rows, "unit_id")) if "unit_id" in rows.columns else None
     exact = [
         start + np.flatnonzero(rows.read(start, stop, ["exact"])["exact"])
         for start, stop in rows.ranges()
     ]
-    return StoredIds(rows, "example_id"), units, np.concatenate(exact)
+    return stored, units, np.concatenate(exact)
+
+
+def _check_ids(path: Path, ids: Ids, some: IntArray | None, n_examples: int) -> None:
+    """Raise EvidenceError unless there are n_examples ids, and those at `some` (or all) differ."""
+    distinct = all_distinct(np.asarray(ids if some is None else ids[some]))
+    if len(ids) != n_examples or not distinct:
+        twice = "" if distinct else ", some of them twice"
+        raise EvidenceError(
+            f"{path} has {len(ids)} example ids{twice}; the log has {n_examples} examples, each "
+            "with an id of its own: restore the file from a copy"
+        )
 
 
 def _check_consistent(state: LogState) -> None:

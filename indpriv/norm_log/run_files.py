@@ -11,6 +11,7 @@ from indpriv.errors import InputError
 Line = dict[str, Any]  # of the journal
 
 JOURNAL = _journal.NAME
+SIGNATURE = f"{JOURNAL}.sig"  # where ssh-keygen -Y sign puts it
 IDS = "ids.parquet"
 RECORDS = "records"  # a folder: one Parquet file per record, or one for each part of it
 RUN_JSON = "run.json"
@@ -24,6 +25,9 @@ SECRETS = "secrets.parquet"
 CURVE = "curve.parquet"
 LEAKAGE = "leakage"  # a folder: scores and pictures of reconstructions
 HOLDOUT = "holdout"  # a folder: the log of the test examples
+# What an audit reads beside the log: hashed when it is closed.
+BESIDE = [RUN_JSON, EXAMPLES, EXAMPLES_NON_DP, MODEL_NON_DP, CANARIES, GRADIENT_CANARIES, WHITE_BOX]
+BESIDE += [ATTRIBUTES, ATTRIBUTES_NON_DP, SECRETS, CURVE, f"{HOLDOUT}/{JOURNAL}"]
 _RECORD_FILE = re.compile(r"((exact|free|divided|filter)-)?\d{12}(-\d{5})?\.parquet")
 RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "

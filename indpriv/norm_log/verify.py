@@ -14,7 +14,6 @@ from indpriv.norm_log.checks.took_part import who_took_part
 from indpriv.norm_log.evidence import (
     COVERAGE,
     DECLARED_SETTINGS,
-    HASH_CHAIN,
     NORM_PASS,
     PERMISSIONS,
     RECORDS,
@@ -24,20 +23,22 @@ from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.norm_log import OpenedRun
 from indpriv.norm_log.reader import hashed_when_read
 from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.sealing import journal_check
 from indpriv.norm_log.step_settings import SETTING_NAMES
 
 
-def verify(run: OpenedRun) -> list[Check]:
+def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Check]:
     """Check everything that the log of a run can prove.
+
+    signed_by: a file with the public keys of those who may have signed it; see `journal_check`.
 
     Returns:
         one Check or more per assumption. If one fails, an account of the run is an estimate, or it
         is refused.
     """
     state = run.state
-    torn = "; a torn last line was dropped" if state.torn else ""
     return [
-        HASH_CHAIN.passed(f"every line continues the hash chain{torn}"),
+        journal_check(state, signed_by),
         *_records(run),
         _coverage(state),
         *state.checks(),

@@ -13,7 +13,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
         hash
     steps     realised settings of consecutive steps, and counts of the session ("evidence")
     truncate  training was resumed from a checkpoint at this step: what was logged beyond it is void
-    close     the run ended as intended
+    close     the run ended as intended; "files": hashes of those beside the log, see sealing.py
 """
 
 from __future__ import annotations

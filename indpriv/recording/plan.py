@@ -57,6 +57,7 @@ class Plan:
     start: str | None
     strict: bool
     public_settings: PublicSettings | None
+    sign_with: Any
 
     def __post_init__(self) -> None:
         _checks.check_choice("rounding_mode", self.rounding_mode, ("up", "nearest"))

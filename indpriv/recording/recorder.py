@@ -21,11 +21,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from indpriv import _checks
 from indpriv._files import write_json
+from indpriv._signatures import signing_key
 from indpriv._storage import location_to_write
 from indpriv.errors import EvidenceWarning, InputError
 from indpriv.norm_log.evidence import SEEDS
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
+from indpriv.norm_log.sealing import seal, sign
 from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.compared.findings import say
@@ -114,6 +116,8 @@ class Recorder:
             {"lr": 0.1}. It is asked for steps to come, so that it cannot read what training sees.
             Without it, settings that no scheduler of torch or Opacus moves are declared, not
             verified.
+        sign_with: path of an OpenSSH private key (ed25519, no passphrase) of whoever trains. It
+            signs the log when it begins and when it is closed: RUN/journal.jsonl.sig.
         strict: raise, instead of warning, where something is seen at attach or while training that
             leaves the run's guarantee less than supported.
         run_info: what else to keep in run.json, e.g. the training configuration. The processor,
@@ -122,7 +126,8 @@ class Recorder:
 
     Raises:
         InputError: an empty data set, metadata or ids that do not fit it, both a policy and an
-            argument that it replaces, a run directory in use, or a bucket that may not be private.
+            argument that it replaces, a run directory in use, a bucket that may not be private, or
+            a key that cannot sign.
 
     >>> from indpriv.recording import Recorder
     >>> recorder = Recorder("runs/mine", dataset=train_set, loss_fn=loss_fn)  # doctest: +SKIP
@@ -163,6 +168,7 @@ class Recorder:
         start: str | None = None,
         public_settings: PublicSettings | None = None,
         strict: bool = False,
+        sign_with: str | Path | None = None,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
         self.run_dir = location_to_write(run_dir, bucket_is_private)
@@ -194,6 +200,7 @@ class Recorder:
             start=start,
             strict=strict,
             public_settings=public_settings,
+            sign_with=signing_key(sign_with),
         )
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
         self._attached = self._draws_privately = False
@@ -317,6 +324,8 @@ def _recording(
     with opened_log(plan, header, writes=ranks.writes) as log:
         if log.writes:
             write_json(plan.run_dir / RUN_JSON, about)
+            if plan.resume_at is None:
+                sign(plan.run_dir, plan.sign_with)
         holdout = test if plan.record_holdout and log.writes else None
         caveats = header.norm_pass["caveats"]
         session = Session(
@@ -332,3 +341,6 @@ def _recording(
                 table.to_parquet(plan.run_dir / EXAMPLES)
                 if attack is not None:
                     attack.scores(model).to_parquet(plan.run_dir / attack.file_name)
+    if log.writes:
+        with log.disk_errors_handled():
+            seal(plan.run_dir, plan.sign_with)

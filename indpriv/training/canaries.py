@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from indpriv._checks import check_positive_int
 from indpriv._progress import StageProgress
+from indpriv._signatures import signing_key
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
+from indpriv.norm_log.sealing import seal
 from indpriv.recording.attacks.mislabelled_canaries import METHOD, draw_canaries
 from indpriv.training.baseline import example_table
 from indpriv.training.config import AuditConfig
@@ -42,6 +44,7 @@ def train_with_canaries(
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
     bucket_is_private: bool = False,
+    sign_with: str | Path | None = None,
 ) -> TrainedRun:
     """Train like `train`, with canaries in the data; write their scores to RUN/canaries.parquet.
 
@@ -76,6 +79,7 @@ def train_with_canaries(
         dataset=with_canaries,
         n_planned=len(dataset.train),
         bucket_is_private=bucket_is_private,
+        sign_with=sign_with,
     )
     canaries = replace(with_canaries, train=changed.take(is_canary))
     losses = example_table(run.module, canaries, device, loss=config.training.loss).train["loss"]
@@ -86,6 +90,7 @@ def train_with_canaries(
         groups=np.array(dataset.class_names, dtype=object)[targets[positions]],
         fair_coins=True,
     ).to_parquet(run.run_dir / CANARIES)
+    seal(run.run_dir, signing_key(sign_with))
     return run
 
 

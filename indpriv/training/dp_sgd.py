@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -17,6 +18,7 @@ from torch import nn
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
+from indpriv._signatures import signing_key
 from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -89,6 +91,7 @@ def train(
     n_planned: int | None = None,
     resume: bool = False,
     bucket_is_private: bool = False,
+    sign_with: str | Path | None = None,
 ) -> TrainedRun:
     """Train an audit's model with DP-SGD and record it.
 
@@ -112,14 +115,16 @@ def train(
         resume: go on after the last checkpoint: a seeded run to the end that it would have reached
             (on a CPU to the bit), another with new random numbers. Steps beyond it become void.
         bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
+        sign_with: path of an OpenSSH private key that signs the log; see `Recorder`.
 
     Raises:
-        InputError: a configuration, data set, directory or run that cannot be used.
+        InputError: a configuration, data set, directory, run or key that cannot be used.
         EvidenceError: the log would be wrong (from the Recorder).
         KeyboardInterrupt: it was stopped by Ctrl-C or SIGTERM; RUN is usable.
     """
     started, progress = time.monotonic(), progress or silent
     run_dir = run_location(config, run_dir, bucket_is_private)
+    key = signing_key(sign_with)
     _check_filter(config, privacy_filter)
     if not resume:
         check_new(run_dir)
@@ -129,23 +134,23 @@ def train(
     with quiet_opacus():
         private = make_private(config, dataset, randomness, device, n_planned, _drawn(begun))
         steps = RecordedSteps(run_dir, config, private, dataset.test, seed, begun)
-        options = private, randomness, _filter_of(private, privacy_filter), begun
+        options = private, randomness, _filter_of(private, privacy_filter), begun, sign_with
         steps.take(_make_recorder(run_dir, config, dataset, *options), progress)
         epsilon = private.worst_case_epsilon(config.training.delta, steps.lost)
     run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, _test_accuracy(run_dir))
-    _complete(run, private, steps, seconds=time.monotonic() - started)
-    _after_training(config, run, dataset, seed, progress, device)
+    _complete(run, private, steps, key, seconds=time.monotonic() - started)
+    _after_training(config, run, dataset, seed, progress, device, key)
     return run
 
 
 def _complete(
-    run: TrainedRun, private: PrivateSetting, steps: RecordedSteps, *, seconds: float
+    run: TrainedRun, private: PrivateSetting, steps: RecordedSteps, key: Any, *, seconds: float
 ) -> None:
     """Write what the steps came to; KeyboardInterrupt if some are left."""
     seeded = steps.seed is not None
     guarantee = guarantee_of(private, run.worst_case_epsilon, lost=steps.lost, seeded=seeded)
     counts = run.steps, private.total_steps, seconds + steps.seconds_before
-    complete_record(run.run_dir, guarantee, run.test_accuracy, *counts)
+    complete_record(run.run_dir, guarantee, run.test_accuracy, *counts, key)
     check_complete(run.run_dir, run.steps, private.total_steps, "steps")
 
 
@@ -156,6 +161,7 @@ def _after_training(
     seed: int | None,
     progress: StageProgress,
     device: str,
+    key: Any,
 ) -> None:
     """Write what attacks of the audit need; then nothing is left to do."""
     _write_attributes(config, run.module, dataset, run.run_dir / ATTRIBUTES, device)
@@ -163,7 +169,7 @@ def _after_training(
     if config.training.non_private_baseline:
         baseline = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
         _write_baseline(config, baseline, dataset, run.run_dir, device)
-    finish_record(run.run_dir, RESUME)
+    finish_record(run.run_dir, RESUME, key)
 
 
 def _drawn(begun: TrainingState | None) -> float | None:
@@ -222,6 +228,7 @@ def _make_recorder(
     randomness: Randomness,
     privacy_filter: Filter | None,
     begun: TrainingState | None,
+    sign_with: str | Path | None,
 ) -> Recorder:
     recording, column = config.recording, config.data.unit_column
     return Recorder(
@@ -247,6 +254,7 @@ def _make_recorder(
         public_settings=private.public_law,
         resume_at=None if begun is None else begun.recorder,
         bucket_is_private=True,  # or `train` would have refused it
+        sign_with=sign_with,
         run_info=first_record(
             config,
             dataset,

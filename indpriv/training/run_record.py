@@ -18,6 +18,7 @@ from indpriv._folders import remove_file
 from indpriv._storage import location_on_disk, location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RESUME, RUN_JSON
+from indpriv.norm_log.sealing import seal
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset
@@ -240,8 +241,12 @@ def complete_record(
     steps: int,
     planned_steps: int,
     seconds: float,
+    key: Any = None,
 ) -> None:
-    """Add to run.json what is known once training has ended, perhaps before its last step."""
+    """Add to run.json what is known once training has ended, perhaps before its last step.
+
+    key: signs the log again, whose end holds the hash of run.json; see `seal`.
+    """
     last = {
         "status": "interrupted" if steps < planned_steps else "running",
         "steps": steps,
@@ -250,6 +255,7 @@ def complete_record(
         "wall_seconds": round(seconds, 2),
     }
     write_json(run_dir / RUN_JSON, {**read_json(run_dir / RUN_JSON), **last})
+    seal(run_dir, key)
 
 
 def check_complete(run_dir: Path, done: int, planned: int, what: str) -> None:
@@ -261,10 +267,11 @@ def check_complete(run_dir: Path, done: int, planned: int, what: str) -> None:
         )
 
 
-def finish_record(run_dir: Path, state: str) -> None:
+def finish_record(run_dir: Path, state: str, key: Any = None) -> None:
     """Say that nothing of the run is left to do; remove the file that it would be resumed with."""
     write_json(run_dir / RUN_JSON, {**read_json(run_dir / RUN_JSON), "status": "finished"})
     remove_file(run_dir / state)
+    seal(run_dir, key)
 
 
 def _version() -> str:

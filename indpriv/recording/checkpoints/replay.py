@@ -22,6 +22,7 @@ from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
+from indpriv.norm_log.sealing import seal
 from indpriv.norm_log.step_settings import SETTING_NAMES
 from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
@@ -109,6 +110,7 @@ def replay(
         write_log(run_dir, plan, audit_spec, header, checkpoint_pass, workers, progress or silent)
     write_json(run_dir / RUN_JSON, _run_json(Path(checkpoints), plan.settings))
     examples.to_parquet(run_dir / EXAMPLES)
+    seal(run_dir)
     total = len(plan.settings.steps)
     return Replay(run_dir, len(plan.models), total, accuracy["train"], accuracy["test"], plan.notes)
 

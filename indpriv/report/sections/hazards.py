@@ -1,10 +1,12 @@
 """How the account can be wrong or misread, and what was checked."""
 
 from indpriv.analysis.summary import AuditSummary
-from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
+from indpriv.norm_log.evidence import FAILED, HASH_CHAIN, NOT_CHECKED, PASSED
 from indpriv.norm_log.lines import ON_TRUST
 from indpriv.report.document import Block, Entry, Heading, Section, Span, paragraph, table
 
+_NOTHING = "nothing, so what the log says is not confirmed"
+_JOURNAL = (HASH_CHAIN.key, PASSED)
 _KINDS = {
     "assumption": "What the account rests on",
     "reading": "How figures are misread",
@@ -33,6 +35,7 @@ def _screen(summary: AuditSummary) -> tuple[Entry, ...]:
     passed = sum(check.status == PASSED for check in checks)
     unknown = ", ".join(check.title for check in checks if check.status == NOT_CHECKED)
     count = f"{passed} of {len(checks)} checks passed; indpriv verify lists them"
+    origin = [f"{one.title}: {one.detail}" for one in checks if (one.key, one.status) == _JOURNAL]
     failed = [check for check in checks if check.status == FAILED]
     lines = summary.guarantee.lines
     trusted = [line.title.lower() for line in lines if line.word == ON_TRUST] + [
@@ -44,7 +47,7 @@ def _screen(summary: AuditSummary) -> tuple[Entry, ...]:
     entries = [
         Entry(
             "CHECKED",
-            (paragraph(count if passed else "nothing, so what the log says is not confirmed"),),
+            tuple(map(paragraph, [count, *origin] if passed else [_NOTHING])),
         ),
         Entry(
             "FAILED",

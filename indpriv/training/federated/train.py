@@ -21,6 +21,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_json
 from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
+from indpriv._signatures import signing_key
 from indpriv.accountant import account
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.errors import InputError
@@ -66,6 +67,7 @@ def train_federated(
     dataset: Dataset | None = None,
     resume: bool = False,
     bucket_is_private: bool = False,
+    sign_with: str | Path | None = None,
 ) -> TrainedRun:
     """Train an audit's model in rounds of clients, and record them.
 
@@ -99,7 +101,8 @@ def train_federated(
         about["groups"] = []
     curve = Curve(module, 1 / settings.client_rate, dataset.test, device, rows)
     tell = progress or silent
-    with _recording(run_dir, config, dataset, clients, about, begun) as recorder:
+    key = signing_key(sign_with)
+    with _recording(run_dir, config, dataset, clients, about, begun, sign_with) as recorder:
         rounds = _Rounds(run, module, config, planned, curve, run_dir, randomness.shuffling)
         done, mus = rounds.take(recorder, begun, tell)
     curve.write(run_dir, planned, _epsilons(config, planned, mus))
@@ -108,10 +111,10 @@ def train_federated(
     accuracy = float(examples.test["correct"].mean())
     guarantee = _guarantee(run_dir, config, seeded=randomness.seeded)
     spent = time.monotonic() - started
-    complete_record(run_dir, guarantee, accuracy, done, settings.rounds, spent)
+    complete_record(run_dir, guarantee, accuracy, done, settings.rounds, spent, key)
     check_complete(run_dir, done, settings.rounds, "rounds")
     leak_after_training(config, run_dir, dataset, seed, tell)
-    finish_record(run_dir, PROGRESS)
+    finish_record(run_dir, PROGRESS, key)
     return TrainedRun(
         run_dir, module, done, guarantee["epsilon"] or np.inf, accuracy, guarantee["account"]
     )
@@ -191,6 +194,7 @@ def _recording(
     clients: Clients,
     about: Mapping[str, Any],
     begun: Progress | None,
+    sign_with: str | Path | None,
 ) -> Iterator[RoundRecorder | None]:
     """The recorder of the run; None, and run.json alone, if nobody is protected."""
     settings = config.federated
@@ -215,6 +219,7 @@ def _recording(
         seeded=bool(about["seeded"]),
         resume_at=None if begun is None else begun.rounds * steps_per_round,
         bucket_is_private=True,  # or `train_federated` would have refused it
+        sign_with=sign_with,
         run_info=about,
     ) as recorder:
         yield recorder
