@@ -139,6 +139,18 @@ Device = Annotated[str, of_replay("Device to compute gradient norms on, e.g. cud
 BatchSize = Annotated[
     str, of_replay("Number of examples whose norms are computed at once, or auto.")
 ]
+Challenge = Annotated[
+    Path | None,
+    of_replay(
+        "RUN: instead of an audit, compare the norms in its log with those of checkpoints and data "
+        "at random steps. Exit code 1 if they differ."
+    ),
+]
+Challenges = Annotated[int, of_replay("Number of steps to challenge.")]
+LearningRate = Annotated[
+    float | None,
+    of_replay("The smallest of SGD in the training script: a challenge then looks at noise too."),
+]
 Processes = Annotated[
     int, of_replay("Number of processes, each working on one checkpoint at a time.")
 ]
@@ -175,6 +187,9 @@ def audit(
     device: Device = "cpu",
     batch_size: BatchSize = "auto",
     processes: Processes = 1,
+    challenge: Challenge = None,
+    challenges: Challenges = 10,
+    learning_rate: LearningRate = None,
     as_json: Json = False,
 ) -> None:
     """Account, analyse and attack a run; write epsilon.parquet, audit.json, audit.md, report.html.
@@ -185,6 +200,10 @@ def audit(
     """
     from indpriv.audit import audit as audit_run
 
+    if challenge is not None:
+        how = {"learning_rate": learning_rate, "step_of": step_of or (), "device": device}
+        _challenge(path, spec, challenge, challenges, as_json, **how)
+        return
     settings = _told(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler, step_of)
     path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
     if spec is not None:
@@ -283,6 +302,30 @@ def _default_output(path: Path) -> Path:
     text = f"{path} is another user's, or cannot be written: the audit is written to {outside}"
     Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
     return outside
+
+
+def _challenge(
+    path: Path | None, spec: str | None, run_dir: Path, n: int, as_json: bool, **options: Any
+) -> None:
+    """Challenge a run's log with checkpoints."""
+    from indpriv._plain import to_json
+    from indpriv.norm_log.evidence import FAILED
+    from indpriv.recording.checkpoints.challenge import challenge
+
+    if path is None or spec is None:
+        raise InputError("--challenge RUN also needs CHECKPOINTS and --spec")
+    check_device(options["device"])
+    with progress_bar() as progress:
+        checks = challenge(path, spec, checked_run(run_dir, "verify"), n, **options, tell=progress)
+    if as_json:
+        print_json(to_json(checks))
+    else:
+        for check in checks:
+            Console().print(
+                escape(f"{check.title}: {check.status}; {check.detail}"), soft_wrap=True
+            )
+    if any(check.status == FAILED for check in checks):
+        raise typer.Exit(1)
 
 
 def _replay(

@@ -1,0 +1,197 @@
+"""Challenges a log: are its norms, at steps drawn in secret, those of checkpoints and data?
+
+A signature says whose log it is, this whether it is of the training that left these checkpoints.
+Nothing here sees how batches were drawn, or steps without a checkpoint or without norms. Sensitive.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from indpriv import _checks
+from indpriv._arrays import FloatArray
+from indpriv._progress import StageProgress, silent
+from indpriv.errors import InputError
+from indpriv.norm_log.evidence import FAILED, FILES, NOT_CHECKED, PASSED, Check
+from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
+from indpriv.recording.checkpoints.discovery import discover
+from indpriv.recording.checkpoints.norms_at import CheckpointPass
+
+TOLERANCE = 5e-3  # of a norm, beside the log's rounding: machines and backends differ by less
+_CLIPPINGS = ("flat", "individual", "quantile")  # under which the log has norms of gradients
+_SHARE = 0.2  # of the steps: a forgery of as many is what the odds are about
+_MEDIAN = float(stats.norm.ppf(0.75))  # of the size of a standard normal number
+_RARE = 1e-6  # chance at which true noise is called too small
+_RESOLVED = 32  # units in the last place of a parameter that its noise must exceed to be seen
+
+
+def challenge(
+    checkpoints: str | Path,
+    spec: AuditSpec | str,
+    run_dir: str | Path,
+    n: int = 10,
+    *,
+    learning_rate: float | None = None,
+    step_of: Sequence[str] = (),
+    device: str = "cpu",
+    tell: StageProgress = silent,
+) -> list[Check]:
+    """Compute norms at n random steps from checkpoints and data, and compare the log's with them.
+
+    If training used `torch.autocast`, call it under the same autocast.
+
+    Args:
+        checkpoints: folder of the checkpoints, as of `replay`.
+        spec: model and data of the run, as of `replay`.
+        run_dir: the run whose log is challenged.
+        n: number of steps, drawn by the operating system from those with norms and a checkpoint.
+        learning_rate: the smallest of SGD, as the training script has it: then the noise of each
+            drawn step is looked at too, if the next one has a checkpoint (with momentum, the last
+            one too).
+        step_of: steps of checkpoints that do not tell them; see `StepOptions`.
+        device: device to compute on.
+        tell: called as tell(stage, done, total) after each step.
+
+    Returns:
+        whether examples, norms and noise agree; details are sensitive.
+
+    Raises:
+        InputError: checkpoints, spec or log cannot be read, no step has both, or norms under this
+            clipping, of this model or of this data set cannot be compared.
+    """
+    _checks.check_positive_int("challenges", n)
+    spec = load_spec(spec) if isinstance(spec, str) else spec
+    run = open_run(run_dir)
+    log, header = run.log, run.state.header
+    if (kind := header["run"].get("clipping", "flat")) not in _CLIPPINGS:
+        raise InputError(f"{run_dir}: norms under {kind} clipping cannot be challenged; replay it")
+    found = discover(Path(checkpoints), spec.load, step_of)
+    if found.problems:
+        raise InputError("\n- ".join([f"{checkpoints} cannot be read yet:", *found.problems]))
+    saved = {model.step: model.path for model in found.models}
+    with_norms = {*log.recorded_steps.tolist()}
+    with_norms |= {*log.batch_norms.steps.tolist()} if log.batch_norms else set()
+    there = sorted(with_norms & saved.keys())
+    if not there:
+        raise InputError(
+            f"{checkpoints} has checkpoints of steps {sorted(saved)[:5]}, {run_dir} has norms of "
+            f"{sorted(with_norms)[:5]}, and none has both; pass checkpoints of this run"
+        )
+    drawn = sorted(secrets.SystemRandom().sample(there, min(n, len(there))))
+    made = CheckpointPass(spec, saved[drawn[0]], device=device)
+    if made.caveats:
+        raise InputError(f"norms cannot be compared with training's: {'; '.join(made.caveats)}")
+    own, data = (np.asarray(ids).astype(str) for ids in (log.example_ids, spec.ids))
+    place = pd.Index(data).get_indexer(pd.Index(own))  # of the log's examples in the data, or -1
+    differ, sizes, n_norms = list[str](), [np.zeros(0)], 0
+    momentum = _number(header["run"].get("momentum"))
+    slack = TOLERANCE + made.norm_pass.slack + _number(header["norm_pass"].get("slack"))
+    with made.norm_pass:
+        for number, step in enumerate(drawn, 1):
+            norms = made.norms_at(saved[step]).norms
+            for positions, codes, added in _logged(log, step, header):
+                known = place[positions] >= 0
+                now = norms[place[positions[known]]] + added
+                wrong = _differ(log, step, codes[known], now, slack)
+                differ += [f"{own[one]} at step {step}" for one in positions[known][wrong]]
+                n_norms += len(now)
+            around = [max(step - bool(momentum), 0), step, step + 1]
+            if learning_rate is not None and saved.keys() >= {*around}:
+                unit = learning_rate * _noise_of(log, step, header)
+                earlier, before, after = (_parameters(made, saved[one]) for one in around)
+                moved = after - before - momentum * (before - earlier)
+                seen = _RESOLVED * np.spacing(np.abs(before).astype(np.float32)) < unit
+                sizes.append((np.abs(moved) / unit)[seen])
+            tell("challenging", number, len(drawn))
+    missed = max(100 * (1 - _SHARE) ** len(drawn), 0.01) if len(drawn) < len(there) else 0
+    text = (
+        f"{n_norms:,} norms at {len(drawn)} of the {len(there)} steps with a checkpoint (of "
+        f"{log.total_steps}), drawn in secret: {', '.join(map(str, drawn))}"
+    )
+    if differ:
+        text = f"{len(differ):,} of {text} differ, e.g. of example {differ[0]}"
+    else:
+        text += f"; a log forged in a fifth of them would be missed by {missed:.2g} % of challenges"
+    only = [*own[place < 0].tolist(), *np.setdiff1d(data, own).tolist()]
+    few = f"{len(only):,} are only in the log or only in the data, e.g. {only[0]}" if only else ""
+    return [
+        _check("examples", FAILED if few else PASSED, few or "the same in log and data"),
+        _check("norms", FAILED if differ else PASSED, text),
+        _noise(np.concatenate(sizes), header["run"], learning_rate),
+    ]
+
+
+def _check(title: str, status: str, detail: str) -> Check:
+    return Check("challenge", title, status, detail, FILES)
+
+
+def _logged(
+    log: NormLog, step: int, header: Mapping[str, Any]
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], float]]:
+    """Positions and codes of each group of norms at a step, and what was added to these norms."""
+    headroom = _number(header["run"].get("clip_headroom")) * log.individually_clipped
+    for row in np.flatnonzero(log.recorded_steps == step):
+        codes = log.records.read(log.rows[row : row + 1], 0, log.n_examples)[0]
+        yield np.arange(log.n_examples), codes, headroom * float(log.settings.max_grad_norm[step])
+    if log.batch_norms is not None:
+        entries = log.batch_norms.read(0, log.n_examples)
+        yield entries.position[entries.step == step], entries.norm[entries.step == step], 0.0
+
+
+def _differ(log: NormLog, step: int, codes: Any, norms: FloatArray, slack: float) -> Any:
+    """Whether each code is none that its norm, give or take the slack, is rounded to."""
+    clip = float(log.settings.max_grad_norm[step])
+    bounds = np.maximum(norms * (1 - slack) - 1e-6 * clip, 0), norms * (1 + slack) + 1e-6 * clip
+    low, high = (log.levels.encode(one, clip) if log.levels else one for one in bounds)
+    return (codes < low) | (codes > high)
+
+
+def _noise_of(log: NormLog, step: int, header: Mapping[str, Any]) -> float:
+    """Standard deviation of the noise in a gradient, as the log has it."""
+    summed, settings = header["run"].get("loss_reduction") == "sum", log.settings.at(step)
+    divisor = 1 if summed else _number(header["run"].get("expected_batch_size")) or np.inf
+    return settings.noise_multiplier * settings.max_grad_norm / divisor
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _parameters(made: CheckpointPass, path: Path) -> FloatArray:
+    made.move_to(path)
+    trained = [one for one in made.model.parameters() if one.requires_grad]
+    return np.concatenate([one.detach().double().cpu().numpy().ravel() for one in trained])
+
+
+def _noise(sizes: FloatArray, facts: Mapping[str, Any], learning_rate: float | None) -> Check:
+    """Whether updates are too small for their noise; sizes: of values, in standard deviations.
+
+    A value is noise plus what was known before: clipped gradients, momentum, weight decay. Whatever
+    that is, the value is smaller than the median size of the noise with a chance of at most 1/2,
+    independently of others: too many small ones show that there was less noise. Large ones confirm
+    none, since gradients may be large.
+    """
+    why = ""
+    if learning_rate is None:
+        why = "it needs SGD and --learning-rate, as the training script has it"
+    elif facts.get("optimizer") != "SGD":
+        why = "the log says that the optimizer was not SGD"
+    elif not len(sizes):
+        why = "no drawn step has a checkpoint after it (with momentum, also before it)"
+    if why:
+        return _check("noise", NOT_CHECKED, f"{why}: a forged noise multiplier is not seen")
+    small = int((sizes < _MEDIAN).sum())
+    words = f"of {len(sizes):,} values of updates {small:,} are below the median size of the noise"
+    if stats.binom.sf(small - 1, len(sizes), 0.5) < _RARE:
+        share = float(np.median(sizes)) / _MEDIAN
+        return _check("noise", FAILED, f"{words}: it was at most about {share:.2g} of the log's")
+    return _check("noise", PASSED, f"{words}: no sign of less noise, if gradients do not hide it")

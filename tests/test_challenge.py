@@ -1,0 +1,240 @@
+"""A log is challenged: norms and noise at steps drawn in secret, from checkpoints and data."""
+
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import Subset
+
+import plain_opacus
+from forging import norms_forged, rechained, settings_forged, with_table
+from indpriv import NormLog
+from indpriv.cli import run as command
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
+from indpriv.recording import AuditSpec, Recorder
+from indpriv.recording.checkpoints.challenge import challenge
+from runs import PER_EXAMPLE, blobs, mlp
+
+RATE = 0.5  # of plain_opacus.train
+SPEC = AuditSpec(model=mlp, dataset=blobs(), loss_fn=PER_EXAMPLE)
+
+
+def trained(folder, momentum=0.0, **options):
+    """A recorded run that saves the model before each of its 20 steps, and after the last."""
+    data = blobs()
+    made = {"dataset": data, "loss_fn": PER_EXAMPLE, "every": 1} | options
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = mlp()
+        torch.seed()  # the noise of each run is its own
+        plain_opacus.train(
+            model,
+            data,
+            folder / "saved",
+            epochs=2,
+            batch_size=12,
+            save_every=1,
+            momentum=momentum,
+            watch=lambda *run: Recorder(folder / "run", **made).attach(*run),
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("challenged"), batch_norms=True)
+
+
+@pytest.fixture
+def run_dir(made, tmp_path):
+    return shutil.copytree(made / "run", tmp_path / "run")
+
+
+def found(made, run_dir, n=10, rate: float | None = RATE, spec=SPEC):
+    checks = challenge(made / "saved", spec, run_dir, n, learning_rate=rate)
+    return {check.title: check for check in checks}
+
+
+def words_of(checks):
+    return {title: check.status for title, check in checks.items()}
+
+
+def passes_the_chain(run_dir):
+    return not any(check.status == "failed" for check in verify(open_run(run_dir))[:2])
+
+
+def test_a_log_as_it_was_written_agrees_at_every_step(made):
+    checks = found(made, made / "run", 20)
+    assert words_of(checks) == dict.fromkeys(("examples", "norms", "noise"), "passed")
+    entries = NormLog.open(made / "run").batch_norms.read(0, 120)
+    assert f"{20 * 120 + len(entries):,} norms at 20 of the 20 steps" in checks["norms"].detail
+    assert "missed by 0 %" in checks["norms"].detail
+    few = found(made, made / "run", 5, None)
+    assert "5 of the 20 steps" in few["norms"].detail
+    assert "33 % of challenges" in few["norms"].detail  # 0.8^5
+    assert few["noise"].status == "not checked"
+    assert "a forged noise multiplier is not seen" in few["noise"].detail
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.9, 1.5])
+def test_norms_times_a_factor_are_found(made, run_dir, factor):
+    norms_forged(run_dir, factor)
+    assert passes_the_chain(run_dir)
+    assert words_of(found(made, run_dir, 2))["norms"] == "failed"
+
+
+def test_one_person_is_found_at_whatever_step_is_drawn(made, run_dir):
+    log = NormLog.open(run_dir)
+    largest = int(log.read()[:, :].min(axis=0).argmax())
+    norms_forged(run_dir, 0.5, rows=slice(largest, largest + 1))
+    checks = found(made, run_dir, 3, None)
+    assert checks["norms"].status == "failed"
+    assert f"example {largest} at step" in checks["norms"].detail
+
+
+def test_forged_steps_are_found_exactly_where_one_of_them_is_drawn(made, run_dir):
+    forged = set(range(0, 20, 5))
+    norms_forged(run_dir, 0.3, steps=range(0, 20, 5))
+    for _ in range(6):
+        check = found(made, run_dir, 3, None)["norms"]
+        drawn = {
+            int(one)
+            for one in check.detail.split("secret: ")[1]
+            .split(" differ")[0]
+            .split(";")[0]
+            .split(", ")
+        }
+        assert len(drawn) == 3
+        assert (check.status == "failed") == bool(drawn & forged)
+        assert "51 % of challenges" in check.detail or check.status == "failed"  # 0.8^3
+
+
+def test_more_noise_than_there_was_is_found_in_the_updates(made, run_dir):
+    settings_forged(run_dir, noise_multiplier=4.0)
+    assert passes_the_chain(run_dir)
+    check = found(made, run_dir, 20)["noise"]
+    assert check.status == "failed"
+    share = float(check.detail.rsplit("about ", 1)[1].split(" ")[0])
+    assert 0.25 <= share < 0.5  # noise of 1, and gradients
+
+
+def test_a_person_that_either_side_lacks_is_found(made, run_dir):
+    fewer = AuditSpec(model=mlp, dataset=Subset(blobs(), range(119)), loss_fn=PER_EXAMPLE)
+    assert words_of(found(made, made / "run", 2, spec=fewer))["examples"] == "failed"
+
+    def cut(lines):
+        table = lambda old: old.slice(0, 119)  # noqa: E731
+        found = [{**lines[0], "n_examples": 119}]
+        found[0]["ids_sha256"] = with_table(run_dir / "ids.parquet", table)["sha256"]
+        for line in lines[1:]:
+            if line["kind"] == "record":
+                line = {**line, "n_examples": 119}
+                line |= with_table(run_dir / "records" / line["file"], table)
+            elif line["kind"] == "free":
+                kept = lambda old: old.filter(pa.compute.less(old["position"], 119))  # noqa: E731
+                line = {**line, **with_table(run_dir / "records" / line["file"], kept)}
+            found.append(line)
+        return found
+
+    import pyarrow.compute  # noqa: F401
+
+    rechained(run_dir, cut)
+    assert NormLog.open(run_dir).n_examples == 119
+    checks = found(made, run_dir, 2)
+    assert checks["examples"].status == "failed"
+    assert "e.g. 119" in checks["examples"].detail
+    assert checks["norms"].status == "passed"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rounding": 0.0, "momentum": 0.9},
+        {"rounding": 0.001, "rounding_mode": "nearest"},
+        {"individual_clipping": True, "every": 4},
+        {"every": "once", "batch_norms": True},
+        {"example_ids": [f"person {k}" for k in range(120)]},
+    ],
+)
+def test_logs_of_every_kind_agree_and_their_forgeries_do_not(tmp_path, options):
+    made = trained(tmp_path, **options)
+    spec = SPEC
+    if "example_ids" in options:
+        spec = AuditSpec(
+            model=mlp, dataset=blobs(), loss_fn=PER_EXAMPLE, example_ids=options["example_ids"]
+        )
+    checks = found(made, made / "run", 20, spec=spec)
+    assert words_of(checks) == dict.fromkeys(("examples", "norms", "noise"), "passed"), checks
+    norms_forged(made / "run", 0.3)
+    settings_forged(made / "run", noise_multiplier=4.0)
+    forged = words_of(found(made, made / "run", 20, spec=spec))
+    assert forged["norms"] == "failed"
+    assert forged["noise"] == "failed" or options.get("every") == "once"
+
+
+def test_checkpoints_of_another_run_do_not_agree(made, tmp_path):
+    other = trained(tmp_path)
+    assert words_of(found(other, made / "run", 5))["norms"] == "failed"
+
+
+def test_what_cannot_be_challenged_is_one_message(made, run_dir, tmp_path):
+    with pytest.raises(InputError, match="challenges"):
+        found(made, made / "run", 0)
+    (tmp_path / "few").mkdir()
+    shutil.copy(made / "saved" / "step_20.pt", tmp_path / "few")
+    with pytest.raises(InputError, match=r"has checkpoints of steps \[20\].* none has both"):
+        challenge(tmp_path / "few", SPEC, made / "run")
+    dropout = lambda: torch.nn.Sequential(*mlp()[:2], torch.nn.Dropout(0.5), mlp()[2])  # noqa: E731
+    spec = AuditSpec(
+        model=dropout,
+        dataset=blobs(),
+        loss_fn=PER_EXAMPLE,
+        load=lambda state: {
+            name.replace("_module.", "").replace("2.", "3.", 1): value
+            for name, value in state["module_state_dict"].items()
+        },
+    )
+    with pytest.raises(InputError, match="cannot be compared with training's"):
+        found(made, made / "run", spec=spec)
+    rechained(
+        run_dir,
+        lambda lines: [
+            {**lines[0], "run": {**lines[0]["run"], "clipping": "per_layer"}},
+            *lines[1:],
+        ],
+    )
+    with pytest.raises(InputError, match="per_layer clipping cannot be challenged"):
+        found(made, run_dir)
+
+
+def test_other_optimizers_say_that_noise_is_not_seen(made, run_dir):
+    rechained(
+        run_dir,
+        lambda lines: [{**lines[0], "run": {**lines[0]["run"], "optimizer": "Adam"}}, *lines[1:]],
+    )
+    check = found(made, run_dir, 2)["noise"]
+    assert check.status == "not checked"
+    assert "was not SGD" in check.detail
+
+
+def test_on_the_command_line(made, run_dir, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec = made / "my_spec.py"
+    spec.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_challenge import SPEC as spec\n"
+    )
+    words = ["audit", str(made / "saved"), "--spec", f"{spec}:spec", "--challenges", "3"]
+    assert command([*words, "--challenge", str(run_dir), "--learning-rate", "0.5"]) == 0
+    assert "norms: passed; " in capsys.readouterr().out
+    norms_forged(run_dir, 0.3)
+    assert command([*words, "--challenge", str(run_dir), "--json"]) == 1
+    assert '"failed"' in capsys.readouterr().out
+    assert command([*words, "--challenge", str(made)]) == 2
+    assert command(["audit", str(made / "saved"), "--challenge", str(run_dir)]) == 2
+    assert "also needs CHECKPOINTS and --spec" in capsys.readouterr().err
