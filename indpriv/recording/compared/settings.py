@@ -122,11 +122,12 @@ class Settings:
 
     def _found_schedulers(self) -> list[Any]:
         """Schedulers of torch and Opacus that move this optimizer; the user keeps them."""
-        groups = self._optimizer.original_optimizer.param_groups
+        groups, objects = self._optimizer.original_optimizer.param_groups, gc.get_objects()
+        kinds = set(filter(_is_scheduler, set(map(type, objects))))
         return [
             one
-            for one in gc.get_objects()
-            if _is_scheduler(type(one))
+            for one in objects
+            if type(one) in kinds
             if (found := getattr(getattr(one, "optimizer", None), "param_groups", None))
             if found[0] is groups[0]
         ]
