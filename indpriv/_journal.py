@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from indpriv._files import BINARY, PRIVATE, OneWriter, fsync_folder, on_failure
+from indpriv._reading import parse_json
 from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError, InputError
 
@@ -48,8 +49,8 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     chain = _START
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-            claimed = entry.pop("chain")
+            entry = parse_json(line)
+            claimed, _ = entry.pop("chain"), entry["kind"].isascii()
             chain = _link(chain, entry)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise EvidenceError(

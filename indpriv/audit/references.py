@@ -67,8 +67,7 @@ def unchecked_facts(run_dir: Path, references: Mapping[str, AttackSignals]) -> t
 
 
 def _fingerprint_of(run_dir: Path) -> str | None:
-    record = run_dir / RUN_JSON
-    found = first_at(read_json(record), ("data", "fingerprint")) if record.is_file() else None
+    found = first_at(read_run_json(run_dir), ("data", "fingerprint"))
     return None if found is None else str(found)
 
 

@@ -183,7 +183,7 @@ def results_of_run(
                 + "; indpriv shadow AUDIT.toml --for-run RUN takes them, for --signals"
                 * bool(ATTACKS[name].references)
             )
-    record = read_json(run_dir / RUN_JSON)
+    record = read_run_json(run_dir)
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:
         raise InputError(f"{run_dir / RUN_JSON} has no guarantee; is the run finished?")

@@ -175,13 +175,12 @@ def verify(
 
 def _evidence_of_audit(run_dir: Path) -> tuple[Sequence[Check], Sequence[Line]]:
     """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
-    from indpriv._files import read_json
     from indpriv.analysis.declared import Declared
     from indpriv.audit.variants import usual_participation
     from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY, if_known
     from indpriv.norm_log.lines import lines_of
     from indpriv.norm_log.norm_log import open_run
-    from indpriv.norm_log.run_files import RUN_JSON
+    from indpriv.norm_log.schema import read_run_json
     from indpriv.norm_log.verify import verify as checks_of
 
     opened = open_run(run_dir, hash_all=True)
@@ -190,8 +189,7 @@ def _evidence_of_audit(run_dir: Path) -> tuple[Sequence[Check], Sequence[Line]]:
         known = usual_participation(opened.log, None) == "known"
     if known:
         checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
-    path = state.run_dir / RUN_JSON
-    declared = Declared.from_run_json(read_json(path)) if path.is_file() else Declared()
+    declared = Declared.from_run_json(read_run_json(state.run_dir))
     recorder = {**state.header["run"], "seeded": state.seeded}
     left_out = OF_SECRECY if known else frozenset[str]()
     return checks, lines_of(checks, recorder, declared.of_lines, left_out)

@@ -190,7 +190,7 @@ def _with_pool(
 def _pool_of_run(run_dir: Path, config: AuditConfig, dataset: Dataset) -> tuple[Pool, Dataset]:
     """Training and test examples of a run as one pool, and as one training set."""
     fingerprint = dataset.fingerprint()
-    found = first_at(read_json(run_dir / RUN_JSON), ("data", "fingerprint"))
+    found = first_at(read_run_json(run_dir), ("data", "fingerprint"))
     if found != fingerprint:
         raise InputError(
             f"{run_dir} was trained on other data than {dataset.name} as loaded (another "

@@ -1,0 +1,263 @@
+"""Files that may come from strangers: sizes before memory is taken, and one message for what is wrong.
+
+What a file declares of itself is compared with its size before anything is allocated. Whatever is
+broken in it, its reader raises one InputError that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
+
+from indpriv.errors import EvidenceError, InputError
+
+Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Text = Annotated[str, Field(strict=True)]
+YesNo = Annotated[bool, Field(strict=True)]
+
+# Memory that a file may ask for: at least so many bytes, and then so many times its size.
+_ROOM, _TIMES = 1 << 28, 25
+_DEEPEST, _DIGITS = 64, 300  # of JSON
+_LONGEST = 300  # characters of another library's message
+
+# What libraries raise at broken content, besides their own InputError.
+_BROKEN = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    EOFError,
+    OSError,
+    zipfile.BadZipFile,
+    zlib.error,
+    pa.ArrowException,
+)
+
+
+@contextmanager
+def named(path: Path | str, remedy: str = "restore it or write it again") -> Iterator[None]:
+    """Whatever is wrong with the content of a file becomes one InputError that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+    except _BROKEN as error:
+        reason = " ".join(str(error).split())[:_LONGEST] or "not as indpriv writes it"
+        raise EvidenceError(
+            f"{path} is damaged, or holds something else ({type(error).__name__}: {reason}); "
+            f"{remedy}"
+        ) from error
+
+
+def check_size(path: Path, needed: int, size: int, remedy: str = "restore it or write it again") -> None:
+    """Raise InputError if a file of `size` bytes would need too many bytes of memory."""
+    if needed > max(_ROOM, _TIMES * size):
+        raise InputError(
+            f"{path} has {size:,} bytes and would unpack to {needed:,} bytes, more than {_TIMES} "
+            f"times its size: it is not read; {remedy}"
+        )
+
+
+def check(kind: TypeAdapter[Any], content: object, where: str) -> None:
+    """Compare JSON values with a schema.
+
+    Raises:
+        EvidenceError: names the first value that is wrong, and what it should be.
+    """
+    try:
+        kind.validate_python(content)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"])) or "the content"
+        value = "" if wrong["type"] == "missing" else f"={reprlib.repr(wrong['input'])}"
+        raise EvidenceError(
+            f"{where}: {place}{value} is not as indpriv writes it: {wrong['msg'].lower()}; restore "
+            "the file or make it again"
+        ) from error
+
+
+def parse_json(content: bytes) -> Any:
+    """JSON values of UTF-8 text: finite numbers of sensible length, and not deeply nested.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    try:
+        value = _DECODER.decode(content.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if content.count(b"[") + content.count(b"{") > _DEEPEST:
+        _check_depth(value, _DEEPEST)
+    return value
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if left == 0:
+        raise ValueError("it is nested too deeply")
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list):
+            _check_depth(part, left - 1)
+
+
+def _not_finite(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _not_finite(text[:20])
+
+
+def _int(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number of {len(text):,} digits")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=_not_finite)
+
+
+def read_npz(path: Path, remedy: str = "write it again, with np.savez") -> dict[str, NDArray[Any]]:
+    """All arrays of an npz file of numbers and texts; nothing in it is unpickled.
+
+    Raises:
+        EvidenceError: it is damaged, an array is not as long as its header says, or it would take
+            far more memory than its size.
+    """
+    with named(path, remedy):
+        with zipfile.ZipFile(path) as archive:
+            items = archive.infolist()
+            check_size(path, sum(one.file_size for one in items), path.stat().st_size, remedy)
+            for one in items:
+                with archive.open(one) as file:
+                    _check_header(file, one)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+
+
+def _check_header(file: IO[bytes], item: zipfile.ZipInfo) -> None:
+    """Raise ValueError unless an array of numbers or texts has the length that its header says."""
+    version = npy.read_magic(file)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+    shape, _, dtype = read(file)
+    found = item.file_size - file.tell()
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != found:
+        raise ValueError(f"{item.filename} declares {shape} of {dtype} in {found:,} bytes")
+
+
+class ParquetFile(pq.ParquetFile):  # type: ignore[misc]
+    """A Parquet file that is read only as far as memory has room for what it declares."""
+
+    def __init__(self, path: Path, source: Any) -> None:
+        """Open it; source: of pyarrow, seekable. InputError where a column occurs twice."""
+        super().__init__(source, page_checksum_verification=True)
+        self._path, self._source = path, source
+        names = self.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise InputError(f"{path} has a column twice among {', '.join(names[:20])}")
+
+    def read(self, columns: Sequence[str] | None = None) -> Any:
+        """The whole table, or some columns."""
+        return self.read_row_groups(range(self.num_row_groups), columns)
+
+    def read_row_groups(
+        self, groups: Sequence[int], columns: Sequence[str] | None = None, **options: Any
+    ) -> Any:
+        """Row groups as a table; EvidenceError where they need far more memory than the file."""
+        names, size = self.schema_arrow.names, self._source.size()
+        if missing := [name for name in columns or () if name not in names]:
+            raise EvidenceError(f"{self._path} lacks {', '.join(missing)}; write it again")
+        needed, doubtful = 0, set[str]()
+        for group in map(self.metadata.row_group, groups):
+            for chunk in map(group.column, range(group.num_columns)):
+                name = chunk.path_in_schema.split(".")[0]
+                if columns is not None and name not in columns:
+                    continue
+                n = max(chunk.num_values, group.num_rows)
+                needed += 8 * n
+                if chunk.physical_type.endswith("BYTE_ARRAY"):
+                    needed += chunk.total_uncompressed_size
+                    if n * chunk.total_uncompressed_size > _ROOM and chunk.has_dictionary_page:
+                        doubtful.add(name)
+        check_size(self._path, needed, size)
+        for name in doubtful:
+            needed += self._expanded(groups, name, max(_ROOM, _TIMES * size))
+        check_size(self._path, needed, size)
+        return super().read_row_groups(
+            list(groups), columns=None if columns is None else list(columns), **options
+        )
+
+    def _expanded(self, groups: Sequence[int], name: str, enough: int) -> int:
+        """Bytes of the texts of a column, each as often as it occurs; counting ends at enough."""
+        kind = self.schema_arrow.field(name).type
+        if pa.types.is_nested(kind):
+            return enough + 1
+        total = 0
+        with pq.ParquetFile(self._source, read_dictionary=[name]) as file:
+            for batch in file.iter_batches(row_groups=list(groups), columns=[name]):
+                found = batch.column(0)
+                lengths = pc.binary_length(found.dictionary)
+                total += pc.sum(pc.take(lengths, found.indices)).as_py() or 0
+                if total > enough:
+                    break
+        return total
+
+
+_WORDS = {"i": "whole numbers", "f": "numbers", "b": "true or false", "t": "texts", "n": "nothing"}
+
+
+def check_columns(path: Path, schema: Any, kinds: Mapping[str, str]) -> None:
+    """Compare the columns of a Parquet file with those that it should have.
+
+    kinds: name -> letters of what it may hold (see `_WORDS`), "" for anything; a name that ends in
+    "?" may be absent.
+
+    Raises:
+        EvidenceError: a column is absent, or holds something else.
+    """
+    for name, letters in kinds.items():
+        column, optional = name.removesuffix("?"), name.endswith("?")
+        if column not in schema.names:
+            if not optional:
+                raise EvidenceError(f"{path} lacks the column {column}; write it again")
+        elif letters and _letter(kind := schema.field(column).type) not in letters:
+            allowed = " or ".join(_WORDS[letter] for letter in letters)
+            raise EvidenceError(
+                f"{path}: the column {column} is of type {kind}; it holds {allowed}: write it again"
+            )
+
+
+def _letter(kind: Any) -> str:
+    """The key of `_WORDS` of a type of pyarrow; "?" without one."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = {
+        "i": pa.types.is_integer,
+        "f": pa.types.is_floating,
+        "b": pa.types.is_boolean,
+        "t": lambda one: pa.types.is_string(one) or pa.types.is_large_string(one),
+        "n": pa.types.is_null,
+    }
+    return next((letter for letter, test in tests.items() if test(kind)), "?")
