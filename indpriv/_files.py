@@ -268,9 +268,7 @@ class ParquetRows:
     schema: Any
 
     @classmethod
-    def open(
-        cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})
-    ) -> ParquetRows:
+    def open(cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})) -> ParquetRows:
         """Open a file; kinds: what it must hold, see `check_columns`.
 
         Raises:

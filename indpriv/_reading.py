@@ -1,4 +1,4 @@
-"""Files that may come from strangers: sizes before memory is taken, and one message for what is wrong.
+"""Files that may come from strangers: sizes before memory is taken, one message for what is wrong.
 
 What a file declares of itself is compared with its size before anything is allocated. Whatever is
 broken in it, its reader raises one InputError that names it.
@@ -22,12 +22,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from indpriv.errors import EvidenceError, InputError
 
+Schema = type[BaseModel]
 Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+AtLeastZero = Annotated[Number, Field(ge=0)]
 Text = Annotated[str, Field(strict=True)]
 YesNo = Annotated[bool, Field(strict=True)]
 
@@ -72,7 +74,7 @@ def named(path: Path | str, remedy: str = "restore it or write it again") -> Ite
         ) from error
 
 
-def check_size(path: Path, needed: int, size: int, remedy: str = "restore it or write it again") -> None:
+def check_size(path: Path, needed: int, size: int, remedy: str = "write it again") -> None:
     """Raise InputError if a file of `size` bytes would need too many bytes of memory."""
     if needed > max(_ROOM, _TIMES * size):
         raise InputError(
@@ -81,14 +83,24 @@ def check_size(path: Path, needed: int, size: int, remedy: str = "restore it or 
         )
 
 
-def check(kind: TypeAdapter[Any], content: object, where: str) -> None:
+def table(keys: Mapping[Any, str]) -> Schema:
+    """The schema of a JSON object: type -> its keys; one that ends in "?" may be absent or null."""
+    fields: dict[str, Any] = {
+        key.removesuffix("?"): (kind | None, None) if key.endswith("?") else (kind, ...)
+        for kind, names in keys.items()
+        for key in names.split()
+    }
+    return create_model("Table", __config__=ConfigDict(extra="allow"), **fields)
+
+
+def check(kind: Schema, content: object, where: str) -> None:
     """Compare JSON values with a schema.
 
     Raises:
         EvidenceError: names the first value that is wrong, and what it should be.
     """
     try:
-        kind.validate_python(content)
+        kind.model_validate(content)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         place = ".".join(map(str, wrong["loc"])) or "the content"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
-from indpriv._files import ROW_GROUP_SIZE, read_parquet
+from indpriv._files import ROW_GROUP_SIZE
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.schedule.curve import Curve
 from indpriv.analysis.statistics import histogram
@@ -161,7 +161,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
             AttackScores.from_file(file) for file in sorted((path / LEAKAGE).glob("*.parquet"))
         ),
         reconstructed=tuple(sorted((path / LEAKAGE).glob("*.png"))),
-        curve=Curve.of(read_parquet(path / CURVE)) if (path / CURVE).is_file() else None,
+        curve=Curve.read(path / CURVE) if (path / CURVE).is_file() else None,
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],

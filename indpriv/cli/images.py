@@ -21,8 +21,9 @@ def training_images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]
     data = read_run_json(run_dir).get("data") or {}
     if not isinstance(data.get("dataset"), str):
         raise InputError(
-            f"--show-examples: {run_dir / RUN_JSON} names no data set (data.dataset), and a run directory "
-            "holds no examples; leave the option out and look examples up by the ids in the report"
+            f"--show-examples: {run_dir / RUN_JSON} names no data set (data.dataset), and a run "
+            "directory holds no examples; leave the option out and look examples up by the ids in "
+            "the report"
         )
     dataset = load_dataset(data["dataset"], data_dir)
     if dataset.fingerprint() != data.get("fingerprint"):

@@ -229,10 +229,10 @@ class FileBatchNorms:
             raise EvidenceError(f"{path} has entries out of order; restore it from a copy")
         entries = BatchNormEntries(position, step, norm).block(start, stop)
         largest = np.inf if self.levels is None else self.levels.max_code
-        if not (inside := (entries.norm >= 0) & (entries.norm <= largest)).all():  # nor is a NaN
+        values: NDArray[Any] = entries.norm
+        if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
             raise EvidenceError(
-                f"{path}: code {entries.norm[~inside][0]} is above the top code {largest}, or "
-                "below 0"
+                f"{path}: code {values[~inside][0]} is above the top code {largest}, or below 0"
             )
         if len(entries) and int(entries.step.max()) >= part.count:
             entries = entries.select(entries.step < part.count)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from indpriv import _files
 from indpriv._arrays import Ids, IntArray
 from indpriv._checks import check_choice
+from indpriv._reading import named
 from indpriv._storage import check_hash, is_remote, sizes_in
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import (
@@ -228,7 +229,7 @@ def read_left_out(state: LogState) -> IntArray:
     left_out_at = np.full(state.header["n_examples"], state.total_steps)
     for line in state.left_out:
         file = _record_file(state, line)
-        with _files.named(file.path):
+        with named(file.path):
             frame = _files.read_parquet(file.path, sha256=file.sha256, kinds=_LEFT_OUT)
             kept = frame[frame["step"] < min(line["first"] + line["count"], state.total_steps)]
             if not kept[["position", "step"]].ge(0).all(axis=None):

@@ -10,142 +10,75 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field
 
 from indpriv._files import read_json
-from indpriv._reading import Number, Text, Whole, YesNo, check
+from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, table
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.run_files import RUN_JSON, Line
 
 MOST_STEPS = 10**7  # settings of all steps are held in memory
 _COLUMN_BYTES = 32  # a column of a Parquet file takes more
 
-Count = Annotated[Whole, Field(ge=1)]
-Positive = Annotated[Number, Field(gt=0)]
-AtLeastZero = Annotated[Number, Field(ge=0)]
+_Count, _Steps = Annotated[Whole, Field(ge=1)], Annotated[Whole, Field(le=MOST_STEPS)]
+_Positive = Annotated[Number, Field(gt=0)]
+_Rate = Annotated[_Positive, Field(le=1)]
+_OneOrEach = Number | list[Number]
 
-
-class _Table(BaseModel):
-    """A JSON object of which some keys are read."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class _Run(_Table):
-    """What else a header knows of the run."""
-
-    id: Text | None = None
-    seeded: YesNo = False
-    no_privacy: Text | None = None
-    clipping: Text | None = None
-    max_batch_size: Count | None = None
-    clipping_norm_epsilon: AtLeastZero = 0.0
-    clip_headroom: AtLeastZero = 0.0
-    expected_batch_size: Annotated[Whole, Field(ge=0)] | None = None
-    steps_per_epoch: Count | None = None
-    n_parameters: Whole | None = None
-    ranks: Count = 1
-    loss_reduction: Text | None = None
-    sampler_class: Text | None = None
-    optimizer: Text | None = None
-    learning_rate: Number | None = None
-    momentum: Number | None = None
-    weight_decay: Number | None = None
-    secure_mode: YesNo | None = None
-    start: Text | None = None
-    layers: dict[str, Whole] | None = None
-    versions: dict[str, Text] = {}
-
-
-class _NormPass(_Table):
-    backend: Text | None = None
-    slack: AtLeastZero | None = None
-    caveats: list[Text] = []
-    fallback: Text | None = None
-
-
-class _Header(_Table):
-    n_examples: Whole
-    ids_fingerprint: Text
-    ids_sha256: Text
-    n_exact: Whole
-    rounding: Number
-    rounding_mode: Text
-    unit: Text
-    neighbouring: Text
-    sampler: Text
-    individually_clipped: YesNo
-    norm_pass: _NormPass
-    run: _Run
-    policy: dict[str, Any]
-    privacy_filter: dict[str, Number]
-
-
-class _File(_Table):
-    """One file with its bytes and sha256, or the same of several parts."""
-
-    file: Text
-    bytes: Whole = 0
-    sha256: Text = ""
-    parts: list[tuple[Whole, Text]] | None = None
-
-
-class _Record(_File):
-    step: Whole
-    n_examples: Whole
-    max_grad_norm: Positive
-    ids_fingerprint: Text
-    targets_fingerprint: Text
-    seconds: AtLeastZero
-
-
-class _Span(_File):
-    first: Whole
-    count: Annotated[Whole, Field(le=MOST_STEPS)]
-
-
-class _Exact(_Span):
-    seconds: AtLeastZero
-
-
-class _BatchNorms(_Span):
-    missing: list[Whole]
-    examples: Count | None = None
-
-
-class _Evidence(_Table):
-    from_step: Whole
-
-
-class _Close(_Table):
-    evidence: _Evidence = _Evidence(from_step=0)
-
-
-class _Steps(_Close):
-    first: Whole
-    count: Annotated[Count, Field(le=MOST_STEPS)]
-    noise_multiplier: Positive
-    max_grad_norm: Positive
-    sample_rate: Annotated[Positive, Field(le=1)]
-
-
-class _Truncate(_Table):
-    step: Whole
-
-
+_RUN = table(
+    {
+        Text: "id? no_privacy? clipping? loss_reduction? sampler_class? optimizer? start?",
+        YesNo: "seeded? secure_mode?",
+        AtLeastZero: "clipping_norm_epsilon? clip_headroom?",
+        Number: "learning_rate? momentum? weight_decay?",
+        Whole: "max_batch_size? expected_batch_size? n_parameters?",
+        _Count: "steps_per_epoch? ranks?",
+        dict[str, Whole]: "layers?",
+        dict[str, Text]: "versions?",
+    }
+)
+_NORM_PASS = table({Text: "backend? fallback?", AtLeastZero: "slack?", list[Text]: "caveats?"})
+_FILE: dict[Any, str] = {Text: "file sha256?", Whole: "bytes?", list[tuple[Whole, Text]]: "parts?"}
+_SPAN = {**_FILE, Whole: "first bytes?", _Steps: "count"}
+_BATCH_NORMS = table({**_SPAN, list[Whole]: "missing", _Count: "examples?"})
+_CLOSE: dict[Any, str] = {table({Whole: "from_step"}): "evidence?"}
 _LINES = {
-    kind: TypeAdapter(table)
-    for kind, table in {
-        "header": _Header,
-        "record": _Record,
-        "exact": _Exact,
-        "free": _BatchNorms,
-        "divided": _BatchNorms,
-        "filter": _Span,
-        "steps": _Steps,
-        "close": _Close,
-        "truncate": _Truncate,
-    }.items()
+    "header": table(
+        {
+            Text: "ids_fingerprint ids_sha256 rounding_mode unit neighbouring sampler",
+            Whole: "n_examples n_exact",
+            Number: "rounding",
+            YesNo: "individually_clipped",
+            _NORM_PASS: "norm_pass",
+            _RUN: "run",
+            dict[str, Any]: "policy",
+            dict[str, Number]: "privacy_filter",
+        }
+    ),
+    "record": table(
+        {
+            **_FILE,
+            Text: "file sha256? ids_fingerprint targets_fingerprint",
+            Whole: "step n_examples bytes?",
+            _Positive: "max_grad_norm",
+            AtLeastZero: "seconds",
+        }
+    ),
+    "exact": table({**_SPAN, AtLeastZero: "seconds"}),
+    "free": _BATCH_NORMS,
+    "divided": _BATCH_NORMS,
+    "filter": table(_SPAN),
+    "steps": table(
+        {
+            **_CLOSE,
+            Whole: "first",
+            _Steps: "count",
+            _Positive: "noise_multiplier max_grad_norm",
+            _Rate: "sample_rate",
+        }
+    ),
+    "close": table(_CLOSE),
+    "truncate": table({Whole: "step"}),
 }
 
 
@@ -159,59 +92,25 @@ def check_line(line: Line, where: str) -> None:
         return
     check(kind, line, where)
     if "file" in line and not {"bytes", "sha256"} <= line.keys() and "parts" not in line:
-        raise EvidenceError(f"{where}: it says neither bytes and sha256 of {line['file']} nor parts")
+        raise EvidenceError(f"{where} lacks bytes and sha256; restore the file from a copy")
     if line["kind"] == "exact" and line["count"] * _COLUMN_BYTES > line["bytes"]:
-        raise EvidenceError(
-            f"{where}: {line['count']:,} steps cannot be in {line['bytes']:,} bytes; restore the "
-            "file from a copy"
-        )
+        raise EvidenceError(f"{where}: {line['bytes']} bytes cannot hold {line['count']} steps")
 
 
-OneOrEach = Number | list[Number]
-
-
-class _Settings(_Table):
-    noise_multiplier: OneOrEach | None = None
-    max_grad_norm: OneOrEach | None = None
-    sample_rate: OneOrEach | None = None
-    delta: Number | None = None
-
-
-class _AuditOptions(_Table):
-    participation: Text | None = None
-    neighbouring: Text | None = None
-    tolerance: Number | None = None
-    groups: list[Text] | None = None
-
-
-class _Config(_Table):
-    audit: _AuditOptions | None = None
-
-
-class _Data(_Table):
-    fingerprint: Text | None = None
-    class_names: list[Any] | None = None
-
-
-class _Guarantee(_Table):
-    epsilon: Number | None = None
-    delta: Number | None = None
-
-
-class _RunJson(_Table):
-    """run.json: settings, and what somebody said."""
-
-    delta: Number | None = None
-    groups: list[Any] | None = None
-    class_names: list[Any] | None = None
-    on_trust: dict[str, Any] | None = None
-    training: _Settings | None = None
-    config: _Config | None = None
-    data: _Data | None = None
-    guarantee: _Guarantee | None = None
-
-
-_RUN_JSON = TypeAdapter(_RunJson)
+_AUDIT = table({Text: "participation? neighbouring?", Number: "tolerance?", list[Text]: "groups?"})
+_RUN_JSON = table(
+    {
+        Number: "delta?",
+        list[Any]: "groups? class_names?",
+        dict[str, Any]: "on_trust?",
+        table({_OneOrEach: "noise_multiplier? max_grad_norm? sample_rate?", Number: "delta?"}): (
+            "training?"
+        ),
+        table({_AUDIT: "audit?"}): "config?",
+        table({Text: "fingerprint? dataset?", list[Any]: "class_names?"}): "data?",
+        table({Number: "epsilon? delta?"}): "guarantee?",
+    }
+)
 
 
 def checked_run_json(content: Any, where: Path | str = RUN_JSON) -> Mapping[str, Any]:
