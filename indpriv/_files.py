@@ -289,7 +289,8 @@ class ParquetRows:
     @property
     def empty(self) -> pd.DataFrame:
         """A DataFrame with the columns and attrs alone."""
-        return _frame(self.schema.empty_table())
+        with named(self.path):
+            return _frame(self.schema.empty_table())
 
     def __len__(self) -> int:
         return self.starts[-1]

@@ -190,6 +190,8 @@ class ParquetFile(pq.ParquetFile):  # type: ignore[misc]
         names = self.schema_arrow.names
         if len(set(names)) < len(names):
             raise InputError(f"{path} has a column twice among {', '.join(names[:20])}")
+        if nested := [one.name for one in self.schema_arrow if pa.types.is_nested(one.type)]:
+            raise InputError(f"{path}: {nested[0]} holds lists or tables, and not one value a row")
 
     def read(self, columns: Sequence[str] | None = None) -> Any:
         """The whole table, or some columns."""
@@ -224,9 +226,6 @@ class ParquetFile(pq.ParquetFile):  # type: ignore[misc]
 
     def _expanded(self, groups: Sequence[int], name: str, enough: int) -> int:
         """Bytes of the texts of a column, each as often as it occurs; counting ends at enough."""
-        kind = self.schema_arrow.field(name).type
-        if pa.types.is_nested(kind):
-            return enough + 1
         total = 0
         with pq.ParquetFile(self._source, read_dictionary=[name]) as file:
             for batch in file.iter_batches(row_groups=list(groups), columns=[name]):

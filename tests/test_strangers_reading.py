@@ -13,11 +13,9 @@ import random
 import resource
 import shutil
 import signal
-import struct
 import time
 import traceback
 import warnings
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -30,16 +28,12 @@ from hypothesis import strategies as st
 
 import indpriv.audit.audit_directory
 import indpriv.audit.variants
-from indpriv import _reading
-from indpriv._files import parquet_bytes, read_json, write_json, write_private_parquet
-from indpriv._journal import JournalWriter, read_journal
+from indpriv._files import write_json, write_private_parquet
+from indpriv._journal import read_journal
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.audit import audit
 from indpriv.cli import run as run_command
-from indpriv.errors import InputError
-from indpriv.release.ledger import Ledger
-from indpriv.release.request import Budget, Request
 from synthetic import knowledge, small_run, write_run
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks")
@@ -185,7 +179,11 @@ def outcome(arguments, **limits):
         for name in WITH_EXTRAS:
             setattr(indpriv.audit.variants, name, ())
         indpriv.audit.audit_directory.render_html = lambda summary, *_: summary.name
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             code = run_command(arguments)
         return {"code": code, "out": out.getvalue(), "err": err.getvalue()}  # fmt: skip
@@ -271,7 +269,9 @@ def mutate_bytes(content, rng):
         return b'{"a": ' + b"9" * 5000 + b"}"
     for _ in range(rng.choice([1, 1, 4, 30])):
         place = rng.randrange(len(content))
-        content[place] = rng.choice([0, 255, rng.randrange(256), content[place] ^ (1 << rng.randrange(8))])
+        content[place] = rng.choice(
+            [0, 255, rng.randrange(256), content[place] ^ (1 << rng.randrange(8))]
+        )
     return bytes(content)  # fmt: skip
 
 
@@ -303,7 +303,15 @@ def mutate_table(content, rng):
     else:
         meta = dict(table.schema.metadata or {})
         for key in list(meta):
-            meta[key] = mutate_bytes(meta[key], rng) if rng.random() < 0.5 else json_text(mutate_json(json.loads(meta[key]), rng) if meta[key][:1] == b"{" else rng.choice(VALUES)).encode()
+            meta[key] = (
+                mutate_bytes(meta[key], rng)
+                if rng.random() < 0.5
+                else json_text(
+                    mutate_json(json.loads(meta[key]), rng)
+                    if meta[key][:1] == b"{"
+                    else rng.choice(VALUES)
+                ).encode()
+            )
         table = table.replace_schema_metadata(meta)  # fmt: skip
     sink = io.BytesIO()
     pq.write_table(table, sink)

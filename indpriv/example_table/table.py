@@ -20,7 +20,7 @@ from indpriv.errors import InputError
 
 _SPLITS = ("train", "test")
 KINDS = {"example_id": "it", "unit_id": "", "split": "t", "label": "", "loss": "fn"} | {
-    "correct": ""
+    "correct": "bfin"
 }
 
 
