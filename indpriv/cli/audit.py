@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from indpriv._shown import Console, escape
 from indpriv._storage import location
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.images import training_images

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from indpriv._shown import Console, escape
 from indpriv.cli.first_contact import checked_run
-from indpriv.cli.options import AuditDir, By, Json, check_folder, print_json, progress_bar
+from indpriv.cli.options import AuditDir, By, Json, check_folder, print_json, progress_bar, say
 from indpriv.errors import EvidenceError
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def convert(
         facts = {"run_dir": str(output_dir), "examples": log.n_examples, "records": log.n_records}
         print_json({**facts, "steps": log.total_steps})
     else:
-        typer.echo(
+        say(
             f"{output_dir}: {log.n_records} records of {log.n_examples} examples, "
             f"{log.total_steps} steps"
         )

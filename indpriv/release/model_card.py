@@ -16,6 +16,7 @@ from indpriv._files import read_json
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import from_json
 from indpriv._reading import Text, check, named, table
+from indpriv._shown import clean
 from indpriv.analysis.guarantee import STANDS, as_read
 from indpriv.errors import InputError
 from indpriv.release.draw import Figures
@@ -127,7 +128,8 @@ def _front_matter(public: Mapping[str, Any]) -> str:
     }
     lines = ["tags:", "- differential-privacy", "- dp-sgd", "differential_privacy:"]
     return "".join(f"{line}\n" for line in lines) + "".join(
-        f"  {name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+        f"  {name}: {clean(json.dumps(value, ensure_ascii=False))}\n"
+        for name, value in values.items()
     )
 
 
