@@ -34,7 +34,7 @@ Text = Annotated[str, Field(strict=True)]
 YesNo = Annotated[bool, Field(strict=True)]
 
 # Memory that a file may ask for: at least so many bytes, and then so many times its size.
-_ROOM, _TIMES = 1 << 28, 25
+_ROOM, _TIMES = 1 << 27, 16
 _DEEPEST, _DIGITS = 64, 300  # of JSON
 _LONGEST = 300  # characters of another library's message
 
@@ -134,13 +134,11 @@ def _check_depth(value: Any, left: int) -> None:
             _check_depth(part, left - 1)
 
 
-def _not_finite(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
-
-
 def _float(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _not_finite(text[:20])
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no number of JSON")
+    return value
 
 
 def _int(text: str) -> int:
@@ -149,7 +147,7 @@ def _int(text: str) -> int:
     return int(text)
 
 
-_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=_not_finite)
+_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=_float)
 
 
 def read_npz(path: Path, remedy: str = "write it again, with np.savez") -> dict[str, NDArray[Any]]:
@@ -176,7 +174,9 @@ def _check_header(file: IO[bytes], item: zipfile.ZipInfo) -> None:
     read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
     shape, _, dtype = read(file)
     found = item.file_size - file.tell()
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != found:
+    if dtype.hasobject:
+        raise ValueError(f"{item.filename} holds Python objects; save it without pickles")
+    if math.prod(shape) * dtype.itemsize != found:
         raise ValueError(f"{item.filename} declares {shape} of {dtype} in {found:,} bytes")
 
 
@@ -202,27 +202,21 @@ class ParquetFile(pq.ParquetFile):  # type: ignore[misc]
     ) -> Any:
         """Row groups as a table; EvidenceError where they need far more memory than the file."""
         names, size = self.schema_arrow.names, self._source.size()
-        if missing := [name for name in columns or () if name not in names]:
+        wanted, needed, doubtful = list(names if columns is None else columns), 0, set[str]()
+        if missing := [name for name in wanted if name not in names]:
             raise EvidenceError(f"{self._path} lacks {', '.join(missing)}; write it again")
-        needed, doubtful = 0, set[str]()
         for group in map(self.metadata.row_group, groups):
-            for chunk in map(group.column, range(group.num_columns)):
-                name = chunk.path_in_schema.split(".")[0]
-                if columns is not None and name not in columns:
-                    continue
-                n = max(chunk.num_values, group.num_rows)
-                needed += 8 * n
-                if chunk.physical_type.endswith("BYTE_ARRAY"):
-                    needed += chunk.total_uncompressed_size
-                    if n * chunk.total_uncompressed_size > _ROOM and chunk.has_dictionary_page:
-                        doubtful.add(name)
+            for chunk in (group.column(names.index(name)) for name in wanted):
+                n, content = max(chunk.num_values, group.num_rows), chunk.total_uncompressed_size
+                texts = chunk.physical_type.endswith("BYTE_ARRAY")
+                needed += 8 * n + content * texts
+                if texts and n * content > _ROOM and chunk.has_dictionary_page:
+                    doubtful.add(chunk.path_in_schema)
         check_size(self._path, needed, size)
         for name in doubtful:
             needed += self._expanded(groups, name, max(_ROOM, _TIMES * size))
         check_size(self._path, needed, size)
-        return super().read_row_groups(
-            list(groups), columns=None if columns is None else list(columns), **options
-        )
+        return super().read_row_groups(list(groups), columns=wanted, **options)
 
     def _expanded(self, groups: Sequence[int], name: str, enough: int) -> int:
         """Bytes of the texts of a column, each as often as it occurs; counting ends at enough."""
@@ -250,9 +244,9 @@ def check_columns(path: Path, schema: Any, kinds: Mapping[str, str]) -> None:
         EvidenceError: a column is absent, or holds something else.
     """
     for name, letters in kinds.items():
-        column, optional = name.removesuffix("?"), name.endswith("?")
+        column = name.removesuffix("?")
         if column not in schema.names:
-            if not optional:
+            if column == name:
                 raise EvidenceError(f"{path} lacks the column {column}; write it again")
         elif letters and _letter(kind := schema.field(column).type) not in letters:
             allowed = " or ".join(_WORDS[letter] for letter in letters)

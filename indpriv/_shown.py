@@ -32,8 +32,8 @@ def _is_harmless(char: str) -> bool:
 
 
 def clean_lines(text: str) -> str:
-    """The same, with the line breaks of our own messages: before an indented line."""
-    return re.sub(r"\n(?!  )", "\ufffd", clean(text, kept="\n"))
+    """The same, with the line breaks of our own messages: before an indented line or a dash."""
+    return re.sub(r"\n(?!  |- )", "\ufffd", clean(text, kept="\n"))
 
 
 def escape(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from indpriv.errors import EvidenceError, InputError
 _MEMBERSHIP = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 _COINS = "independent_fair_coins"
 _OPTIONAL = ("group", "example_id", "model")
+_MOST_COLUMNS = 1000  # of a CSV file
 _COLUMNS = ("score", "member", *_OPTIONAL)
 
 # What the attacker of each adversary sees, weakest first.
@@ -213,13 +215,17 @@ def _read(path: Path) -> pd.DataFrame:
         # Only an empty field is missing: a group may be called "NA" or "null".
         options: Any = {"dtype": str, "keep_default_na": False, "na_values": [""]}
         options |= {"encoding": "utf-8-sig", "index_col": False}
-        names = pd.read_csv(path, nrows=0, **options).columns
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names = next(csv.reader(file), [])
+        if not names:
+            raise csv.Error("it is empty")
+        if len(names) > _MOST_COLUMNS:  # they would fill the memory, however short the rows are
+            raise InputError(f"{path} has {len(names):,} columns, more than {_MOST_COLUMNS:,}")
         if "score" not in names or "member" not in names:
-            return pd.DataFrame(columns=names)  # of a stranger's thousands, none is read
-        # Other columns are not read: short rows of many columns would fill the memory.
+            return pd.DataFrame(columns=names)
         found: pd.DataFrame = pd.read_csv(path, usecols=_COLUMNS.__contains__, **options)
         return found
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (pd.errors.ParserError, csv.Error, UnicodeDecodeError) as error:
         raise EvidenceError(
             f"{path} cannot be read as CSV ({error}); write it with a header and UTF-8 text"
         ) from error

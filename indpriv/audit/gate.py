@@ -31,7 +31,7 @@ from indpriv.audit.groups import groups_of
 from indpriv.audit.method_of_run import as_checked
 from indpriv.audit.run_directory import recorded_run
 from indpriv.audit.summarise import divisor_of_run
-from indpriv.epsilon_table import Account, EpsilonParts, EpsilonTable
+from indpriv.epsilon_table import Account, EpsilonParts
 from indpriv.epsilon_table.parts import LARGEST_FILE
 from indpriv.errors import InputError
 from indpriv.norm_log.checks.of_known import if_known
@@ -204,43 +204,32 @@ def _recomputed(
         groups = groups_of(audit_dir, [group.by for group in summary.groups])
         summary, known = replace(summary, groups=groups), known | {"groups"}
     run_dir = run_dir or (audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY)
-    units_elsewhere = account.rows_per_unit is not None
-    if holds_log(run_dir):
-        run = open_run(run_dir, unreadable="worst_case")
-        log, recorded = run.log, recorded_run(run, "worst_case")
-        units_elsewhere = units_elsewhere and log.unit_ids is None  # in a column of the examples
-    if units_elsewhere or not holds_log(run_dir):
-        guarantee = replace(
-            summary.guarantee,
-            worst_case_epsilon=table.worst_case_epsilon,
-            delta=account.delta,
-            delta_times_n=account.delta * len(table),
-        )
+    run = open_run(run_dir, unreadable="worst_case") if holds_log(run_dir) else None
+    # Units that a column of the examples names are not in the log.
+    if run is None or (account.rows_per_unit is not None and run.log.unit_ids is None):
+        delta = account.delta
+        said: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
+        guarantee = replace(summary.guarantee, **said, delta_times_n=delta * len(table))
         return replace(summary, guarantee=guarantee), frozenset(known)
+    log, recorded = run.log, recorded_run(run, "worst_case")
     secret = account.participation == "secret"
     checks = recorded.checks if secret else if_known(recorded.checks)
-    one = log.take(np.arange(1)) if secret and log.unit_ids is None else log
-    own = table_for(one, _method_of(account))
-    about = (
-        replace(table, worst_case_epsilon=own.worst_case_epsilon)
-        if isinstance(table, EpsilonTable)
-        else replace(table, about=replace(table.about, worst_case_epsilon=own.worst_case_epsilon))
+    own = table_for(
+        log.take(np.arange(1)) if secret and log.unit_ids is None else log, _method_of(account)
     )
-    divisor = divisor_of_run(log, about, recorded.recorder)
-    guarantee = guarantee_of(
-        about, checks, recorded.recorder, None, divisor, recorded.declared.of_lines
-    )
+    divisor, said_of = divisor_of_run(log, table, recorded.recorder), recorded.declared.of_lines
+    guarantee = guarantee_of(table, checks, recorded.recorder, None, divisor, said_of)
     # Who can read the files of a copy says nothing of the run.
     permissions = [one for one in summary.notes.checks if one.key == PERMISSIONS.key]
     kept = (*(one for one in checks if one.key != PERMISSIONS.key), *permissions)
     return replace(
         summary,
         account=own.account,
-        guarantee=guarantee,
+        guarantee=replace(guarantee, worst_case_epsilon=own.worst_case_epsilon),
         claim=as_checked(own, checks).claim,
         run=run_facts(log, recorded.examples, recorded.recorder, recorded.declared),
         notes=replace(summary.notes, checks=kept),
-    ), frozenset(known | {"log"})
+    ), frozenset({*known, "log"})
 
 
 def _method_of(account: Account) -> Method:

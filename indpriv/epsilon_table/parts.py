@@ -80,6 +80,8 @@ class EpsilonParts:
                     )
             empty = _files.ParquetRows.open(path / part_name(0), KINDS).empty
         with named(path):
+            if n_rows == 0:
+                raise EvidenceError("it has no rows")
             return cls(path, n_rows, EpsilonTable.from_frame(empty), tuple(empty.columns))
 
     def __len__(self) -> int:

@@ -236,8 +236,8 @@ def read_state(run_dir: Path) -> LogState:
     counts: dict[int, Mapping[str, Any]] = {}
     for line in lines[1:]:
         state.closed = line["kind"] == "close"
-        if "evidence" in line:
-            counts[line["evidence"]["from_step"]] = line["evidence"]
+        if (evidence := line.get("evidence")) is not None:
+            counts[evidence["from_step"]] = evidence
         if line["kind"] == "truncate":
             _truncate(state, line["step"])
             counts = {start: found for start, found in counts.items() if start < line["step"]}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
 from indpriv._files import opened_parquet
-from indpriv._reading import read_npz
+from indpriv._reading import check_size, read_npz
 from indpriv.errors import InputError
 from indpriv.norm_log.validation import (
     check_ids,
@@ -95,6 +95,7 @@ def _read_parquet(path: Path) -> NormsFile:
     """Columns are read one at a time; page checksums are checked if the file has them."""
     with opened_parquet(path) as file:
         names, n_examples = file.schema_arrow.names, file.metadata.num_rows
+        check_size(path, 16 * n_examples, path.stat().st_size)  # ids and one record
     steps = {name: int(name) for name in names if name.isascii() and name.isdecimal()}
     unknown = [name for name in names if name not in steps and name not in _OTHER_COLUMNS]
     if unknown or len(set(steps.values())) < len(steps):

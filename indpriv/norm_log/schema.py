@@ -37,46 +37,35 @@ _RUN = table(
         dict[str, Text]: "versions?",
     }
 )
-_NORM_PASS = table({Text: "backend? fallback?", AtLeastZero: "slack?", list[Text]: "caveats?"})
 _FILE: dict[Any, str] = {Text: "file sha256?", Whole: "bytes?", list[tuple[Whole, Text]]: "parts?"}
 _SPAN = {**_FILE, Whole: "first bytes?", _Steps: "count"}
 _BATCH_NORMS = table({**_SPAN, list[Whole]: "missing", _Count: "examples?"})
 _CLOSE: dict[Any, str] = {table({Whole: "from_step"}): "evidence?"}
+_HEADER: dict[Any, str] = {
+    Text: "ids_fingerprint ids_sha256 rounding_mode unit neighbouring sampler",
+    Whole: "n_examples n_exact",
+    Number: "rounding",
+    YesNo: "individually_clipped",
+    table({Text: "backend? fallback?", AtLeastZero: "slack?", list[Text]: "caveats?"}): "norm_pass",
+    _RUN: "run",
+    dict[str, Any]: "policy",
+    dict[str, Number]: "privacy_filter",
+}
+_RECORD = _FILE | {
+    Text: "file sha256? ids_fingerprint targets_fingerprint",
+    Whole: "step n_examples bytes?",
+    _Positive: "max_grad_norm",
+    AtLeastZero: "seconds",
+}
+_SETTINGS = {_Positive: "noise_multiplier max_grad_norm", _Rate: "sample_rate"}
 _LINES = {
-    "header": table(
-        {
-            Text: "ids_fingerprint ids_sha256 rounding_mode unit neighbouring sampler",
-            Whole: "n_examples n_exact",
-            Number: "rounding",
-            YesNo: "individually_clipped",
-            _NORM_PASS: "norm_pass",
-            _RUN: "run",
-            dict[str, Any]: "policy",
-            dict[str, Number]: "privacy_filter",
-        }
-    ),
-    "record": table(
-        {
-            **_FILE,
-            Text: "file sha256? ids_fingerprint targets_fingerprint",
-            Whole: "step n_examples bytes?",
-            _Positive: "max_grad_norm",
-            AtLeastZero: "seconds",
-        }
-    ),
+    "header": table(_HEADER),
+    "record": table(_RECORD),
     "exact": table({**_SPAN, AtLeastZero: "seconds"}),
     "free": _BATCH_NORMS,
     "divided": _BATCH_NORMS,
     "filter": table(_SPAN),
-    "steps": table(
-        {
-            **_CLOSE,
-            Whole: "first",
-            _Steps: "count",
-            _Positive: "noise_multiplier max_grad_norm",
-            _Rate: "sample_rate",
-        }
-    ),
+    "steps": table({**_CLOSE, **_SETTINGS, Whole: "first", _Steps: "count"}),
     "close": table(_CLOSE),
     "truncate": table({Whole: "step"}),
 }

@@ -243,7 +243,12 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 def _read(path: Path, keys: Collection[str], what: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
-    content = read_content(path).values
+    try:
+        content = read_content(path).values
+    except InputError as error:
+        raise EvidenceError(
+            f"{path} is damaged, or holds more than tensors and numbers: {error}"
+        ) from error
     if not isinstance(content, dict) or any(key not in content for key in keys):
         raise EvidenceError(f"{path} is not {what} of an indpriv run; those hold {', '.join(keys)}")
     if content["schema"] not in range(1, SCHEMA + 1):

@@ -132,8 +132,12 @@ class AuditConfig:
         path = Path(path)
         if not path.exists():
             raise InputError(f"{path} does not exist; pass an audit file such as audits/adult.toml")
-        with named(path, "audit files are TOML, such as audits/adult.toml"):
-            return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{path} cannot be read as TOML: {error}") from error
+        with named(path):
+            return cls.from_dict(tables)
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any]) -> AuditConfig:
