@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -22,9 +23,10 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from indpriv._folders import PRIVATE, open_file, path_named, refuse_links, remove_file, replace_file
+from indpriv._reading import ParquetFile, check_columns, named, parse_json
 from indpriv._storage import RemoteLock, RemotePath, is_remote, read_verified
 from indpriv._temporary import room_for
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import InputError
 
 METADATA_KEY = "indpriv"
 ROW_GROUP_SIZE = 1 << 18
@@ -207,28 +209,39 @@ def parquet_bytes(table: Any, *, delta_encoded: Collection[str] = ()) -> bytes:
 
 
 def read_parquet(
-    path: Path, columns: Sequence[str] | None = None, *, sha256: str | None = None
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    sha256: str | None = None,
+    kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Read a Parquet file, or some columns, with its attrs.
+
+    kinds: what it must hold, see `check_columns`.
 
     Raises:
         InputError: there is no such file.
         EvidenceError: it is damaged, or its hash is not sha256, where that is passed.
     """
-    with _damage_named(path), opened_parquet(path, sha256) as file:
-        return _frame(file.read(columns=columns))
+    with opened_parquet(path, sha256) as file:
+        check_columns(path, file.schema_arrow, kinds)
+        return _frame(file.read(columns))
 
 
 @contextmanager
 def opened_parquet(path: Path, sha256: str | None = None) -> Iterator[Any]:
-    """A Parquet file whose checksums are verified; sha256: see `read_verified`."""
-    source: Any = path
-    if sha256 is not None:
-        source = pa.BufferReader(read_verified(path, sha256))
-    elif is_remote(path):
-        source = path.open("rb")
-    with pq.ParquetFile(source, page_checksum_verification=True) as file:
-        yield file
+    """A Parquet file whose checksums are verified; sha256: see `read_verified`.
+
+    Whatever is wrong with it in the block becomes one InputError that names it.
+    """
+    with named(path):
+        source: Any
+        if sha256 is not None:
+            source = pa.BufferReader(read_verified(path, sha256))
+        else:
+            source = path.open("rb") if is_remote(path) else pa.OSFile(str(path))
+        with source, ParquetFile(path, source) as file:
+            yield file
 
 
 @dataclass(frozen=True)
@@ -246,14 +259,15 @@ class ParquetRows:
     schema: Any
 
     @classmethod
-    def open(cls, path: Path) -> ParquetRows:
-        """Open a file.
+    def open(cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})) -> ParquetRows:
+        """Open a file; kinds: what it must hold, see `check_columns`.
 
         Raises:
             InputError: there is no such file.
             EvidenceError: it is damaged.
         """
-        with _damage_named(path), opened_parquet(path) as file:
+        with opened_parquet(path) as file:
+            check_columns(path, file.schema_arrow, kinds)
             groups = (file.metadata.row_group(k).num_rows for k in range(file.num_row_groups))
             starts = tuple(accumulate(groups, initial=0))
             return cls(path, starts, file.schema_arrow)
@@ -266,7 +280,8 @@ class ParquetRows:
     @property
     def empty(self) -> pd.DataFrame:
         """A DataFrame with the columns and attrs alone."""
-        return _frame(self.schema.empty_table())
+        with named(self.path):
+            return _frame(self.schema.empty_table())
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -279,25 +294,11 @@ class ParquetRows:
         """The rows from start to stop as `read_parquet` reads the whole; columns: default all."""
         first = bisect_right(self.starts, start) - 1
         groups = range(first, bisect_left(self.starts, stop))
-        with _damage_named(self.path), opened_parquet(self.path) as file:
-            table = file.read_row_groups(
-                list(groups), columns=None if columns is None else list(columns)
-            )
-        offset = start - self.starts[first]
-        return _frame(table.slice(offset, max(0, stop - start)))
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    refuse_links(path)
-    if not path.is_file():
-        raise InputError(f"{path} does not exist")
-    try:
-        yield
-    except (pa.ArrowException, OSError, json.JSONDecodeError) as error:
-        raise EvidenceError(
-            f"{path} is damaged or no Parquet file ({error}); restore it or write it again"
-        ) from error
+        refuse_links(self.path)
+        with opened_parquet(self.path) as file:
+            table = file.read_row_groups(list(groups), columns)
+            offset = start - self.starts[first]
+            return _frame(table.slice(offset, max(0, stop - start)))
 
 
 def _frame(table: Any) -> pd.DataFrame:
@@ -305,7 +306,7 @@ def _frame(table: Any) -> pd.DataFrame:
     frame: pd.DataFrame = table.to_pandas()
     attrs = (table.schema.metadata or {}).get(METADATA_KEY.encode())
     if attrs is not None:  # before pyarrow 22, to_pandas() left them out
-        frame.attrs = json.loads(attrs)
+        frame.attrs = dict(parse_json(attrs))
     return frame
 
 
@@ -317,14 +318,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file; InputError names it where it is missing or broken."""
     refuse_links(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise EvidenceError(
-            f"{path} is not readable JSON ({error}); restore it or make it again"
-        ) from error
+    with named(path, "restore it or make it again"):
+        return parse_json(path.read_bytes())
 
 
 def first_at(content: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:

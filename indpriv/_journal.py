@@ -10,6 +10,7 @@ from typing import Any
 
 from indpriv._files import OneWriter, on_failure
 from indpriv._folders import open_file, refuse_links
+from indpriv._reading import parse_json
 from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError, InputError
 
@@ -50,8 +51,8 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     chain = _START
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-            claimed = entry.pop("chain")
+            entry = parse_json(line)
+            claimed, _ = entry.pop("chain"), entry["kind"].isascii()
             chain = _link(chain, entry)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise EvidenceError(

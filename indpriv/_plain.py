@@ -10,8 +10,7 @@ value, or one of them or None. A field's metadata changes how it is written:
     {"via": Via(kind, write, read)}   converted to `kind` before it is written, and back
 
 A key whose field has a default may be absent where JSON is read. A flattened field that may be None
-is None where all its keys are null. `Annotated[float, Limits(0)]` narrows the schema; reading does
-not check it.
+is None where all its keys are null. `Annotated[float, Limits(0)]` narrows the schema.
 """
 
 import dataclasses
@@ -38,6 +37,14 @@ class Limits:
     minimum: float | None = None
     maximum: float | None = None
     texts: tuple[str, ...] = ()
+
+    def allow(self, value: Any) -> bool:
+        """Whether a value is within them."""
+        low, high = self.minimum, self.maximum
+        return value is None or (
+            ((low is None or value >= low) and (high is None or value <= high))
+            and (not self.texts or value in self.texts)
+        )
 
     def keywords(self) -> dict[str, Any]:
         """As keywords of JSON Schema."""
@@ -142,7 +149,15 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
 
 
 def _read(kind: Any, content: Any, where: str, path: str) -> Any:
-    kind = _without_limits(kind)
+    if typing.get_origin(kind) is Annotated:
+        kind, limits = typing.get_args(kind)
+        value = _read(kind, content, where, path)
+        if not limits.allow(value):
+            raise InputError(
+                f"{where}: {path}={value!r:.60} is out of range ({limits.keywords()}); make the "
+                "audit again"
+            )
+        return value
     if _allows_none(kind):
         return None if content is None else _read(_without_none(kind), content, where, path)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 from indpriv._arrays import BoolArray
 from indpriv._files import read_json, write_atomically, write_json
 from indpriv._folders import make_folder, open_file
+from indpriv._reading import Whole, check, named, read_npz, table
 from indpriv.errors import EvidenceError, InputError
 
 SIGNALS = "signals.json"
 _IDS, _SIGNAL, _MEMBER = "ids.npz", "signal.f32", "member.u8"
 _SCHEMA = 1
+_MODEL = table({list[Whole]: "crc32", dict[str, Any]: "about?"})
+_CONTENT = table({dict[str, Any]: "facts settings", list[_MODEL]: "models"})  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
@@ -76,19 +79,17 @@ class SignalsFolder:
         content = read_json(path / SIGNALS)
         if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
             raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
-        try:
-            with np.load(path / _IDS, allow_pickle=False) as archive:
-                ids = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError) as error:
-            raise EvidenceError(f"{path / _IDS} is damaged ({error})") from error
-        folder = cls(
-            path,
-            ids["example_ids"],
-            ids.get("unit_ids"),
-            dict(content["facts"]),
-            tuple(content["models"]),
-            dict(content["settings"]),
-        )
+        check(_CONTENT, content, str(path / SIGNALS))
+        ids = read_npz(path / _IDS)
+        with named(path / _IDS):
+            folder = cls(
+                path,
+                ids["example_ids"],
+                ids.get("unit_ids"),
+                dict(content["facts"]),
+                tuple(content["models"]),
+                dict(content["settings"]),
+            )
         for name, size in ((_SIGNAL, 4), (_MEMBER, 1)):
             needed = len(folder.models) * len(folder.example_ids) * size
             if needed and (not (path / name).is_file() or (path / name).stat().st_size < needed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +15,14 @@ from numpy.typing import NDArray
 from indpriv._checks import check_choice
 from indpriv._columns import to_texts
 from indpriv._files import read_parquet, write_private_parquet
+from indpriv._reading import named
 from indpriv.errors import EvidenceError, InputError
 
 _MEMBERSHIP = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 _COINS = "independent_fair_coins"
 _OPTIONAL = ("group", "example_id", "model")
+_MOST_COLUMNS = 1000  # of a CSV file
+_COLUMNS = ("score", "member", *_OPTIONAL)
 
 # What the attacker of each adversary sees, weakest first.
 ADVERSARIES = {
@@ -166,14 +170,17 @@ class AttackScores:
             InputError: there is no such file, it is of another type, or a column is missing or
                 holds other values.
         """
-        path = Path(path)
-        frame = _read(path)
+        with named(path := Path(path)):
+            return cls._of_frame(_read(path), path)
+
+    @classmethod
+    def _of_frame(cls, frame: pd.DataFrame, path: Path) -> AttackScores:
         missing = [name for name in ("score", "member") if name not in frame.columns]
         if missing:
             raise InputError(
                 f"{path} lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it "
-                f"has {', '.join(map(str, frame.columns))}); an attack's scores need score (higher "
-                "= member), member (1 or 0) and optionally group"
+                f"has {', '.join(map(str, frame.columns[:9]))}); an attack's scores need score "
+                "(higher = member), member (1 or 0) and optionally group"
             )
         if frame.empty:
             raise InputError(f"{path} holds no scores; it needs one row per attacked example")
@@ -206,10 +213,19 @@ def _read(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} does not exist")
     try:
         # Only an empty field is missing: a group may be called "NA" or "null".
-        return pd.read_csv(
-            path, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8-sig"
-        )
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        options: Any = {"dtype": str, "keep_default_na": False, "na_values": [""]}
+        options |= {"encoding": "utf-8-sig", "index_col": False}
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names = next(csv.reader(file), [])
+        if not names:
+            raise csv.Error("it is empty")
+        if len(names) > _MOST_COLUMNS:  # they would fill the memory, however short the rows are
+            raise InputError(f"{path} has {len(names):,} columns, more than {_MOST_COLUMNS:,}")
+        if "score" not in names or "member" not in names:
+            return pd.DataFrame(columns=names)
+        found: pd.DataFrame = pd.read_csv(path, usecols=_COLUMNS.__contains__, **options)
+        return found
+    except (pd.errors.ParserError, csv.Error, UnicodeDecodeError) as error:
         raise EvidenceError(
             f"{path} cannot be read as CSV ({error}); write it with a header and UTF-8 text"
         ) from error

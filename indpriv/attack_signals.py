@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_choice
 from indpriv._files import write_atomically
+from indpriv._reading import named, parse_json, read_npz
 from indpriv._signals_files import SignalsFolder
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import InputError
 
 KINDS = {
     "confidence": "logit-scaled confidence in the true label, log(p / (1 - p))",
@@ -209,28 +209,25 @@ class AttackSignals:
         path = Path(path)
         if path.is_dir():
             folder = SignalsFolder.open(path)
-            signal, member = folder.arrays()
-            return cls(signal, member, folder.example_ids, unit_ids=folder.unit_ids, **folder.facts)
+            with named(path):
+                signal, member = folder.arrays()
+                ids, units = folder.example_ids, folder.unit_ids
+                return cls(signal, member, ids, unit_ids=units, **folder.facts)
         if not path.is_file():
             raise InputError(f"{path} does not exist; pass a folder of indpriv shadow, or an .npz")
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                found = {name: archive[name] for name in archive.files}
-            facts = json.loads(str(found["facts"])) if "facts" in found else {}
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-            raise EvidenceError(
-                f"{path} cannot be read as an .npz file without pickles ({error}); write it again"
-            ) from error
-        missing = [name for name in ("signal", "member") if name not in found]
-        if missing:
-            raise InputError(f"{path} lacks the array {' and '.join(missing)}")
-        return cls.from_arrays(
-            found["signal"],
-            found["member"],
-            found.get("example_ids"),
-            unit_ids=found.get("unit_ids"),
-            **facts,
-        )
+        found = read_npz(path)
+        with named(path):
+            facts = parse_json(str(found["facts"]).encode()) if "facts" in found else {}
+            missing = [name for name in ("signal", "member") if name not in found]
+            if missing:
+                raise InputError(f"{path} lacks the array {' and '.join(missing)}")
+            return cls.from_arrays(
+                found["signal"],
+                found["member"],
+                found.get("example_ids"),
+                unit_ids=found.get("unit_ids"),
+                **facts,
+            )
 
 
 def _correlation(a: BoolArray, b: BoolArray) -> float:

@@ -27,6 +27,8 @@ STAGES = {
         "_likelihood",
         "_plain",
         "_progress",
+        "_reading",
+        "_shown",
         "_repeats",
         "_row_tables",
         "_signals_files",

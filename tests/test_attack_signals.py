@@ -93,7 +93,7 @@ def test_users_arrays_and_pickles(tmp_path):
     with pytest.raises(EvidenceError, match="without pickles"):
         AttackSignals.open(tmp_path / "evil.npz")
     (tmp_path / "bad.npz").write_bytes(b"PK")
-    with pytest.raises(EvidenceError, match="cannot be read"):
+    with pytest.raises(EvidenceError, match="is damaged"):
         AttackSignals.open(tmp_path / "bad.npz")
 
 

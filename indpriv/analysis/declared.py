@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indpriv._files import first_at
-from indpriv.errors import InputError
+from indpriv.norm_log.schema import checked_run_json
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,17 @@ class Declared:
     @classmethod
     def from_run_json(cls, content: object) -> Declared:
         """Read run.json; InputError where a value has the wrong kind."""
-        if not isinstance(content, Mapping):
-            raise InputError(f"run.json holds a {type(content).__name__}; it is one JSON object")
+        content = checked_run_json(content)
         delta = first_at(content, ("delta",), ("training", "delta"))
-        if delta is not None and (isinstance(delta, bool) or not isinstance(delta, int | float)):
-            raise InputError(f"run.json: delta={delta!r} is not a number; write e.g. 1e-5")
         on_trust = first_at(content, ("on_trust",)) or {}
-        if not isinstance(on_trust, Mapping):
-            raise InputError(
-                f"run.json: on_trust is a {type(on_trust).__name__}; it maps an item to a text"
-            )
         return cls(
             name=_text(content, ("name",)),
             delta=None if delta is None else float(delta),
             participation=_text(content, ("participation",), ("config", "audit", "participation")),
             neighbouring=_text(content, ("config", "audit", "neighbouring")),
             tolerance=first_at(content, ("config", "audit", "tolerance")),
-            groups=_texts("groups", first_at(content, ("groups",), ("config", "audit", "groups"))),
-            class_names=_texts(
-                "class_names", first_at(content, ("class_names",), ("data", "class_names"))
-            ),
+            groups=_texts(content, ("groups",), ("config", "audit", "groups")),
+            class_names=_texts(content, ("class_names",), ("data", "class_names")),
             released=_text(content, ("released",)),
             preprocessing=_text(content, ("preprocessing",), ("data", "preprocessing")),
             tuning=_text(content, ("tuning",)),
@@ -91,9 +82,5 @@ def _text(content: Mapping[str, Any], *paths: tuple[str, ...]) -> str | None:
     return str(value) if value else None
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise InputError(f"run.json: {name} is a {type(value).__name__}; it is a list of texts")
-    return tuple(map(str, value))
+def _texts(content: Mapping[str, Any], *paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(str, first_at(content, *paths) or ()))

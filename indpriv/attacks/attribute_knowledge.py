@@ -18,6 +18,7 @@ from scipy.special import log_softmax
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._files import read_parquet, write_private_parquet
+from indpriv._reading import named
 from indpriv.errors import EvidenceError, InputError
 
 _LOGS = ("likelihood", "prior", "imputed")
@@ -143,13 +144,12 @@ def read_knowledge(path: Path) -> tuple[AttributeKnowledge, ...]:
     Raises:
         EvidenceError: the file holds something else.
     """
-    frame = read_parquet(path)
-    wanted = {"attribute", "member", "example_id", "value", "true", *_LOGS}
-    if missing := wanted - set(frame.columns):
-        raise EvidenceError(f"{path} lacks the columns {', '.join(sorted(missing))}")
-    return tuple(
-        _one(str(name), rows, path) for name, rows in frame.groupby("attribute", sort=False)
-    )
+    kinds = {"attribute": "t", "member": "b", "example_id": "", "value": "", "true": "b"}
+    with named(path):
+        frame = read_parquet(path, kinds={**kinds, **dict.fromkeys(_LOGS, "f")})
+        return tuple(
+            _one(str(name), rows, path) for name, rows in frame.groupby("attribute", sort=False)
+        )
 
 
 def _one(name: str, rows: pd.DataFrame, path: Path) -> AttributeKnowledge:

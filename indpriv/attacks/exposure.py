@@ -21,6 +21,7 @@ from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._columns import to_floats
 from indpriv._files import read_parquet, write_private_parquet
+from indpriv._reading import named
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 
@@ -172,18 +173,17 @@ class Exposures:
     @classmethod
     def from_parquet(cls, path: Path) -> Exposures:
         """Read what `to_parquet` wrote; InputError if it is something else."""
-        frame = read_parquet(path)
-        lacking = [name for name in (*_COLUMNS, "extrapolated") if name not in frame]
-        if lacking or "n_candidates" not in frame.attrs:
-            raise InputError(f"{path} is not a table of exposures: it lacks {', '.join(lacking)}")
-        return cls(
-            frame["example_id"].to_numpy(),
-            frame["rows"].to_numpy(np.int64),
-            to_floats(frame["share"]),
-            to_floats(frame["exposure"]),
-            int(frame.attrs["n_candidates"]),
-            frame["extrapolated"].to_numpy(bool),
-        )
+        kinds = {"example_id": "", "rows": "i", "share": "f", "exposure": "f", "extrapolated": "b"}
+        with named(path):
+            frame = read_parquet(path, kinds=kinds)
+            return cls(
+                frame["example_id"].to_numpy(),
+                frame["rows"].to_numpy(np.int64),
+                to_floats(frame["share"]),
+                to_floats(frame["exposure"]),
+                int(frame.attrs["n_candidates"]),
+                frame["extrapolated"].to_numpy(bool),
+            )
 
 
 def exact_rank(log_perplexity: ArrayLike, secret: int) -> int:

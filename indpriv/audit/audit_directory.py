@@ -24,6 +24,7 @@ from indpriv._files import (
     write_private_parquet,
 )
 from indpriv._folders import make_folder, named_by_person, remove_file
+from indpriv._reading import Text, check, named, table
 from indpriv._storage import is_remote, location, remove_tree
 from indpriv.analysis.guarantee import as_read
 from indpriv.analysis.lookup import Lookup
@@ -38,6 +39,7 @@ from indpriv.report.pictures import data_uri, pictures_of
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
 
+_SUMMARY = table({Text: "sensitive disclaimer meaning claim", dict[str, Any]: "guarantee"})
 ATTACK_TABLE = "attacks.parquet"
 _IN_PROGRESS = ".in-progress"
 EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.html", "audit.md"
@@ -186,16 +188,7 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
     path = audit_dir / SUMMARY
     _check_is_audit(audit_dir)
     summary = read_json(path)
-    texts = ("sensitive", "disclaimer", "meaning", "claim")
-    guarantee = summary.get("guarantee") if isinstance(summary, dict) else None
-    worst = guarantee.get("worst_case_epsilon") if isinstance(guarantee, dict) else None
-    if not (
-        isinstance(worst, int | float)
-        and not isinstance(worst, bool)
-        and all(isinstance(summary.get(name), str) for name in texts)
-    ):
-        raise InputError(
-            f"{path} lacks {', '.join(texts)} or guarantee.worst_case_epsilon, without which an "
-            "epsilon means nothing; make the audit again"
-        )
+    check(_SUMMARY, summary, str(path))
+    with named(path, "make the audit again"):
+        AuditSummary.from_json(summary)
     return {**summary, "guarantee": as_read(summary["guarantee"])}

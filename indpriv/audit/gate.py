@@ -1,4 +1,7 @@
-"""Gates for pipelines: is an audit good enough to go on? Judged from audit.json alone.
+"""Gates for pipelines: is an audit good enough to go on?
+
+Figures of audit.json are computed again from the audit's tables and the run's log, where they are
+there. The others are believed, and each condition says so.
 
 Some conditions are always checked: a limit on epsilon means nothing for a run whose guarantee
 failed. Many people read the logs of pipelines, so figures computed from the data are withheld
@@ -8,19 +11,38 @@ something about the data.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from indpriv._formatting import format_delta, format_epsilon, format_lower_bound, format_share
-from indpriv.analysis.guarantee import SUPPORTED
+from indpriv._storage import location
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import table_for
+from indpriv.analysis.distribution import describe
+from indpriv.analysis.guarantee import SUPPORTED, guarantee_of
+from indpriv.analysis.run_facts import run_facts
 from indpriv.analysis.summary import AuditSummary
+from indpriv.audit.audit_directory import EPSILON, read_summary
+from indpriv.audit.groups import groups_of
+from indpriv.audit.method_of_run import as_checked
+from indpriv.audit.run_directory import recorded_run
+from indpriv.audit.summarise import divisor_of_run
+from indpriv.epsilon_table import Account, EpsilonParts
+from indpriv.epsilon_table.parts import LARGEST_FILE
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import FAILED, PASSED
+from indpriv.norm_log.checks.of_known import if_known
+from indpriv.norm_log.evidence import FAILED, PASSED, PERMISSIONS
 from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.sealing import journal_check
 
 WITHHELD = "withheld"
+RECOMPUTED, BELIEVED = "recomputed", "believed"
+REPLAY = "replay"  # in an audit directory of checkpoints: the run that was made of them
 # Name of a limit -> the figure of individual epsilon that it is on.
 _INDIVIDUAL = {
     "max_median_epsilon": "median",
@@ -76,7 +98,11 @@ class Limits:
 class Condition:
     """One condition: whether it holds, what was found and what was required.
 
-    private: what was found is computed from the data.
+    Attributes:
+        name, passed, found, asked: of the condition.
+        private: what was found is computed from the data.
+        of: what must be computed again for it: "table", "groups" or "log"; "" if nothing is.
+        known: "recomputed", or "believed": as audit.json says.
     """
 
     name: str
@@ -84,11 +110,50 @@ class Condition:
     found: str
     asked: str
     private: bool
+    of: str = ""
+    known: str = BELIEVED
 
     def shown(self, *, figures: bool) -> dict[str, Any]:
         """For a log, with or without figures computed from the data."""
         found = self.found if figures or not self.private else WITHHELD
-        return {"name": self.name, "passed": self.passed, "found": found, "asked": self.asked}
+        shown = {"name": self.name, "passed": self.passed, "found": found, "asked": self.asked}
+        return {**shown, "known": self.known}
+
+
+def judge_audit(audit_dir: Path, limits: Limits, run_dir: Path | None = None) -> list[Condition]:
+    """Judge an audit directory, after computing again what its tables and its run give.
+
+    Args:
+        audit_dir: of the audit.
+        limits: what is required.
+        run_dir: the audited run; by default the one that the audit lies in.
+
+    Raises:
+        InputError: as `judge`, or a table or log that cannot be read.
+    """
+    content = read_summary(audit_dir)
+    said = AuditSummary.from_json(content)
+    found, known = _recomputed(location(audit_dir), said, limits, run_dir)
+    if not known:
+        return judge(content, limits)
+    close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
+    reads = {name: attrgetter(path) for name, path in _COMPARED.items()}
+    wrong = ", ".join(
+        name for name, read in reads.items() if _differ(read(said), read(found), close)
+    )
+    agree = Condition(
+        "audit.json agrees with tables and log",
+        not wrong,
+        f"another {wrong}" if wrong else "it does",
+        "it does",
+        private=False,
+        known=RECOMPUTED,
+    )
+    conditions = judge(found.to_json(), limits)
+    return [
+        agree,
+        *(replace(one, known=RECOMPUTED) if one.of in known else one for one in conditions),
+    ]
 
 
 def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
@@ -121,6 +186,82 @@ def signed(content: Mapping[str, Any], run_dir: Path, keys: Path) -> Condition:
     return Condition("log signed", not found, found or check.detail, asked, private=False)
 
 
+# What audit.json says and can be computed again.
+_COMPARED = {
+    "worst case": "guarantee.worst_case_epsilon",
+    "delta": "guarantee.delta",
+    "status of the guarantee": "guarantee.status",
+    "unit": "account.unit",
+    "claim": "claim",
+    "number of people": "individual.n",
+    **{f"{name} of individual epsilon": f"individual.{name}" for name in _INDIVIDUAL.values()},
+    "share of recorded steps": "run.records.recorded_share",
+    "test accuracy": "run.test_accuracy",
+}
+
+
+def _differ(said: Any, found: Any, tolerance: float) -> bool:
+    if isinstance(said, float) and isinstance(found, float):
+        return not math.isclose(said, found, rel_tol=tolerance, abs_tol=1e-12)
+    return bool(said != found)
+
+
+def _recomputed(
+    audit_dir: Path, summary: AuditSummary, limits: Limits, run_dir: Path | None
+) -> tuple[AuditSummary, frozenset[str]]:
+    """The summary with what tables and log give, and what was computed again; see `Condition`."""
+    if not (audit_dir / EPSILON).exists():
+        return summary, frozenset()
+    parts = EpsilonParts.open(audit_dir / EPSILON)
+    table = parts.table() if len(parts) <= LARGEST_FILE else parts
+    account, known = table.account, {"table"}
+    summary = replace(summary, account=account, claim=table.claim, individual=describe(table))
+    if limits.max_group_ratio is not None and summary.groups:
+        groups = groups_of(audit_dir, [group.by for group in summary.groups])
+        summary, known = replace(summary, groups=groups), known | {"groups"}
+    run_dir = run_dir or (audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY)
+    run = open_run(run_dir, unreadable="worst_case") if holds_log(run_dir) else None
+    # Units that a column of the examples names are not in the log.
+    if run is None or (account.rows_per_unit is not None and run.log.unit_ids is None):
+        delta = account.delta
+        said: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
+        guarantee = replace(summary.guarantee, **said, delta_times_n=delta * len(table))
+        return replace(summary, guarantee=guarantee), frozenset(known)
+    log, recorded = run.log, recorded_run(run, "worst_case")
+    secret = account.participation == "secret"
+    checks = recorded.checks if secret else if_known(recorded.checks)
+    own = table_for(
+        log.take(np.arange(1)) if secret and log.unit_ids is None else log, _method_of(account)
+    )
+    divisor, said_of = divisor_of_run(log, table, recorded.recorder), recorded.declared.of_lines
+    guarantee = guarantee_of(table, checks, recorded.recorder, None, divisor, said_of)
+    # Who can read the files of a copy says nothing of the run.
+    permissions = [one for one in summary.notes.checks if one.key == PERMISSIONS.key]
+    kept = (*(one for one in checks if one.key != PERMISSIONS.key), *permissions)
+    return replace(
+        summary,
+        account=own.account,
+        guarantee=replace(guarantee, worst_case_epsilon=own.worst_case_epsilon),
+        claim=as_checked(own, checks).claim,
+        run=run_facts(log, recorded.examples, recorded.recorder, recorded.declared),
+        notes=replace(summary.notes, checks=kept),
+    ), frozenset({*known, "log"})
+
+
+def _method_of(account: Account) -> Method:
+    """How an audit was accounted."""
+    basis: dict[str, Any] = {"delta": account.delta, "neighbouring": account.neighbouring}
+    if account.participation == "known":
+        return Method(**basis, participation="known")
+    return Method(
+        **basis,
+        accountant=account.accountant,
+        conversion=account.conversion,
+        between_records=account.between_records,
+        tolerance=account.tolerance or Method.tolerance,
+    )
+
+
 def _always(summary: AuditSummary) -> list[Condition]:
     """The guarantee, the checks, and every finding of an attack that contradicts the account.
 
@@ -131,11 +272,11 @@ def _always(summary: AuditSummary) -> list[Condition]:
     failed = ", ".join(check.title for check in summary.notes.checks if check.status == FAILED)
     found = [
         Condition(
-            "guarantee", guarantee.stands, guarantee.status, "supported or declared", private=False
+            "guarantee", guarantee.stands, guarantee.status, "supported or declared", False, "log"
         ),
-        Condition("delta times n", times_n < 1, f"{times_n:.2g}", "below 1", private=True),
+        Condition("delta times n", times_n < 1, f"{times_n:.2g}", "below 1", True, "table"),
         Condition(
-            "evidence", not failed, failed or "no check failed", "no check failed", private=False
+            "evidence", not failed, failed or "no check failed", "no check failed", False, "log"
         ),
     ]
     if attacks.canaries is not None:
@@ -167,34 +308,34 @@ def _guarantee(summary: AuditSummary, limits: Limits) -> list[Condition]:
     found, guarantee = [], summary.guarantee
     if (limit := limits.max_worst_case_epsilon) is not None:
         worst = guarantee.worst_case_epsilon
-        found.append(_at_most("worst-case epsilon", worst, limit, private=False))
+        found.append(_at_most("worst-case epsilon", worst, limit, False, "log"))
     if (limit := limits.max_delta) is not None:
         passed, text = guarantee.delta <= limit, format_delta(guarantee.delta)
-        found.append(Condition("delta", passed, text, f"at most {limit:g}", private=False))
+        found.append(Condition("delta", passed, text, f"at most {limit:g}", False, "log"))
     if limits.unit is not None:
         unit = summary.account.unit
         found.append(
-            Condition("unit of privacy", unit == limits.unit, unit, limits.unit, private=False)
+            Condition("unit of privacy", unit == limits.unit, unit, limits.unit, False, "log")
         )
     if limits.verified:
         passed = guarantee.status == SUPPORTED
         text = f"{guarantee.status}: {guarantee.evidence}"
-        found.append(Condition("guarantee checked", passed, text, SUPPORTED, private=False))
+        found.append(Condition("guarantee checked", passed, text, SUPPORTED, False, "log"))
     if (limit := limits.min_coverage) is not None:
         share = summary.run.records.recorded_share
-        found.append(_at_least("steps recorded", share, limit, private=False))
+        found.append(_at_least("steps recorded", share, limit, False, "log"))
     return found
 
 
 def _individual(summary: AuditSummary, limits: Limits) -> list[Condition]:
     claim, found = summary.claim, []
     if limits.exact:
-        found.append(Condition("claim", claim == "exact", claim, "exact", private=False))
+        found.append(Condition("claim", claim == "exact", claim, "exact", False, "log"))
     for option, figure in _INDIVIDUAL.items():
         if (limit := getattr(limits, option)) is not None:
             value = getattr(summary.individual, figure)
             name = f"individual epsilon, {figure} ({claim})"
-            found.append(_at_most(name, value, limit, private=True))
+            found.append(_at_most(name, value, limit, True, "table"))
     if (limit := limits.min_test_accuracy) is not None:
         accuracy = summary.run.test_accuracy
         if accuracy is None:
@@ -202,7 +343,7 @@ def _individual(summary: AuditSummary, limits: Limits) -> list[Condition]:
                 "--min-test-accuracy: this audit has no test accuracy; pass test_set to the "
                 "Recorder"
             )
-        found.append(_at_least("test accuracy", accuracy, limit, private=True))
+        found.append(_at_least("test accuracy", accuracy, limit, True, "log"))
     return found
 
 
@@ -221,16 +362,17 @@ def _groups(summary: AuditSummary, limits: Limits) -> list[Condition]:
             found="undefined" if ratio.value is None else f"{ratio.value:.4g}",
             asked=f"at most {limit:g}",
             private=True,
+            of="groups",
         )
         for by, ratio in ratios
         if ratio is not None
     ]
 
 
-def _at_most(name: str, value: float, limit: float, *, private: bool) -> Condition:
-    return Condition(name, value <= limit, format_epsilon(value), f"at most {limit:g}", private)
+def _at_most(name: str, value: float, limit: float, private: bool, of: str) -> Condition:
+    return Condition(name, value <= limit, format_epsilon(value), f"at most {limit:g}", private, of)
 
 
-def _at_least(name: str, value: float, limit: float, *, private: bool) -> Condition:
+def _at_least(name: str, value: float, limit: float, private: bool, of: str) -> Condition:
     asked = f"at least {format_share(limit, 1)}"
-    return Condition(name, value >= limit, format_share(value, 1), asked, private)
+    return Condition(name, value >= limit, format_share(value, 1), asked, private, of)

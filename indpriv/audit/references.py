@@ -7,12 +7,12 @@ import numpy as np
 from scipy.special import expit
 
 from indpriv._columns import to_floats
-from indpriv._files import first_at, read_json
+from indpriv._files import first_at
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks.train_references import CONFIDENCE, open_signals
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.schema import read_run_json
 
 _TOLERANCE = 0.01  # of a probability; losses were computed in the precision of training
 
@@ -67,8 +67,7 @@ def unchecked_facts(run_dir: Path, references: Mapping[str, AttackSignals]) -> t
 
 
 def _fingerprint_of(run_dir: Path) -> str | None:
-    record = run_dir / RUN_JSON
-    found = first_at(read_json(record), ("data", "fingerprint")) if record.is_file() else None
+    found = first_at(read_run_json(run_dir), ("data", "fingerprint"))
     return None if found is None else str(found)
 
 

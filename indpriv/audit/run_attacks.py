@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_choice
-from indpriv._files import first_at, read_json
+from indpriv._files import first_at
 from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
 from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
@@ -37,6 +37,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, RUN_JSON
+from indpriv.norm_log.schema import read_run_json
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 
@@ -183,7 +184,7 @@ def results_of_run(
                 + "; indpriv shadow AUDIT.toml --for-run RUN takes them, for --signals"
                 * bool(ATTACKS[name].references)
             )
-    record = read_json(run_dir / RUN_JSON)
+    record = read_run_json(run_dir)
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:
         raise InputError(f"{run_dir / RUN_JSON} has no guarantee; is the run finished?")

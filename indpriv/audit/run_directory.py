@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
-from indpriv._files import ROW_GROUP_SIZE, read_json, read_parquet
+from indpriv._files import ROW_GROUP_SIZE
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.schedule.curve import Curve
 from indpriv.analysis.statistics import histogram
@@ -33,9 +33,9 @@ from indpriv.norm_log.run_files import (
     GRADIENT_CANARIES,
     HOLDOUT,
     LEAKAGE,
-    RUN_JSON,
     holds_log,
 )
+from indpriv.norm_log.schema import read_run_json
 from indpriv.norm_log.verify import verify
 
 MOST_ATTACKED = 1 << 19  # of each split, where not all are
@@ -146,9 +146,7 @@ def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog |
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
     """What a run directory holds in addition to its log, and what its log proves."""
     path, state = run.state.run_dir, run.state
-    declared = Declared()
-    if (path / RUN_JSON).is_file():
-        declared = Declared.from_run_json(read_json(path / RUN_JSON))
+    declared = Declared.from_run_json(read_run_json(path))
     holdout = path / HOLDOUT
     return RecordedRun(
         examples=_table(path / EXAMPLES, declared),
@@ -163,7 +161,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
             AttackScores.from_file(file) for file in sorted((path / LEAKAGE).glob("*.parquet"))
         ),
         reconstructed=tuple(sorted((path / LEAKAGE).glob("*.png"))),
-        curve=Curve.of(read_parquet(path / CURVE)) if (path / CURVE).is_file() else None,
+        curve=Curve.read(path / CURVE) if (path / CURVE).is_file() else None,
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],

@@ -17,9 +17,8 @@ from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from indpriv._shown import Console, escape
 from indpriv.cli.advise import advise
 from indpriv.cli.attacks import attack_app, shadow, validate
 from indpriv.cli.audit import audit
@@ -74,6 +73,9 @@ app.command("model-card")(model_card)
 statement_app.command("create")(create_statement)
 
 
+_LONGEST = 2000  # characters of a message, which may name what a stranger wrote
+
+
 def _interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -93,7 +95,7 @@ def run(
     except SystemExit as end:
         return int(end.code or 0)
     except InputError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}")
+        errors.print(f"[bold red]error:[/] {escape(str(error)[:_LONGEST])}")
     except OSError as error:
         errors.print(
             f"[bold red]error:[/] {escape(str(error))}; check the path, its permissions and the "

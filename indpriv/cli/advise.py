@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from indpriv._shown import Console, escape
 from indpriv.cli.audit import Accountant, Delta
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import By, Json, check_folder, print_json, progress_bar

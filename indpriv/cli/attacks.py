@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from indpriv._shown import Console, escape
 from indpriv.cli.first_contact import checked_audit_file, checked_run
-from indpriv.cli.options import DataDir, Json, check_device, check_folder, print_json, progress_bar
+from indpriv.cli.options import (
+    DataDir,
+    Json,
+    check_device,
+    check_folder,
+    print_json,
+    progress_bar,
+    say,
+)
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -274,7 +281,7 @@ def shadow(
             device=device,
             data_dir=data_dir,
         )
-    typer.echo(f"{output_dir}: signals of {found.n_models} models on {found.n_examples:,} examples")
+    say(f"{output_dir}: signals of {found.n_models} models on {found.n_examples:,} examples")
 
 
 def validate(

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from indpriv._folders import make_folder, named_by_person
+from indpriv._shown import Console, escape
 from indpriv._storage import is_remote, location
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.images import training_images

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from indpriv._shown import Console
 from indpriv.cli.audit import Accountant, BetweenRecords, Conversion
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import Json, check_folder, print_json, progress_bar

@@ -71,7 +71,7 @@ def _of_folder(path: Path, command: str) -> str:
     if (path / SUMMARY).is_file():
         return (
             f"{path} is an audit directory, and indpriv {command} needs a run directory. To read "
-            f"the audit, open {path / REPORT} or type: {typed('groups', path)}\n"
+            f"the audit, open {path / REPORT} or type: {typed('groups', path)}\n  "
             f"For a run, {_type_one(command, path, path.parent)}"
         )
     if _runs_in(path):

@@ -14,17 +14,16 @@ if TYPE_CHECKING:
 
 def training_images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
     """Training images of a run of `indpriv train`, if its data set is still the same."""
-    from indpriv._files import read_json
     from indpriv.norm_log.run_files import RUN_JSON
+    from indpriv.norm_log.schema import read_run_json
     from indpriv.training.datasets import load_dataset
 
-    record = run_dir / RUN_JSON
-    content = read_json(record) if record.is_file() else {}
-    data = content.get("data") if isinstance(content, dict) else None
-    if not isinstance(data, dict) or not isinstance(data.get("dataset"), str):
+    data = read_run_json(run_dir).get("data") or {}
+    if not isinstance(data.get("dataset"), str):
         raise InputError(
-            f"--show-examples: {record} names no data set (data.dataset), and a run directory "
-            "holds no examples; leave the option out and look examples up by the ids in the report"
+            f"--show-examples: {run_dir / RUN_JSON} names no data set (data.dataset), and a run "
+            "directory holds no examples; leave the option out and look examples up by the ids in "
+            "the report"
         )
     dataset = load_dataset(data["dataset"], data_dir)
     if dataset.fingerprint() != data.get("fingerprint"):

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from indpriv._shown import Console
 from indpriv.cli.first_contact import checked_run, shipped_audits, typed
 from indpriv.cli.options import DataDir, Json, print_json
 from indpriv.errors import InputError

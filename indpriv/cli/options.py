@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from indpriv._shown import Console, clean
 from indpriv._storage import is_remote, location, location_on_disk
 from indpriv.errors import InputError
 
@@ -91,6 +91,11 @@ BucketIsPrivate = Annotated[
         help="Only those who may see norms can read the bucket that is written to.",
     ),
 ]
+
+
+def say(text: str) -> None:
+    """Print a text, in which nothing but line breaks is obeyed."""
+    typer.echo(clean(text, kept="\n"))
 
 
 def print_json(content: object) -> None:

@@ -6,12 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from indpriv._shown import Console, escape
 from indpriv.cli.first_contact import checked_run
-from indpriv.cli.options import AuditDir, Json, SignedBy, check_folder, print_json, progress_bar
+from indpriv.cli.options import (
+    AuditDir,
+    Json,
+    SignedBy,
+    check_folder,
+    print_json,
+    progress_bar,
+    say,
+)
 from indpriv.errors import InputError
 
 Epsilon = Annotated[
@@ -89,9 +96,13 @@ Verified = Annotated[
     bool,
     typer.Option("--verified", help="Require that the guarantee was checked, not only declared."),
 ]
-SignedRun = Annotated[
+GateRun = Annotated[
     Path | None,
-    typer.Option(help="The audited run, for --signed-by.", show_default="AUDIT_DIR/.."),
+    typer.Option(
+        "--run",
+        help="The audited run: figures are computed again from its log, and --signed-by is of it.",
+        show_default="the run that AUDIT_DIR lies in",
+    ),
 ]
 Figures = Annotated[
     bool,
@@ -100,7 +111,7 @@ Figures = Annotated[
         help="Also show figures computed from the data. They are sensitive: not for a public log.",
     ),
 ]
-_GATE_COLUMNS = ("condition", "", "found", "required")
+_GATE_COLUMNS = ("condition", "", "found", "required", "known")
 
 
 def release(
@@ -192,10 +203,10 @@ def create_statement(
     if as_json:
         print_json([str(path) for path in paths])
     elif every_owner:
-        typer.echo(f"{len(paths)} statements in {paths[0].parent}, each for one owner only")
+        say(f"{len(paths)} statements in {paths[0].parent}, each for one owner only")
     else:
-        typer.echo(paths[0].read_text(encoding="utf-8"))
-        typer.echo(f"{paths[0]}: for this owner only")
+        say(paths[0].read_text(encoding="utf-8"))
+        say(f"{paths[0]}: for this owner only")
 
 
 def model_card(audit_dir: AuditDir) -> None:
@@ -215,8 +226,8 @@ def model_card(audit_dir: AuditDir) -> None:
     text = render_model_card(read_summary(audit_dir), read_release(audit_dir))
     folder = make_folder(audit_dir, SHAREABLE)
     write_atomically(folder / MODEL_CARD, text.encode("utf-8"))
-    typer.echo(text)
-    typer.echo(f"{folder / MODEL_CARD}: for others")
+    say(text)
+    say(f"{folder / MODEL_CARD}: for others")
 
 
 def pdf(
@@ -234,7 +245,7 @@ def pdf(
 
     target = audit_dir / "report.pdf"
     print_pdf(audit_dir / REPORT, target)
-    typer.echo(f"{target}: {SENSITIVE}")
+    say(f"{target}: {SENSITIVE}")
 
 
 def gate(
@@ -252,19 +263,20 @@ def gate(
     exact: Exact = False,
     verified: Verified = False,
     signed_by: SignedBy = None,
-    run: SignedRun = None,
+    run_dir: GateRun = None,
     figures: Figures = False,
     as_json: Json = False,
 ) -> None:
     """Compare an audit with limits, for pipelines: exit code 1 with the reason if one fails.
 
     Always required: a guarantee that no check contradicts, delta below 1/n, no failed check, no
-    attack above the worst case.
+    attack above the worst case. What the audit's tables and the run's log give is computed again;
+    the rest of audit.json is believed, and each condition says which of the two.
 
     Example: indpriv gate reports/adult --max-worst-case-epsilon 8 --min-coverage 1.0
     """
     from indpriv.audit import read_summary
-    from indpriv.audit.gate import Limits, judge, signed
+    from indpriv.audit.gate import Limits, judge_audit, signed
 
     limits = Limits(
         max_worst_case_epsilon=max_worst_case_epsilon,
@@ -280,10 +292,10 @@ def gate(
         exact=exact,
         verified=verified,
     )
-    conditions = judge(content := read_summary(audit_dir), limits)
+    conditions = judge_audit(audit_dir, limits, run_dir)
     if signed_by is not None:
-        log = checked_run(audit_dir.absolute().parent if run is None else run, "gate --run")
-        conditions.append(signed(content, log, signed_by))
+        log = checked_run(audit_dir.absolute().parent if run_dir is None else run_dir, "gate --run")
+        conditions.append(signed(read_summary(audit_dir), log, signed_by))
     shown = [condition.shown(figures=figures) for condition in conditions]
     passed = all(condition.passed for condition in conditions)
     if as_json:
@@ -293,7 +305,8 @@ def gate(
         table = Table(*_GATE_COLUMNS, title=title, title_justify="left")
         for row in shown:
             mark = "[green]passed[/]" if row["passed"] else "[bold red]failed[/]"
-            table.add_row(escape(row["name"]), mark, escape(row["found"]), escape(row["asked"]))
+            texts = (escape(row[name]) for name in ("found", "asked", "known"))
+            table.add_row(escape(row["name"]), mark, *texts)
         Console().print(table)
     if not passed:
         raise typer.Exit(1)

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from indpriv._shown import Console, escape
 from indpriv.cli.first_contact import checked_run
-from indpriv.cli.options import AuditDir, By, Json, SignedBy, check_folder, print_json, progress_bar
+from indpriv.cli.options import (
+    AuditDir,
+    By,
+    Json,
+    SignedBy,
+    check_folder,
+    print_json,
+    progress_bar,
+    say,
+)
 from indpriv.errors import EvidenceError
 
 if TYPE_CHECKING:
@@ -119,7 +127,7 @@ def convert(
         facts = {"run_dir": str(output_dir), "examples": log.n_examples, "records": log.n_records}
         print_json({**facts, "steps": log.total_steps})
     else:
-        typer.echo(
+        say(
             f"{output_dir}: {log.n_records} records of {log.n_examples} examples, "
             f"{log.total_steps} steps"
         )
@@ -178,13 +186,12 @@ def _evidence_of_audit(
     run_dir: Path, signed_by: Path | None
 ) -> tuple[Sequence[Check], Sequence[Line]]:
     """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
-    from indpriv._files import read_json
     from indpriv.analysis.declared import Declared
     from indpriv.audit.variants import usual_participation
     from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY, if_known
     from indpriv.norm_log.lines import lines_of
     from indpriv.norm_log.norm_log import open_run
-    from indpriv.norm_log.run_files import RUN_JSON
+    from indpriv.norm_log.schema import read_run_json
     from indpriv.norm_log.verify import verify as checks_of
 
     opened = open_run(run_dir, hash_all=True)
@@ -193,8 +200,7 @@ def _evidence_of_audit(
         known = usual_participation(opened.log, None) == "known"
     if known:
         checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
-    path = state.run_dir / RUN_JSON
-    declared = Declared.from_run_json(read_json(path)) if path.is_file() else Declared()
+    declared = Declared.from_run_json(read_run_json(state.run_dir))
     recorder = {**state.header["run"], "seeded": state.seeded}
     left_out = OF_SECRECY if known else frozenset[str]()
     return checks, lines_of(checks, recorder, declared.of_lines, left_out)

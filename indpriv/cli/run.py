@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from indpriv._folders import make_folder
+from indpriv._shown import Console, escape
 from indpriv._storage import location
 from indpriv.cli.audit import show_audit
 from indpriv.cli.first_contact import checked_audit_file, shipped_audits

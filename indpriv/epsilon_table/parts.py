@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from indpriv import _files
 from indpriv._arrays import IntArray
 from indpriv._columns import Rows, as_rows
 from indpriv._folders import make_folder, remove_file
+from indpriv._reading import Whole, check, named, table
 from indpriv._storage import remove_tree
 from indpriv.epsilon_table.table import KEPT_DETAILS, Account, EpsilonTable
 from indpriv.errors import EvidenceError
@@ -27,6 +29,11 @@ from indpriv.errors import EvidenceError
 PART_ROWS = _files.ROW_GROUP_SIZE
 LARGEST_FILE = 4 * PART_ROWS  # rows: a longer table is a folder of parts
 _MARKER = "_account.json"
+_PARTS = table({Annotated[Whole, Field(ge=1)]: "rows"})
+KINDS = {
+    **dict.fromkeys(("epsilon", "epsilon_lower", "epsilon_upper"), "f"),
+    **{"n_rows?": "i", "unit_worst_case?": "f", "true_positive_limit?": "f"},
+}
 
 
 def ranges(n_rows: int) -> list[tuple[int, int]]:
@@ -59,20 +66,24 @@ class EpsilonParts:
             InputError: there is none, or it is no table of epsilons.
             EvidenceError: a part is missing, or what is read is damaged.
         """
-        marker = _files.read_json(path / _MARKER) if path.is_dir() else None
-        if marker is None:
-            rows = _files.ParquetRows.open(path)
+        if not path.is_dir():
+            rows = _files.ParquetRows.open(path, KINDS)
             n_rows, empty = len(rows), rows.empty
         else:
-            n_rows = int(marker["rows"])
+            marker = _files.read_json(path / _MARKER)
+            check(_PARTS, marker, str(path / _MARKER))
+            n_rows = marker["rows"]
             for number in range(len(ranges(n_rows))):
                 if not (path / part_name(number)).is_file():
                     raise EvidenceError(
                         f"{path} lacks {part_name(number)} of {len(ranges(n_rows))} parts; restore "
                         "it, or type the command again that makes the audit"
                     )
-            empty = _files.ParquetRows.open(path / part_name(0)).empty
-        return cls(path, n_rows, EpsilonTable.from_frame(empty), tuple(empty.columns))
+            empty = _files.ParquetRows.open(path / part_name(0), KINDS).empty
+        with named(path):
+            if n_rows == 0:
+                raise EvidenceError("it has no rows")
+            return cls(path, n_rows, EpsilonTable.from_frame(empty), tuple(empty.columns))
 
     def __len__(self) -> int:
         return self.n_rows
@@ -113,7 +124,7 @@ class EpsilonParts:
             return
         for number, (start, stop) in enumerate(ranges(self.n_rows)):
             part = self.path / part_name(number)
-            frame = _files.read_parquet(part, columns)
+            frame = _files.read_parquet(part, columns, kinds=KINDS)
             if len(frame) != stop - start:
                 raise EvidenceError(
                     f"{part} has {len(frame):,} rows instead of {stop - start:,}; make the audit "
@@ -125,7 +136,9 @@ class EpsilonParts:
         """Yield a table of each part, with the claim of all; details: columns that it keeps."""
         kept = [name for name in self.details if name in details]
         for frame in self.frames([*self.columns[:4], *kept]):
-            yield self._claimed(EpsilonTable.from_frame(frame, kept))
+            with named(self.path):
+                table = EpsilonTable.from_frame(frame, kept)
+            yield self._claimed(table)
 
     def take(self, positions: IntArray) -> EpsilonTable:
         """A table of the rows at increasing positions, in memory, with all columns as details."""
@@ -153,7 +166,8 @@ class EpsilonParts:
     def table(self, details: Collection[str] | None = None) -> EpsilonTable:
         """All rows in memory as a table; details: see `EpsilonTable.from_frame`."""
         kept = KEPT_DETAILS if details is None else details
-        return self._claimed(EpsilonTable.from_frame(self.frame(), kept))
+        with named(self.path):
+            return self._claimed(EpsilonTable.from_frame(self.frame(), kept))
 
 
 def part_name(number: int) -> str:

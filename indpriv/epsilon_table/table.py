@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_private_parquet
 from indpriv._formatting import format_delta, format_epsilon
+from indpriv._plain import from_json
 from indpriv.errors import InputError
 
 DISCLAIMER = (
@@ -335,7 +336,7 @@ class EpsilonTable:
                 f"this epsilon table lacks {', '.join(sorted(missing))}; it was not written by "
                 "indpriv"
             )
-        account = Account(**frame.attrs["account"])
+        account = from_json(Account, frame.attrs["account"], "the account of this epsilon table")
         kept = [name for name in details if name in frame]
         return cls(
             example_ids=frame[account.id_column].to_numpy(),

@@ -18,8 +18,8 @@ from indpriv._columns import Rows, frames_at, frames_of, rows_at
 from indpriv._files import ROW_GROUP_SIZE, ParquetRows, write_private_frames
 from indpriv.errors import InputError
 from indpriv.example_table.table import (
+    KINDS,
     ExampleTable,
-    check_columns,
     labels_fit,
     named_labels,
 )
@@ -34,8 +34,7 @@ def open_examples(path: Path) -> ExampleTable:
         InputError: there is no such file, or an id occurs twice within a split.
         EvidenceError: it is damaged.
     """
-    file = ParquetRows.open(path)
-    check_columns(file.columns)
+    file = ParquetRows.open(path, KINDS)
     if len(file) <= LARGEST_IN_MEMORY:
         return ExampleTable.from_parquet(path)
     n_train = _n_before_test(file)

@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._columns import FIXED_COLUMNS, RESERVED_COLUMNS, FrameRows, Rows
 from indpriv._files import read_parquet, write_private_parquet
+from indpriv._reading import named
 from indpriv.errors import InputError
 
 _SPLITS = ("train", "test")
+KINDS = {"example_id": "it", "unit_id": "", "split": "t", "label": "", "loss": "fn"} | {
+    "correct": "bfin"
+}
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,8 @@ class ExampleTable:
     @classmethod
     def from_parquet(cls, path: Path) -> ExampleTable:
         """Read a table that `to_parquet` wrote."""
-        return cls(read_parquet(path))
+        with named(path):
+            return cls(read_parquet(path, kinds=KINDS))
 
 
 def check_columns(columns: Collection[str]) -> None:

@@ -214,19 +214,25 @@ class FileBatchNorms:
 
     def _read(self, part: BatchNormFile, start: int, stop: int) -> BatchNormEntries:
         path = part.file.path
-        try:
-            with _files.opened_parquet(path, part.file.sha256) as parquet:
-                table = parquet.read_row_groups(_groups(parquet, start, stop), use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise EvidenceError(f"batch norms {path} cannot be read: {error}") from error
-        position, step, norm = (
-            table.column(name).to_numpy() for name in ("position", "step", "norm")
-        )
+        with _files.opened_parquet(path, part.file.sha256) as parquet:
+            table = parquet.read_row_groups(_groups(parquet, start, stop), use_threads=False)
+            position, step, norm = (
+                table.column(name).to_numpy() for name in ("position", "step", "norm")
+            )
+        dtype = np.dtype(np.float64 if self.levels is None else self.levels.dtype)
+        if position.dtype != np.int32 or step.dtype.kind not in "iu" or norm.dtype != dtype:
+            raise EvidenceError(
+                f"{path} holds positions, steps and norms of {position.dtype}, {step.dtype} and "
+                f"{norm.dtype} instead of int32, whole numbers and {dtype}; restore it from a copy"
+            )
+        if not np.all(position[1:] >= position[:-1]) or (len(step) and step.min() < 0):
+            raise EvidenceError(f"{path} has entries out of order; restore it from a copy")
         entries = BatchNormEntries(position, step, norm).block(start, stop)
         largest = np.inf if self.levels is None else self.levels.max_code
-        if not np.all(np.asarray(entries.norm, np.float64) <= largest):  # nor is a NaN
+        values: NDArray[Any] = entries.norm
+        if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
             raise EvidenceError(
-                f"{path}: code {entries.norm.max()} is above the top code {largest}"
+                f"{path}: code {values[~inside][0]} is above the top code {largest}, or below 0"
             )
         if len(entries) and int(entries.step.max()) >= part.count:
             entries = entries.select(entries.step < part.count)

@@ -22,6 +22,7 @@ from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.norms_file import NormsFile, check_norms_file, read_norms
 from indpriv.norm_log.run_files import RUN_JSON, holds_log
+from indpriv.norm_log.schema import MOST_STEPS
 from indpriv.norm_log.sealing import seal
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
@@ -199,6 +200,8 @@ def _read_settings(path: Path) -> _Settings:
     try:
         numbers = {name: _numbers(name, content[name]) for name in SETTING_NAMES}
         total_steps = _checks.check_positive_int("steps", content["steps"])
+        if total_steps > MOST_STEPS:
+            raise InputError(f"steps={total_steps:.4g} is above {MOST_STEPS:,}")
         check_words(
             content["sampler"],
             content["unit"],

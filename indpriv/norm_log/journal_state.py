@@ -26,7 +26,8 @@ from indpriv.norm_log.evidence import (
     Check,
 )
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.run_files import Line, files_of, holds_log
+from indpriv.norm_log.run_files import JOURNAL, Line, files_of, holds_log
+from indpriv.norm_log.schema import MOST_STEPS, check_line
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
@@ -228,11 +229,13 @@ def read_state(run_dir: Path) -> LogState:
             f"{run_dir} has a journal without a header: recording stopped before its first record"
         )
     header = lines[0]
-    if header["schema"] > SCHEMA:
+    if header.get("schema") not in range(1, SCHEMA + 1):
         raise EvidenceError(
-            f"{run_dir} was written with log schema {header['schema']}; this indpriv reads up to "
-            f"{SCHEMA}: upgrade indpriv"
+            f"{run_dir} was written with log schema {header.get('schema')!r}; this indpriv reads "
+            f"up to {SCHEMA}: upgrade indpriv"
         )
+    for number, line in enumerate(lines, 1):
+        check_line(line, f"{run_dir / JOURNAL} line {number}")
     content = json.dumps(lines, sort_keys=True).encode()
     state = LogState(run_dir, header, torn, fingerprint=hashlib.sha256(content).hexdigest())
     counts: dict[int, Mapping[str, Any]] = {}
@@ -240,8 +243,8 @@ def read_state(run_dir: Path) -> LogState:
         state.closed = line["kind"] == "close"
         found = line.get("files") if state.closed else None
         state.beside = found if isinstance(found, dict) else None
-        if "evidence" in line:
-            counts[line["evidence"]["from_step"]] = line["evidence"]
+        if (evidence := line.get("evidence")) is not None:
+            counts[evidence["from_step"]] = evidence
         if line["kind"] == "truncate":
             _truncate(state, line["step"])
             counts = {start: found for start, found in counts.items() if start < line["step"]}
@@ -302,6 +305,11 @@ def _add(state: LogState, line: Line) -> None:
                 f"{state.run_dir}: steps from {line['first']} follow {state.total_steps} steps; "
                 "the log has lost lines"
             )
+        if line["first"] + line["count"] > MOST_STEPS:
+            raise EvidenceError(
+                f"{state.run_dir}: the log has more than {MOST_STEPS:,} steps, the most that are "
+                "read; restore the file from a copy"
+            )
         state.steps.append(line)
     elif kind != "close":
         raise EvidenceError(
@@ -312,6 +320,11 @@ def _add(state: LogState, line: Line) -> None:
 
 def _truncate(state: LogState, step: int) -> None:
     """Drop what was logged from this step on: training was resumed there."""
+    if step > state.total_steps:
+        raise EvidenceError(
+            f"{state.run_dir}: training was resumed at step {step}, after only {state.total_steps} "
+            "steps; the log has lost lines"
+        )
     state.voided_steps += state.total_steps - step
     state.records = [line for line in state.records if line["step"] < step]
     for lines in (state.exact, state.batch_norms, state.left_out, state.steps):

@@ -8,17 +8,16 @@ participations.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
+from indpriv._files import opened_parquet
+from indpriv._reading import check_size, read_npz
 from indpriv.errors import InputError
 from indpriv.norm_log.validation import (
     check_ids,
@@ -28,10 +27,6 @@ from indpriv.norm_log.validation import (
 )
 
 _OTHER_COLUMNS = ("example_id", "unit_id", "participations")  # of a Parquet file, not records
-# An archive that grows beyond both when unpacked is taken for a zip bomb.
-_UNPACKED_BYTES, _UNPACKED_TIMES = 1 << 30, 100
-
-_NPZ_ERRORS = (ValueError, OSError, zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -98,23 +93,20 @@ def read_norms(path: Path) -> NormsFile:
 
 def _read_parquet(path: Path) -> NormsFile:
     """Columns are read one at a time; page checksums are checked if the file has them."""
-    try:
-        names = pq.ParquetFile(path).schema_arrow.names
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet: {error}") from error
+    with opened_parquet(path) as file:
+        names, n_examples = file.schema_arrow.names, file.metadata.num_rows
+        check_size(path, 16 * n_examples, path.stat().st_size)  # ids and one record
     steps = {name: int(name) for name in names if name.isascii() and name.isdecimal()}
     unknown = [name for name in names if name not in steps and name not in _OTHER_COLUMNS]
-    if unknown or len(set(steps.values())) < len(steps) or len(set(names)) < len(names):
+    if unknown or len(set(steps.values())) < len(steps):
         raise InputError(
             f"{path} has columns {', '.join(map(repr, (unknown or names)[:5]))}; a record is a "
             f"column named by its step, e.g. '200', and the others are {', '.join(_OTHER_COLUMNS)}"
         )
 
     def column(name: str) -> NDArray[np.generic]:
-        try:
-            found = pq.read_table(path, columns=[name], page_checksum_verification=True).column(0)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{path}: column {name!r} is damaged: {error}") from error
+        with opened_parquet(path) as file:
+            found = file.read([name]).column(0)
         if found.null_count:
             raise InputError(
                 f"{path}: column {name!r} has {found.null_count} missing values; each row needs a "
@@ -125,7 +117,6 @@ def _read_parquet(path: Path) -> NormsFile:
 
     recorded = sorted(steps, key=steps.__getitem__)
     found = {name: column(name) if name in names else None for name in _OTHER_COLUMNS}
-    n_examples = pq.ParquetFile(path).metadata.num_rows
     ids = found["example_id"]
     return NormsFile(
         path,
@@ -139,19 +130,7 @@ def _read_parquet(path: Path) -> NormsFile:
 
 def _read_npz(path: Path) -> NormsFile:
     """Read arrays of numbers and texts only: nothing in the file is unpickled."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(item.file_size for item in archive.infolist())
-        bomb = unpacked > max(_UNPACKED_BYTES, _UNPACKED_TIMES * path.stat().st_size)
-        with np.load(path, allow_pickle=False) as archive:
-            found = {} if bomb else {name: archive[name] for name in archive.files}
-    except _NPZ_ERRORS as error:
-        raise InputError(f"{path} cannot be read as npz of numbers: {error}") from error
-    if bomb:
-        raise InputError(
-            f"{path} would unpack to {unpacked:,} bytes, more than {_UNPACKED_TIMES} times its "
-            "size; if that is intended, write it without compression, with np.savez"
-        )
+    found = read_npz(path)
     known = ("norms", "recorded_steps", "example_ids", "unit_ids", "participations")
     unknown = [name for name in found if name not in known]
     if unknown or not {"norms", "recorded_steps"} <= set(found):

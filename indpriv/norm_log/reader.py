@@ -14,6 +14,7 @@ from indpriv import _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._checks import check_choice
 from indpriv._folders import remove_file
+from indpriv._reading import named
 from indpriv._storage import check_hash, is_remote, sizes_in
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import (
@@ -36,6 +37,8 @@ from indpriv.norm_log.run_files import IDS, RECORDS, Line, files_of
 from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words
 from indpriv.norm_log.writer import NormLogWriter
 
+_IDS = {"example_id": "it", "unit_id?": "itf", "exact": "b"}
+_LEFT_OUT = {"position": "i", "step": "i"}
 Faults = Mapping[str, str]  # file name -> what is wrong with it
 
 
@@ -161,12 +164,12 @@ def _read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArra
     path, sha256 = state.run_dir / IDS, state.header["ids_sha256"]
     n = state.header["n_examples"]
     if is_remote(path) or n <= LARGEST_FILE:
-        ids = _files.read_parquet(path, sha256=sha256)
+        ids = _files.read_parquet(path, sha256=sha256, kinds=_IDS)
         _check_ids(path, ids["example_id"].to_numpy(), None, n)
         units = ids["unit_id"].to_numpy() if "unit_id" in ids else None
         return ids["example_id"].to_numpy(), units, np.flatnonzero(ids["exact"].to_numpy())
     check_hash(path, sha256)
-    rows = _files.ParquetRows.open(path)
+    rows = _files.ParquetRows.open(path, _IDS)
     stored = StoredIds(rows, "example_id")
     equal = _repeats.repeated(lambda start, stop: stored[start:stop], rows.ranges())
     _check_ids(path, stored, equal, n)  # equal hashes, and perhaps equal ids
@@ -217,7 +220,7 @@ def _check_consistent(state: LogState) -> None:
 
 def read_reference_positions(run_dir: Path) -> IntArray:
     """Positions of the examples that the log of a run records at every step."""
-    return np.flatnonzero(_files.read_parquet(run_dir / IDS, ["exact"])["exact"].to_numpy())
+    return np.flatnonzero(_files.read_parquet(run_dir / IDS, ["exact"], kinds=_IDS)["exact"])
 
 
 def filter_is_proven(state: LogState, faults: Faults) -> bool:
@@ -243,9 +246,12 @@ def read_left_out(state: LogState) -> IntArray:
     left_out_at = np.full(state.header["n_examples"], state.total_steps)
     for line in state.left_out:
         file = _record_file(state, line)
-        frame = _files.read_parquet(file.path, sha256=file.sha256)
-        kept = frame[frame["step"] < min(line["first"] + line["count"], state.total_steps)]
-        left_out_at[kept["position"].to_numpy()] = kept["step"].to_numpy()
+        with named(file.path):
+            frame = _files.read_parquet(file.path, sha256=file.sha256, kinds=_LEFT_OUT)
+            kept = frame[frame["step"] < min(line["first"] + line["count"], state.total_steps)]
+            if not kept[["position", "step"]].ge(0).all(axis=None):
+                raise EvidenceError("positions and steps are at least 0")
+            left_out_at[kept["position"].to_numpy()] = kept["step"].to_numpy()
     return left_out_at
 
 

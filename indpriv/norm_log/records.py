@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from indpriv import _files
@@ -148,23 +147,26 @@ class FileRecords:
                 if file is None:
                     found[:] = largest
                     continue
-                found[:] = _read_column(file, record.column, begin - first, end - first)
-                if not np.all(found <= largest):  # nor is a NaN
+                values = _read_column(file, record.column, begin - first, end - first)
+                if values.shape != found.shape or values.dtype != dtype:
                     raise EvidenceError(
-                        f"{file.path}: code {found.max()} is above the top code {largest} of its "
-                        "rounding"
+                        f"{file.path} holds {values.shape} values of {values.dtype} instead of "
+                        f"{found.shape} of {np.dtype(dtype)}; restore it from a copy"
+                    )
+                found[:] = values
+                if not (inside := (found >= 0) & (found <= largest)).all():  # nor is a NaN
+                    raise EvidenceError(
+                        f"{file.path}: code {found[~inside][0]} is above the top code {largest} of "
+                        "its rounding, or below 0"
                     )
         return block
 
 
 def _read_column(file: RecordFile, column: str, start: int, stop: int) -> NDArray[np.generic]:
     size = _files.ROW_GROUP_SIZE
-    try:
-        with _files.opened_parquet(file.path, file.sha256) as opened:
-            groups = list(range(start // size, -(-stop // size)))
-            table = opened.read_row_groups(groups, columns=[column], use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise EvidenceError(f"record {file.path} cannot be read: {error}") from error
+    with _files.opened_parquet(file.path, file.sha256) as opened:
+        groups = list(range(start // size, -(-stop // size)))
+        table = opened.read_row_groups(groups, columns=[column], use_threads=False)
     values: NDArray[np.generic] = table.column(column).to_numpy()
     offset = start - groups[0] * size
     return values[offset : offset + stop - start]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from indpriv._files import others_can_read, read_json
+from indpriv._files import others_can_read
 from indpriv._formatting import format_cost
 from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError
@@ -22,7 +22,7 @@ from indpriv.norm_log.evidence import (
 from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.norm_log import OpenedRun
 from indpriv.norm_log.reader import hashed_when_read
-from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.schema import read_run_json
 from indpriv.norm_log.sealing import journal_check
 from indpriv.norm_log.step_settings import SETTING_NAMES
 
@@ -93,12 +93,8 @@ def _declared_settings(state: LogState) -> Check:
     """Compare the settings in run.json with what the optimizer used at each step."""
     if state.unwatched:
         return DECLARED_SETTINGS.not_checked("no other record of what the optimizer used exists")
-    path = state.run_dir / RUN_JSON
-    content = read_json(path) if path.is_file() else {}
-    declared = content.get("training", {}) if isinstance(content, dict) else None
-    if not isinstance(declared, dict):
-        return DECLARED_SETTINGS.failed("it is not a JSON object with a table of training settings")
-    names = [name for name in SETTING_NAMES if name in declared]
+    declared = read_run_json(state.run_dir).get("training") or {}
+    names = [name for name in SETTING_NAMES if declared.get(name) is not None]
     if not names or not state.steps:
         return DECLARED_SETTINGS.not_checked(
             "it declares no step settings; the account uses the optimizer's own"

@@ -17,12 +17,19 @@ from typing import Any
 from indpriv._files import on_failure
 from indpriv._folders import make_folder
 from indpriv._journal import JournalWriter
+from indpriv._reading import AtLeastZero, Text, check, table
 from indpriv.errors import EvidenceError, InputError
 from indpriv.release.assumptions import describe
 from indpriv.release.request import Budget, Request
 
 FOLDER = "ledger"
 _SCHEMA = 1
+_COSTS = {AtLeastZero: "epsilon delta"}
+_LINES = {
+    "open": table({Text: "fingerprint"}),
+    "budget": table(_COSTS),
+    "release": table({**_COSTS, dict[str, Any]: "request figures"}),
+}
 
 
 class Ledger:
@@ -48,6 +55,9 @@ class Ledger:
             self._append("open", schema=_SCHEMA, fingerprint=fingerprint)
 
     def _check_values(self, folder: Path, fingerprint: str) -> None:
+        for number, entry in enumerate(self._entries, 1):
+            if (kind := _LINES.get(entry["kind"])) is not None:
+                check(kind, entry, f"{folder} line {number}")
         if not self._entries:
             return
         first = self._entries[0]

@@ -14,14 +14,26 @@ from typing import Any
 
 from indpriv._files import read_json
 from indpriv._formatting import format_delta, format_epsilon
+from indpriv._plain import from_json
+from indpriv._reading import Text, check, named, table
+from indpriv._shown import clean
 from indpriv.analysis.guarantee import STANDS, as_read
 from indpriv.errors import InputError
+from indpriv.release.draw import Figures
 from indpriv.release.page import error_notes, figures_table, spending
 from indpriv.release.publish import RELEASE_JSON, SHAREABLE
-from indpriv.report.document import Listing, table
+from indpriv.report.document import Listing
+from indpriv.report.document import table as shown_table
 from indpriv.report.renderers.markdown import escape, render_block
 
 MODEL_CARD = "model-card.md"
+_RELEASE = table(
+    {
+        Text: "quantity meaning unit neighbouring method by?",
+        list[Text]: "assumptions",
+        dict[str, Any]: "spent groups?",
+    }
+)
 # With sample_rate, the expected batch size itself would give n away, and n is private
 _NORMALISATION = {
     "mean": "sum of clipped gradients and noise over the expected, not the sampled, batch size",
@@ -47,9 +59,11 @@ def read_release(audit_dir: Path) -> dict[str, Any] | None:
     path = audit_dir / SHAREABLE / RELEASE_JSON
     if not path.is_file():
         return None
-    content = read_json(path)
-    if not isinstance(content, dict) or "spent" not in content:
-        raise InputError(f"{path} is not a release; make it again with indpriv release")
+    content: dict[str, Any] = read_json(path)
+    check(_RELEASE, content, str(path))
+    with named(path, "make it again with indpriv release"):
+        from_json(Figures, content)  # and what a page shows of it is there:
+        figures_table(content), error_notes(content), spending(content)
     return content
 
 
@@ -114,7 +128,8 @@ def _front_matter(public: Mapping[str, Any]) -> str:
     }
     lines = ["tags:", "- differential-privacy", "- dp-sgd", "differential_privacy:"]
     return "".join(f"{line}\n" for line in lines) + "".join(
-        f"  {name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+        f"  {name}: {clean(json.dumps(value, ensure_ascii=False))}\n"
+        for name, value in values.items()
     )
 
 
@@ -125,7 +140,7 @@ def _body(public: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
     parts = [
         "## Differential privacy",
         escape(f"{public['statement']} Evidence for it: {public['evidence']}."),
-        render_block(table(("Setting", "Value", "Status"), settings)),
+        render_block(shown_table(("Setting", "Value", "Status"), settings)),
         "“Verified” was read from the optimizer, the loader or the log, or compared with training; "
         "“declared” was stated and not checked; what is “on trust” nobody can see. The guarantee "
         "covers one training run: neither its tuning nor other uses of the same data.",

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import indpriv.report
 from indpriv._formatting import format_delta, format_epsilon, format_number
+from indpriv._shown import shown
 from indpriv.epsilon_table import relation_words
 from indpriv.report.document import Entry, Paragraph, Span, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
@@ -26,6 +27,7 @@ def render_release(content: Mapping[str, Any]) -> str:
     environment = Environment(
         loader=FileSystemLoader([_TEMPLATES, _STYLE]),
         autoescape=True,
+        finalize=shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -12,12 +12,13 @@ from typing import Any
 
 from indpriv._files import write_atomically, write_json
 from indpriv._folders import make_folder
-from indpriv._plain import to_json
+from indpriv._plain import from_json, to_json
+from indpriv._reading import named
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.release import mechanisms
-from indpriv.release.draw import draw
-from indpriv.release.ledger import Ledger
+from indpriv.release.draw import Figures, draw
+from indpriv.release.ledger import FOLDER, Ledger
 from indpriv.release.page import render_release
 from indpriv.release.request import DESCENT, EXPONENTIAL, HISTOGRAM, Budget, Request
 from indpriv.release.sources import Source, open_source
@@ -85,10 +86,13 @@ def release(
             ledger.check_affordable(request.cost)
             figures = _draw_all(request, source)
             ledger.record(request, figures)
-        content = _content(request, source, figures, ledger)
+        with named(directory / FOLDER):
+            figures = to_json({name: from_json(Figures, one) for name, one in figures.items()})
+            content = _content(request, source, figures, ledger)
+            page = render_release(content)
         folder = make_folder(directory, SHAREABLE)
         write_json(folder / RELEASE_JSON, content)
-        write_atomically(folder / RELEASE_HTML, render_release(content).encode("utf-8"))
+        write_atomically(folder / RELEASE_HTML, page.encode("utf-8"))
     return Published(content, fresh, folder)
 
 

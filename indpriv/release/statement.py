@@ -21,6 +21,7 @@ import numpy as np
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._formatting import format_epsilon, format_share_up
+from indpriv._shown import clean
 from indpriv.analysis.guarantee import (
     SUPPORTED,
     UNPROVEN,
@@ -34,7 +35,6 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES
 from indpriv.release.assumptions import check_one_record, declared_choices
-from indpriv.report.renderers.terminal import clean
 
 STATEMENTS = "statements"
 _WIDTH = 92
@@ -135,7 +135,7 @@ def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
         [title.upper()] * bool(title) + [fill(line, _WIDTH) for line in lines]
         for title, lines in sections
     ]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+    return clean("\n\n".join("\n".join(block) for block in blocks), kept="\n") + "\n"
 
 
 def write_statements(

@@ -6,7 +6,6 @@ Files hold tensors and numbers only, so that reading one cannot run code.
 from __future__ import annotations
 
 import io
-import pickle
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -21,6 +20,7 @@ from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.run_files import RESUME
+from indpriv.recording.checkpoints.safe_files import read_content
 from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset
@@ -245,16 +245,14 @@ def _read(path: Path, keys: Collection[str], what: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:
-        with path.open("rb") as file:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        content = read_content(path).values
+    except InputError as error:
         raise EvidenceError(
-            f"{path} is damaged, or holds more than tensors and numbers: {reason}"
+            f"{path} is damaged, or holds more than tensors and numbers: {error}"
         ) from error
     if not isinstance(content, dict) or any(key not in content for key in keys):
         raise EvidenceError(f"{path} is not {what} of an indpriv run; those hold {', '.join(keys)}")
-    if content["schema"] > SCHEMA:
+    if content["schema"] not in range(1, SCHEMA + 1):
         raise InputError(
             f"{path} has schema {content['schema']}, this version reads up to {SCHEMA}; update "
             "indpriv"

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from indpriv._files import read_json
 from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.leakage import INVERSIONS, LBFGS, Observation
 from indpriv.leakage.at_checkpoints import Leaked, leak_at_checkpoints
-from indpriv.norm_log.run_files import LEAKAGE, RUN_JSON
+from indpriv.norm_log.run_files import LEAKAGE
+from indpriv.norm_log.schema import read_run_json
 from indpriv.recording import AuditSpec
 from indpriv.training.config import AuditConfig, FederatedConfig, LeakageConfig
 from indpriv.training.datasets import Dataset, load_dataset
@@ -198,9 +198,8 @@ def _at(values: float | list[float], step: int) -> float:
 
 
 def _record(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / RUN_JSON
-    content = read_json(path) if path.is_file() else {}
-    if not isinstance(content, dict) or not {"config", "training", "data"} <= content.keys():
+    content = dict(read_run_json(run_dir))
+    if not {"config", "training", "data"} <= content.keys():
         raise InputError(
             f"{run_dir} is no run of indpriv train, so that nothing rebuilds its model; pass its "
             "checkpoints with --spec FILE:spec"

@@ -18,6 +18,7 @@ from indpriv._folders import remove_file
 from indpriv._storage import location_on_disk, location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RESUME, RUN_JSON
+from indpriv.norm_log.schema import read_run_json
 from indpriv.norm_log.sealing import seal
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.training.config import AuditConfig, TrainingConfig
@@ -94,7 +95,7 @@ def with_drawn_norm(settings: TrainingConfig, run_dir: str | Path | None) -> Tra
         return settings
     drawn = None
     if run_dir is not None:
-        drawn = first_at(read_json(Path(run_dir) / RUN_JSON), ("training", "max_grad_norm"))
+        drawn = first_at(read_run_json(Path(run_dir)), ("training", "max_grad_norm"))
     if not isinstance(drawn, float):
         raise InputError(
             'the audit has max_grad_norm = "median", which each run draws anew: reference models '
@@ -203,10 +204,9 @@ def record_to_resume(run_dir: Path, config: AuditConfig, state: str) -> dict[str
     Raises:
         InputError: no run, a finished one, one without that file, or one of other settings.
     """
-    path = run_dir / RUN_JSON
-    if not path.is_file():
+    record = dict(read_run_json(run_dir))
+    if not record:
         raise InputError(f"{run_dir} is no run of indpriv train; there is nothing to resume")
-    record: dict[str, Any] = read_json(path)
     if record.get("status") == "finished":
         raise InputError(f"{run_dir} is finished; there is nothing to resume")
     if not (run_dir / state).is_file():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import to_floats
-from indpriv._files import first_at, read_json
+from indpriv._files import first_at
 from indpriv._progress import StageProgress
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks.train_references import (
@@ -34,6 +34,7 @@ from indpriv.attacks.train_references import (
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, RUN_JSON
+from indpriv.norm_log.schema import read_run_json
 from indpriv.training.baseline import fit_without_dp
 from indpriv.training.checkpoints import list_checkpoints, load_checkpoint
 from indpriv.training.config import AuditConfig
@@ -140,8 +141,7 @@ def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> 
     }
     if for_run is None:
         return found
-    path = Path(for_run) / RUN_JSON
-    record = read_json(path)
+    path, record = Path(for_run) / RUN_JSON, read_run_json(Path(for_run))
     for name, wanted in found.items():
         value = first_at(record, ("training", name), ("config", "training", name))
         if value is None or not _same(value, wanted):
@@ -190,7 +190,7 @@ def _with_pool(
 def _pool_of_run(run_dir: Path, config: AuditConfig, dataset: Dataset) -> tuple[Pool, Dataset]:
     """Training and test examples of a run as one pool, and as one training set."""
     fingerprint = dataset.fingerprint()
-    found = first_at(read_json(run_dir / RUN_JSON), ("data", "fingerprint"))
+    found = first_at(read_run_json(run_dir), ("data", "fingerprint"))
     if found != fingerprint:
         raise InputError(
             f"{run_dir} was trained on other data than {dataset.name} as loaded (another "

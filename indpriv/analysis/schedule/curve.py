@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from indpriv._files import read_parquet
 from indpriv._plain import AtLeastZero, Count, Share
+from indpriv._reading import named
+from indpriv.errors import EvidenceError
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,17 @@ class Curve:
     epsilon: tuple[AtLeastZero, ...]
 
     @classmethod
+    def read(cls, path: Path) -> Curve:
+        """RUN/curve.parquet."""
+        with named(path):
+            kinds = {"step": "i", "test_accuracy": "fi", "worst_case_epsilon": "fi"}
+            return cls.of(read_parquet(path, kinds=kinds))
+
+    @classmethod
     def of(cls, table: pd.DataFrame) -> Curve:
         """From the columns of RUN/curve.parquet."""
+        if table["step"].lt(0).any() or not table["test_accuracy"].between(0, 1).all():
+            raise EvidenceError("steps are at least 0, and accuracies from 0 to 1")
         epsilon = table["worst_case_epsilon"].tolist()
         return cls(
             tuple(table["step"].tolist()),

@@ -7,7 +7,6 @@ with a message that says what to do.
 
 from __future__ import annotations
 
-import json
 import pickle
 import pickletools
 import struct
@@ -23,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from indpriv._files import read_json
 from indpriv.errors import InputError
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
@@ -238,7 +238,7 @@ def _weights_of(folder: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[Path]:
-    content = _read_small_json(index)
+    content = read_json(index)
     places = content.get("weight_map") if isinstance(content, Mapping) else None
     if not isinstance(places, Mapping) or not all(
         isinstance(name, str) for name in places.values()
@@ -255,18 +255,9 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _trainer_step(path: Path) -> int | None:
-    content = _read_small_json(path) if path.is_file() else {}
+    content = read_json(path) if path.is_file() else {}
     step = content.get("global_step") if isinstance(content, Mapping) else None
     return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
-
-
-def _read_small_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not readable JSON ({first_line(error)}); save the checkpoint again"
-        ) from error
 
 
 def _refusal(path: Path, reason: str) -> InputError:

@@ -4,11 +4,11 @@ Texts from the data never reach matplotlib (where `$` is mathematics and an unkn
 warning): figures are drawn with placeholders, which are replaced here by escaped texts.
 """
 
+import html
 import io
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from html import escape
 from typing import Any
 
 import matplotlib as mpl
@@ -16,6 +16,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+
+from indpriv._shown import clean
 
 # Drawn in these, replaced by the page's custom properties, which change with light and dark mode.
 INK, MUTED, RULE, ACCENT, SECOND, WARN = (
@@ -63,6 +65,11 @@ STYLE: dict[Any, Any] = {
 
 WIDTH = 9.0  # inches; the page scales figures to its column
 _TEXT_LENGTH = 22  # characters of a text from the data; the table beside it shows all of them
+
+
+def escape(text: str) -> str:
+    """A text of the data inside SVG."""
+    return html.escape(clean(text))
 
 
 def new_figure(height: float) -> Figure:

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from indpriv._shown import clean, shown
 from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.report.document import Block, Figure, Page
@@ -63,6 +64,7 @@ def render_page(page: Page, **content: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
+        finalize=shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -91,5 +93,5 @@ def _figure(block: Figure) -> Markup:
 
 def _unbroken(text: str) -> Markup:
     """Escaped text without line breaks inside 1e-5 or an interval, or before a per cent sign."""
-    text = str(escape(_NO_BREAK.sub("\u00a0", text)))
+    text = str(escape(_NO_BREAK.sub("\u00a0", clean(text))))
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="nb">\g<0></span>', text))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from indpriv._shown import clean
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.report.document import (
     Block,
@@ -24,7 +25,9 @@ def escape(text: str) -> str:
     >>> print(escape("a|b <b> *x* _y_ sample_rate"))
     a\|b \<b\> \*x\* \_y\_ sample_rate
     """
-    return re.sub(r"[\\`*\[\]<>|~$&]|(?<!\w)[_#]|_(?!\w)", r"\\\g<0>", " ".join(text.split()))
+    return re.sub(
+        r"[\\`*\[\]<>|~$&]|(?<!\w)[_#]|_(?!\w)", r"\\\g<0>", clean(" ".join(text.split()))
+    )
 
 
 def render_markdown(summary: AuditSummary) -> str:
@@ -62,7 +65,8 @@ def render_block(block: Block) -> str:
     if isinstance(block, Listing):
         return "\n".join(f"- {escape(item)}" for item in block.items)
     if isinstance(block, Code):
-        return f"```text\n{block.text.replace('`', ' ')}\n```"
+        text = clean(block.text, kept="\n").replace("`", " ")
+        return f"```text\n{text}\n```"
     return ""
 
 
@@ -79,6 +83,6 @@ def _text(text: Text) -> str:
         lead = " " if text[:1] == " " else ""
         return lead + escape(text) + (" " if text.strip() and text[-1:] == " " else "")
     found = escape(text.text)
-    return {"strong": f"**{found}**", "code": f"`{text.text.replace('`', ' ')}`"}.get(
+    return {"strong": f"**{found}**", "code": f"`{clean(text.text).replace('`', ' ')}`"}.get(
         text.style, found
     )

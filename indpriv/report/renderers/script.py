@@ -16,6 +16,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from indpriv._formatting import format_epsilon, format_share, format_share_up
+from indpriv._shown import clean
 from indpriv.analysis.lookup import CLIPPED, Lookup
 from indpriv.analysis.summary import AuditSummary
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
@@ -44,10 +45,15 @@ def search_data(summary: AuditSummary, lookup: Lookup) -> Markup:
         "what": table.account.plural[:-1],
         "n": len(table),
         # Ids that are positions need no list.
-        "ids": None if np.array_equal(ids, np.arange(len(ids))) else list(map(str, ids.tolist())),
+        "ids": None
+        if np.array_equal(ids, np.arange(len(ids)))
+        else [clean(str(one)) for one in ids.tolist()],
         "codings": [
             *_figures(summary, table),
-            *(_coding([(f"Group by {g.by}", g.names)], g.codes) for g in lookup.groupings),
+            *(
+                _coding([(clean(f"Group by {g.by}"), list(map(clean, g.names)))], g.codes)
+                for g in lookup.groupings
+            ),
         ],
         "steps": lookup.steps,
         "norms": _packed(lookup.norms, 1),

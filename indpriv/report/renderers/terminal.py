@@ -14,6 +14,8 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text as Line
 
+from indpriv._shown import Console as CleanConsole
+from indpriv._shown import clean
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.report.document import Entry, Paragraph, Span, Table, Text, plain
 from indpriv.report.sections import sections_of
@@ -52,11 +54,6 @@ def print_blocks(blocks: Iterable[Entry | Paragraph | Table], console: Console) 
                     console.print(Padding(_line(inner), _INDENT))
 
 
-def clean(text: str) -> str:
-    """A text for a terminal: control and invisible characters become a replacement character."""
-    return "".join(char if char.isprintable() or char == "\u200d" else "\ufffd" for char in text)
-
-
 def _print_entry(entry: Entry, console: Console) -> None:
     grid = Grid.grid(padding=(0, 0))
     grid.add_column(width=max(_KEY_WIDTH, cell_len(entry.key) + 1), no_wrap=True)
@@ -86,7 +83,7 @@ def _print_table(block: Table, console: Console) -> None:
         grid = _grid(block.without(block.wide))
     width = max(_width(grid, console), console.width)
     colours: Literal["truecolor"] | None = "truecolor" if console.color_system else None
-    Console(
+    CleanConsole(
         file=console.file, width=width, force_terminal=console.is_terminal, color_system=colours
     ).print(grid)
 

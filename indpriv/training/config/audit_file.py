@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from indpriv._checks import check_choice, with_current_names
+from indpriv._reading import named
 from indpriv.errors import InputError
 from indpriv.training.config.errors import explain
 from indpriv.training.config.federated_section import FederatedConfig
@@ -129,19 +130,14 @@ class AuditConfig:
                 type or range; the message names file, table, key, value and what is accepted.
         """
         path = Path(path)
+        if not path.exists():
+            raise InputError(f"{path} does not exist; pass an audit file such as audits/adult.toml")
         try:
-            with path.open("rb") as file:
-                tables = tomllib.load(file)
-        except FileNotFoundError as error:
-            raise InputError(
-                f"{path} does not exist; pass an audit file such as audits/adult.toml"
-            ) from error
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path} cannot be read as TOML: {error}") from error
-        try:
+        with named(path):
             return cls.from_dict(tables)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any]) -> AuditConfig:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from indpriv._arrays import FloatArray
 from indpriv._files import write_atomically
+from indpriv._reading import named, read_npz
 from indpriv.errors import InputError
 from indpriv.training.config import AuditConfig
 from indpriv.training.run_record import record_to_resume
@@ -63,11 +64,10 @@ class Progress:
                 f"{run_dir} is seeded: resumed, it would not be the run that its seed promises; "
                 "delete it and train it anew"
             )
-        with (run_dir / PROGRESS).open("rb") as file, np.load(file, allow_pickle=False) as held:
+        held = read_npz(run_dir / PROGRESS)
+        with named(run_dir / PROGRESS):
             curve = {
-                name.removeprefix(_CURVE): held[name]
-                for name in held.files
-                if name.startswith(_CURVE)
+                name.removeprefix(_CURVE): held[name] for name in held if name.startswith(_CURVE)
             }
             return cls(
                 int(held["rounds"]),

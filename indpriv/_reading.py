@@ -1,0 +1,268 @@
+"""Files that may come from strangers: sizes before memory is taken, one message for what is wrong.
+
+What a file declares of itself is compared with its size before anything is allocated. Whatever is
+broken in it, its reader raises one InputError that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from indpriv.errors import EvidenceError, InputError
+
+Schema = type[BaseModel]
+Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+AtLeastZero = Annotated[Number, Field(ge=0)]
+Text = Annotated[str, Field(strict=True)]
+YesNo = Annotated[bool, Field(strict=True)]
+
+# Memory that a file may ask for: at least so many bytes, and then so many times its size.
+_ROOM, _TIMES = 1 << 27, 16
+_DEEPEST, _DIGITS = 64, 300  # of JSON
+_LONGEST = 300  # characters of another library's message
+
+# What libraries raise at broken content, besides their own InputError.
+_BROKEN = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    EOFError,
+    OSError,
+    zipfile.BadZipFile,
+    zlib.error,
+    pa.ArrowException,
+)
+
+
+@contextmanager
+def named(path: Path | str, remedy: str = "restore it or write it again") -> Iterator[None]:
+    """Whatever is wrong with the content of a file becomes one InputError that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+    except _BROKEN as error:
+        reason = " ".join(str(error).split())[:_LONGEST] or "not as indpriv writes it"
+        raise EvidenceError(
+            f"{path} is damaged, or holds something else ({type(error).__name__}: {reason}); "
+            f"{remedy}"
+        ) from error
+
+
+def check_size(path: Path, needed: int, size: int, remedy: str = "write it again") -> None:
+    """Raise InputError if a file of `size` bytes would need too many bytes of memory."""
+    if needed > max(_ROOM, _TIMES * size):
+        raise InputError(
+            f"{path} has {size:,} bytes and would unpack to {needed:,} bytes, more than {_TIMES} "
+            f"times its size: it is not read; {remedy}"
+        )
+
+
+def table(keys: Mapping[Any, str]) -> Schema:
+    """The schema of a JSON object: type -> its keys; one that ends in "?" may be absent or null."""
+    fields: dict[str, Any] = {
+        key.removesuffix("?"): (kind | None, None) if key.endswith("?") else (kind, ...)
+        for kind, names in keys.items()
+        for key in names.split()
+    }
+    return create_model("Table", __config__=ConfigDict(extra="allow"), **fields)
+
+
+def check(kind: Schema, content: object, where: str) -> None:
+    """Compare JSON values with a schema.
+
+    Raises:
+        EvidenceError: names the first value that is wrong, and what it should be.
+    """
+    try:
+        kind.model_validate(content)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"])) or "the content"
+        value = "" if wrong["type"] == "missing" else f"={reprlib.repr(wrong['input'])}"
+        raise EvidenceError(
+            f"{where}: {place}{value} is not as indpriv writes it: {wrong['msg'].lower()}; restore "
+            "the file or make it again"
+        ) from error
+
+
+def parse_json(content: bytes) -> Any:
+    """JSON values of UTF-8 text: finite numbers of sensible length, and not deeply nested.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    try:
+        value = _DECODER.decode(content.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if content.count(b"[") + content.count(b"{") > _DEEPEST:
+        _check_depth(value, _DEEPEST)
+    return value
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if left == 0:
+        raise ValueError("it is nested too deeply")
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list):
+            _check_depth(part, left - 1)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no number of JSON")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number of {len(text):,} digits")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=_float)
+
+
+def read_npz(path: Path, remedy: str = "write it again, with np.savez") -> dict[str, NDArray[Any]]:
+    """All arrays of an npz file of numbers and texts; nothing in it is unpickled.
+
+    Raises:
+        EvidenceError: it is damaged, an array is not as long as its header says, or it would take
+            far more memory than its size.
+    """
+    with named(path, remedy):
+        with zipfile.ZipFile(path) as archive:
+            items = archive.infolist()
+            check_size(path, sum(one.file_size for one in items), path.stat().st_size, remedy)
+            for one in items:
+                with archive.open(one) as file:
+                    _check_header(file, one)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+
+
+def _check_header(file: IO[bytes], item: zipfile.ZipInfo) -> None:
+    """Raise ValueError unless an array of numbers or texts has the length that its header says."""
+    version = npy.read_magic(file)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+    shape, _, dtype = read(file)
+    found = item.file_size - file.tell()
+    if dtype.hasobject:
+        raise ValueError(f"{item.filename} holds Python objects; save it without pickles")
+    if math.prod(shape) * dtype.itemsize != found:
+        raise ValueError(f"{item.filename} declares {shape} of {dtype} in {found:,} bytes")
+
+
+class ParquetFile(pq.ParquetFile):  # type: ignore[misc]
+    """A Parquet file that is read only as far as memory has room for what it declares."""
+
+    def __init__(self, path: Path, source: Any) -> None:
+        """Open it; source: of pyarrow, seekable. InputError where a column occurs twice."""
+        super().__init__(source, page_checksum_verification=True)
+        self._path, self._source = path, source
+        names = self.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise InputError(f"{path} has a column twice among {', '.join(names[:20])}")
+        if nested := [one.name for one in self.schema_arrow if pa.types.is_nested(one.type)]:
+            raise InputError(f"{path}: {nested[0]} holds lists or tables, and not one value a row")
+
+    def read(self, columns: Sequence[str] | None = None) -> Any:
+        """The whole table, or some columns."""
+        return self.read_row_groups(range(self.num_row_groups), columns)
+
+    def read_row_groups(
+        self, groups: Sequence[int], columns: Sequence[str] | None = None, **options: Any
+    ) -> Any:
+        """Row groups as a table; EvidenceError where they need far more memory than the file."""
+        names, size = self.schema_arrow.names, self._source.size()
+        wanted, needed, doubtful = list(names if columns is None else columns), 0, set[str]()
+        if missing := [name for name in wanted if name not in names]:
+            raise EvidenceError(f"{self._path} lacks {', '.join(missing)}; write it again")
+        for group in map(self.metadata.row_group, groups):
+            for chunk in (group.column(names.index(name)) for name in wanted):
+                n, content = max(chunk.num_values, group.num_rows), chunk.total_uncompressed_size
+                texts = chunk.physical_type.endswith("BYTE_ARRAY")
+                needed += 8 * n + content * texts
+                if texts and n * content > _ROOM and chunk.has_dictionary_page:
+                    doubtful.add(chunk.path_in_schema)
+        check_size(self._path, needed, size)
+        for name in doubtful:
+            needed += self._expanded(groups, name, max(_ROOM, _TIMES * size))
+        check_size(self._path, needed, size)
+        return super().read_row_groups(list(groups), columns=wanted, **options)
+
+    def _expanded(self, groups: Sequence[int], name: str, enough: int) -> int:
+        """Bytes of the texts of a column, each as often as it occurs; counting ends at enough."""
+        total = 0
+        with pq.ParquetFile(self._source, read_dictionary=[name]) as file:
+            for batch in file.iter_batches(row_groups=list(groups), columns=[name]):
+                found = batch.column(0)
+                lengths = pc.binary_length(found.dictionary)
+                total += pc.sum(pc.take(lengths, found.indices)).as_py() or 0
+                if total > enough:
+                    break
+        return total
+
+
+_WORDS = {"i": "whole numbers", "f": "numbers", "b": "true or false", "t": "texts", "n": "nothing"}
+
+
+def check_columns(path: Path, schema: Any, kinds: Mapping[str, str]) -> None:
+    """Compare the columns of a Parquet file with those that it should have.
+
+    kinds: name -> letters of what it may hold (see `_WORDS`), "" for anything; a name that ends in
+    "?" may be absent.
+
+    Raises:
+        EvidenceError: a column is absent, or holds something else.
+    """
+    for name, letters in kinds.items():
+        column = name.removesuffix("?")
+        if column not in schema.names:
+            if column == name:
+                raise EvidenceError(f"{path} lacks the column {column}; write it again")
+        elif letters and _letter(kind := schema.field(column).type) not in letters:
+            allowed = " or ".join(_WORDS[letter] for letter in letters)
+            raise EvidenceError(
+                f"{path}: the column {column} is of type {kind}; it holds {allowed}: write it again"
+            )
+
+
+def _letter(kind: Any) -> str:
+    """The key of `_WORDS` of a type of pyarrow; "?" without one."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = {
+        "i": pa.types.is_integer,
+        "f": pa.types.is_floating,
+        "b": pa.types.is_boolean,
+        "t": lambda one: pa.types.is_string(one) or pa.types.is_large_string(one),
+        "n": pa.types.is_null,
+    }
+    return next((letter for letter, test in tests.items() if test(kind)), "?")

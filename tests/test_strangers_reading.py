@@ -1,0 +1,787 @@
+"""Files from strangers: whatever is in them, a command ends in a right result or in one message, within a GiB and a minute.
+
+Each case runs in a forked child, whose memory and time are limited, and in which a crash of a library shows.
+"""
+
+import contextlib
+import faulthandler
+import hashlib
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+import traceback
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import indpriv.analysis.attacks.ceilings
+import indpriv.analysis.guarantee
+import indpriv.audit.audit_directory
+import indpriv.audit.variants
+from indpriv._files import parquet_bytes, read_json, write_json, write_private_parquet
+from indpriv._journal import read_journal
+from indpriv.attack_scores import AttackScores
+from indpriv.attacks.attribute_knowledge import write_knowledge
+from indpriv.audit import audit
+from indpriv.cli import run as run_command
+from indpriv.errors import InputError
+from synthetic import knowledge, small_run, write_run
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks")
+
+N, GIB, SECONDS = 60, 1 << 30, 60
+RELEASE = ["--mean", "--epsilon", "0.5", "--quantiles", "0.5"]
+TOML = Path(indpriv.__file__).parents[1] / "audits/digits.toml"
+WITH_EXTRAS = ("COARSER", "RULES", "FIDELITY_EPOCHS")  # further accounts, which take long
+
+
+def remembered(function):
+    """The risk of a log's settings, computed once: it takes most of an audit's time, and reads no file."""
+    found = {}
+
+    def of(log, **options):
+        key = repr(
+            [
+                *map(np.unique, vars(log.settings).values()),
+                len(log.settings),
+                log.clipping_norm_epsilon,
+                options,
+            ]
+        )
+        if key not in found:
+            found[key] = function(log, **options)
+        return found[key]
+
+    return of  # fmt: skip
+
+
+# What a command may end with, beside one message and 2.
+COMMANDS = {
+    "verify": (["verify", "{run}"], {0, 1, 3}),
+    "verify --json": (["verify", "{run}", "--json"], {0, 1, 3}),
+    "audit": (["audit", "{run}", "--output-dir", "{new}"], {0}),
+    "gate": (["gate", "{audit}", "--max-epsilon", "8", "--min-coverage", "0.5", "--figures"], {0, 1}),
+    "groups": (["groups", "{audit}"], {0}),
+    "compare": (["compare", "{audit}", "{other}"], {0}),
+    "release": (["release", "{audit}", *RELEASE], {0}),
+    "model-card": (["model-card", "{audit}"], {0}),
+    "statement": (["statement", "create", "{audit}", "--example", "3", "--output-dir", "{new}"], {0}),
+    "lint": (["lint", "{run}"], {0}),
+    "lint file": (["lint", "{toml}"], {0}),
+    "attack": (["attack", "--scores", "{csv}"], {0}),
+    "attack run": (["attack", "run", "{run}"], {0}),
+    "convert": (["convert", "{npz}", "--run", "{settings}", "--output-dir", "{new}"], {0}),
+    "convert parquet": (["convert", "{norms}", "--run", "{settings}", "--output-dir", "{new}"], {0}),
+}  # fmt: skip
+READ_BY = {
+    "journal": ["verify", "verify --json", "audit", "lint"],
+    "ids": ["verify", "audit"],
+    "record": ["verify", "audit"],
+    "run.json": ["verify", "audit", "lint", "attack run"],
+    "run tables": ["audit", "attack run"],
+    "audit.json": ["gate", "groups", "compare", "release", "model-card", "statement"],
+    "audit tables": ["gate", "groups", "compare", "release", "statement"],
+    "ledger": ["release"],
+    "release.json": ["model-card"],
+    "toml": ["lint file"],
+    "csv": ["attack"],
+    "npz": ["convert"],
+    "norms": ["convert parquet"],
+    "settings": ["convert", "convert parquet"],
+}
+FILES = {
+    "journal": ["run/journal.jsonl"],
+    "ids": ["run/ids.parquet"],
+    "record": ["run/records/000000000001.parquet"],
+    "run.json": ["run/run.json"],
+    "run tables": ["run/examples.parquet", "run/canaries.parquet", "run/curve.parquet", "run/attributes.parquet"],
+    "audit.json": ["audit/audit.json"],
+    "audit tables": ["audit/epsilon.parquet", "audit/examples.parquet"],
+    "ledger": ["audit/ledger/journal.jsonl"],
+    "release.json": ["audit/shareable/release.json"],
+    "toml": ["digits.toml"],
+    "csv": ["scores.csv"],
+    "npz": ["norms.npz"],
+    "norms": ["norms.parquet"],
+    "settings": ["settings.json"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory):
+    """Everything that the commands read, sound."""
+    patch = pytest.MonkeyPatch()
+    for module in (indpriv.analysis.guarantee, indpriv.analysis.attacks.ceilings):
+        patch.setattr(module, "worst_case_risk", remembered(module.worst_case_risk))
+    top = tmp_path_factory.mktemp("valid")
+    log, examples = small_run(N, steps=4)
+    for name in WITH_EXTRAS:
+        patch.setattr(indpriv.audit.variants, name, ())
+    patch.setattr(indpriv.audit.audit_directory, "render_html", lambda summary, *_: summary.name)
+    run_dir = write_run(top / "run", log, examples)
+    facts = {
+        "name": "tiny",
+        "delta": 1e-5,
+        "training": {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.1},
+        "config": {"audit": {"groups": ["sex"]}},
+        "data": {"class_names": ["poor", "rich"], "fingerprint": "abc"},
+        "on_trust": {"duplicates": "none"},
+        "guarantee": {"epsilon": 3.0, "delta": 1e-5},
+    }
+    write_json(run_dir / "run.json", facts)
+    rng = np.random.default_rng(0)
+    member = rng.random(N) < 0.5
+    scores = AttackScores(rng.normal(size=N) + member, member, "canaries", fair_coins=True)
+    scores.to_parquet(run_dir / "canaries.parquet")
+    curve = {"step": [2, 4], "test_accuracy": [0.5, 0.6], "worst_case_epsilon": [1.0, 2.0]}
+    write_private_parquet(pd.DataFrame(curve), run_dir / "curve.parquet")
+    write_knowledge((knowledge(N),), run_dir / "attributes.parquet")
+    audit(run_dir, top / "audit")
+    shutil.copytree(top / "audit", top / "other")
+    frame = pd.DataFrame({"score": scores.scores, "member": member.astype(int), "group": "a"})
+    frame.to_csv(top / "scores.csv", index=False)
+    norms = np.abs(rng.normal(size=(3, N)))
+    np.savez(top / "norms.npz", norms=norms, recorded_steps=np.arange(3))
+    columns = {"example_id": np.arange(N), **{str(step): norms[step] for step in range(3)}}
+    pd.DataFrame(columns).to_parquet(top / "norms.parquet", index=False)
+    settings_ = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.1, "steps": 3}
+    words = {"sampler": "poisson", "unit": "example", "neighbouring": "add_remove", "delta": 1e-5}
+    write_json(top / "settings.json", settings_ | words)
+    shutil.copy(TOML, top / "digits.toml")
+    assert run_command(["release", str(top / "audit"), *RELEASE, "--budget", "2"]) == 0
+    yield top
+    patch.undo()
+
+
+def places(top):
+    names = {"csv": "scores.csv", "npz": "norms.npz", "norms": "norms.parquet"}
+    names |= {"settings": "settings.json", "toml": "digits.toml", "new": "new"}
+    return {name: str(top / names.get(name, name)) for name in (*names, "run", "audit", "other")}
+
+
+def in_child(work, *, memory=GIB):
+    """What a function returns, run in a forked child with limits; its traceback, if it has one."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            faulthandler.disable()
+            status = dict(
+                line.split(":", 1)
+                for line in Path("/proc/self/status").read_text("utf-8").splitlines()
+            )
+            room = int(status["VmData"].split()[0]) * 1024 + memory
+            resource.setrlimit(resource.RLIMIT_DATA, (room, room))
+            signal.alarm(SECONDS)
+            try:
+                found = work()
+            except BaseException:  # noqa: BLE001
+                found = {"code": None, "err": traceback.format_exc()}
+            with os.fdopen(writer, "w", encoding="utf-8", errors="replace") as file:
+                json.dump(found, file)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as file:
+        text = file.read()
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"code": None, "err": f"killed, status {status}"}
+
+
+def outcome(arguments, *, plain=True, **limits):
+    def work():
+        out, err = io.StringIO(), io.StringIO()
+        for name in WITH_EXTRAS:
+            setattr(indpriv.audit.variants, name, ())
+        if plain:
+            indpriv.audit.audit_directory.render_html = lambda summary, *_: summary.name
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            code = run_command(arguments)
+        return {"code": code, "out": out.getvalue(), "err": err.getvalue()}  # fmt: skip
+
+    return in_child(work, **limits)
+
+
+def check_outcome(arguments, allowed=frozenset(), **limits):
+    """A right result, or exit 2 with one message that names something, and no more than the memory."""
+    found = outcome(arguments, **limits)
+    code, err = found["code"], found["err"]
+    assert code in {2, *allowed}, f"{code}\n{err[-3000:]}"
+    assert "Traceback" not in err, err
+    assert "MemoryError" not in err, err
+    if code == 2:
+        assert err.count("error: ") == 1, err
+        assert len(err) < 3000, err
+    return found
+
+
+# ---------------------------------------------------------------- mutations
+
+DEEP = "deep"  # replaced by nested lists when written
+HUGE = "huge"
+VALUES = [None, True, -1, 0, 1, 1.5, -1e308, 10**18, 10**25, "", "x", "\x1b[2J\u202e", [], {}, [1], {"a": None},
+          float("nan"), float("inf"), DEEP, HUGE]  # fmt: skip
+
+
+def json_text(value):
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return text.replace(f'"{DEEP}"', "[" * 9000 + "]" * 9000).replace(f'"{HUGE}"', "9" * 5000)
+
+
+def paths_in(value, path=()):
+    yield path
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, part in parts:
+        yield from paths_in(part, (*path, key))
+
+
+def mutate_json(value, rng):
+    """Replace, remove, add or copy a value somewhere."""
+    value = json.loads(json.dumps(value))
+    for _ in range(rng.choice([1, 1, 1, 3])):
+        *above, key = rng.choice([path for path in paths_in(value) if path] or [(None,)])
+        if key is None:
+            return rng.choice(VALUES)
+        holder = value
+        for step in above:
+            holder = holder[step]
+        how = rng.random()
+        if how < 0.65:
+            holder[key] = rng.choice(VALUES)
+        elif how < 0.8:
+            del holder[key]
+        elif isinstance(holder[key], str):
+            holder[key] += "x"
+        elif isinstance(holder[key], int | float):
+            holder[key] = rng.choice([-1, 2, 1e12]) * holder[key]
+        else:
+            holder[key] = [holder[key]]
+    return value
+
+
+def mutate_bytes(content, rng):
+    content = bytearray(content)
+    how = rng.random()
+    if how < 0.25:
+        return bytes(content[: rng.randrange(len(content) + 1)])
+    if how < 0.35:
+        return bytes(content) * 2
+    if how < 0.45:
+        return bytes(rng.randbytes(rng.choice([0, 1, 8, 500])))
+    if how < 0.5:
+        return b"[" * 100_000
+    if how < 0.55:
+        return b'{"a": ' + b"9" * 5000 + b"}"
+    for _ in range(rng.choice([1, 1, 4, 30])):
+        place = rng.randrange(len(content))
+        content[place] = rng.choice(
+            [0, 255, rng.randrange(256), content[place] ^ (1 << rng.randrange(8))]
+        )
+    return bytes(content)  # fmt: skip
+
+
+def mutate_table(content, rng):
+    """Another type, order, number or content of columns and rows."""
+    table = pq.read_table(io.BytesIO(content))
+    how, n = rng.random(), table.num_rows
+    k = rng.randrange(table.num_columns)
+    name = table.column_names[k]
+    others = [
+        pa.array(["x"] * n), pa.array([None] * n), pa.array([-1] * n), pa.array([float("nan")] * n),
+        pa.array([float("inf")] * n), pa.array([True] * n), pa.array([[1]] * n), pa.array([b"\xff"] * n),
+        pa.array([10**15] * n), pa.array([0] * n), pa.array(["\x1b[2J\n"] * n).dictionary_encode(),
+        pa.array([1e300] * n), pa.array([{"a": 1}] * n), pa.array([0.5] * n, pa.float32()),
+        pa.array([None if row % 2 else 1 for row in range(n)]), pa.array([0] * n, pa.timestamp("ns")),
+    ]  # fmt: skip
+    if how < 0.5:
+        table = table.set_column(k, name, rng.choice(others))
+    elif how < 0.6:
+        table = table.remove_column(k)
+    elif how < 0.7:
+        table = table.append_column(name, table.column(k))
+    elif how < 0.78:
+        table = table.slice(0, rng.choice([0, 1, n - 1]))
+    elif how < 0.86:
+        table = pa.concat_tables([table, table])
+    elif how < 0.92:
+        table = table.rename_columns(rng.sample(table.column_names, table.num_columns))
+    else:
+        meta = dict(table.schema.metadata or {})
+        for key in list(meta):
+            meta[key] = (
+                mutate_bytes(meta[key], rng)
+                if rng.random() < 0.5
+                else json_text(
+                    mutate_json(json.loads(meta[key]), rng)
+                    if meta[key][:1] == b"{"
+                    else rng.choice(VALUES)
+                ).encode()
+            )
+        table = table.replace_schema_metadata(meta)  # fmt: skip
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def seal(folder, change=lambda lines: lines):
+    """Write a journal again with a chain that holds, after its lines were changed, and hashes of its files."""
+    lines, _ = read_journal(folder)
+    for line in lines:
+        file = folder / "records" / str(line.get("file"))
+        if line["kind"] == "header" and (folder / "ids.parquet").is_file():
+            line["ids_sha256"] = hashlib.sha256((folder / "ids.parquet").read_bytes()).hexdigest()
+        elif file.is_file():
+            line["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+            line["bytes"] = file.stat().st_size
+    write_lines(folder, change(lines))
+
+
+def write_lines(folder, lines):
+    chain, texts = "indpriv", []
+    for number, line in enumerate(lines):
+        if not isinstance(line, dict):
+            texts.append(json_text(line))
+            continue
+        body = {**line, "seq": number}
+        chain = hashlib.sha256(f"{chain}\n{json_text(body)}".encode()).hexdigest()
+        texts.append(json_text({**body, "chain": chain}))
+    (folder / "journal.jsonl").write_text("".join(f"{text}\n" for text in texts))
+
+
+def mutate_lines(lines, rng):
+    how = rng.random()
+    k = rng.randrange(len(lines))
+    if how < 0.75:
+        changed = mutate_json(lines[k], rng)
+        return [*lines[:k], changed, *lines[k + 1 :]]
+    if how < 0.83:
+        return [*lines[:k], *lines[k + 1 :]]
+    if how < 0.91:
+        return [*lines[:k], lines[k], *lines[k:]]
+    return rng.sample(lines, len(lines))
+
+
+def mutate(path, rng):
+    """Change a file; a journal and what it hashes so that the chain holds, as a stranger would."""
+    sealed = rng.random() < 0.8
+    content = path.read_bytes()
+    if path.name == "journal.jsonl" and sealed:
+        return seal(path.parent, lambda lines: mutate_lines(lines, rng))
+    if path.suffix == ".json" and sealed:
+        path.write_text(json_text(mutate_json(json.loads(content), rng)))
+    elif path.suffix == ".parquet" and sealed:
+        path.write_bytes(mutate_table(content, rng))
+    else:
+        path.write_bytes(mutate_bytes(content, rng))
+    run_dir = path.parent.parent if path.parent.name == "records" else path.parent
+    if path.suffix == ".parquet" and (run_dir / "journal.jsonl").is_file() and rng.random() < 0.9:
+        seal(run_dir)
+
+
+def swapped(top, rng):
+    """One file in place of another."""
+    files = [top / file for group in FILES.values() for file in group]
+    one, other = rng.sample(files, 2)
+    one.write_bytes(other.read_bytes())
+
+
+def one_case(valid, tmp, seed):
+    rng = random.Random(seed)
+    top = tmp / f"case-{seed}"
+    shutil.copytree(valid, top)
+    try:
+        kind = rng.choice(list(FILES))
+        if rng.random() < 0.05:
+            swapped(top, rng)
+        else:
+            mutate(top / rng.choice(FILES[kind]), rng)
+        command = rng.choice(READ_BY[kind])
+        words, allowed = COMMANDS[command]
+        check_outcome([word.format(**places(top)) for word in words], allowed)
+    finally:
+        shutil.rmtree(top)
+
+
+def fuzz(valid, tmp_path, cases):
+    @settings(
+        max_examples=cases,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.integers(0, 10**9))
+    def each(seed):
+        one_case(valid, tmp_path, seed)
+
+    each()
+
+
+def test_every_command_reads_what_is_sound(valid, tmp_path):
+    for name, (words, allowed) in COMMANDS.items():
+        top = shutil.copytree(valid, tmp_path / name.replace(" ", "-"))
+        found = outcome([word.format(**places(top)) for word in words])
+        assert found["code"] in allowed, (name, found)
+        assert found["code"] != 1, (name, found)
+
+
+def test_a_hundred_strange_files(valid, tmp_path):
+    fuzz(valid, tmp_path, 100)
+
+
+@pytest.mark.slow
+def test_two_thousand_strange_files(valid, tmp_path):
+    fuzz(valid, tmp_path, 2000)
+
+
+# ---------------------------------------------------------------- memory
+
+BOMB, MANY = 1 << 30, 20_000_000  # bytes and rows of a small file
+
+
+def rows_of(n, **columns):
+    return pa.table({name: np.zeros(n, dtype) for name, dtype in columns.items()})
+
+
+def same_texts(n, length):
+    return pa.array(["1" * length]).take(pa.array(np.zeros(n, np.int64)))
+
+
+def claims_8_tb(path):
+    header = io.BytesIO()
+    about = {"descr": "<f8", "fortran_order": False, "shape": (10**6, 10**6)}
+    np.lib.format.write_array_header_1_0(header, about)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("norms.npy", header.getvalue())
+        archive.writestr("recorded_steps.npy", header.getvalue())
+    assert path.stat().st_size < 700
+
+
+def unpacks_to_a_gib(path):
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("norms.npy", "w") as file,
+    ):
+        for _ in range(BOMB >> 24):
+            file.write(bytes(1 << 24))  # fmt: skip
+
+
+def parquet_of(make):
+    return lambda path: pq.write_table(make(), path, compression="zstd")
+
+
+BOMBS = {
+    "npz that claims 8 TB": ("convert", "norms.npz", claims_8_tb),
+    "npz that unpacks to a GiB": ("convert", "norms.npz", unpacks_to_a_gib),
+    "ids of many rows": ("verify", "run/ids.parquet", parquet_of(lambda: rows_of(MANY, example_id="i8", exact="?"))),
+    "ids of long texts": ("verify", "run/ids.parquet", parquet_of(lambda: pa.table({"example_id": same_texts(9_000, 20_000), "exact": np.zeros(9_000, bool)}))),
+    "scores of many rows": ("attack parquet", "scores.parquet", parquet_of(lambda: rows_of(MANY, score="f8", member="?"))),
+    "scores of long texts": ("attack parquet", "scores.parquet", parquet_of(lambda: pa.table({"score": same_texts(9_000, 20_000), "member": np.zeros(9_000, bool)}))),
+    "scores of many columns": ("attack", "scores.csv", lambda path: path.write_text("score,member" + ",a" * 100_000 + "\n" + "1,1\n" * 100_000)),
+    "epsilons of many rows": ("gate", "audit/epsilon.parquet", parquet_of(lambda: rows_of(MANY, epsilon="f8", epsilon_lower="f8", epsilon_upper="f8"))),
+    "norms of many rows": ("convert parquet", "norms.parquet", parquet_of(lambda: rows_of(MANY, **{"0": "f8"}))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_does_not_fill_the_memory(valid, tmp_path, name):
+    command, file, write = BOMBS[name]
+    top = shutil.copytree(valid, tmp_path / "top")
+    write(top / file)
+    assert (top / file).stat().st_size < 10_000_000
+    if file.startswith("run/"):
+        seal(top / "run")
+    words = COMMANDS.get(command, (["attack", "--scores", "{top}/scores.parquet"],))[0]
+    begin = time.monotonic()
+    found = check_outcome([word.format(**places(top), top=top) for word in words], memory=GIB >> 1)
+    assert found["code"] == 2
+    assert Path(file).name in found["err"]
+    assert time.monotonic() - begin < 20
+
+
+def test_a_log_of_more_steps_than_memory_holds(valid, tmp_path):
+    top = shutil.copytree(valid, tmp_path / "top")
+    seal(
+        top / "run",
+        lambda lines: [line | ({"count": 10**12} if "count" in line else {}) for line in lines],
+    )
+    assert "count=1000000000000" in check_outcome(["audit", str(top / "run")])["err"]  # fmt: skip
+
+
+def test_what_is_needed_to_resume_may_not_unpack(tmp_path):
+    torch = pytest.importorskip("torch")
+    from indpriv.training.checkpoints import TrainingState
+
+    with (tmp_path / "resume.state").open("wb") as file:
+        torch.save({"schema": 1}, file)
+    content = (tmp_path / "resume.state").read_bytes()
+    with pytest.raises(InputError, match="is not what is needed to resume"):
+        TrainingState.read(tmp_path)
+    with (
+        zipfile.ZipFile(io.BytesIO(content)) as whole,
+        zipfile.ZipFile(tmp_path / "resume.state", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    with pytest.raises(
+        InputError, match=r"resume\.state cannot be read safely: it is a compressed"
+    ):
+        TrainingState.read(tmp_path)
+    (tmp_path / "resume.state").write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=r"resume\.state cannot be read safely"):
+        TrainingState.read(tmp_path)  # fmt: skip
+
+
+# ---------------------------------------------------------------- journal, tables
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise_multiplier": "1.1"}, "noise_multiplier='1.1'"),
+        ({"noise_multiplier": True}, "noise_multiplier=True"),
+        ({"sample_rate": 1.5}, "sample_rate=1.5"),
+        ({"count": 2.5}, "count=2.5"),
+        ({"first": -1}, "first=-1"),
+        ({"evidence": []}, "evidence=[]"),
+        ({"evidence": {"from_step": 0, "seeded": "no"}}, "counts of a session"),
+        ({"kind": 3}, "line 6 is damaged"),
+        ({"max_grad_norm": {}}, "max_grad_norm={}"),
+    ],
+)
+def test_a_line_of_another_kind_is_named(valid, tmp_path, change, message):
+    top = shutil.copytree(valid, tmp_path / "top")
+    seal(
+        top / "run",
+        lambda lines: [
+            line
+            | (change if line["kind"] in ("steps", *["close"] * ("evidence" in change)) else {})
+            for line in lines
+        ],
+    )
+    found = check_outcome(["audit", str(top / "run")])  # fmt: skip
+    assert found["code"] == 2
+    assert "journal" in found["err"] or "run" in found["err"]
+    assert message in found["err"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.full(N, -1, np.int16),  # 256 levels below what one byte holds would read as small norms
+        np.full(N, 256, np.int16),
+        np.full(N, 0.5),
+        pa.array([None, *[1] * (N - 1)], pa.uint8()),
+        np.zeros(N - 1, np.uint8),
+        pa.array(["1"] * N),
+    ],
+)
+def test_codes_of_another_type_are_refused(valid, tmp_path, column):
+    top = shutil.copytree(valid, tmp_path / "top")
+    file = top / "run/records/000000000001.parquet"
+    file.write_bytes(parquet_bytes(pa.table({"norm": column})))
+    seal(top / "run")
+    found = check_outcome(["audit", str(top / "run")])
+    assert found["code"] == 2
+    assert file.name in found["err"]
+
+
+# ---------------------------------------------------------------- gate
+
+
+def gate(top, *options):
+    found = check_outcome(["gate", str(top / "run/audit"), "--json", *options], {0, 1})
+    return found["code"], json.loads(found["out"])["conditions"] if found["code"] < 2 else found
+
+
+@pytest.fixture
+def inside(valid, tmp_path):
+    """An audit in its run."""
+    top = shutil.copytree(valid, tmp_path / "top")
+    shutil.move(top / "audit", top / "run/audit")
+    return top
+
+
+def edited(top, change):
+    path = top / "run/audit/audit.json"
+    content = read_json(path)
+    change(content)
+    path.write_text(json.dumps(content))
+    return top
+
+
+def state(conditions):
+    return {one["name"]: (one["passed"], one["known"]) for one in conditions}
+
+
+ALL = ["--max-worst-case-epsilon", "8", "--max-delta", "1e-4", "--max-median-epsilon", "8", "--max-p95-epsilon", "8",
+       "--max-p99-epsilon", "8", "--max-epsilon", "8", "--max-group-ratio", "9", "--min-coverage", "1",
+       "--min-test-accuracy", "0.1", "--unit", "example", "--exact", "--verified"]  # fmt: skip
+
+
+def test_a_gate_says_what_it_computed_again(inside):
+    code, conditions = gate(inside, *ALL)
+    assert code == 0
+    found = state(conditions)
+    believed = {name for name, (_, known) in found.items() if known == "believed"}
+    assert believed == {"epsilon that canaries prove", "attacks above what the account allows"}
+    assert len(found) > 14
+    table = check_outcome(["gate", str(inside / "run/audit")], {0})["out"]
+    assert "recomputed" in table
+    assert "believed" in table
+
+
+def test_without_the_run_the_log_is_believed_unless_it_is_passed(valid, tmp_path):
+    top = shutil.copytree(valid, tmp_path / "top")
+    words = [
+        "gate",
+        str(top / "audit"),
+        "--json",
+        "--max-worst-case-epsilon",
+        "8",
+        "--max-epsilon",
+        "8",
+    ]
+    found = state(json.loads(check_outcome(words, {0})["out"])["conditions"])
+    assert found["worst-case epsilon"][1] == found["evidence"][1] == "believed"
+    assert found["individual epsilon, max (exact)"][1] == "recomputed"
+    found = state(
+        json.loads(check_outcome([*words, "--run", str(top / "run")], {0})["out"])["conditions"]
+    )
+    assert found["worst-case epsilon"][1] == found["evidence"][1] == "recomputed"
+    for name in ("epsilon.parquet", "examples.parquet"):
+        (top / "audit" / name).unlink()
+    found = state(json.loads(check_outcome(words, {0})["out"])["conditions"])
+    assert {known for _, known in found.values()} == {"believed"}  # fmt: skip
+
+
+EDITS = {
+    "worst case": (lambda a: a["guarantee"].update(worst_case_epsilon=0.5), ["--max-worst-case-epsilon", "1"], "worst-case epsilon"),
+    "status": (lambda a: a["guarantee"].update(status="declared"), [], None),
+    "delta": (lambda a: a["guarantee"].update(delta=1e-9), ["--max-delta", "1e-8"], "delta"),
+    "median": (lambda a: a["individual"].update(median=0.01), ["--max-median-epsilon", "0.1"], "individual epsilon, median (exact)"),
+    "p99": (lambda a: a["individual"].update(p99=0.01), ["--max-p99-epsilon", "0.1"], "individual epsilon, p99 (exact)"),
+    "max": (lambda a: a["individual"].update(max=0.01), ["--max-epsilon", "0.1"], "individual epsilon, max (exact)"),
+    "claim": (lambda a: a.update(claim="estimate"), [], None),
+    "accuracy": (lambda a: a["run"].update(test_accuracy=1.0), ["--min-test-accuracy", "0.99"], "test accuracy"),
+    "coverage": (lambda a: a["run"].update(recorded_share=0.25), [], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_audit_fails(inside, name):
+    change, limits, failing = EDITS[name]
+    code, conditions = gate(edited(inside, change), *limits)
+    assert code == 1
+    found = state(conditions)
+    assert found["audit.json agrees with tables and log"] == (False, "recomputed")
+    if failing is not None:
+        assert found[failing] == (False, "recomputed")
+
+
+def test_a_group_ratio_is_computed_again(inside):
+    ratio = read_json(inside / "run/audit/audit.json")["groups"][0]["ratio"]["value"]
+    assert ratio > 1.05
+    edited(inside, lambda a: a["groups"][0]["ratio"].update(value=1.0))
+    name = "mean epsilon of the worst-off over the best-off group by sex"
+    assert state(gate(inside, "--max-group-ratio", "1.05")[1])[name] == (False, "recomputed")
+
+
+def test_a_failed_check_that_was_edited_away(inside):
+    """The log says that noise was twice drawn from the same state; audit.json no longer does."""
+
+    def repeated(lines):
+        for line in lines:
+            if "evidence" in line:
+                line["evidence"] |= {"guessable_seed": True, "repeated_draws": 2}
+        return lines
+
+    seal(inside / "run", repeated)
+    code, conditions = gate(inside)
+    assert code == 1
+    assert state(conditions)["evidence"] == (False, "recomputed")
+
+
+def test_a_reconstruction_above_its_ceiling_fails(inside):
+    one = {"method": "an attack", "adversary": "gradients"}
+    edited(inside, lambda a: a["reconstruction"].append(one))
+    assert gate(inside)[0] == 2  # it lacks what a reconstruction has
+
+
+# ---------------------------------------------------------------- texts on the way out
+
+EVIL = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\r\x08y"
+BAD = set("\x1b\x07\x9b\u202e\u2066\r\x08")
+
+
+@pytest.mark.parametrize("plain", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_no_text_of_a_file_reaches_a_terminal_or_a_page_as_it_is(valid, tmp_path, plain):
+    """Names of files, samplers, runs, groups and columns, caveats and what somebody said."""
+    top = shutil.copytree(valid, tmp_path / "top")
+    run_dir = top / "run"
+    facts = read_json(run_dir / "run.json")
+    told = dict.fromkeys(("name", "released", "preprocessing", "tuning", "trust_model"), EVIL)
+    facts |= {**told, "on_trust": {EVIL: EVIL}, "groups": [f"c{EVIL}"]}
+    facts["data"]["class_names"] = [EVIL, "b"]
+    facts["config"] = {}
+    write_json(run_dir / "run.json", facts)
+    frame = pd.read_parquet(run_dir / "examples.parquet")
+    frame[f"c{EVIL}"] = np.where(frame["sex"] == "Male", EVIL, "b")
+    write_private_parquet(frame, run_dir / "examples.parquet")
+
+    def change(lines):
+        lines[0]["run"] |= {"sampler_class": EVIL, "optimizer": EVIL, "versions": {EVIL: EVIL}}
+        for line in lines:
+            if "evidence" in line:
+                line["evidence"] |= {"sampler_class": EVIL, "caveats": [EVIL], "source": EVIL}
+        return lines
+
+    seal(run_dir, change)
+    new = top / "new"
+    texts = {}
+    for name, words in {
+        "audit": ["audit", str(run_dir), "--output-dir", str(new)],
+        "verify": ["verify", str(run_dir)],
+        "gate": ["gate", str(new), "--figures"],
+        "lint": ["lint", str(run_dir)],
+        "groups": ["groups", str(new)],
+        "compare": ["compare", str(new), str(top / "audit")],
+        "model-card": ["model-card", str(top / "audit")],
+        "statement": ["statement", "create", str(new), "--example", "3"],
+        "error": ["groups", str(new), "--by", EVIL],
+        "no run": ["audit", str(top / EVIL.replace("/", ""))],
+    }.items():
+        found = check_outcome(words, {0, 1, 3}, plain=plain)
+        texts[name] = found["out"] + found["err"]  # fmt: skip
+    assert "owned" in texts["audit"]
+    assert "owned" in texts["verify"]
+    for file in ("audit.md", "statements/example-3.txt", *(() if plain else ("report.html",))):
+        texts[file] = (new / file).read_text(encoding="utf-8")
+    for name, text in texts.items():
+        assert not BAD & set(text), (name, BAD & set(text))
