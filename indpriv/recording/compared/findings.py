@@ -16,7 +16,7 @@ from indpriv.norm_log.session_counts import ComparedTraining, Found
 
 EQUAL, UNKNOWN, REFUTED = range(3)
 _ALL, _EVERY = 0.05, 0.03  # shares of training's time: of all comparisons, of those of every step
-_ROOM = 0.9  # of that part, so that chance does not exceed it
+_ROOM = 0.85  # of that part, so that chance does not exceed it
 _FREE = 1.0  # seconds that comparisons may take however short training is
 _FIRST = 3  # steps that are repeated in any case
 _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")  # of a page
