@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,13 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.validation import check_norms
 from indpriv.recording.checkpoints.weights import fingerprint_of
-from indpriv.recording.norms.batches import map_tensors, tensors_of, unpacked
+from indpriv.recording.norms.batches import map_tensors, same_values, tensors_of, unpacked
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, check_together
 from indpriv.recording.opacus.whole_model import WholeModel
 from indpriv.recording.random_states import kept_random_state
 
+_FEW = 32  # examples that are read twice
 CollateFn = Callable[[list[Any]], Any]
 Unpack = Callable[[Any], Any]  # a batch of the loader -> (arguments of the model, targets)
 
@@ -68,6 +70,17 @@ class Examples:
         except TypeError as error:
             message = f"no batch can be made of the data set's items, see collate_fn: {error}"
             raise InputError(message) from error
+
+    @cached_property
+    def random_targets(self) -> bool:
+        """Whether a few targets are others when they are read again, as a collate function may."""
+        if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
+            return False
+        few = np.arange(min(len(self), _FEW))
+        with kept_random_state():
+            (_, first), (_, again) = (next(self.batches(_FEW, few)) for _ in range(2))
+        pairs = zip(tensors_of(first), tensors_of(again), strict=True)
+        return not all(same_values(*pair) for pair in pairs)
 
     def on_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         """The same on the model's device."""
@@ -148,7 +161,7 @@ def _taken(
         for inputs, targets in examples.batches(norm_pass.batch_size, positions):
             batch, _ = norm_pass(inputs, targets)
             norms.append(batch.detach().cpu().numpy().astype(np.float64))
-            for leaf in tensors_of(targets):
+            for leaf in [] if examples.random_targets else tensors_of(targets):
                 targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())
     return np.concatenate(norms) if norms else np.zeros(0), targets_hash.hexdigest()
 

@@ -241,11 +241,12 @@ class Session:
 
     def _say(self, news: list[str]) -> None:
         """Warn at once of what makes the guarantee less than supported; strict stops training."""
-        found = self._watch.compared
+        found, said = self._watch.compared, set[str]()
         for key in news:
             one = found[key]
-            if key in _ON_TRUST and not one.refuted:
+            if (key in _ON_TRUST and not one.refuted) or one.detail in said:
                 continue
+            said.add(one.detail)
             say(ASSUMPTIONS[key], one.detail, refuted=bool(one.refuted), strict=self._plan.strict)
 
     def _take(self) -> None:

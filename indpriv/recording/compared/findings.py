@@ -26,8 +26,9 @@ _RATES = 0.005, 0.25  # of the other steps
 def say(assumption: Assumption, detail: str, *, refuted: bool, strict: bool) -> None:
     """Warn of a finding, with what to do; if strict, raise EvidenceError."""
     cost = "unproven" if refuted else "declared, not supported"
-    advice = _LINK.sub(r"\1", assumption.advice)
-    text = f"{assumption.title}: {detail}; the run's guarantee is {cost}. {advice}"
+    is_error = detail.startswith("not compared: ")  # which no advice fits
+    advice = "" if is_error else _LINK.sub(r"\1", assumption.advice)
+    text = f"{assumption.title}: {detail}; the run's guarantee is {cost}. {advice}".rstrip()
     if strict:
         raise EvidenceError(f"{text} (strict=True stops here)")
     warnings.warn(text, EvidenceWarning, stacklevel=2)

@@ -14,7 +14,7 @@ import random
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ _TOO_SHORT = 0.02  # sums in float32 fall short by less; half precision too
 _ROWS = 4  # whose norms are taken one by one in ghost mode
 _FEW = 64  # rows, at most, by which it is seen whether a model remembers rows
 _SKIPPED = 0.5  # of the drawn steps after the first, at which outliers are looked at instead
+_BATCHES = 8  # whose losses are asked again, the first ones and the last
 _COMPANIONS = 4  # of a row that is also collated alone
 _VALUES = 3  # different ones, by which a row of whole numbers is known again
 _SAME_ROW = 1e-9
@@ -69,7 +70,8 @@ class Replay:
         self._random = np.random.default_rng(secrets.randbits(128))
         self._last: tuple[Any, Any] | None = None  # arguments of the last call, for other rows
         self._first: tuple[Call, Any, Any, list[Tensor]] | None = None  # call, rows, gradient
-        self._kept: tuple[Any, list[Tensor]] | None = None  # of the first: what was asked, losses
+        self._kept: list[tuple[Any, list[Tensor]]] = []  # of some steps: what was asked, losses
+        self.counts_itself = True  # nothing but forward passes changed what modules hold
 
     def compare(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> list[Tensor]:
         """Compare everything about one micro-batch; return the sum of its clipped gradients."""
@@ -82,7 +84,7 @@ class Replay:
                 self._gradients_of(one, batch, plain, _row_norms(plain))
             else:
                 self._gradients_of(one, batch, samples, lengths)
-            if self._kept is not None and self._random.random() < _SKIPPED:
+            if self._kept and self._random.random() < _SKIPPED:
                 self._outliers(one)
             else:
                 self._memory(one)
@@ -142,13 +144,25 @@ class Replay:
 
     def _differs(self, one: Call, keep: Tensor, swapped: Any, mixes: bool, detail: str) -> None:
         """Say why gradients of the rows that stayed are others."""
-        if mixes:
+        if mixes and self._is_still_alike(one, keep, swapped):
+            self.findings.add(
+                "replay",
+                UNKNOWN,
+                "not compared: what random numbers a row gets depends on the values of other rows",
+            )
+        elif mixes:
             where = self._first_that_mixes(one, keep, swapped)
             self.findings.add(
                 "replay",
                 REFUTED,
                 "training mixes examples: gradients of the same rows beside other rows differ "
                 f"{detail}; first in {where}",
+            )
+        elif self._repeats(one) and not self._is_linear(one):
+            self.findings.add(
+                "replay",
+                UNKNOWN,
+                "not compared: the backward pass is not linear (a hook that clamps gradients?)",
             )
         elif self._repeats(one):
             self.findings.add(
@@ -171,6 +185,23 @@ class Replay:
         tolerance = _SAME_HALF if self.is_half(one) else _SAME
         expected = tensors_of(one.outputs)
         return all(relative(*pair) <= tolerance for pair in zip(outputs, expected, strict=True))
+
+    def _is_linear(self, one: Call) -> bool:
+        """Whether twice the loss has twice the gradient."""
+        once, twice = (
+            self._gradients(one, _ONE * k, one.arguments, one.targets) for k in (1e-3, 1e3)
+        )
+        off = _distance(torch._foreach_mul(once, 1e6), twice)
+        return off <= (_SAME_HALF if self.is_half(one) else _SAME) * _distance(twice)
+
+    def _is_still_alike(self, one: Call, keep: Tensor, swapped: Any) -> bool:
+        """Whether outputs of the rows that stayed are the same once random numbers stand still."""
+        outputs = []
+        for arguments in (one.arguments, swapped[0]):
+            with torch.no_grad(), Still(float(self._random.random())):
+                outputs.append(tensors_of(self._outputs(self._twin(one), one, arguments)))
+        rows = [(a[keep], b[keep]) for a, b in zip(*outputs, strict=True) if len(a) == one.size]
+        return all(relative(*pair) <= _SAME for pair in rows)
 
     def _first_that_mixes(self, one: Call, keep: Tensor, swapped: Any) -> str:
         """The first module whose output for a row that stayed changes with the other rows."""
@@ -218,7 +249,9 @@ class Replay:
             found = tensors_of(self._outputs(self._twin(one), one, others))
         rows = [pair for pair in zip(found, tensors_of(one.outputs), strict=False) if pair[0].ndim]
         rows = [(a[keep], b[keep]) for a, b in rows if len(a) == len(b) == one.size]
-        if any(relative(*pair) > tolerance for pair in rows) and self._repeats(one):
+        if not any(relative(*pair) > tolerance for pair in rows) or not self._repeats(one):
+            return
+        if not self._is_still_alike(one, keep, (others, None)):
             where = self._first_that_mixes(one, keep, (others, None))
             detail = f"outputs of the same rows beside far larger ones differ; first in {where}"
             self.findings.add("replay", REFUTED, f"training mixes examples: {detail}")
@@ -235,14 +268,24 @@ class Replay:
             self._first = kept, arguments, targets, found
             return
         kept, arguments, targets, before = self._first
-        error = _distance(self._gradients(kept, _ONE, arguments, targets), before)
-        if error > _SAME * max(_distance(before), _SMALL * max_grad_norm):
-            detail = (
-                "the gradient of the same rows at the same parameters is another than at an "
-                "earlier step: something outside the module moves it (the step number, what "
-                "training saw?)"
-            )
-            self.findings.add("replay", UNKNOWN, detail)
+        calls = [kept]
+        if not self.counts_itself:  # what the modules hold by now, at the parameters of then
+            twin = self._twin(one)
+            for own in ("parameters", "buffers"):
+                for mine, then in zip(
+                    *(getattr(m, own)() for m in (twin, kept.copied)), strict=True
+                ):
+                    mine.data = then.data.clone()
+            calls.append(replace(kept, twin=twin))
+        for each in calls:
+            error = _distance(self._gradients(each, _ONE, arguments, targets), before)
+            if error > _SAME * max(_distance(before), _SMALL * max_grad_norm):
+                detail = (
+                    "the gradient of the same rows at the same parameters is another than at an "
+                    "earlier step: a global, an argument or an attribute moves it, which the loop "
+                    "sets (to the step number, to what training saw?)"
+                )
+                return self.findings.add("replay", UNKNOWN, detail)
 
     def _loss_function(self, one: Call) -> None:
         """Ask loss_fn for the same losses twice, and later again."""
@@ -252,11 +295,9 @@ class Replay:
             detail = "loss_fn gives other losses when it is asked again: it keeps examples"
             return self.findings.add("loss_function", REFUTED, detail)
         self.findings.add("loss_function", EQUAL)
-        if self._kept is None:
-            self._kept = (one.outputs, targets, one.random_state), losses[0]
-            return
-        first, before = self._kept
-        if _differ(_asked(loss_fn, *first), before):
+        known, self._kept = self._kept, self._kept[: _BATCHES - 1]
+        self._kept.append(((one.outputs, targets, one.random_state), losses[0]))
+        if any(_differ(_asked(loss_fn, *asked), before) for asked, before in known):
             detail = (
                 "loss_fn gives other losses than at an earlier step for the same outputs: what "
                 "moves it (the step number, what training saw?) is not known"
@@ -267,16 +308,18 @@ class Replay:
         """A row that is collated alone, and beside others; randomness is held still."""
         if not one.intact:
             return self.findings.add("alone", UNKNOWN, "not compared: the loop changed the inputs")
-        examples, gradients = one.loaded.examples, []
+        examples, gradients, loaded = one.loaded.examples, [], list[list[Tensor]]()
         fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
         cast = partial(_as_type, next(iter(fed)) if len(fed) == 1 else None)
+        place = float(self._random.random())
         for number, batch in enumerate(self._batches(one)):
             set_random_state(one.random_state)
             if number == 2:  # for what does not hold still
                 torch.rand(1), np.random.rand(), random.random()
-            with Still() as still:
+            with Still(place) as still:
                 inputs, targets = examples.on_device(examples.unpacked(batch()))
                 gradients.append(self._first_row(one, map_tensors(inputs, cast), targets, still))
+            loaded.append(tensors_of((inputs, targets)))
         self._stored(one, still.foreign)
         alone, among, again = gradients
         scale = max(_distance(among), _SMALL * max_grad_norm)
@@ -284,13 +327,17 @@ class Replay:
             return self.findings.add("alone", UNKNOWN, "not compared: the row alone is random")
         error = _distance(alone, among) / scale
         tolerance = _ALONE_HALF if self.is_half(one) else _ALONE
-        self.findings.compare(
-            "alone",
-            error <= tolerance,
+        detail = (
             f"the gradient of a row changes by {error:.2g} of its length with the rows that it is "
             "collated with (padding without a mask, a collate function or a model that uses the "
-            "whole batch?)",
+            "whole batch?)"
         )
+        if _stands_elsewhere(*loaded[:2]):
+            detail = (
+                "the collate function puts rows in another order, so that norms are other "
+                "people's; sort in the model, and let collate keep the order"
+            )
+        self.findings.compare("alone", error <= tolerance, detail)
 
     def _batches(self, one: Call) -> list[Callable[[], Any]]:
         """A row alone, among a few others and the largest of them, and alone again."""
@@ -388,7 +435,8 @@ class Replay:
         found = []
         for place in self.in_module:
             p = own[place]
-            found.append(torch.zeros_like(p) if p.grad is None else p.grad.detach())
+            taken = torch.zeros_like(p) if p.grad is None else p.grad.detach()
+            found.append(taken.to_dense() if taken.is_sparse else taken)
             p.grad = None
         return found
 
@@ -468,6 +516,16 @@ def _share(rows: Tensor, kept: Tensor) -> bool:
     places = torch.searchsorted(theirs, mine)
     near = torch.stack([theirs[(places - k).clamp(0, len(theirs) - 1)] for k in (0, 1)])
     return int(((near - mine).abs().amin(0) <= _SAME_ROW * mine.abs()).sum()) > 1
+
+
+def _stands_elsewhere(alone: Sequence[Tensor], among: Sequence[Tensor]) -> bool:
+    """Whether a row that was collated alone stands among others, but not first."""
+    rows = [t.ndim > 0 and t.shape[1:] == a.shape[1:] for a, t in zip(alone, among, strict=False)]
+    if len(alone) != len(among) or not all(rows):
+        return False
+    same = [(t == a[:1]).flatten(1).all(1) for a, t in zip(alone, among, strict=True) if t.ndim > 1]
+    places = torch.stack(same).all(0) if same else torch.zeros(1, dtype=torch.bool)
+    return bool(places.any()) and not bool(places[0])
 
 
 def _as_type(kind: torch.dtype | None, tensor: Tensor) -> Tensor:

@@ -13,12 +13,17 @@ import torch
 
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import ClippingRule
+from indpriv.recording.compared.prints import held_in
 
 PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
 _OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
 _AHEAD = 512  # numbers of steps or epochs at which a law is asked before training gets there
-_MADE = ("base_lrs", "gamma", "base_noise_multiplier", "base_max_grad_norm")
+_A_PACE = 3  # steps of a scheduler, from which on it has a pace
+_SAY_IT = "if its rule reads the step alone, say it: Recorder(public_settings=...)"
+# What the steps of a scheduler move; its parts are asked for themselves.
+_OF_STEPS = frozenset(["last_epoch", "_last_lr", "_step_count", "T_cur", "T_i", "_schedulers"])
+_OF_STEPS |= {"_get_lr_called_within_step", "_is_initial", "verbose", "_scale_fn_ref"}
 _FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function")  # of torch and Opacus
 _CYCLED = frozenset(["momentum", "betas"])
 
@@ -31,9 +36,8 @@ class Settings:
         self._public = None if public is None else _Law(public)
         self._last: dict[str, Any] | None = None
         self._laws: dict[int, _Law] = {}  # of schedulers that have functions of the user's
-        self._seen: dict[int, list[Any]] = {}  # scheduler -> what it was made with, its steps
-        self._schedulers: list[Any] = []  # looked for at the start and the first change
-        self._looked = False
+        self._seen: dict[int, tuple[str, list[Any]]] = {}  # scheduler -> as it was made, its steps
+        self._schedulers: list[Any] = []  # that were there at the first step
 
     def moved(self, step: int, setting: StepSetting) -> str:
         """What moved by no law since the last step, or is not what the law says; "" if nothing."""
@@ -65,19 +69,27 @@ class Settings:
                     f"{name} is {values[0]!r} at step {step}, where the public law says {value!r}"
                 )
         self._follow(step)
+        if late := [one for one in self._schedulers if self._has_stopped(one, step) and not said]:
+            return (
+                f"a {type(late[0]).__name__} that had moved settings did not go on at its pace at "
+                f"step {step}; {_SAY_IT}"
+            )
         changed = [name for name, value in now.items() if name not in said]
         changed = [name for name in changed if last.get(name, now[name]) != now[name]]
         unexplained = [n for n in changed if not self._by_law(n, now[n], last.get(n), step)]
         if not unexplained:
             return ""
-        return f"{', '.join(unexplained)} moved at step {step} by no law that the recorder saw"
+        kinds = dict.fromkeys(type(one).__name__ for one in self._schedulers)
+        seen = (
+            f" ({', '.join(kinds)} did not step at one pace from the first step, as it was made; "
+            f"{_SAY_IT})"
+        )
+        moved = f"{', '.join(unexplained)} moved at step {step} by no law that the recorder saw"
+        return moved + seen * bool(kinds)
 
     def _by_law(self, name: str, now: Any, last: Any, step: int) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
             return True  # the rule's own private release
-        if not self._looked:  # for those that were made since
-            self._looked, self._schedulers = True, self._found_schedulers()
-            self._follow(step)
         if name in ("noise_multiplier", "max_grad_norm"):
             kind = "Noise" if name == "noise_multiplier" else "GradClip"
             laws = [s for s in self._schedulers if _is_of_opacus(s) and kind in type(s).__name__]
@@ -94,20 +106,25 @@ class Settings:
     def _follow(self, step: int) -> None:
         """Note when schedulers took a step, and what they were made with."""
         for one in self._schedulers:
-            epoch, made = (
-                getattr(one, "last_epoch", None),
-                repr([getattr(one, n, 0) for n in _MADE]),
-            )
-            seen = self._seen.setdefault(id(one), [made, []])
-            seen[0] = made if seen[0] == made else ""
-            if not seen[1] or seen[1][-1][1] != epoch:
-                seen[1].append((step, epoch))
+            epoch = getattr(one, "last_epoch", None)
+            _, moves = self._seen.setdefault(id(one), (_made(one), []))
+            if not moves or moves[-1][1] != epoch:
+                moves.append((step, epoch))
+
+    def _has_stopped(self, scheduler: Any, step: int) -> bool:
+        """Whether it should have stepped by now, by the pace that it had."""
+        _, moves = self._seen[id(scheduler)]
+        paces = [b - a for (a, _), (b, _) in itertools.pairwise(moves)]
+        return len(moves) >= _A_PACE and bool(step - moves[-1][0] > max(paces))
 
     def _is_steady(self, scheduler: Any) -> bool:
         """Whether it steps at one pace from the start, as it was made, by functions that repeat."""
         made, moves = self._seen[id(scheduler)]
-        paces = {(b - a, f - e) for (a, e), (b, f) in itertools.pairwise(moves) if e is not None}
-        return bool(made) and len(paces) <= 1 and self._repeats(scheduler)
+        pairs = itertools.pairwise(moves)
+        paces = [(b - a, f - e) for (a, e), (b, f) in pairs if e is not None]
+        if len(paces) > 1 and paces[0][0] == paces[1][0] + 1:  # after an epoch's first
+            paces[0] = paces[1]
+        return made == _made(scheduler) and len(set(paces)) <= 1 and self._repeats(scheduler)
 
     def _repeats(self, scheduler: Any) -> bool:
         """Whether functions of the user's give what they gave when they were asked ahead."""
@@ -153,6 +170,12 @@ class _Law:
                     self._known[ahead] = repr(_plain(self._function(ahead)))
                 self._next = number + _AHEAD
         return value, self._known.get(number) == repr(_plain(value))
+
+
+def _made(scheduler: Any) -> str:
+    """What a scheduler was made with, its parts too."""
+    own = {k: v for k, v in vars(scheduler).items() if k not in _OF_STEPS and not callable(v)}
+    return repr(held_in({k: v for k, v in own.items() if k != "optimizer"}))
 
 
 def _is_scheduler(kind: type) -> bool:

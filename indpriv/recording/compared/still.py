@@ -12,23 +12,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from indpriv.recording.norms.batches import tensors_of
 
-_FIXED = {
-    **dict.fromkeys(("rand", "rand_like", "uniform"), 0.37),
-    **dict.fromkeys(("randn", "randn_like", "normal", "normal_functional"), 0.1),
-    **dict.fromkeys(("bernoulli", "bernoulli_p"), 1.0),
-    **dict.fromkeys(("randint", "randint_like", "random"), 0.0),
-}
+_UNIFORM = frozenset(["rand", "rand_like", "uniform"])
+_BETWEEN = frozenset(["randint", "randint_like", "random"])  # whole numbers
+_CHANCE = frozenset(["bernoulli", "bernoulli_p"])
+_REAL = frozenset(["randn", "randn_like", "normal", "normal_functional", "exponential"])
+_REAL |= {"log_normal", "geometric", "cauchy"}
+_MEANS = frozenset(["poisson", "_standard_gamma", "_sample_dirichlet"])  # of their argument
+_LARGE = 1 << 24
+_SELDOM = 0.2  # how often what has a chance does not happen
 
 
 class Still(TorchDispatchMode):
     """Dropout keeps everything, and other draws are constants, in the block.
 
+    place: from 0 to 1, where constants lie in what may be drawn; a permutation reverses the order.
+
     Attributes:
         foreign: tensors that were read inside `reading`, and came from elsewhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: float = 0.37) -> None:
         super().__init__()
+        self._place = place
         self.foreign: list[Tensor] = []
         self._known: dict[int, Tensor] | None = None  # by their storage, while `reading`
 
@@ -54,10 +59,23 @@ class Still(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if self._known is not None:
             self._known |= {_storage(one): one for one in tensors_of(out)}
-        if name in _FIXED:
-            out.fill_(_FIXED[name])
+        numbers = [a for a in args if isinstance(a, int | float) and not isinstance(a, bool)]
+        if name in _UNIFORM:
+            least, most = numbers[:2] if len(numbers) > 1 else (0.0, 1.0)
+            out.fill_(least + self._place * (most - least))
+        elif name in _BETWEEN:
+            least, most = numbers[:2] if len(numbers) > 1 else [0, *numbers, _LARGE][:2]
+            out.fill_(int(least + self._place * (most - least)))
+        elif name in _CHANCE:
+            out.fill_(float(self._place >= _SELDOM))
+        elif name in _REAL:
+            out.fill_(0.1 + self._place)
+        elif name in _MEANS:
+            out.copy_(args[0])
+        elif name == "multinomial":
+            out.zero_()
         elif name == "randperm":
-            out.copy_(torch.arange(len(out), device=out.device))
+            out.copy_(torch.arange(len(out), device=out.device).flip(0))
         return out
 
 

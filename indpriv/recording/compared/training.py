@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from indpriv.recording.clipping.rules import AdaClip
 from indpriv.recording.compared.deliveries import Deliveries, collated
 from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Budget, Findings
 from indpriv.recording.compared.outputs import Call, LossComparison, relative
+from indpriv.recording.compared.prints import attributes, equal, held_in, print_of
 from indpriv.recording.compared.replay import Replay, sum_differs
 from indpriv.recording.compared.settings import PublicSettings, Settings
 from indpriv.recording.data_passes import Examples
@@ -43,10 +44,7 @@ from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.whole_model import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
 
-_HASH: Callable[[Tensor], Tensor] = getattr(torch, "hash_tensor", torch.sum)
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
-# Attributes of modules that torch and Opacus write.
-_OF_OPACUS = frozenset(["training", "activations", "max_batch_len", "ddp_hooks"])
 _SAME_STEP = 1e-6
 _ROWS = 32  # of the data set, secret ones, that are read again
 
@@ -103,7 +101,8 @@ class Comparison:
         self._divisor = 1.0
         self._state: Any = None  # after the last update or forward pass
         self._copy: Any = None  # of the inner optimizer, to repeat the step
-        self._begun = self._half = self._passed = False
+        self._begun = self._half = self.same_state = False
+        self._held: list[Any] | None = None  # attributes after the last forward pass
         self._setting: Any = None
         self._plain: list[str] | None = None  # arguments of the first pass that are no tensors
         count = min(len(examples), _ROWS)
@@ -164,20 +163,19 @@ class Comparison:
 
     def _entering(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._is_training():
-            self._passed = True
             return
         with self._careful(*_OF_A_BATCH):
             if not self._begun:
                 self._begun = True
                 self.budget.begin_step()
                 if self.budget.every:
-                    self._compare_state(
-                        "between the last update and this forward pass", between=True
-                    )
+                    self._compare_state("between the last update and this forward pass")
                 else:
-                    self._state = None
+                    self._state, self.same_state = None, False
             if any(call.gradients for call in self._calls):
                 self._calls.clear()  # of a backward pass without a step
+            held = attributes(module) if self.budget.every else None
+            self._replay.counts_itself &= held is not None and held == (self._held or held)
             if not self.budget.every:
                 return
             fed = tensors_of((args, kwargs))
@@ -226,6 +224,7 @@ class Comparison:
             seen = call.came_out(outputs, lambda: ghost and not model.hooks_enabled)
         with self._careful("state"):
             self._compare_state("inside the forward pass", but_buffers=True)
+            self._held = attributes(module)
         return seen
 
     def clipped(self, batch: ClippedBatch) -> None:
@@ -303,17 +302,17 @@ class Comparison:
         if call.loaded.is_changed:
             return self.findings.add("rows", UNKNOWN, "not compared: the loop wrote into the batch")
         state, again = random_state(), [tensors_of(call.loaded.read_again())]
-        if _equal(loaded, again[0]):
+        if equal(loaded, again[0]):
             return self.findings.add("rows", EQUAL)
         set_random_state(state)
         again += [tensors_of(call.loaded.read_again()) for _ in range(2)]
-        if not _equal(again[0], again[1]):
+        if not equal(again[0], again[1]):
             detail = (
                 "items of the data set differ when they are read again from the same random state: "
                 "it keeps what it read, or draws from a generator of its own"
             )
             self.findings.add("rows", REFUTED, detail)
-        elif not _equal(again[0], again[2]):
+        elif not equal(again[0], again[2]):
             self.random_rows = True
             self.findings.add("rows", UNKNOWN, "augmentation in the data set: its items are random")
         else:
@@ -325,13 +324,14 @@ class Comparison:
         chosen, state, before = self._items
         with kept_random_state():
             set_random_state(state)
-            now = tensors_of(collated(self._examples, chosen))
+            now = tensors_of(self._examples.unpacked(collated(self._examples, chosen)))
         if not before:
             before += [tensor.clone() for tensor in now]
-        elif not _equal(now, before):
+        elif not equal(now, before):
             detail = (
-                "items of the data set are others than when the Recorder was attached: by the "
-                "epoch alone this is harmless, by other rows or what training saw it is not"
+                "items of the data set, or what unpack makes of them, are others than when the "
+                "Recorder was attached: by the epoch alone this is harmless, by other rows or what "
+                "training saw it is not"
             )
             self.findings.add("fed", UNKNOWN, detail)
 
@@ -439,7 +439,7 @@ class Comparison:
                 pairs = [tuple(map(local, pair)) for pair in self._pairs(inner)]
                 off = max(max(relative(a, b), relative(b, a)) for a, b in pairs)
                 detail = "a copy of the inner optimizer made other parameters of the same gradient"
-                if not type(inner).__module__.startswith("torch.optim."):
+                if not f"{type(inner).__module__}.".startswith("torch.optim."):
                     detail = "not compared: an optimizer of another library may read anything"
                     off = math.inf
                 self.findings.compare("step", off <= _SAME_STEP, detail, UNKNOWN)
@@ -449,22 +449,20 @@ class Comparison:
         if self._run.whole.is_sharded:  # all ranks repeat the same steps
             coins = self._ranks.gather("the end of a step", (self.budget.every, self.budget.drawn))
             self.budget.every, self.budget.drawn = coins[0]
-        self._state, self._begun, self._passed = None, False, False
+        self._state, self._begun = None, False
         if self.budget.every:
             with self._careful("state"):
                 self._state = self._print()
         self._step += 1
         return self.findings.end_step()
 
-    def _compare_state(
-        self, when: str, *, but_buffers: bool = False, between: bool = False
-    ) -> None:
+    def _compare_state(self, when: str, *, but_buffers: bool = False) -> None:
         last, self._state = self._state, self._print()
         if last is not None:
-            detail = f"parameters, buffers, attributes or the optimizer's state changed {when}"
-            end = None if between and not self._passed else -1  # a pass may count itself
-            same = last[but_buffers:end] == self._state[but_buffers:end]
-            self.findings.compare("state", same, detail, UNKNOWN)
+            end = -1 if but_buffers else None  # a forward pass may write what is published, too
+            self.same_state = last[but_buffers:end] == self._state[but_buffers:end]
+            detail = f"parameters, buffers, extra state or the optimizer's state changed {when}"
+            self.findings.compare("state", self.same_state, detail, UNKNOWN)
 
     @torch.no_grad()
     def _print(self) -> tuple[Any, ...]:
@@ -472,42 +470,20 @@ class Comparison:
         module, state = self._run.module, self._run.optimizer.original_optimizer.state
         leaves = torch.utils._pytree.tree_leaves([dict(one) for one in state.values()])
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        prints = [_print_of(part) for part in (module.buffers(), module.parameters(), tensors)]
-        # What a module remembers in attributes, which any other pass may change too.
-        held = [] if self._passed else [_attributes(part) for part in module.modules()]
-        return *prints, repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)]), held
+        prints = [print_of(part) for part in (module.buffers(), module.parameters(), tensors)]
+        plain = repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)])
+        # What else a state dict publishes.
+        more = [
+            held_in(part.get_extra_state())
+            for part in module.modules()
+            if type(part).get_extra_state is not nn.Module.get_extra_state
+        ]
+        return *prints, plain, more
 
 
 def _plain_of(value: Any) -> list[str]:
     """Numbers and texts in nested containers, sorted."""
     leaves = torch.utils._pytree.tree_leaves(value)
-    plain = [repr(leaf) for leaf in leaves if isinstance(leaf, bool | int | float | str)]
-    held = [vars(leaf) for leaf in leaves if is_dataclass(leaf)]
-    return sorted(plain + (_plain_of(held) if held else []))
-
-
-def _attributes(part: nn.Module) -> list[Any]:
-    """Numbers and tensors among a module's own attributes."""
-    own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k not in _OF_OPACUS}
-    plain = [(k, v) for k, v in own.items() if isinstance(v, int | float)]
-    return [plain, _print_of(t for v in own.values() for t in tensors_of(v))]
-
-
-def _print_of(tensors: Iterable[Tensor]) -> list[Any]:
-    """Hashes, which do not see an order, and norms, which do not see a sign."""
-    values = [local(tensor.detach()) for tensor in tensors if tensor.numel()]
-    floats = [value for value in values if value.is_floating_point()]
-    norms = torch._foreach_norm(floats) if floats else []
-    return [_to_list(map(_HASH, values)), _to_list(norm.double() for norm in norms)]
-
-
-def _to_list(values: Iterable[Tensor]) -> list[Any]:
-    found = list(values)
-    same = len({(value.device, value.dtype) for value in found}) == 1
-    return torch.stack(found).tolist() if same else [value.item() for value in found]
-
-
-def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return len(one) == len(other) and all(
-        same_values(a, b) for a, b in zip(one, other, strict=True)
-    )
+    held = [vars(leaf) for leaf in leaves if is_dataclass(leaf)]  # whose tensors are fed
+    plain = [one for one in leaves if not (isinstance(one, Tensor) or is_dataclass(one))]
+    return sorted([repr(held_in(one)) for one in plain] + (_plain_of(held) if held else []))

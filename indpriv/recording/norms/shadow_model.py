@@ -31,12 +31,14 @@ from indpriv.recording.norms.batches import (
     check_losses,
     map_tensors,
     same_values,
+    tensors_of,
 )
 from indpriv.recording.random_states import NotedGenerators
 
 HALF = (torch.float16, torch.bfloat16)
 _LARGE = 100  # by which weights are multiplied to see whether a forward pass limits them
 _NONE: Mapping[int, nn.Parameter] = MappingProxyType({})
+_OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _WRAPPERS = ("opacus.", "torch.distributed.fsdp.", "indpriv.recording.compared.")
 # Where hooks, handles and states are kept that a shadow model goes without.
@@ -259,6 +261,9 @@ def _as_written(module: nn.Module) -> Iterator[None]:
                     vars(part)[name] = _of_the_user(own[name])
                 elif name.startswith(_KEPT):
                     del vars(part)[name]
+                elif name not in _OF_TORCH and not all(t.is_leaf for t in tensors_of(own[name])):
+                    # Of a forward pass; they cannot be copied.
+                    vars(part)[name] = map_tensors(own[name], Tensor.detach)
         yield
     finally:
         for part, kind, own in kept:

@@ -221,7 +221,8 @@ class Watch:
             )
         setting, self._noised = replace(self._noised, sample_rate=now.sample_rate), None
         run.check_trained_parameters()
-        self.tally.counts.changed_outside += run.parameter_versions() != self._versions
+        written = run.parameter_versions() != self._versions
+        self.tally.counts.changed_outside += written and not self._compared.same_state
         self._count_clipping(setting, drawn[0] if drawn else None, individually)
         if drawn is None or not drawn[2]:
             return setting, None
