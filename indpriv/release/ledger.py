@@ -27,8 +27,7 @@ from indpriv.release.assumptions import describe
 from indpriv.release.draw import Figures
 from indpriv.release.request import Budget, Request
 
-FOLDER, PAID = "ledger", "paid.json"
-SHAREABLE, RELEASE_JSON = "shareable", "release.json"
+FOLDER, PAID, SHAREABLE, RELEASE_JSON = "ledger", "paid.json", "shareable", "release.json"
 _SCHEMA = 1
 _COSTS: dict[Any, str] = {
     Annotated[AtLeastZero, Field(gt=0)]: "epsilon",

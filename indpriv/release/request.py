@@ -96,7 +96,7 @@ class Request:
         least = _LEAST_SHARE * len(self.shares)
         if not least <= self.epsilon <= _MOST_EPSILON:
             raise InputError(
-                f"epsilon={self.epsilon} is not from {least:g} (below it, all is noise) to "
+                f"epsilon={self.epsilon} is not between {least:g}, below which all is noise, and "
                 f"{_MOST_EPSILON:g}; pass e.g. 0.1"
             )
 
