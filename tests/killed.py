@@ -112,6 +112,7 @@ def command(line: str) -> Callable[[Path, Tell], None]:
     def work(folder: Path, _: Tell) -> None:
         os.chdir(folder)
         sys.argv = ["indpriv", *line.split()]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         main()
 
     return work
@@ -129,7 +130,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Tell], None], int
     "release": (an_audit, released, signal.SIGKILL),
     "replay": (checkpoints, replayed, signal.SIGKILL),
     "ctrl-c train": (an_audit_file, command("train tiny.toml --run-dir run"), signal.SIGINT),
-    "ctrl-c audit": (a_run, command("audit run --output-dir audit"), signal.SIGINT),
+    "ctrl-c audit": (a_run, command("audit run --delta 1e-5 --output-dir audit"), signal.SIGINT),
     "ctrl-c replay": (
         checkpoints,
         command(f"{REPLAY} --processes 2 --output-dir audit"),
@@ -147,7 +148,7 @@ def forked(folder: Path, work: Callable[[Path], None], number: int, after: float
         said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(said, stream)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the command begins
         code = 1
         try:
             work(folder)
@@ -203,7 +204,7 @@ def start(kind: str, folder: Path, times: int) -> None:
     for index in (-1, *range(times)):  # the first is left alone, and says how long it takes
         at = folder / ("whole" if index < 0 else f"{index:03d}")
         shutil.copytree(folder / "base", at)
-        after = None if index < 0 else random.Random(index).uniform(0, 1.1 * lives)
+        after = None if index < 0 else random.Random(index).triangular(0, 1.1 * lives, 0.8 * lives)
         lived = forked(at, told, number, after)
         lives = lived if index < 0 else lives
 
