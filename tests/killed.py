@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -48,10 +49,9 @@ delta = 1e-5
 def trained(run_dir: Path, tell: Tell, epochs: int, **options: Any) -> None:
     """A run whose log holds, each time that this is told, the steps that were told."""
     run = make_run()
-    recorder = Recorder(
-        run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, every=2, batch_norms=True
-    )
-    with recorder.attach(run.model, run.optimizer, run.loader, **options):
+    options |= {"dataset": run.dataset, "loss_fn": PER_EXAMPLE, "every": 2, "batch_norms": True}
+    recorder = Recorder(run_dir, **options)
+    with recorder.attach(run.model, run.optimizer, run.loader):
         for _ in range(epochs):
             for batch in run.loader:
                 run.step(*batch)
@@ -156,6 +156,10 @@ def forked(folder: Path, work: Callable[[Path], None], number: int, after: float
         except SystemExit as error:
             code = int(error.code or 0)
         finally:
+            if code == 1:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
     if after is not None:
         time.sleep(after)
