@@ -91,7 +91,7 @@ def release(
             ledger.check_affordable(request.cost)
             figures = _draw_all(request, source)
             ledger.record(request, figures)
-        with named(directory / FOLDER):
+        with named(Path(ledger_dir or directory / FOLDER)):
             figures = to_json({name: from_json(Figures, one) for name, one in figures.items()})
             content = _content(request, source, figures, ledger)
             page = render_release(content)
