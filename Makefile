@@ -11,9 +11,9 @@ DEMO_DIR ?= reports/adult-demo
 export OMP_WAIT_POLICY = passive
 
 BIN = $(VENV)/bin
-INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt
+PIP = $(BIN)/pip --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all test-lowest check dist format schema docs screens figures reproduce validate attacks wei2021 fedcdp benchmarks clean
+.PHONY: demo test test-all test-lowest check dist lock format schema docs screens figures reproduce validate attacks wei2021 fedcdp benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -49,6 +49,11 @@ check: test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# constraints.txt, for what pyproject.toml names; UV=--upgrade takes the newest versions.
+lock: $(VENV)/.installed-dev
+	$(PIP) install uv
+	$(BIN)/python docs/tools/lock.py $(UV)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -103,10 +108,23 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "indpriv needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 
+# Whatever is installed has one of the hashes in constraints.txt, up to the part that is named. torch comes first: pip
+# would take PyPI's build before that of an index without hashes. The last line finds everything there; on Linux, PyPI's
+# build of torch brings CUDA's libraries, by exact versions, without hashes.
+define install
+	sed '/^# $(1)/,$$d' constraints.txt > $(VENV)/constraints.txt
+	sed -n '/^torch==/,/[^\\]$$/p' constraints.txt > $(VENV)/torch.txt
+	$(PIP) download $(PIP_OPTIONS) --no-deps --dest $(VENV)/torch "$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)"
+	$(PIP) install --require-hashes --no-deps --no-index --find-links $(VENV)/torch -r $(VENV)/torch.txt
+	$(PIP) install $(PIP_OPTIONS) --require-hashes --no-deps -r $(VENV)/constraints.txt
+	$(PIP) install $(PIP_OPTIONS) --no-build-isolation -e ".$(2)"
+	rm -r $(VENV)/torch
+endef
+
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e .
+	$(call install,make test)
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e ".[dev]"
+	$(call install,integrations,[dev])
 	touch $@ $(VENV)/.installed

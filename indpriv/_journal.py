@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,11 @@ def _to_line(body: dict[str, Any]) -> str:
 
 def _link(previous: str, body: dict[str, Any]) -> str:
     return hashlib.sha256(f"{previous}\n{_to_line(body)}".encode()).hexdigest()
+
+
+def chains(entries: list[dict[str, Any]]) -> list[str]:
+    """The hash that a first line continues, and that of each entry of `read_journal`."""
+    return [*accumulate(entries, _link, initial=_START)]
 
 
 def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -119,6 +125,7 @@ class JournalWriter:
 
     Attributes:
         entries: what the journal held when it was opened.
+        chain: hash of its last line, which the next one continues.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -130,9 +137,9 @@ class JournalWriter:
 
     def _continue(self, path: Path) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
-        self._chain, whole = _START, b""
+        self.chain, whole = _START, b""
         if path.is_file():
-            entries, self._chain, content = _read(self._run_dir)
+            entries, self.chain, content = _read(self._run_dir)
             whole = content[: content.rfind(b"\n") + 1]  # a torn line was never acknowledged
         self._next = len(entries)
         self._file = (_InStorage if is_remote(path) else _OnDisk)(path, whole)
@@ -153,11 +160,11 @@ class JournalWriter:
         if self._file is None:
             raise InputError(f"{self._run_dir / NAME} is closed; open it again to append")
         body = {"seq": self._next, "kind": kind, **values}
-        chain = _link(self._chain, body)
+        chain = _link(self.chain, body)
         if wait:
             self.check()
         self._file.append(f"{_to_line({**body, 'chain': chain})}\n".encode(), wait)
-        self._chain, self._next = chain, self._next + 1
+        self.chain, self._next = chain, self._next + 1
 
     def check(self) -> None:
         """Raise InputError if another process has taken the journal, see `OneWriter.check`."""

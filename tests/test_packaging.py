@@ -1,6 +1,7 @@
 """What is installed from an index: the wheel has what the commands need; its metadata are true."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 pytest.importorskip("hatchling")
 
@@ -63,6 +66,40 @@ def test_the_source_archive_can_be_tested(built):
     needed |= {"audits/__main__.py", "audits/README.md", "tests/experiments/test_readme.py"}
     needed |= {"tests/conftest.py", "reports/reproduction/paper.py", "LICENSE", "CHANGELOG.md"}
     assert needed <= names
+
+
+def test_every_package_that_make_installs_has_hashes():
+    """Each part of constraints.txt with the ones before it is all that pip is asked for there."""
+    text, found = (ROOT / "constraints.txt").read_text(encoding="utf-8"), {}
+    parts = re.split(r"^# (make demo|make test|integrations)\n", text, flags=re.MULTILINE)[1:]
+    assert parts[::2] == ["make demo", "make test", "integrations"]
+    extras = PROJECT["optional-dependencies"]
+    needed = {
+        "make demo": [*PROJECT["dependencies"], "hatchling"],
+        "make test": extras["dev"] + extras["docs"] + extras["sign"],
+        "integrations": extras["integrations"] + extras["hf"],
+    }
+    for part, lines in zip(parts[::2], parts[1::2], strict=True):
+        for block in re.split(r"\n(?=\S)", lines.strip()):
+            first, *hashes = block.split(" \\\n")
+            requirement = Requirement(first)
+            assert hashes, first
+            assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes)
+            [version] = requirement.specifier
+            assert version.operator == "=="
+            found[canonicalize_name(requirement.name)] = version.version
+        for text in needed[part]:
+            asked = Requirement(text)
+            if asked.name != "indpriv":
+                assert asked.specifier.contains(found[canonicalize_name(asked.name)]), text
+    assert not [name for name in found if name.startswith(("nvidia-", "cuda-"))]
+
+
+def test_actions_are_pinned_by_commit():
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if "uses:" in line:
+                assert re.search(r"uses: [\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$", line), line
 
 
 def test_citation_and_package_have_one_version():

@@ -290,6 +290,7 @@ SAMPLE = (
     ("publish", "ledger", "folder"),
     ("publish", "ledger/.writer", "file"),
     ("publish", "ledger/journal.jsonl", "nowhere"),
+    ("publish", "paid.json", "file"),
     ("publish", "shareable", "folder"),
     ("publish", "statements", "folder"),
     ("rounds", "journal.jsonl", "file"),

@@ -197,7 +197,7 @@ def _moments(text: str) -> tuple[int | str, ...]:
 
 def _check(folder: Path, attacks: tuple[str, ...], name: str | None, pictures: int) -> None:
     from indpriv.norm_log.run_files import LEAKAGE
-    from indpriv.release.publish import SHAREABLE
+    from indpriv.release.ledger import SHAREABLE
 
     if SHAREABLE in folder.resolve().parts:
         raise InputError(

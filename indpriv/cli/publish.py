@@ -61,6 +61,9 @@ BudgetOption = Annotated[
 Spend = Annotated[
     bool, typer.Option("--spend", help="Draw again and pay again, even if the answer is stored.")
 ]
+LedgerOption = Annotated[
+    Path | None, typer.Option(help="Folder of a ledger that copies of this audit share.")
+]
 
 MaxWorstCaseEpsilon = Annotated[
     float | None, typer.Option(help="Largest worst-case epsilon, which is the guaranteed one.")
@@ -132,6 +135,7 @@ def release(
     public_n: PublicN = None,
     budget: BudgetOption = None,
     spend: Spend = False,
+    ledger: LedgerOption = None,
     as_json: Json = False,
 ) -> None:
     """Release quantiles and the mean of individual epsilon with differential privacy, for others.
@@ -153,7 +157,7 @@ def release(
         public_n=public_n,
     )
     limit = parse_budget(budget) if budget else None
-    published = release_figures(path, request, budget=limit, spend=spend)
+    published = release_figures(path, request, budget=limit, spend=spend, ledger_dir=ledger)
     if as_json:
         print_json(published.content)
         return
@@ -220,8 +224,8 @@ def model_card(audit_dir: AuditDir) -> None:
     from indpriv._files import write_atomically
     from indpriv._folders import make_folder
     from indpriv.audit import read_summary
+    from indpriv.release.ledger import SHAREABLE
     from indpriv.release.model_card import MODEL_CARD, read_release, render_model_card
-    from indpriv.release.publish import SHAREABLE
 
     text = render_model_card(read_summary(audit_dir), read_release(audit_dir))
     folder = make_folder(audit_dir, SHAREABLE)

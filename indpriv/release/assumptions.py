@@ -247,8 +247,8 @@ def common_assumptions() -> list[str]:
     return [
         "Noise and selection are OpenDP's, with randomness of the operating system, which is "
         "assumed to be secret.",
-        "The budget counts the releases made from this directory; other releases from the same "
-        "people's data add to it.",
+        "The budget counts the releases in one ledger. A copy of the audit with a ledger of its "
+        "own is not noticed: its releases, and others from the same people's data, add to it.",
     ]
 
 

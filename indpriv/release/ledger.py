@@ -1,78 +1,70 @@
 """The ledger of an audit's releases: requests, costs and answers. For the curator (0600).
 
-An append-only hash-chained journal in AUDIT_DIR/ledger, with one writer: while a release is being
-drawn, a second process is refused, so that two cannot both spend what is left. A release exists
-once its line is on disk, and is shown only then; a crash before that has spent nothing, since no
-one saw the draw. The ledger counts releases from this directory only: deleting it, or copying
-the audit elsewhere, evades it.
+An append-only hash-chained journal in AUDIT_DIR/ledger, or in a folder that copies share, with one
+writer: while a release is being drawn, a second process is refused, so that two cannot both spend
+what is left. A release exists once its line is on disk, and is shown only then; a crash before that
+has spent nothing, since no one saw the draw. AUDIT_DIR/paid.json keeps length and last hash,
+release.json what was spent: a ledger that is shorter or another is refused. A copy of the whole
+directory, with a ledger of its own or in place of it, is not noticed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from indpriv._files import on_failure
+from pydantic import Field
+
+from indpriv._files import first_at, on_failure, read_json, write_json
 from indpriv._folders import make_folder
-from indpriv._journal import JournalWriter
+from indpriv._journal import NAME, JournalWriter, chains
 from indpriv._reading import AtLeastZero, Text, check, table
 from indpriv.errors import EvidenceError, InputError
 from indpriv.release.assumptions import describe
+from indpriv.release.draw import Figures
 from indpriv.release.request import Budget, Request
 
-FOLDER = "ledger"
+FOLDER, PAID, SHAREABLE, RELEASE_JSON = "ledger", "paid.json", "shareable", "release.json"
 _SCHEMA = 1
-_COSTS = {AtLeastZero: "epsilon delta"}
+_COSTS: dict[Any, str] = {
+    Annotated[AtLeastZero, Field(gt=0)]: "epsilon",
+    Annotated[AtLeastZero, Field(lt=1)]: "delta",
+}
 _LINES = {
     "open": table({Text: "fingerprint"}),
     "budget": table(_COSTS),
-    "release": table({**_COSTS, dict[str, Any]: "request figures"}),
+    "release": table({**_COSTS, dict[str, Any]: "request", dict[str, Figures]: "figures"}),
 }
 
 
 class Ledger:
     """The one open ledger of a directory; use it in a `with` block, which holds its lock."""
 
-    def __init__(self, directory: Path, fingerprint: str) -> None:
+    def __init__(self, directory: Path, fingerprint: str, folder: str | Path | None = None) -> None:
         """Open or start it.
 
         Args:
             directory: of the audit (or run).
             fingerprint: of the values that releases are made of.
+            folder: of the ledger, where it is not the one in the directory.
 
         Raises:
-            InputError: another process has it open, or it belongs to other values.
+            InputError: another process has it open, or it is of other values or releases.
             EvidenceError: a line was changed or lost.
         """
-        folder = make_folder(directory, FOLDER)
+        self._paid = make_folder(directory) / PAID
+        folder = make_folder(Path(folder)) if folder else make_folder(directory, FOLDER)
         self._journal = JournalWriter(folder)
         with on_failure(self._journal.close):
             self._entries = self._journal.entries
-            self._check_values(folder, fingerprint)
-        if not self._entries:
-            self._append("open", schema=_SCHEMA, fingerprint=fingerprint)
-
-    def _check_values(self, folder: Path, fingerprint: str) -> None:
-        for number, entry in enumerate(self._entries, 1):
-            if (kind := _LINES.get(entry["kind"])) is not None:
-                check(kind, entry, f"{folder} line {number}")
-        if not self._entries:
-            return
-        first = self._entries[0]
-        if first.get("kind") != "open" or first.get("schema") != _SCHEMA:
-            raise EvidenceError(
-                f"{folder} is not a ledger of schema {_SCHEMA} but {first.get('kind')!r} of schema "
-                f"{first.get('schema')!r}; use the version of indpriv that wrote it"
-            )
-        if first["fingerprint"] != fingerprint:
-            raise InputError(
-                f"{folder} counts releases of other values: this directory was audited again, from "
-                "another run or with another accounting. Releases of both cost the same people "
-                "privacy, and indpriv does not add them up: audit into a new directory, and add "
-                "the cost of the releases from this one yourself"
-            )
+            if self._entries:
+                _check_lines(folder, self._entries, fingerprint)
+            _compare(folder, self._entries, directory)
+            if not self._entries:
+                self._append("open", schema=_SCHEMA, fingerprint=fingerprint)
 
     @property
     def budget(self) -> Budget | None:
@@ -138,12 +130,56 @@ class Ledger:
         time = datetime.now(UTC).isoformat(timespec="seconds")
         self._journal.append(kind, time=time, **values)
         self._entries.append({"kind": kind, "time": time, **values})
+        if kind != "open":  # which nothing was paid with
+            write_json(self._paid, {"lines": len(self._journal), "chain": self._journal.chain})
 
     def __enter__(self) -> Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._journal.close()
+
+
+def _check_lines(folder: Path, entries: list[dict[str, Any]], fingerprint: str) -> None:
+    """Check that the lines of a ledger are those that were written for these values."""
+    first = entries[0]
+    if first.get("kind") != "open" or first.get("schema") != _SCHEMA:
+        raise EvidenceError(
+            f"{folder} is not a ledger of schema {_SCHEMA} but {first.get('kind')!r} of schema "
+            f"{first.get('schema')!r}; use the version of indpriv that wrote it"
+        )
+    if first.get("fingerprint") != fingerprint:
+        raise InputError(
+            f"{folder} counts releases of other values: this was audited again, or it is another "
+            "audit's. Releases of both cost the same people privacy, and indpriv does not add them "
+            "up: audit into a new directory, and add the cost of the earlier releases yourself"
+        )
+    for number, entry in enumerate(entries, 1):
+        kind = str(entry.get("kind"))
+        if kind not in _LINES:
+            raise EvidenceError(
+                f"{folder / NAME} line {number} is of kind {kind!r:.60}, which a ledger does not "
+                "have; restore the file from a copy"
+            )
+        check(_LINES[kind], entry, f"{folder / NAME} line {number}")
+
+
+def _compare(folder: Path, entries: list[dict[str, Any]], directory: Path) -> None:
+    """Refuse a ledger that is not, or not beyond, what a directory says that its releases cost."""
+    releases = (_cost(entry) for entry in entries if entry["kind"] == "release")
+    spent = [*accumulate(releases, initial=Budget())]
+    lines = [{"lines": n, "chain": at} for n, at in enumerate(chains(entries))]
+    costs = [{"releases": n, **cost.to_json()} for n, cost in enumerate(spent)]
+    for name, states in ((PAID, lines), (f"{SHAREABLE}/{RELEASE_JSON}", costs)):
+        path = directory / name
+        content = read_json(path) if path.is_file() else states[0]
+        told = {key: first_at(content, ("spent", key), (key,)) for key in states[0]}
+        if told not in states:
+            raise InputError(
+                f"{folder} holds {len(entries)} lines and {describe(spent[-1])} spent, but {path} "
+                f"says {told!r:.120}: the ledger was cut, changed or exchanged, and nothing was "
+                "drawn. Restore it from a copy, or name the one that paid (--ledger)"
+            )
 
 
 def _cost(entry: Mapping[str, Any]) -> Budget:

@@ -20,8 +20,8 @@ from indpriv._shown import clean
 from indpriv.analysis.guarantee import STANDS, as_read
 from indpriv.errors import InputError
 from indpriv.release.draw import Figures
+from indpriv.release.ledger import RELEASE_JSON, SHAREABLE
 from indpriv.release.page import error_notes, figures_table, spending
-from indpriv.release.publish import RELEASE_JSON, SHAREABLE
 from indpriv.report.document import Listing
 from indpriv.report.document import table as shown_table
 from indpriv.report.renderers.markdown import escape, render_block

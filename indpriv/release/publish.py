@@ -18,13 +18,12 @@ from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.release import mechanisms
 from indpriv.release.draw import Figures, draw
-from indpriv.release.ledger import FOLDER, Ledger
+from indpriv.release.ledger import FOLDER, RELEASE_JSON, SHAREABLE, Ledger
 from indpriv.release.page import render_release
 from indpriv.release.request import DESCENT, EXPONENTIAL, HISTOGRAM, Budget, Request
 from indpriv.release.sources import Source, open_source
 
-SHAREABLE = "shareable"
-RELEASE_JSON, RELEASE_HTML = "release.json", "release.html"
+RELEASE_HTML = "release.html"
 SCHEMA_VERSION = 1
 
 _METHOD_TEXTS = {
@@ -54,7 +53,12 @@ class Published:
 
 
 def release(
-    path: str | Path, request: Request, *, budget: Budget | None = None, spend: bool = False
+    path: str | Path,
+    request: Request,
+    *,
+    budget: Budget | None = None,
+    spend: bool = False,
+    ledger_dir: str | Path | None = None,
 ) -> Published:
     """Release statistics of individual epsilon, or of gradient norms before the first step.
 
@@ -65,10 +69,11 @@ def release(
         request: what to release, and what it may cost.
         budget: limit on all releases of this directory together; set once, then enforced.
         spend: draw again, and pay again, even if the same request was answered before.
+        ledger_dir: of the ledger, by default `ledger` in path; copies that name one share it.
 
     Raises:
         InputError: values that cannot be released (see `assumptions`), a budget that does not cover
-            the cost, or another process that is releasing. Nothing is drawn, spent or written then.
+            the cost, a ledger that was cut, or a second process. Nothing is drawn or spent then.
     """
     directory = Path(path)
     if (directory / SHAREABLE / LEAKAGE).exists():
@@ -77,7 +82,7 @@ def release(
             "is shareable is for others; take it out"
         )
     source = open_source(directory, request)
-    with Ledger(directory, source.fingerprint) as ledger:
+    with Ledger(directory, source.fingerprint, ledger_dir) as ledger:
         if budget is not None:
             ledger.set_budget(budget)
         figures = None if spend else ledger.stored(request)
@@ -86,7 +91,7 @@ def release(
             ledger.check_affordable(request.cost)
             figures = _draw_all(request, source)
             ledger.record(request, figures)
-        with named(directory / FOLDER):
+        with named(Path(ledger_dir or directory / FOLDER)):
             figures = to_json({name: from_json(Figures, one) for name, one in figures.items()})
             content = _content(request, source, figures, ledger)
             page = render_release(content)

@@ -19,6 +19,8 @@ EXPONENTIAL, HISTOGRAM, DESCENT = "exponential", "histogram", "descent"
 METHODS = (EXPONENTIAL, HISTOGRAM, DESCENT)
 DEFAULT_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of Table 2 of Yu et al. 2023
 _QUANTILE_DIGITS = 4  # decimals; quantiles enter integer arithmetic as fractions
+# Least of a share: noise for three layers fits OpenDP's 32 bits with probability 1 - exp(-71)
+_LEAST_SHARE, _MOST_EPSILON = 1e-7, 1e4
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ class Request:
         self._check_groups()
         if self.public_n is not None:
             check_positive_int("public_n", self.public_n)
+        least = _LEAST_SHARE * len(self.shares)
+        if not least <= self.epsilon <= _MOST_EPSILON:
+            raise InputError(
+                f"epsilon={self.epsilon} is not between {least:g}, below which all is noise, and "
+                f"{_MOST_EPSILON:g}; pass e.g. 0.1"
+            )
 
     def _check_delta(self) -> None:
         if not (_is_number(self.delta) and 0 <= self.delta < 1):
