@@ -153,7 +153,6 @@ def test_every_module_is_imported_by_another():
         "indpriv.integrations.flower",
         "indpriv.training.data",
         "indpriv.training.data.build_adult",
-        "indpriv.analysis.attacks.exposure",
     }  # read as files, run by hand, or for programs of users (docs/how-to/secrets-and-attributes.md)
     for path in MODULES:
         module = name_of(path)

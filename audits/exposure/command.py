@@ -50,8 +50,8 @@ def exposure(
     The exposure of secrets stands beside the epsilon of their owners; exit code 1 if it exceeds
     what the worst case allows. A run that had secrets before is measured again, not trained.
     """
+    from audits.exposure.findings import measure_exposure
     from audits.exposure.measured import exposure_document, exposure_of_run, print_exposure
-    from indpriv.analysis.attacks.exposure import measure_exposure
     from indpriv.norm_log.run_files import SECRETS
 
     check_folder("RUN", run_dir)

@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.console import Console
 
+from audits.exposure.findings import CHANCE, ExposureFindings, ExposureRow
+from audits.exposure.ranks import Exposures
 from indpriv._formatting import format_delta, format_epsilon, format_p_value
 from indpriv._plain import to_json
 from indpriv.accountant import account
-from indpriv.analysis.attacks.exposure import CHANCE, ExposureFindings, ExposureRow
 from indpriv.analysis.summary import SENSITIVE
-from indpriv.attacks.exposure import Exposures
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from audits.exposure.models import MODELS
+from audits.exposure.ranks import Exposures, exact_rank
 from audits.exposure.text import (
     CANDIDATES,
     DIGITS,
@@ -31,7 +32,6 @@ from indpriv._arrays import FloatArray
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import location_on_disk
-from indpriv.attacks.exposure import Exposures, exact_rank
 from indpriv.norm_log.run_files import SECRETS
 from indpriv.recording import Recorder
 from indpriv.training.config import TrainingConfig

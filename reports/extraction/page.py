@@ -6,10 +6,10 @@ from typing import Any
 from markdown_table import table
 from recorded import SEEDED
 
+from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
 from extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from extraction.secrets import SETTINGS
-from indpriv.analysis.attacks.exposure import CHANCE
 from indpriv.attacks.attribute_knowledge import GUESSERS
 from indpriv.training.datasets.topics import SOURCE
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from audits.exposure.findings import measure_exposure
 from audits.exposure.measured import exposure_of_run
 from audits.exposure.training import SecretsConfig, train_with_secrets
 from indpriv._plain import to_json
-from indpriv.analysis.attacks.exposure import measure_exposure
 from indpriv.norm_log.run_files import SECRETS
 
 SETTINGS = tuple(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from audits.__main__ import app
+from audits.exposure.ranks import Exposures
 from indpriv import NormLog
-from indpriv.attacks.exposure import Exposures
 from indpriv.cli import run as run_command
 from indpriv.norm_log.run_files import SECRETS
 from synthetic import write_run

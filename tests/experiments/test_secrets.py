@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
+from audits.exposure.findings import measure_exposure
 from audits.exposure.measured import exposure_of_run
 from audits.exposure.models import MODELS
+from audits.exposure.ranks import Exposures
 from audits.exposure.text import LENGTH, START, draw_secrets, lines_of_text, shifted
 from audits.exposure.training import SecretsConfig, log_perplexities, train_with_secrets
-from indpriv.analysis.attacks.exposure import measure_exposure
-from indpriv.attacks.exposure import Exposures
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import SECRETS
 from indpriv.training.datasets.topics import ALPHABET, encode

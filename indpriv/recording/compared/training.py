@@ -46,6 +46,7 @@ from indpriv.recording.random_states import kept_random_state, random_state, set
 
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
 _SAME_STEP = 1e-6
+_OFTEN = 20  # times that rows are read again to see whether they are random
 _ROWS = 32  # of the data set, secret ones, that are read again
 
 
@@ -109,6 +110,7 @@ class Comparison:
         chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
         self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
         self._examples = examples
+        self._read_equal = False  # at some step, what the loader gave was read again
         self.random_rows = False  # items of the data set are random
 
     @contextmanager
@@ -301,18 +303,19 @@ class Comparison:
         loaded = tensors_of(call.loaded.batch)
         if call.loaded.is_changed:
             return self.findings.add("rows", UNKNOWN, "not compared: the loop wrote into the batch")
-        state, again = random_state(), [tensors_of(call.loaded.read_again())]
-        if equal(loaded, again[0]):
+        state, first = random_state(), tensors_of(call.loaded.read_again())
+        if equal(loaded, first):
+            self._read_equal = True
             return self.findings.add("rows", EQUAL)
         set_random_state(state)
-        again += [tensors_of(call.loaded.read_again()) for _ in range(2)]
-        if not equal(again[0], again[1]):
+        again = (tensors_of(call.loaded.read_again()) for _ in range(_OFTEN))
+        if not equal(first, next(again)):
             detail = (
                 "items of the data set differ when they are read again from the same random state: "
                 "it keeps what it read, or draws from a generator of its own"
             )
             self.findings.add("rows", REFUTED, detail)
-        elif not equal(again[0], again[2]):
+        elif self._read_equal or not all(equal(first, other) for other in again):
             self.random_rows = True
             self.findings.add("rows", UNKNOWN, "augmentation in the data set: its items are random")
         else:

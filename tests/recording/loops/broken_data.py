@@ -610,3 +610,65 @@ def adversarial_inputs_from_the_whole_batch(s):
             w, b = (p.detach() for p in s.model.parameters())
             (g,) = torch.autograd.grad(ce((x + shift) @ w.T + b, y).mean(), shift)
             s.step(x + 0.3 * g.sign(), y)
+
+
+def in_a_collate_function(change):
+    def collate(rows):
+        x, y = default_collate(rows)
+        return change(x), y
+
+    return lambda s: s.train(model=with_dropout(), collate=collate)
+
+
+COLLATED = {
+    "partners": lambda x: 0.6 * x + 0.4 * x[torch.randperm(len(x))],
+    "partners_with_replacement": lambda x: 0.6 * x + 0.4 * x[torch.randint(len(x), (len(x),))],
+    "the_mean_at_times": lambda x: x - x.mean(0) if torch.rand(1) < 0.3 else x,
+}
+for _name, _change in COLLATED.items():
+    broken(
+        "contribution",
+        "hooks ghost",
+        name=f"collated_with_{_name}",
+        expect="unsupported",
+        rare=_name == "partners_with_replacement",
+    )(in_a_collate_function(_change))
+
+
+@broken("contribution batch", "hooks", expect="unsupported")
+def rows_permuted_by_the_collate_function(s):
+    def collate(rows):
+        order = torch.randperm(len(rows)).tolist()
+        return default_collate([rows[k] for k in order])
+
+    s.train(model=with_dropout(), collate=collate)
+
+
+def augmented(n=400):
+    x = normal(n, 6)
+    return Items(lambda i: (x[i] + 0.1 * torch.randn(6), int(x[i, 0] > 0)), n)
+
+
+@broken("batch", "hooks ghost functorch", expect="unsupported")
+def batch_centred_through_numpy(s):
+    def centred(x):
+        rows = x.numpy()
+        rows -= rows.mean(0)
+        return x
+
+    s.train(augmented(), inputs=centred)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def running_mean_in_unpack(s):
+    mean = torch.zeros(6)
+
+    def update(s, x, y):
+        mean.mul_(0.9).add_(0.3 * x.mean(0))
+
+    def unpack(batch):
+        return (batch[0] - mean,), batch[1]
+
+    s.train(
+        model=with_dropout(), inputs=lambda x: x - mean, after=update, recorder={"unpack": unpack}
+    )

@@ -1,5 +1,8 @@
 """Broken loops: models in which one example meets the others, or those of earlier steps."""
 
+import argparse
+
+import numpy as np
 import torch
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from torch import nn
@@ -482,3 +485,75 @@ def gradients_mixed_on_the_way_back(s):
 @broken("contribution", "hooks ghost")
 def gradients_mixed_on_the_way_back_under_dropout(s):
     s.train(model=Hidden(mixed_on_the_way_back, dropout=0.1))
+
+
+def read_later(where):
+    """Something that the loop sets by the loss of the batch, and the next forward pass reads."""
+
+    class Read(Hidden):
+        def __init__(self) -> None:
+            super().__init__(lambda h, x: h * where.read(self), dropout=0.1)
+            where.put(self, 1.0)
+
+    def loop(s):
+        s.train(
+            model=Read(),
+            after=lambda s, x, y: where.put(s.model._module, 1 + float(s.loss_of(x, y))),
+        )
+
+    return loop
+
+
+class Place:
+    def __init__(self, read, put) -> None:
+        self.read, self.put = read, put
+
+
+PLACES = {
+    "private_attribute": Place(lambda m: m._factor, lambda m, v: setattr(m, "_factor", v)),
+    "arguments_of_the_script": Place(
+        lambda m: m.args.factor, lambda m, v: setattr(m, "args", argparse.Namespace(factor=v))
+    ),
+    "dictionary": Place(lambda m: m.cfg["factor"], lambda m, v: setattr(m, "cfg", {"factor": v})),
+    "array": Place(
+        lambda m: float(m.means[0]), lambda m, v: setattr(m, "means", np.array([v, 0.0]))
+    ),
+    "list_of_layers": Place(
+        lambda m: m.extra[0].bias.detach()[0],
+        lambda m, v: setattr(m, "extra", [filled(nn.Linear(1, 1), v)]),
+    ),
+}
+
+
+def filled(layer, value):
+    nn.init.constant_(layer.bias, value)
+    return layer
+
+
+for _name, _place in PLACES.items():
+    broken(
+        "contribution",
+        "hooks ghost functorch",
+        expect="unsupported",
+        name=f"loss_read_from_a_{_name}",
+        rare=_name not in ("private_attribute", "dictionary"),
+    )(read_later(_place))
+
+
+@broken("contribution", "hooks ghost", expect="unsupported")
+def mean_kept_by_an_evaluation(s):
+    class Centred(Hidden):
+        mean = 0.0
+
+        def forward(self, x):
+            if not self.training:
+                self.mean = 3 * x.mean(0)
+            return super().forward(x - self.mean)
+
+    def evaluate(s, x, y):
+        s.model.eval()
+        with torch.no_grad():
+            s.model(s.data.tensors[0][:100])
+        s.model.train()
+
+    s.train(model=Centred(lambda h, x: h, dropout=0.1), after=evaluate)

@@ -223,3 +223,28 @@ def scheduler_that_begins_once_the_loss_is_small(s):
             begun |= s.steps > 2 and s.loss_of(x, y) < 0.68
             if begun:
                 scheduler.step()
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def scheduler_that_stops_once_the_loss_is_small(s):
+    s.make()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(s.inner, 0.97)
+    done = False
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            done |= s.steps > 9 and s.loss_of(x, y) < 0.68
+            if not done:
+                scheduler.step()
+
+
+@broken("settings", "hooks", expect="unsupported", rare=True)
+def milestones_added_by_the_loss(s):
+    s.make()
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(s.inner, [1], 0.9)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            if s.loss_of(x, y) < 0.68:
+                scheduler.milestones[scheduler.last_epoch + 1] = 1
+            scheduler.step()

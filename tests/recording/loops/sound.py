@@ -528,3 +528,12 @@ def copies_and_files_of_the_whole_model_between_steps(s):
             torch.save(kept[-1], io.BytesIO())
 
     s.train(after=keep)
+
+
+@sound("hooks ghost")
+def batch_turned_at_times_by_the_collate_function(s):
+    def collate(rows):
+        x, y = default_collate(rows)
+        return (-x if torch.rand(1) < 0.3 else x), y
+
+    s.train(collate=collate)

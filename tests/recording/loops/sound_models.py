@@ -445,3 +445,31 @@ def padding_index_of_an_embedding(s):
     bag = Bag(lambda h, x: h.mean(1))
     bag.embed = nn.Embedding(20, 8, padding_idx=0)
     s.train(Texts(to=11), bag)
+
+
+@sound("hooks ghost functorch")
+def features_kept_with_their_graph(s):
+    def kept(h, x):
+        model.features = [h, {"rows": h * 2}]
+        return h
+
+    model = Hidden(kept)
+    s.train(model=model)
+
+
+@sound("hooks ghost functorch")
+def numbers_for_the_log_in_attributes(s):
+    def note(s, x, y):
+        s.model._module.last_loss = s.loss_of(x, y)
+        s.model._module.history = [*getattr(s.model._module, "history", []), x.mean(0)]
+
+    s.train(model=Hidden(lambda h, x: h, dropout=0.1), after=note)
+
+
+@sound("hooks ghost")
+def draws_of_many_laws(s):
+    def noisy(h, x):
+        gumbel = nn.functional.gumbel_softmax(h, tau=1.0)
+        return h * gumbel + torch.empty_like(h).exponential_().detach() * 0.1
+
+    s.train(model=Hidden(noisy))

@@ -347,3 +347,8 @@ def iterator_with_workers_made_before_attaching(s):
     with s.recorded():
         for x, y in batches:
             s.step(x, y)
+
+
+@told("contribution", "hooks functorch", rare=True)
+def random_numbers_that_depend_on_the_row(s):
+    s.train(model=Hidden(lambda h, x: h + 0.1 * torch.poisson(x.abs()).sum(1, keepdim=True)))

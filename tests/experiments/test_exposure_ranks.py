@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from audits.exposure.ranks import Exposures, exact_rank, extrapolated_exposure
 from indpriv.attack_scores import AttackScores
-from indpriv.attacks.exposure import Exposures, exact_rank, extrapolated_exposure
 from indpriv.errors import InputError
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv import NormLog, account
-from indpriv.analysis.attacks.exposure import (
+from audits.exposure.findings import (
     exposure_table,
     mean_exposure_ceiling,
     measure_exposure,
 )
-from indpriv.attacks.exposure import Exposures
+from audits.exposure.ranks import Exposures
+from indpriv import NormLog, account
 from indpriv.errors import InputError
 
 N = 10_000

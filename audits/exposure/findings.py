@@ -25,11 +25,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from audits.exposure.ranks import Exposures
 from indpriv._arrays import FloatArray
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.analysis.statistics.student import student_interval
-from indpriv.attacks.exposure import Exposures
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 
