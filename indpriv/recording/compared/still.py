@@ -19,7 +19,7 @@ _REAL = frozenset(["randn", "randn_like", "normal", "normal_functional", "expone
 _REAL |= {"log_normal", "geometric", "cauchy"}
 _MEANS = frozenset(["poisson", "_standard_gamma", "_sample_dirichlet"])  # of their argument
 _LARGE = 1 << 24
-_SELDOM = 0.2  # how often what has a chance does not happen
+_SELDOM = 0.05, 0.2  # places at which what has a chance, such as to be kept, does not happen
 
 
 class Still(TorchDispatchMode):
@@ -67,7 +67,7 @@ class Still(TorchDispatchMode):
             least, most = numbers[:2] if len(numbers) > 1 else [0, *numbers, _LARGE][:2]
             out.fill_(int(least + self._place * (most - least)))
         elif name in _CHANCE:
-            out.fill_(float(self._place >= _SELDOM))
+            out.fill_(float(not _SELDOM[0] < self._place < _SELDOM[1]))
         elif name in _REAL:
             out.fill_(0.1 + self._place)
         elif name in _MEANS:

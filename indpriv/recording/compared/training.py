@@ -46,7 +46,7 @@ from indpriv.recording.random_states import kept_random_state, random_state, set
 
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
 _SAME_STEP = 1e-6
-_OFTEN = 20  # times that rows are read again to see whether they are random
+_OFTEN = 12  # times that rows are read again to see whether they are random
 _ROWS = 32  # of the data set, secret ones, that are read again
 
 
@@ -328,8 +328,14 @@ class Comparison:
         with kept_random_state():
             set_random_state(state)
             now = tensors_of(self._examples.unpacked(collated(self._examples, chosen)))
+            few = (
+                []
+                if before
+                else [tensors_of(collated(self._examples, chosen[:2])) for _ in range(_OFTEN)]
+            )
         if not before:
             before += [tensor.clone() for tensor in now]
+            self.random_rows = not all(equal(few[0], other) for other in few)
         elif not equal(now, before):
             detail = (
                 "items of the data set, or what unpack makes of them, are others than when the "

@@ -301,6 +301,8 @@ class Watch:
         tally, run = self.tally, self._run
         training = deepcopy(tally.counts)
         training.sampler_class = run.sampler_class
+        if self.random_rows:  # norms of training are of another draw than the recorded ones
+            training.norms, training.clipping.underestimated_norms = type(training.norms)(), 0
         training.compared = worst_of([self.compared, *self.found_by_others])
         training.randomness.guessable_seed |= run.guessable_seed
         training.randomness.unmoved = training.randomness.unmoved or 0
