@@ -140,7 +140,13 @@ def test_tables_go_to_workers_already_filled(monkeypatch):
     assert before > after > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"rounding": 0}], ids=["laws", "nodes"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="laws"),
+        pytest.param({"rounding": 0}, id="nodes", marks=pytest.mark.slow),
+    ],
+)
 def test_tables_of_laws_go_to_workers_already_filled(monkeypatch, options):
     log, method = log_of(30, **options), Method(delta=DELTA, accountant="pld")
     made, plain = [], RowTables.rows

@@ -192,7 +192,7 @@ def test_blocks_do_not_change_the_answer_and_progress_is_reported(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("rounding", [0.25, 0.0])
+@pytest.mark.parametrize("rounding", [0.25, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_tight_epsilons_under_hundreds_of_sample_rates_enclose_those_of_every_step_for_itself(
     rounding,
 ):

@@ -76,6 +76,7 @@ def test_a_run_without_examples_has_no_groups(advise, tmp_path):
     assert "no groups by sex" in advise(*options, "--by", "sex", code=2).err
 
 
+@pytest.mark.slow
 def test_clipping_of_another_kind_has_no_clipping_norm(advise, tmp_path):
     log, examples = small_run()
     run = write_run(tmp_path / "run", log, examples, recorder={"clipping": "per_layer"})

@@ -92,7 +92,7 @@ def run_of(folder, n, *, n_test=40, ids=None, every=3, **columns):
     return run_dir
 
 
-@pytest.fixture(scope="module", params=["numbers", "texts"])
+@pytest.fixture(scope="module", params=["numbers", pytest.param("texts", marks=pytest.mark.slow)])
 def both(request, tmp_path_factory):
     """Audit directories of one run: in memory, and in parts."""
     folder, found = tmp_path_factory.mktemp("parts"), []

@@ -70,6 +70,7 @@ def test_no_tightness_is_claimed_of_the_other_accountant():
     assert "only the upper end" not in render_markdown(summary)
 
 
+@pytest.mark.slow
 def test_composed_runs_are_marked_as_well():
     logs = [log_of(LITTLE_NOISE), log_of(LITTLE_NOISE)]
     table = compose(logs, delta=1e-5, accountant="pld")

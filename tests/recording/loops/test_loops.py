@@ -32,7 +32,12 @@ def mode_of(loop: Loop) -> str:
     return loop.modes[crc32(loop.name.encode()) % len(loop.modes)]
 
 
-QUICK = [(loop, mode_of(loop)) for loop in LOOPS.values() if not loop.rare]
+def is_quick(loop: Loop) -> bool:
+    """Whether CI runs a loop: two thirds of those that are not much like another."""
+    return not loop.rare and crc32(loop.name[::-1].encode()) % 3 != 0
+
+
+QUICK = [(loop, mode_of(loop)) for loop in LOOPS.values() if is_quick(loop)]
 REST = [(loop, mode) for loop in LOOPS.values() for mode in loop.modes if (loop, mode) not in QUICK]
 
 
