@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 import zipfile
 import zlib
@@ -36,6 +37,7 @@ YesNo = Annotated[bool, Field(strict=True)]
 # Memory that a file may ask for: at least so many bytes, and then so many times its size.
 _ROOM, _TIMES = 1 << 27, 16
 _DEEPEST, _DIGITS = 64, 300  # of JSON
+_OBJECT = re.compile("valid dictionary( or instance of table)?")  # as pydantic calls it
 _LONGEST = 300  # characters of another library's message
 
 # What libraries raise at broken content, besides their own InputError.
@@ -105,9 +107,11 @@ def check(kind: Schema, content: object, where: str) -> None:
         wrong = error.errors(include_url=False)[0]
         place = ".".join(map(str, wrong["loc"])) or "the content"
         value = "" if wrong["type"] == "missing" else f"={reprlib.repr(wrong['input'])}"
+        expected = wrong["msg"].lower().removeprefix("value error, ")
+        expected = _OBJECT.sub("JSON object", expected).replace("input should", "it should")
         raise EvidenceError(
-            f"{where}: {place}{value} is not as indpriv writes it: {wrong['msg'].lower()}; restore "
-            "the file or make it again"
+            f"{where}: {place}{value} is not as indpriv writes it: {expected}; restore the file or "
+            "make it again"
         ) from error
 
 

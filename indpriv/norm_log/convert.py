@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._files import read_json, write_json
@@ -22,7 +21,7 @@ from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.norms_file import NormsFile, check_norms_file, read_norms
 from indpriv.norm_log.run_files import RUN_JSON, holds_log
-from indpriv.norm_log.schema import MOST_STEPS
+from indpriv.norm_log.schema import checked_run_json
 from indpriv.norm_log.sealing import seal
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
@@ -177,10 +176,8 @@ def _counts(norms: NormsFile, settings: _Settings, narrow: set[str]) -> SessionC
 
 def _read_settings(path: Path) -> _Settings:
     """Read and check run.json; one message names everything that is missing."""
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__}; it is one JSON object")
-    missing = [name for name in _REQUIRED if name not in content]
+    content = checked_run_json(read_json(path), path)
+    missing = [name for name in _REQUIRED if content.get(name) is None]
     if missing:
         raise InputError(
             f"{path} lacks {', '.join(missing)}; an epsilon means nothing without them. Write e.g. "
@@ -194,14 +191,8 @@ def _read_settings(path: Path) -> _Settings:
             "gradient of one example, and clipping its average doubles the sensitivity; train with "
             "microbatches of 1"
         )
-    seeded = content.get("seeded", False)
-    if not isinstance(seeded, bool):
-        raise InputError(f"{path}: seeded={seeded!r} is not true or false")
     try:
-        numbers = {name: _numbers(name, content[name]) for name in SETTING_NAMES}
-        total_steps = _checks.check_positive_int("steps", content["steps"])
-        if total_steps > MOST_STEPS:
-            raise InputError(f"steps={total_steps:.4g} is above {MOST_STEPS:,}")
+        numbers = {name: np.asarray(content[name], dtype=np.float64) for name in SETTING_NAMES}
         check_words(
             content["sampler"],
             content["unit"],
@@ -211,22 +202,13 @@ def _read_settings(path: Path) -> _Settings:
         _checks.check_clipping_norm_epsilon(content.get("clipping_norm_epsilon", 0.0))
         clipping = _checks.check_choice("clipping", content.get("clipping", "flat"), _CLIPPING)
         return _Settings(
-            steps=StepSettings.from_values(total_steps, **numbers),
+            steps=StepSettings.from_values(content["steps"], **numbers),
             sampler=content["sampler"],
             unit=content["unit"],
             neighbouring=content["neighbouring"],
             individually_clipped=clipping == "individual",
-            seeded=seeded,
+            seeded=bool(content.get("seeded")),
             content=content,
         )
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-
-
-def _numbers(name: str, value: object) -> NDArray[np.float64]:
-    rows = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in rows):
-        raise InputError(
-            f"{name}={str(value)[:60]} is neither a number nor a list with one number per step"
-        )
-    return np.asarray(value, dtype=np.float64)

@@ -241,8 +241,7 @@ def read_state(run_dir: Path) -> LogState:
     counts: dict[int, Mapping[str, Any]] = {}
     for line in lines[1:]:
         state.closed = line["kind"] == "close"
-        found = line.get("files") if state.closed else None
-        state.beside = found if isinstance(found, dict) else None
+        state.beside = line.get("files") if state.closed else None
         if (evidence := line.get("evidence")) is not None:
             counts[evidence["from_step"]] = evidence
         if line["kind"] == "truncate":

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from indpriv._files import read_json
 from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, table
@@ -21,9 +21,19 @@ MOST_STEPS = 10**7  # settings of all steps are held in memory
 _COLUMN_BYTES = 32  # a column of a Parquet file takes more
 
 _Count, _Steps = Annotated[Whole, Field(ge=1)], Annotated[Whole, Field(le=MOST_STEPS)]
+_AllSteps = Annotated[_Steps, Field(ge=1)]
 _Positive = Annotated[Number, Field(gt=0)]
 _Rate = Annotated[_Positive, Field(le=1)]
-_OneOrEach = Number | list[Number]
+
+
+def _each_a_number(value: object) -> object:
+    rows = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in rows):
+        raise ValueError("it is one number, or a list with one number per step")
+    return value
+
+
+_OneOrEach = Annotated[Any, AfterValidator(_each_a_number)]
 
 _RUN = table(
     {
@@ -40,7 +50,7 @@ _RUN = table(
 _FILE: dict[Any, str] = {Text: "file sha256?", Whole: "bytes?", list[tuple[Whole, Text]]: "parts?"}
 _SPAN = {**_FILE, Whole: "first bytes?", _Steps: "count"}
 _BATCH_NORMS = table({**_SPAN, list[Whole]: "missing", _Count: "examples?"})
-_CLOSE: dict[Any, str] = {table({Whole: "from_step"}): "evidence?"}
+_CLOSE = {table({Whole: "from_step"}): "evidence?", dict[str, Any]: "files?"}
 _HEADER: dict[Any, str] = {
     Text: "ids_fingerprint ids_sha256 rounding_mode unit neighbouring sampler",
     Whole: "n_examples n_exact",
@@ -90,6 +100,9 @@ _AUDIT = table({Text: "participation? neighbouring?", Number: "tolerance?", list
 _RUN_JSON = table(
     {
         Number: "delta?",
+        _AllSteps: "steps?",
+        _OneOrEach: "noise_multiplier? max_grad_norm? sample_rate?",
+        YesNo: "seeded?",
         list[Any]: "groups? class_names?",
         dict[str, Any]: "on_trust?",
         table({_OneOrEach: "noise_multiplier? max_grad_norm? sample_rate?", Number: "delta?"}): (

@@ -27,7 +27,15 @@ def test_the_tolerance_is_the_callers_then_that_of_the_audit_file_then_the_defau
     assert tolerance_of(artifacts, {}) == 1e-4
 
 
-@pytest.mark.parametrize("tolerance", [0, 0.2, "wide", True])
-def test_a_tolerance_that_makes_no_sense_is_refused(artifacts, tolerance):
-    with pytest.raises(InputError, match="tolerance must be above 0 and at most"):
+@pytest.mark.parametrize(
+    ("tolerance", "message"),
+    [
+        (0, "tolerance must be above 0 and at most"),
+        (0.2, "tolerance must be above 0 and at most"),
+        ("wide", r"config\.audit\.tolerance='wide' .* a valid number"),
+        (True, r"config\.audit\.tolerance=True .* a valid number"),
+    ],
+)
+def test_a_tolerance_that_makes_no_sense_is_refused(artifacts, tolerance, message):
+    with pytest.raises(InputError, match=message):
         tolerance_of(artifacts, {"tolerance": tolerance})

@@ -324,10 +324,10 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
 def test_a_run_json_of_the_wrong_kind_is_refused(artifacts, tmp_path):
     folder = write_run(tmp_path / "run", *artifacts)
     (folder / "run.json").write_text("[1]")
-    with pytest.raises(InputError, match=r"run\.json holds a list"):
+    with pytest.raises(InputError, match=r"run\.json: the content=\[1\] .* be a JSON object"):
         audit(folder, tmp_path / "audit", delta=DELTA)
     (folder / "run.json").write_text("{")
-    with pytest.raises(EvidenceError, match="not readable JSON"):
+    with pytest.raises(EvidenceError, match=r"run\.json is damaged.* line 1 column 2"):
         audit(folder, tmp_path / "audit", delta=DELTA)
     (folder / "run.json").unlink()
     with pytest.raises(InputError, match="delta is not given"):
@@ -338,11 +338,11 @@ def test_a_run_json_of_the_wrong_kind_is_refused(artifacts, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"delta": "small"}, "delta='small' is not a number"),
-        ({"delta": True}, "delta=True is not a number"),
-        ({"groups": "race"}, "groups is a str"),
-        ({"on_trust": ["x"]}, "on_trust is a list"),
-        ("text", "holds a str"),
+        ({"delta": "small"}, r"run\.json: delta='small' .* should be a valid number"),
+        ({"delta": True}, r"run\.json: delta=True .* should be a valid number"),
+        ({"groups": "race"}, r"run\.json: groups='race' .* should be a valid list"),
+        ({"on_trust": ["x"]}, r"run\.json: on_trust=\['x'\] .* should be a JSON object"),
+        ("text", r"run\.json: the content='text' .* should be a JSON object"),
     ],
 )
 def test_declared_values_of_the_wrong_kind(content, message):

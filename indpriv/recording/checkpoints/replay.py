@@ -205,14 +205,13 @@ def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:
     """run.json of the replay: what the training run declared, and the settings of the account."""
     folder = folder.resolve()
     declared = {key: value for key, value in settings.declared.items() if key != "recorder"}
-    training = declared.get("training")
     columns = {name: getattr(settings.steps, name) for name in SETTING_NAMES}
     constant = {name: float(column[0]) for name, column in columns.items() if np.ptp(column) == 0}
     return {
         "name": folder.parent.name if folder.name == "checkpoints" else folder.name,
         **declared,
         "training": {
-            **(training if isinstance(training, Mapping) else {}),
+            **(declared.get("training") or {}),
             **constant,
             "delta": settings.delta,
             "sampler": settings.sampler,

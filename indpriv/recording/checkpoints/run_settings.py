@@ -16,9 +16,10 @@ import numpy as np
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv._files import first_at, read_json
+from indpriv._files import first_at
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.schema import read_run_json
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.validation import SAMPLERS
 from indpriv.recording.checkpoints.discovery import Discovery, SavedModel, Span
@@ -158,21 +159,12 @@ class _Sources:
 
     def _read_declared(self, folder: Path) -> Mapping[str, Any]:
         beside = folder.resolve().name == "checkpoints"
-        places = [folder / RUN_JSON, *([folder.parent / RUN_JSON] if beside else [])]
-        path = next((place for place in places if place.is_file()), None)
-        if path is None:
-            return {}
+        folders = [folder, *([folder.parent] if beside else [])]
         try:
-            content = read_json(path)
+            return next((read_run_json(one) for one in folders if (one / RUN_JSON).is_file()), {})
         except InputError as error:
             self.problems.append(str(error))
             return {}
-        if not isinstance(content, Mapping):
-            self.problems.append(
-                f"{path} contains a {type(content).__name__}; it must be one JSON object"
-            )
-            return {}
-        return content
 
     def total_steps(self) -> tuple[int | None, str]:
         """Number of steps of the run, not fewer than any source says, and its source."""
