@@ -106,11 +106,15 @@ def check(kind: Schema, content: object, where: str) -> None:
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         place = ".".join(map(str, wrong["loc"])) or "the content"
-        value = "" if wrong["type"] == "missing" else f"={reprlib.repr(wrong['input'])}"
+        if wrong["type"] == "missing":
+            raise EvidenceError(
+                f"{where} lacks {place}; restore the file or make it again"
+            ) from error
+        value = reprlib.repr(wrong["input"])
         expected = wrong["msg"].lower().removeprefix("value error, ")
         expected = _OBJECT.sub("JSON object", expected).replace("input should", "it should")
         raise EvidenceError(
-            f"{where}: {place}{value} is not as indpriv writes it: {expected}; restore the file or "
+            f"{where}: {place}={value} is not as indpriv writes it: {expected}; restore the file or "
             "make it again"
         ) from error
 

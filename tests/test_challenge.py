@@ -156,10 +156,10 @@ def test_a_person_that_either_side_lacks_is_found(made, run_dir):
     "options",
     [
         {"rounding": 0.0, "momentum": 0.9},
-        {"rounding": 0.001, "rounding_mode": "nearest"},
+        pytest.param({"rounding": 0.001, "rounding_mode": "nearest"}, marks=pytest.mark.slow),
         {"individual_clipping": True, "every": 4},
-        {"every": "once", "batch_norms": True},
-        {"example_ids": [f"person {k}" for k in range(120)]},
+        pytest.param({"every": "once", "batch_norms": True}, marks=pytest.mark.slow),
+        pytest.param({"example_ids": [f"person {k}" for k in range(120)]}, marks=pytest.mark.slow),
     ],
 )
 def test_logs_of_every_kind_agree_and_their_forgeries_do_not(tmp_path, options):

@@ -256,6 +256,7 @@ def test_an_older_log_opens_and_says_what_its_end_lacks(run_dir, keys):
     assert NormLog.open(run_dir).total_steps == 20
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_has_a_signed_beginning_and_a_resumed_one_a_signed_end(tmp_path, keys):
     run, folder = make_run(), tmp_path / "run"
     options = {
@@ -316,6 +317,7 @@ every = 6
 """
 
 
+@pytest.mark.slow
 def test_train_signs_what_it_adds_after_the_log_was_closed(tmp_path, keys, capsys):
     (tmp_path / "digits.toml").write_text(AUDIT_FILE)
     words = [
@@ -339,6 +341,7 @@ def test_train_signs_what_it_adds_after_the_log_was_closed(tmp_path, keys, capsy
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_gate_wants_the_signed_log_and_the_audit_of_it(run_dir, keys, tmp_path, capsys):
     audit(run_dir, run_dir / "audit")
     shutil.copytree(run_dir / "audit", tmp_path / "elsewhere")
