@@ -114,8 +114,8 @@ def check(kind: Schema, content: object, where: str) -> None:
         expected = wrong["msg"].lower().removeprefix("value error, ")
         expected = _OBJECT.sub("JSON object", expected).replace("input should", "it should")
         raise EvidenceError(
-            f"{where}: {place}={value} is not as indpriv writes it: {expected}; restore the file or "
-            "make it again"
+            f"{where}: {place}={value} is not as indpriv writes it: {expected}; restore the "
+            "file or make it again"
         ) from error
 
 

@@ -155,7 +155,7 @@ def test_a_person_that_either_side_lacks_is_found(made, run_dir):
 @pytest.mark.parametrize(
     "options",
     [
-        {"rounding": 0.0, "momentum": 0.9},
+        pytest.param({"rounding": 0.0, "momentum": 0.9}, marks=pytest.mark.slow),
         pytest.param({"rounding": 0.001, "rounding_mode": "nearest"}, marks=pytest.mark.slow),
         {"individual_clipping": True, "every": 4},
         pytest.param({"every": "once", "batch_norms": True}, marks=pytest.mark.slow),
@@ -178,6 +178,7 @@ def test_logs_of_every_kind_agree_and_their_forgeries_do_not(tmp_path, options):
     assert forged["noise"] == "failed" or options.get("every") == "once"
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_run_do_not_agree(made, tmp_path):
     other = trained(tmp_path)
     assert words_of(found(other, made / "run", 5))["norms"] == "failed"

@@ -127,7 +127,7 @@ def test_version_and_help_have_an_example(in_process):
     ("command", "default"),
     [
         (("train",), "runs/NAME"),
-        (("audit",), "RUN/audit"),
+        (("audit",), "RUN/audit; NAME-audit for others' runs"),
         (("audit",), "the run's own"),
         (("statement", "create"), "AUDIT_DIR/statements"),
     ],

@@ -142,7 +142,13 @@ def test_each_says_what_it_is_worth(run_dir, keys, capsys):
     words = "unsigned: whoever gave you this run could have changed it"
     assert words in " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert command(["verify", str(run_dir), "--signed-by", str(keys / "anna.pub")]) == 1
+
+
+@pytest.mark.slow
+def test_an_audit_of_an_unsigned_log_says_so(run_dir, capsys):
+    (run_dir / "journal.jsonl.sig").unlink()
     assert command(["audit", str(run_dir), "--output-dir", str(run_dir.parent / "audit")]) == 0
+    words = "unsigned: whoever gave you this run could have changed it"
     assert words in " ".join(capsys.readouterr().out.split("CHECKED")[1].split())
 
 

@@ -21,7 +21,7 @@ MOST_STEPS = 10**7  # settings of all steps are held in memory
 _COLUMN_BYTES = 32  # a column of a Parquet file takes more
 
 _Count, _Steps = Annotated[Whole, Field(ge=1)], Annotated[Whole, Field(le=MOST_STEPS)]
-_AllSteps = Annotated[_Steps, Field(ge=1)]
+_AllSteps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
 _Positive = Annotated[Number, Field(gt=0)]
 _Rate = Annotated[_Positive, Field(le=1)]
 

@@ -176,7 +176,9 @@ BAD_SETTINGS = {
     "sample_rate=1.5": {"sample_rate": 1.5},
     "nan is no number of JSON": {"noise_multiplier": float("nan")},
     "noise_multiplier=0": {"noise_multiplier": 0},
-    "noise_multiplier=True .* one number, or a list with one number per step": {"noise_multiplier": True},
+    "noise_multiplier=True .* one number, or a list with one number per step": {
+        "noise_multiplier": True
+    },
     "pass one value, or the realised value": {"max_grad_norm": [1.0, 2.0]},
     "steps=0": {"steps": 0},
     "sampler='batched'": {"sampler": "batched"},
