@@ -6,6 +6,7 @@ Each case runs in a forked child, whose memory and time are limited, and in whic
 import contextlib
 import faulthandler
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -45,6 +46,8 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks")
 N, GIB, SECONDS = 60, 1 << 30, 60
 RELEASE = ["--mean", "--epsilon", "0.5", "--quantiles", "0.5"]
 TOML = Path(indpriv.__file__).parents[1] / "audits/digits.toml"
+IMPORTED = ("analysis.lint.registry", "norm_log.convert", "release.model_card", "release.statement", "report.screens.lint",
+            "report.screens.comparison", "report.screens.attack_run", "report.screens.attack")  # once, not by each child
 WITH_EXTRAS = ("COARSER", "RULES", "FIDELITY_EPOCHS")  # further accounts, which take long
 
 
@@ -163,6 +166,8 @@ def valid(tmp_path_factory):
     write_json(top / "settings.json", settings_ | words)
     shutil.copy(TOML, top / "digits.toml")
     assert run_command(["release", str(top / "audit"), *RELEASE, "--budget", "2"]) == 0
+    for module in IMPORTED:
+        importlib.import_module(f"indpriv.{module}")
     yield top
     patch.undo()
 
