@@ -46,8 +46,16 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks")
 N, GIB, SECONDS = 60, 1 << 30, 60
 RELEASE = ["--mean", "--epsilon", "0.5", "--quantiles", "0.5"]
 TOML = Path(indpriv.__file__).parents[1] / "audits/digits.toml"
-IMPORTED = ("analysis.lint.registry", "norm_log.convert", "release.model_card", "release.statement", "report.screens.lint",
-            "report.screens.comparison", "report.screens.attack_run", "report.screens.attack")  # once, not by each child
+IMPORTED = (
+    "analysis.lint.registry",
+    "norm_log.convert",
+    "release.model_card",
+    "release.statement",
+    "report.screens.lint",
+    "report.screens.comparison",
+    "report.screens.attack_run",
+    "report.screens.attack",
+)  # once, not by each child
 WITH_EXTRAS = ("COARSER", "RULES", "FIDELITY_EPOCHS")  # further accounts, which take long
 
 
