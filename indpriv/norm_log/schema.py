@@ -39,9 +39,9 @@ _RUN = table(
     {
         Text: "id? no_privacy? clipping? loss_reduction? sampler_class? optimizer? start?",
         YesNo: "seeded? secure_mode?",
-        AtLeastZero: "clipping_norm_epsilon? clip_headroom?",
+        AtLeastZero: "clipping_norm_epsilon? clip_headroom? expected_batch_size?",
         Number: "learning_rate? momentum? weight_decay?",
-        Whole: "max_batch_size? expected_batch_size? n_parameters?",
+        Whole: "max_batch_size? n_parameters?",
         _Count: "steps_per_epoch? ranks?",
         dict[str, Whole]: "layers?",
         dict[str, Text]: "versions?",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
+from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.run_files import RESUME
 from indpriv.recording.checkpoints.safe_files import read_content
@@ -245,7 +247,12 @@ def _read(path: Path, keys: Collection[str], what: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:
-        content = read_content(path).values
+        with TemporaryDirectory() as folder:
+            local = path
+            if is_remote(path):  # parts of a file are read where it lies on a disk
+                local = Path(folder, path.name)
+                local.write_bytes(path.read_bytes())
+            content = read_content(local).values
     except InputError as error:
         raise EvidenceError(
             f"{path} is damaged, or holds more than tensors and numbers: {error}"

@@ -22,6 +22,7 @@ from indpriv.norm_log.session_counts import (
     TrainingCounts,
 )
 from indpriv.norm_log.step_settings import StepSetting
+from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.recording.compared.findings import worst_of
 from indpriv.recording.compared.training import Comparison
 from indpriv.recording.opacus.clipping_watch import (
@@ -176,7 +177,8 @@ class Watch:
         self._noise.before()
         state = _state_of(run.noise_generator)
         randomness, optimizer = self.tally.counts.randomness, run.optimizer
-        self._note_moved(self._left.moved(run.noise_generator))
+        if not isinstance(optimizer, ClippingRule):  # which draws from it in between
+            self._note_moved(self._left.moved(run.noise_generator))
         add_noise()
         self._left.leave(run.noise_generator)
         draws = run.noise_std and run.whole.adds_noise(optimizer) and not optimizer.secure_mode

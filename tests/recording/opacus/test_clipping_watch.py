@@ -18,6 +18,7 @@ from indpriv import EvidenceError, InputError
 from indpriv.recording.compared.training import Comparison
 from indpriv.recording.data_passes import Examples
 from indpriv.recording.opacus.clipping_watch import clip_excess, clipping_watched
+from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.watch import Watch
 from runs import PER_EXAMPLE, blobs, make_run
@@ -50,7 +51,10 @@ def watched(run, on_step, thresholds=None):
     """
     opacus_run = OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset))
     examples = Examples(run.dataset, run.loader.collate_fn, torch.device("cpu"))
-    watch = Watch(opacus_run, partial(Comparison, opacus_run, examples, PER_EXAMPLE, None, 0))
+    ranks = Ranks(run.optimizer)
+    watch = Watch(
+        opacus_run, partial(Comparison, opacus_run, examples, PER_EXAMPLE, None, 0, ranks)
+    )
     stack = ExitStack()
     stack.enter_context(
         watch.watching(lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds)
