@@ -144,6 +144,7 @@ def test_the_tables_are_those_of_an_audit_in_memory(both):
 
 
 @pytest.mark.usefixtures("no_extras")
+@pytest.mark.slow
 def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
     lower(monkeypatch)
     monkeypatch.setattr(variants, "MOST_COMPARED", 100)

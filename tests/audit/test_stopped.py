@@ -83,7 +83,10 @@ def assert_same_bits(found, whole):
 @pytest.mark.usefixtures("parts_of_50")
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] * kind.endswith(" by pld")) for kind in ACCOUNTS],
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * ("replaced" in kind or "pld" in kind))
+        for kind in ACCOUNTS
+    ],
 )
 def test_every_stopped_account_goes_on_with_what_is_missing(kind, tmp_path, computed):
     make, options = ACCOUNTS[kind]

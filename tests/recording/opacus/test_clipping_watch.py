@@ -305,6 +305,7 @@ def _one_rank(rank, port, folder):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_each_rank_clips_its_own_examples(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
