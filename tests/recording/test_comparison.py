@@ -16,7 +16,7 @@ from indpriv.norm_log.lines import lines_of
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, private_generator
-from indpriv.recording.compared.findings import Budget, Findings
+from indpriv.recording.compared.findings import Budget, Findings, worst_of
 from runs import PER_EXAMPLE, blobs, make_run
 
 
@@ -241,7 +241,7 @@ def test_steps_count_as_their_worst_micro_batch():
     assert findings.end_step() == ["loss"]
     findings.compare("loss", False, "wrong again")
     assert findings.end_step() == []
-    counts = findings.counts().found["loss"]
+    counts = worst_of([findings.found]).found["loss"]
     assert (counts.steps, counts.refuted, counts.detail) == (2, 2, "wrong in the second part")
 
 

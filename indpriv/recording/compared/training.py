@@ -171,7 +171,8 @@ class Comparison:
                 self._begun = True
                 self.budget.begin_step()
                 if self.budget.every:
-                    self._compare_state("between the last update and this forward pass")
+                    when = "between the last update and this forward pass"
+                    self.same_state = self._compare_state(when)
                 else:
                     self._state, self.same_state = None, False
             if any(call.gradients for call in self._calls):
@@ -465,13 +466,16 @@ class Comparison:
         self._step += 1
         return self.findings.end_step()
 
-    def _compare_state(self, when: str, *, but_buffers: bool = False) -> None:
+    def _compare_state(self, when: str, *, but_buffers: bool = False) -> bool:
+        """Whether it is what it was; False too if that is not known."""
         last, self._state = self._state, self._print()
-        if last is not None:
-            end = -1 if but_buffers else None  # a forward pass may write what is published, too
-            self.same_state = last[but_buffers:end] == self._state[but_buffers:end]
-            detail = f"parameters, buffers, extra state or the optimizer's state changed {when}"
-            self.findings.compare("state", self.same_state, detail, UNKNOWN)
+        if last is None:
+            return False
+        end = -1 if but_buffers else None  # a forward pass may write what is published, too
+        same = bool(last[but_buffers:end] == self._state[but_buffers:end])
+        detail = f"parameters, buffers, extra state or the optimizer's state changed {when}"
+        self.findings.compare("state", same, detail, UNKNOWN)
+        return same
 
     @torch.no_grad()
     def _print(self) -> tuple[Any, ...]:
