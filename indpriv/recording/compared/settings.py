@@ -141,13 +141,15 @@ class Settings:
         """Schedulers of torch and Opacus that move this optimizer; the user keeps them."""
         groups, objects = self._optimizer.original_optimizer.param_groups, gc.get_objects()
         kinds = set(filter(_is_scheduler, set(map(type, objects))))
-        return [
+        mine = [
             one
             for one in objects
             if type(one) in kinds
             if (found := getattr(getattr(one, "optimizer", None), "param_groups", None))
             if found[0] is groups[0]
         ]
+        parts = {id(part) for one in mine for part in getattr(one, "_schedulers", ())}
+        return [one for one in mine if id(one) not in parts]  # which their whole answers for
 
 
 class _Law:
