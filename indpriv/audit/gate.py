@@ -120,13 +120,16 @@ class Condition:
         return {**shown, "known": self.known}
 
 
-def judge_audit(audit_dir: Path, limits: Limits, run_dir: Path | None = None) -> list[Condition]:
+def judge_audit(
+    audit_dir: Path, limits: Limits, run_dir: Path | None = None, signed_by: Path | None = None
+) -> list[Condition]:
     """Judge an audit directory, after computing again what its tables and its run give.
 
     Args:
         audit_dir: of the audit.
         limits: what is required.
         run_dir: the audited run; by default the one that the audit lies in.
+        signed_by: a file with the public keys of those who may have signed the run's log.
 
     Raises:
         InputError: as `judge`, or a table or log that cannot be read.
@@ -134,8 +137,11 @@ def judge_audit(audit_dir: Path, limits: Limits, run_dir: Path | None = None) ->
     content = read_summary(audit_dir)
     said = AuditSummary.from_json(content)
     found, known = _recomputed(location(audit_dir), said, limits, run_dir)
+    signed = []
+    if signed_by is not None:
+        signed = [_signed(said, run_dir or audit_dir.absolute().parent, signed_by)]
     if not known:
-        return judge(content, limits)
+        return [*judge(content, limits), *signed]
     close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
     reads = {name: attrgetter(path) for name, path in _COMPARED.items()}
     wrong = ", ".join(
@@ -153,6 +159,7 @@ def judge_audit(audit_dir: Path, limits: Limits, run_dir: Path | None = None) ->
     return [
         agree,
         *(replace(one, known=RECOMPUTED) if one.of in known else one for one in conditions),
+        *signed,
     ]
 
 
@@ -171,15 +178,12 @@ def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
     ]
 
 
-def signed(content: Mapping[str, Any], run_dir: Path, keys: Path) -> Condition:
-    """Whether the log that was audited is the one in run_dir, signed and whole.
-
-    keys: a file with the public keys of those who may have signed it.
-    """
+def _signed(said: AuditSummary, run_dir: Path, keys: Path) -> Condition:
+    """Whether the log that was audited is the one in run_dir, signed and whole."""
     run = open_run(run_dir, hash_all=True)
     check = journal_check(run.state, keys)
     faults = [] if check.status == PASSED else [check.detail]
-    if AuditSummary.from_json(content).run.recorder.get("log_sha256") != run.state.fingerprint:
+    if said.run.recorder.get("log_sha256") != run.state.fingerprint:
         faults.append("the audit is not of this log, or of it as it was before")
     found = "; ".join([*faults, *run.faults.values()])
     asked = f"by a key in {keys}"

@@ -279,8 +279,7 @@ def gate(
 
     Example: indpriv gate reports/adult --max-worst-case-epsilon 8 --min-coverage 1.0
     """
-    from indpriv.audit import read_summary
-    from indpriv.audit.gate import Limits, judge_audit, signed
+    from indpriv.audit.gate import Limits, judge_audit
 
     limits = Limits(
         max_worst_case_epsilon=max_worst_case_epsilon,
@@ -296,10 +295,9 @@ def gate(
         exact=exact,
         verified=verified,
     )
-    conditions = judge_audit(audit_dir, limits, run_dir)
     if signed_by is not None:
-        log = checked_run(audit_dir.absolute().parent if run_dir is None else run_dir, "gate --run")
-        conditions.append(signed(read_summary(audit_dir), log, signed_by))
+        run_dir = checked_run(run_dir or audit_dir.absolute().parent, "gate --run")
+    conditions = judge_audit(audit_dir, limits, run_dir, signed_by)
     shown = [condition.shown(figures=figures) for condition in conditions]
     passed = all(condition.passed for condition in conditions)
     if as_json:

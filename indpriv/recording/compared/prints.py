@@ -19,7 +19,7 @@ _DEEP, _MANY = 6, 4000  # levels of containers and objects that are looked into,
 _LEFT_OUT = (type, torch.Generator, torch.optim.Optimizer)
 # Attributes of modules that torch and Opacus write.
 _OF_TORCH = frozenset(["training", "activations", "max_batch_len", "ddp_hooks", "_modules"])
-_OF_TORCH |= {"_parameters", "_buffers", "_forward_counter", "_indpriv_ids"}
+_OF_TORCH |= {"_parameters", "_buffers", "_forward_counter"}
 
 
 def print_of(tensors: Iterable[Tensor]) -> list[Any]:

@@ -13,7 +13,7 @@ import math
 import random
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -113,13 +113,14 @@ class Replay:
             return self._norms_of(one, batch, keep, swapped)
         theirs, floor = _weighted(samples, weights), _NOTHING * batch.max_grad_norm
         scale = max(math.sqrt(float((weights * lengths.cpu()).square().sum())), floor)
-        tolerance = _SAME_HALF if self.is_half(one) else _SAME
         mine = self._gradients(one, weights, *swapped)
         error = _distance(mine, theirs) / scale
-        if error <= tolerance:
+        if error <= self._same(one):
             return self.findings.add("replay", EQUAL)
         again = _distance(self._gradients(one, weights, one.arguments, one.targets), theirs) / scale
-        self._differs(one, keep, swapped, again <= tolerance, f"by {error:.2g} of their length")
+        self._differs(
+            one, keep, swapped, again <= self._same(one), f"by {error:.2g} of their length"
+        )
 
     def _norms_of(self, one: Call, batch: ClippedBatch, keep: Tensor, swapped: Any) -> None:
         """In ghost mode no gradient of one row exists in training, only its norm."""
@@ -145,14 +146,14 @@ class Replay:
 
     def _differs(self, one: Call, keep: Tensor, swapped: Any, mixes: bool, detail: str) -> None:
         """Say why gradients of the rows that stayed are others."""
-        if mixes and self._is_still_alike(one, keep, swapped):
+        if mixes and self._mixes_by_draws(one, keep, swapped[0]):
             self.findings.add(
                 "replay",
                 UNKNOWN,
                 "not compared: what random numbers a row gets depends on the values of other rows",
             )
         elif mixes:
-            where = self._first_that_mixes(one, keep, swapped)
+            where = self._first_that_mixes(one, keep, swapped[0])
             self.findings.add(
                 "replay",
                 REFUTED,
@@ -183,31 +184,44 @@ class Replay:
     def _repeats(self, one: Call) -> bool:
         with torch.no_grad():
             outputs = tensors_of(self._outputs(self._twin(one), one, one.arguments))
-        tolerance = _SAME_HALF if self.is_half(one) else _SAME
-        expected = tensors_of(one.outputs)
-        return all(relative(*pair) <= tolerance for pair in zip(outputs, expected, strict=True))
+        pairs = zip(outputs, tensors_of(one.outputs), strict=True)
+        return all(relative(*pair) <= self._same(one) for pair in pairs)
 
     def _is_linear(self, one: Call) -> bool:
-        """Whether twice the loss has twice the gradient."""
-        once, twice = (
+        """Whether the gradient of a multiple of the losses is that multiple, small or large."""
+        small, large = (
             self._gradients(one, _ONE * k, one.arguments, one.targets) for k in (1e-3, 1e3)
         )
-        off = _distance(torch._foreach_mul(once, 1e6), twice)
-        return off <= (_SAME_HALF if self.is_half(one) else _SAME) * _distance(twice)
+        off = _distance(torch._foreach_mul(small, 1e6), large)
+        return off <= self._same(one) * _distance(large)
 
-    def _is_still_alike(self, one: Call, keep: Tensor, swapped: Any) -> bool:
-        """Whether outputs of the rows that stayed are the same once random numbers stand still."""
-        outputs = []
-        for arguments in (one.arguments, swapped[0]):
-            with torch.no_grad(), Still(float(self._random.random())):
-                outputs.append(tensors_of(self._outputs(self._twin(one), one, arguments)))
-        rows = [(a[keep], b[keep]) for a, b in zip(*outputs, strict=True) if len(a) == one.size]
-        return all(relative(*pair) <= _SAME for pair in rows)
+    def _mixes_by_draws(self, one: Call, keep: Tensor, others: Any) -> bool:
+        """Whether outputs of the rows that stayed change by the random numbers alone.
 
-    def _first_that_mixes(self, one: Call, keep: Tensor, swapped: Any) -> str:
+        others: arguments of the model with other rows in place of the rest.
+        """
+        place = float(self._random.random())
+        same = []
+        for held in (nullcontext(), Still(place)):
+            outputs = []
+            for arguments in (one.arguments, others):
+                with torch.no_grad(), held:
+                    outputs.append(tensors_of(self._outputs(self._twin(one), one, arguments)))
+            same.append(self._are_same(one, keep, *outputs))
+        return same == [False, True]
+
+    def _are_same(
+        self, one: Call, keep: Tensor, mine: Sequence[Tensor], theirs: Sequence[Tensor]
+    ) -> bool:
+        """Whether two outputs of the model are alike in the rows that stayed."""
+        pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.ndim and b.ndim]
+        pairs = [(a[keep], b[keep]) for a, b in pairs if len(a) == len(b) == one.size]
+        return all(relative(*pair) <= self._same(one) for pair in pairs)
+
+    def _first_that_mixes(self, one: Call, keep: Tensor, others: Any) -> str:
         """The first module whose output for a row that stayed changes with the other rows."""
         twin = self._twin(one)
-        passes = (partial(self._outputs, twin, one, each) for each in (one.arguments, swapped[0]))
+        passes = (partial(self._outputs, twin, one, each) for each in (one.arguments, others))
         with torch.no_grad():
             found = first_that_mixes(twin, passes, keep)
         return "loss_fn" if found is None else "".join(found)
@@ -244,16 +258,13 @@ class Replay:
             each = factors.view(-1, *[1] * (t.ndim - 1)).to(t) if t.ndim else 1
             return t * each if t.is_floating_point() else t
 
-        tolerance, found = _SAME_HALF if self.is_half(one) else _SAME, list[Tensor]()
+        others, found = map_tensors(one.arguments, grown), tensors_of(one.outputs)
         with suppress(Exception), torch.no_grad():  # a model need not take such rows
-            others = map_tensors(one.arguments, grown)
             found = tensors_of(self._outputs(self._twin(one), one, others))
-        rows = [pair for pair in zip(found, tensors_of(one.outputs), strict=False) if pair[0].ndim]
-        rows = [(a[keep], b[keep]) for a, b in rows if len(a) == len(b) == one.size]
-        if not any(relative(*pair) > tolerance for pair in rows) or not self._repeats(one):
+        if self._are_same(one, keep, found, tensors_of(one.outputs)) or not self._repeats(one):
             return
-        if not self._is_still_alike(one, keep, (others, None)):
-            where = self._first_that_mixes(one, keep, (others, None))
+        if not self._mixes_by_draws(one, keep, others):
+            where = self._first_that_mixes(one, keep, others)
             detail = f"outputs of the same rows beside far larger ones differ; first in {where}"
             self.findings.add("replay", REFUTED, f"training mixes examples: {detail}")
 
@@ -272,11 +283,9 @@ class Replay:
         calls = [kept]
         if not self.counts_itself:  # what the modules hold by now, at the parameters of then
             twin = self._twin(one)
-            for own in ("parameters", "buffers"):
-                for mine, then in zip(
-                    *(getattr(m, own)() for m in (twin, kept.copied)), strict=True
-                ):
-                    mine.data = then.data.clone()
+            now, then = ([*m.parameters(), *m.buffers()] for m in (twin, kept.copied))
+            for mine, theirs in zip(now, then, strict=True):
+                mine.data = theirs.data.clone()
             calls.append(replace(kept, twin=twin))
         for each in calls:
             error = _distance(self._gradients(each, _ONE, arguments, targets), before)
@@ -328,7 +337,8 @@ class Replay:
         if _distance(alone, again) > _ALONE * scale:
             return self.findings.add("alone", UNKNOWN, "not compared: the row alone is random")
         error = _distance(alone, among) / scale
-        tolerance = _ALONE_HALF if self.is_half(one) else _ALONE
+        if error <= (_ALONE_HALF if self.is_half(one) else _ALONE):
+            return self.findings.add("alone", EQUAL)
         detail = (
             f"the gradient of a row changes by {error:.2g} of its length with the rows that it is "
             "collated with (padding without a mask, a collate function or a model that uses the "
@@ -339,7 +349,7 @@ class Replay:
                 "the collate function puts rows in another order, so that norms are other "
                 "people's; sort in the model, and let collate keep the order"
             )
-        self.findings.compare("alone", error <= tolerance, detail)
+        self.findings.add("alone", REFUTED, detail)
 
     def _batches(self, one: Call) -> list[Callable[[], Any]]:
         """A row alone, among a few others and the largest of them, and alone again."""
@@ -470,6 +480,9 @@ class Replay:
         arguments, targets = map_tensors(own, swap)
         return arguments, targets
 
+    def _same(self, one: Call) -> float:
+        return _SAME_HALF if self.is_half(one) else _SAME
+
     def is_half(self, one: Call) -> bool:
         """Whether arithmetic is of half precision."""
         return one.is_half or any(torch.finfo(p.dtype).bits < 32 for p in self.parameters)
@@ -511,10 +524,8 @@ def _share(rows: Tensor, kept: Tensor) -> bool:
     telling = (rows != rows.round()).any(1)
     telling |= (rows.sort(1).values.diff(dim=1) != 0).sum(1) >= _VALUES - 1
     weights = torch.rand(size, dtype=torch.float64, device=rows.device)
-    mine, theirs = (
-        rows[telling] @ weights,
-        (kept.reshape(-1, size).double() @ weights).sort().values,
-    )
+    mine, theirs = rows[telling] @ weights, kept.reshape(-1, size).double() @ weights
+    theirs = theirs.sort().values
     places = torch.searchsorted(theirs, mine)
     near = torch.stack([theirs[(places - k).clamp(0, len(theirs) - 1)] for k in (0, 1)])
     return int(((near - mine).abs().amin(0) <= _SAME_ROW * mine.abs()).sum()) > 1

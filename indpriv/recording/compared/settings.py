@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,7 +18,6 @@ PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
 _OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
 _AHEAD = 512  # numbers of steps or epochs at which a law is asked before training gets there
-_A_PACE = 3  # steps of a scheduler, from which on it has a pace
 _SAY_IT = "if its rule reads the step alone, say it: Recorder(public_settings=...)"
 # What the steps of a scheduler move; its parts are asked for themselves.
 _OF_STEPS = frozenset(["last_epoch", "_last_lr", "_step_count", "T_cur", "T_i", "_schedulers"])
@@ -36,8 +34,7 @@ class Settings:
         self._public = None if public is None else _Law(public)
         self._last: dict[str, Any] | None = None
         self._laws: dict[int, _Law] = {}  # of schedulers that have functions of the user's
-        self._seen: dict[int, tuple[str, list[Any]]] = {}  # scheduler -> as it was made, its steps
-        self._schedulers: list[Any] = []  # that were there at the first step
+        self._schedulers: list[_Followed] | None = None  # that were there at the first step
 
     def moved(self, step: int, setting: StepSetting) -> str:
         """What moved by no law since the last step, or is not what the law says; "" if nothing."""
@@ -51,8 +48,8 @@ class Settings:
         groups = self._optimizer.param_groups
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
-        if self._last is None:
-            self._schedulers = self._found_schedulers()
+        if self._schedulers is None:
+            self._schedulers = [_Followed(one) for one in self._found_schedulers()]
         last, self._last = self._last or now, now
         said, is_law = ({}, True) if self._public is None else self._public.at(step)
         if not is_law:
@@ -68,18 +65,19 @@ class Settings:
                 return (
                     f"{name} is {values[0]!r} at step {step}, where the public law says {value!r}"
                 )
-        self._follow(step)
-        if late := [one for one in self._schedulers if self._has_stopped(one, step) and not said]:
+        for one in self._schedulers:
+            one.follow(step)
+        if late := [one.kind for one in self._schedulers if one.has_stopped(step) and not said]:
             return (
-                f"a {type(late[0]).__name__} that had moved settings did not go on at its pace at "
+                f"the scheduler {late[0]}, which had moved settings, did not go on at its pace at "
                 f"step {step}; {_SAY_IT}"
             )
         changed = [name for name, value in now.items() if name not in said]
         changed = [name for name in changed if last.get(name, now[name]) != now[name]]
-        unexplained = [n for n in changed if not self._by_law(n, now[n], last.get(n), step)]
+        unexplained = [n for n in changed if not self._by_law(n, now[n], last.get(n))]
         if not unexplained:
             return ""
-        kinds = dict.fromkeys(type(one).__name__ for one in self._schedulers)
+        kinds = dict.fromkeys(one.kind for one in self._schedulers)
         seen = (
             f" ({', '.join(kinds)} did not step at one pace from the first step, as it was made; "
             f"{_SAY_IT})"
@@ -87,44 +85,27 @@ class Settings:
         moved = f"{', '.join(unexplained)} moved at step {step} by no law that the recorder saw"
         return moved + seen * bool(kinds)
 
-    def _by_law(self, name: str, now: Any, last: Any, step: int) -> bool:
+    def _by_law(self, name: str, now: Any, last: Any) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
             return True  # the rule's own private release
+        laws = self._schedulers or []
         if name in ("noise_multiplier", "max_grad_norm"):
             kind = "Noise" if name == "noise_multiplier" else "GradClip"
-            laws = [s for s in self._schedulers if _is_of_opacus(s) and kind in type(s).__name__]
-            return any(_gives(s, last, now) and self._is_steady(s) for s in laws)
-        laws = [one for one in self._schedulers if not _is_of_opacus(one)]
-        if not laws or any(type(one).__name__ == "ReduceLROnPlateau" for one in laws):
+            laws = [one for one in laws if _is_of_opacus(one.scheduler) and kind in one.kind]
+            return any(_gives(one.scheduler, last, now) and self._is_steady(one) for one in laws)
+        laws = [one for one in laws if not _is_of_opacus(one.scheduler)]
+        if not laws or any(one.kind == "ReduceLROnPlateau" for one in laws):
             return False
         if name == "lr":
-            mine = [one for one in laws if [_plain(v) for v in one._last_lr] == now]
-            return any(self._is_steady(one) for one in mine)
-        cycles = any(type(one).__name__ in ("CyclicLR", "OneCycleLR") for one in laws)
+            mine = [one for one in laws if [_plain(v) for v in one.scheduler._last_lr] == now]
+            return any(map(self._is_steady, mine))
+        cycles = any(one.kind in ("CyclicLR", "OneCycleLR") for one in laws)
         return name in _OF_SCHEDULERS or (cycles and name in _CYCLED)
 
-    def _follow(self, step: int) -> None:
-        """Note when schedulers took a step, and what they were made with."""
-        for one in self._schedulers:
-            epoch = getattr(one, "last_epoch", None)
-            _, moves = self._seen.setdefault(id(one), (_made(one), []))
-            if not moves or moves[-1][1] != epoch:
-                moves.append((step, epoch))
-
-    def _has_stopped(self, scheduler: Any, step: int) -> bool:
-        """Whether it should have stepped by now, by the pace that it had."""
-        _, moves = self._seen[id(scheduler)]
-        paces = [b - a for (a, _), (b, _) in itertools.pairwise(moves)]
-        return len(moves) >= _A_PACE and bool(step - moves[-1][0] > max(paces))
-
-    def _is_steady(self, scheduler: Any) -> bool:
+    def _is_steady(self, one: _Followed) -> bool:
         """Whether it steps at one pace from the start, as it was made, by functions that repeat."""
-        made, moves = self._seen[id(scheduler)]
-        pairs = itertools.pairwise(moves)
-        paces = [(b - a, f - e) for (a, e), (b, f) in pairs if e is not None]
-        if len(paces) > 1 and paces[0][0] == paces[1][0] + 1:  # after an epoch's first
-            paces[0] = paces[1]
-        return made == _made(scheduler) and len(set(paces)) <= 1 and self._repeats(scheduler)
+        same = one.made == _made(one.scheduler)
+        return same and one.has_one_pace and self._repeats(one.scheduler)
 
     def _repeats(self, scheduler: Any) -> bool:
         """Whether functions of the user's give what they gave when they were asked ahead."""
@@ -150,6 +131,48 @@ class Settings:
         ]
         parts = {id(part) for one in mine for part in getattr(one, "_schedulers", ())}
         return [one for one in mine if id(one) not in parts]  # which their whole answers for
+
+
+class _Followed:
+    """A scheduler, and the pace at which it takes its steps.
+
+    Attributes:
+        kind: name of its class.
+        made: what it was made with.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler, self.kind, self.made = scheduler, type(scheduler).__name__, _made(scheduler)
+        self._last: tuple[int, Any] | None = None  # step and epoch of its last move
+        self._first: tuple[int, Any] | None = None  # steps and epochs up to its first move
+        self._paces: set[tuple[int, Any]] = set()  # the same of later ones
+
+    def follow(self, step: int) -> None:
+        """Note whether it moved since the last step."""
+        epoch = getattr(self.scheduler, "last_epoch", None)  # a chained one has none
+        if self._last is not None and epoch == self._last[1]:
+            return
+        if self._last is not None:
+            pace = step - self._last[0], epoch - self._last[1]
+            if self._first is None:
+                self._first = pace
+            else:
+                self._paces.add(pace)
+        self._last = step, epoch
+
+    def has_stopped(self, step: int) -> bool:
+        """Whether it should have moved by now, by the pace that it had."""
+        if self._last is None or self._first is None or not self._paces:
+            return False
+        return step - self._last[0] > max(steps for steps, _ in {self._first, *self._paces})
+
+    @property
+    def has_one_pace(self) -> bool:
+        """Whether all its moves are alike; the first may come after the first step of an epoch."""
+        if self._first is None or not self._paces:
+            return True
+        pace, *others = self._paces
+        return not others and (self._first == pace or self._first[0] == pace[0] + 1)
 
 
 class _Law:

@@ -177,8 +177,9 @@ class Comparison:
                     self._state, self.same_state = None, False
             if any(call.gradients for call in self._calls):
                 self._calls.clear()  # of a backward pass without a step
-            held = attributes(module) if self.budget.every else None
-            self._replay.counts_itself &= held is not None and held == (self._held or held)
+            if self._replay.counts_itself:  # after that it is not asked any more
+                held = attributes(module) if self.budget.every else None
+                self._replay.counts_itself = bool(held) and held == (self._held or held)
             if not self.budget.every:
                 return
             fed = tensors_of((args, kwargs))
@@ -227,7 +228,8 @@ class Comparison:
             seen = call.came_out(outputs, lambda: ghost and not model.hooks_enabled)
         with self._careful("state"):
             self._compare_state("inside the forward pass", but_buffers=True)
-            self._held = attributes(module)
+            if self._replay.counts_itself:
+                self._held = attributes(module)
         return seen
 
     def clipped(self, batch: ClippedBatch) -> None:
@@ -329,15 +331,12 @@ class Comparison:
         with kept_random_state():
             set_random_state(state)
             now = tensors_of(self._examples.unpacked(collated(self._examples, chosen)))
-            few = (
-                []
-                if before
-                else [tensors_of(collated(self._examples, chosen[:2])) for _ in range(_OFTEN)]
-            )
-        if not before:
-            before += [tensor.clone() for tensor in now]
-            self.random_rows = not all(equal(few[0], other) for other in few)
-        elif not equal(now, before):
+            if not before:
+                before += [tensor.clone() for tensor in now]
+                few = (tensors_of(collated(self._examples, chosen[:2])) for _ in range(_OFTEN))
+                first = next(few)
+                self.random_rows = not all(equal(first, other) for other in few)
+        if not equal(now, before):
             detail = (
                 "items of the data set, or what unpack makes of them, are others than when the "
                 "Recorder was attached: by the epoch alone this is harmless, by other rows or what "

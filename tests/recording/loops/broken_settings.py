@@ -212,30 +212,28 @@ def clipping_per_layer_by_the_data(s):
     s.train(between=change, clip=[0.3, 0.1, 0.5, 0.2], clipping="per_layer")
 
 
-@broken("settings", "hooks ghost", expect="unsupported")
-def scheduler_that_begins_once_the_loss_is_small(s):
+def stepped_by_the_loss(s, scheduler_of, *, after, once_small):
+    """A scheduler steps once the loss was small after so many steps, or until then."""
     s.make()
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(s.inner, 26)
-    begun = False
+    scheduler, small = scheduler_of(s.inner), False
     with s.recorded():
         for x, y in s.batches():
             s.step(x, y)
-            begun |= s.steps > 2 and s.loss_of(x, y) < 0.68
-            if begun:
+            small |= s.steps > after and s.loss_of(x, y) < 0.68
+            if small == once_small:
                 scheduler.step()
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def scheduler_that_begins_once_the_loss_is_small(s):
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR
+    stepped_by_the_loss(s, lambda inner: cosine(inner, 26), after=2, once_small=True)
 
 
 @broken("settings", "hooks ghost", expect="unsupported")
 def scheduler_that_stops_once_the_loss_is_small(s):
-    s.make()
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(s.inner, 0.97)
-    done = False
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            done |= s.steps > 9 and s.loss_of(x, y) < 0.68
-            if not done:
-                scheduler.step()
+    exponential = torch.optim.lr_scheduler.ExponentialLR
+    stepped_by_the_loss(s, lambda inner: exponential(inner, 0.97), after=9, once_small=False)
 
 
 @broken("settings", "hooks", expect="unsupported", rare=True)
