@@ -234,6 +234,7 @@ def opened_parquet(path: Path, sha256: str | None = None) -> Iterator[Any]:
 
     Whatever is wrong with it in the block becomes one InputError that names it.
     """
+    refuse_links(path)
     with named(path):
         source: Any
         if sha256 is not None:
@@ -294,7 +295,6 @@ class ParquetRows:
         """The rows from start to stop as `read_parquet` reads the whole; columns: default all."""
         first = bisect_right(self.starts, start) - 1
         groups = range(first, bisect_left(self.starts, stop))
-        refuse_links(self.path)
         with opened_parquet(self.path) as file:
             table = file.read_row_groups(list(groups), columns)
             offset = start - self.starts[first]

@@ -26,8 +26,9 @@ def signing_key(path: str | Path | None) -> Any:
     if path is None:
         return None
     exceptions, serialization, ed25519 = _cryptography()
+    content = _read(Path(path))
     try:
-        key = serialization.load_ssh_private_key(_read(Path(path)), password=None)
+        key = serialization.load_ssh_private_key(content, password=None)
         found = type(key).__name__
     except (TypeError, ValueError, exceptions.UnsupportedAlgorithm) as error:
         key, found = None, str(error)

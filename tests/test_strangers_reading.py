@@ -690,6 +690,7 @@ def test_without_the_run_the_log_is_believed_unless_it_is_passed(valid, tmp_path
         json.loads(check_outcome([*words, "--run", str(top / "run")], {0})["out"])["conditions"]
     )
     assert found["worst-case epsilon"][1] == found["evidence"][1] == "recomputed"
+    check_outcome([*words, "--run", str(top / "nowhere")], {2})  # not believed in silence
     for name in ("epsilon.parquet", "examples.parquet"):
         (top / "audit" / name).unlink()
     found = state(json.loads(check_outcome(words, {0})["out"])["conditions"])

@@ -187,7 +187,9 @@ def _signed(said: AuditSummary, run_dir: Path, keys: Path) -> Condition:
         faults.append("the audit is not of this log, or of it as it was before")
     found = "; ".join([*faults, *run.faults.values()])
     asked = f"by a key in {keys}"
-    return Condition("log signed", not found, found or check.detail, asked, private=False)
+    return Condition(
+        "log signed", not found, found or check.detail, asked, private=False, known=RECOMPUTED
+    )
 
 
 # What audit.json says and can be computed again.
@@ -223,8 +225,9 @@ def _recomputed(
     if limits.max_group_ratio is not None and summary.groups:
         groups = groups_of(audit_dir, [group.by for group in summary.groups])
         summary, known = replace(summary, groups=groups), known | {"groups"}
-    run_dir = run_dir or (audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY)
-    run = open_run(run_dir, unreadable="worst_case") if holds_log(run_dir) else None
+    near = audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY
+    there = run_dir is not None or holds_log(near)  # one that was named must have a log
+    run = open_run(run_dir or near, unreadable="worst_case") if there else None
     # Units that a column of the examples names are not in the log.
     if run is None or (account.rows_per_unit is not None and run.log.unit_ids is None):
         delta = account.delta

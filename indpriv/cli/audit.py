@@ -314,8 +314,9 @@ def _challenge(
     if path is None or spec is None:
         raise InputError("--challenge RUN also needs CHECKPOINTS and --spec")
     check_device(options["device"])
+    how = "audit CHECKPOINTS --spec SPEC --challenge"
     with progress_bar() as progress:
-        checks = challenge(path, spec, checked_run(run_dir, "verify"), n, **options, tell=progress)
+        checks = challenge(path, spec, checked_run(run_dir, how), n, **options, tell=progress)
     if as_json:
         print_json(to_json(checks))
     else:

@@ -295,8 +295,8 @@ def gate(
         exact=exact,
         verified=verified,
     )
-    if signed_by is not None:
-        run_dir = checked_run(run_dir or audit_dir.absolute().parent, "gate --run")
+    if signed_by is not None or run_dir is not None:
+        run_dir = checked_run(run_dir or audit_dir.absolute().parent, "gate AUDIT_DIR --run")
     conditions = judge_audit(audit_dir, limits, run_dir, signed_by)
     shown = [condition.shown(figures=figures) for condition in conditions]
     passed = all(condition.passed for condition in conditions)

@@ -20,6 +20,7 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
+from indpriv.norm_log.batch_norms import BatchNormEntries
 from indpriv.norm_log.evidence import FAILED, FILES, NOT_CHECKED, PASSED, Check
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
@@ -94,11 +95,13 @@ def challenge(
     place = pd.Index(data).get_indexer(pd.Index(own))  # of the log's examples in the data, or -1
     differ, sizes, n_norms = list[str](), [np.zeros(0)], 0
     momentum = _number(header["run"].get("momentum"))
+    headroom = _number(header["run"].get("clip_headroom")) * log.individually_clipped
+    entries = None if log.batch_norms is None else log.batch_norms.read(0, log.n_examples)
     slack = TOLERANCE + made.norm_pass.slack + _number(header["norm_pass"].get("slack"))
     with made.norm_pass:
         for number, step in enumerate(drawn, 1):
             norms = made.norms_at(saved[step]).norms
-            for positions, codes, added in _logged(log, step, header):
+            for positions, codes, added in _logged(log, entries, step, headroom):
                 known = place[positions] >= 0
                 now = norms[place[positions[known]]] + added
                 wrong = _differ(log, step, codes[known], now, slack)
@@ -135,15 +138,16 @@ def _check(title: str, status: str, detail: str) -> Check:
 
 
 def _logged(
-    log: NormLog, step: int, header: Mapping[str, Any]
+    log: NormLog, entries: BatchNormEntries | None, step: int, headroom: float
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any], float]]:
-    """Positions and codes of each group of norms at a step, and what was added to these norms."""
-    headroom = _number(header["run"].get("clip_headroom")) * log.individually_clipped
+    """Positions and codes of each group of norms at a step, and what was added to these norms.
+
+    entries: all batch norms of the log; headroom: of individual clipping, in clipping norms.
+    """
     for row in np.flatnonzero(log.recorded_steps == step):
         codes = log.records.read(log.rows[row : row + 1], 0, log.n_examples)[0]
         yield np.arange(log.n_examples), codes, headroom * float(log.settings.max_grad_norm[step])
-    if log.batch_norms is not None:
-        entries = log.batch_norms.read(0, log.n_examples)
+    if entries is not None:
         yield entries.position[entries.step == step], entries.norm[entries.step == step], 0.0
 
 
