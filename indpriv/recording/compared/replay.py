@@ -47,7 +47,7 @@ _SAME_ROW = 1e-9
 _EXTREME = 30.0  # times as large as they are, some inputs stand for outliers
 _NOTHING = 1e-6  # of max_grad_norm
 _ONE = torch.ones(())  # the weight of each row
-_SMALL = 1e-3  # of max_grad_norm: gradients below count as this long
+_SMALL, _SMALL_HALF = 1e-3, 0.1  # of max_grad_norm: gradients below count as this long
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Replay:
         rows = self._random.permutation(np.flatnonzero(keep.numpy()))[:_ROWS]
         tolerance = _NORMS_HALF if self.is_half(one) else _NORMS
         theirs = batch.norms.cpu().double()[torch.as_tensor(rows)]
-        floor = _SMALL * batch.max_grad_norm
+        floor = self._small(one) * batch.max_grad_norm
 
         def errors(arguments: Any, targets: Any) -> Tensor:
             mine = self._row_norms(one, rows, arguments, targets)
@@ -333,7 +333,7 @@ class Replay:
             loaded.append(tensors_of((inputs, targets)))
         self._stored(one, still.foreign)
         alone, among, again = gradients
-        scale = max(_distance(among), _SMALL * max_grad_norm)
+        scale = max(_distance(among), self._small(one) * max_grad_norm)
         if _distance(alone, again) > _ALONE * scale:
             return self.findings.add("alone", UNKNOWN, "not compared: the row alone is random")
         error = _distance(alone, among) / scale
@@ -482,6 +482,9 @@ class Replay:
 
     def _same(self, one: Call) -> float:
         return _SAME_HALF if self.is_half(one) else _SAME
+
+    def _small(self, one: Call) -> float:
+        return _SMALL_HALF if self.is_half(one) else _SMALL
 
     def is_half(self, one: Call) -> bool:
         """Whether arithmetic is of half precision."""
