@@ -8,6 +8,7 @@ from audits.advice.command import deletion, subsets
 from audits.exposure.command import exposure
 from audits.options import PROGRAM
 from audits.sweep.command import sweep
+from audits.training.commands import attack, images, leak, lint, shadow, train
 from indpriv.cli import main
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ app = typer.Typer(
 )
 
 
-for _command in (sweep, subsets, deletion, exposure):
+for _command in (train, lint, shadow, attack, leak, images, sweep, subsets, deletion, exposure):
     app.command()(_command)
 
 if __name__ == "__main__":

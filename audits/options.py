@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv.cli.first_contact import typed
 from indpriv.cli.options import print_json
+from indpriv.errors import InputError
 
 if TYPE_CHECKING:
     from indpriv.report.document import Page
 
 PROGRAM = "python -m audits"  # as it is typed
+FILES = Path(__file__).parent  # of the audit files
 
 
 class Findings(Protocol):
@@ -23,6 +27,18 @@ class Findings(Protocol):
     def to_json(self) -> dict[str, Any]:
         """As the content of a file."""
 
+
+AuditFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml."),
+]
+Device = Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="INDPRIV_DATA", help="Folder of the data sets that do not ship with indpriv."
+    ),
+]
 
 Found = TypeVar("Found", bound=Findings)
 
@@ -40,3 +56,24 @@ def show(
     console = Console(highlight=False)
     print_it(found, console)
     console.print(f"\n[bold]{escape(f'{to}.html')}[/]", soft_wrap=True)
+
+
+def checked_audit_file(path: Path | None, command: str) -> Path:
+    """The path, if it is a file.
+
+    Raises:
+        InputError: it is missing or no file; the message lists the audit files to choose from.
+    """
+    if path is not None and path.is_file():
+        return path
+    if path is None:
+        reason = f"{PROGRAM} {command} needs an audit file"
+    elif path.is_dir():
+        reason = f"{path} is a directory, and {PROGRAM} {command} needs an audit file"
+    else:
+        reason = f"{path} does not exist"
+    for folder in (path or Path("audits"), Path("audits"), FILES):
+        if files := sorted(folder.glob("*.toml")):
+            break
+    lines = "".join(f"\n  {typed(command, file, PROGRAM)}" for file in files)
+    raise InputError(f"{reason}; type one of:{lines}")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from audits.training.commands import filter_for
 from indpriv.cli.options import progress_bar
-from indpriv.cli.run import filter_for
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
-    from indpriv.training.config import AuditConfig
+    from audits.training.config import AuditConfig
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Trial:
 
     def make(self, data_dir: Path | None, device: str) -> None:
         """Do what is not done yet. A run has its final name only once it has ended."""
+        from audits.training.checkpoints import can_resume
+        from audits.training.dp_sgd import train
         from indpriv.audit import audit
-        from indpriv.training.checkpoints import can_resume
-        from indpriv.training.dp_sgd import train
 
         if not self.run_dir.exists():
             part = self.run_dir.with_name(f"{self.run_dir.name}.part")

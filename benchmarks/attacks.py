@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from audits.training.config import AuditConfig
+from audits.training.shadows import train_shadows
 from indpriv.analysis.attacks.results import attack_result
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.train_references import open_signals
 from indpriv.audit import attack_study
-from indpriv.training.config import AuditConfig
-from indpriv.training.shadows import train_shadows
 
 OVERFITTED = {
     "name": "digits-overfitted",

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from accountant import benchmark, main, report
+from audits.training.config import FederatedConfig
+from audits.training.datasets.base import Split
+from audits.training.federated.local import LocalTraining
+from audits.training.federated.rounds import Clients, Federation
+from audits.training.models import mlp, tanh_cnn
+from audits.training.randomness import Randomness
 from indpriv import RoundRecorder
 from indpriv.norm_log.step_settings import StepSetting
-from indpriv.training.config import FederatedConfig
-from indpriv.training.datasets.base import Split
-from indpriv.training.federated.local import LocalTraining
-from indpriv.training.federated.rounds import Clients, Federation
-from indpriv.training.models import mlp, tanh_cnn
-from indpriv.training.randomness import Randomness
 
 CLIENTS, STEPS, BATCH, ROUNDS, RATE = 100, 5, 10, 3, 0.1
 MEMBERS, ROWS, RECORDED = 1_000, 60, 20  # what a RoundRecorder is timed on

@@ -26,15 +26,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 
+from audits.training.config import AuditConfig
+from audits.training.datasets import DATA_DIR_VARIABLE, load_dataset
+from audits.training.datasets.base import Dataset, Split
+from audits.training.dp_sgd import train
 from indpriv import NormLog, account
 from indpriv.analysis.fidelity.comparison import compare_with_exact
 from indpriv.norm_log.batch_norms import ArrayBatchNorms
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.step_settings import StepSettings
-from indpriv.training.config import AuditConfig
-from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
-from indpriv.training.datasets.base import Dataset, Split
-from indpriv.training.dp_sgd import train
 
 AUDITS = Path(__file__).parents[1] / "audits"
 # Targets of bias and of mean absolute error, in per cent of the median.

@@ -35,6 +35,10 @@ import torch
 from numpy.typing import NDArray
 
 import indpriv
+from audits.training.config import AuditConfig, RecordingConfig
+from audits.training.datasets import DATA_DIR_VARIABLE, load_dataset
+from audits.training.datasets.base import Dataset, Split
+from audits.training.dp_sgd import train
 from indpriv import NormLog
 from indpriv._columns import as_rows
 from indpriv.analysis.loss.relation import relate_to_loss
@@ -42,10 +46,6 @@ from indpriv.audit.run_directory import recorded_run
 from indpriv.norm_log.evidence import PASSED
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
-from indpriv.training.config import AuditConfig, RecordingConfig
-from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
-from indpriv.training.datasets.base import Dataset, Split
-from indpriv.training.dp_sgd import train
 
 AUDITS = Path(__file__).parents[1] / "audits"
 TARGET = 0.5  # points of test accuracy, over four seeds

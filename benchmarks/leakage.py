@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from audits.training.datasets import Dataset, load_dataset
 from indpriv.analysis.reconstruction import CLOSE, reconstruction_of
 from indpriv.leakage import LBFGS, Adam, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Inversion
-from indpriv.training.datasets import Dataset, load_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reports"))
 from pictures import network

@@ -26,6 +26,8 @@ from made_up import COUNTS, HEADER
 from numpy.typing import NDArray
 from torch import nn
 
+from audits.training.config import ModelConfig
+from audits.training.models import build_model
 from indpriv import NormLog
 from indpriv._journal import JournalWriter
 from indpriv.norm_log.journal_state import read_state
@@ -34,8 +36,6 @@ from indpriv.norm_log.records import PART_SIZE
 from indpriv.norm_log.run_files import IDS, JOURNAL, RECORDS
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.training.config import ModelConfig
-from indpriv.training.models import build_model
 
 SIZES = (60_000, 1_000_000)
 ROUNDS = 5

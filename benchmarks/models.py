@@ -33,6 +33,8 @@ from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from audits.training.config import ModelConfig
+from audits.training.models import build_model
 from indpriv import account
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
@@ -41,8 +43,6 @@ from indpriv.recording.norms.batches import Batch, Keywords, call, map_tensors
 from indpriv.recording.norms.hindrance import hindrance
 from indpriv.recording.norms.model_checks import validate_module
 from indpriv.recording.norms.shadow_model import ModelInTraining
-from indpriv.training.config import ModelConfig
-from indpriv.training.models import build_model
 
 MODES = ("hooks", "functorch", "ghost")
 N, BATCH, TIMED, COMPARED, ROUNDS = 120, 20, 32, 4, 5

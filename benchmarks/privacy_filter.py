@@ -23,12 +23,12 @@ import torch
 from individual_clipping import AUDITS, prepare
 
 import indpriv
+from audits.training.config import AuditConfig, RecordingConfig
+from audits.training.datasets import DATA_DIR_VARIABLE
+from audits.training.datasets.base import Dataset
+from audits.training.dp_sgd import train
 from indpriv import NormLog, PrivacyFilter
 from indpriv._files import read_json
-from indpriv.training.config import AuditConfig, RecordingConfig
-from indpriv.training.datasets import DATA_DIR_VARIABLE
-from indpriv.training.datasets.base import Dataset
-from indpriv.training.dp_sgd import train
 
 SEEDS = (0, 1)
 NOISE = (1.0, 0.85, 0.7)  # shares of the ordinary noise

@@ -38,12 +38,12 @@ from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from audits.training.config import ModelConfig
+from audits.training.models import build_model
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, run_log
 from indpriv.recording.compared import findings, training
 from indpriv.recording.norms.variant import side_by_side
-from indpriv.training.config import ModelConfig
-from indpriv.training.models import build_model
 
 SECTIONS = ("norms", "once", "training", "comparisons")
 BACKENDS = ("layerwise", "ghost", "hooks", "functorch")

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from accountant import benchmark, main, report
+from audits.training.config import AuditConfig, ModelConfig
+from audits.training.config.schedules import Schedule
+from audits.training.datasets import load_dataset
+from audits.training.dp_sgd import train
+from audits.training.models import build_model
 from indpriv import NormLog, account
 from indpriv.recording import NormPass
-from indpriv.training.config import AuditConfig, ModelConfig
-from indpriv.training.config.schedules import Schedule
-from indpriv.training.datasets import load_dataset
-from indpriv.training.dp_sgd import train
-from indpriv.training.models import build_model
 
 STEPS, RECORDS, EXAMPLES, DELTA = 10_000, 100, 5_000, 1e-9
 BATCH, ROUNDS = 256, 9

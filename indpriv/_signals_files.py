@@ -133,7 +133,7 @@ class SignalsFolder:
         """
         shape = (len(self.models), len(self.example_ids))
         if not self.models:
-            raise InputError(f"{self.path} holds no model yet; run indpriv shadow again")
+            raise InputError(f"{self.path} holds no model yet; run train_references again")
         signal = np.memmap(self.path / _SIGNAL, "<f4", "r", shape=shape)
         member = np.memmap(self.path / _MEMBER, np.uint8, "r", shape=shape)
         for model, entry in enumerate(self.models):

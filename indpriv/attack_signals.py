@@ -165,7 +165,7 @@ class AttackSignals:
         if self.n_models - 1 < least:
             raise InputError(
                 f"the number of reference models is {self.n_models - 1}, and this attack needs "
-                f"{least}; train more with indpriv shadow --models"
+                f"{least}; train more with indpriv.attacks.train_references"
                 + ", or use rmia, which works with one"
                 * (least > 1)
             )
@@ -196,7 +196,7 @@ class AttackSignals:
 
     @classmethod
     def open(cls, path: str | Path) -> AttackSignals:
-        """Read signals: a folder that `indpriv shadow` wrote (memory-mapped), or an .npz file.
+        """Read signals: a folder that `train_references` wrote (memory-mapped), or an .npz.
 
         Args:
             path: the folder, or an .npz with the arrays signal, member and optionally example_ids
@@ -214,7 +214,7 @@ class AttackSignals:
                 ids, units = folder.example_ids, folder.unit_ids
                 return cls(signal, member, ids, unit_ids=units, **folder.facts)
         if not path.is_file():
-            raise InputError(f"{path} does not exist; pass a folder of indpriv shadow, or an .npz")
+            raise InputError(f"{path} does not exist; pass one of train_references, or an .npz")
         found = read_npz(path)
         with named(path):
             facts = parse_json(str(found["facts"]).encode()) if "facts" in found else {}

@@ -33,8 +33,8 @@ from reproduction.sections import Known
 from reproduction.sweeps import AUDIT, SWEEPS
 from rich.console import Console
 
+from audits.training.datasets import DATA_DIR_VARIABLE
 from indpriv._files import read_json
-from indpriv.training.datasets import DATA_DIR_VARIABLE
 
 BESIDE = ROOT.parent / "shared" / "data"  # where the data sets lie in our own checkouts
 INDPRIV = Path(sys.executable).with_name("indpriv")

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from audits.training.datasets import load_dataset
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.leakage import LBFGS, Informed, Observation, leak
 from indpriv.leakage.inversion import Inversion
-from indpriv.training.datasets import load_dataset
 
 CANDIDATES, ITERATIONS = 100, 30
 SUCCESS = 0.70  # in both papers an attack succeeds if its error is below this

@@ -53,7 +53,6 @@ STAGES = {
     "recording": {"recording"},
     "integrations": {"integrations"},
     "leakage": {"leakage"},
-    "training": {"training"},
     "cli": {"cli", "__main__"},
 }  # fmt: skip
 MAY_IMPORT = {
@@ -68,18 +67,9 @@ MAY_IMPORT = {
     "recording": {"helpers", "artifacts"},
     "leakage": {"helpers", "artifacts", "recording"},
     "integrations": {"helpers", "artifacts", "accountant"},
-    "training": {
-        "helpers",
-        "artifacts",
-        "recording",
-        "leakage",
-        "attacks",
-        "accountant",
-        "release",
-    },
     "cli": set(STAGES) - {"cli"},
 }
-RUN_SIDE = {"recording", "leakage", "training"}
+RUN_SIDE = {"recording", "leakage"}
 
 
 def stage_of(module: str) -> str:
@@ -151,8 +141,8 @@ def test_every_module_is_imported_by_another():
         "indpriv.__main__",
         "indpriv.integrations.callbacks",
         "indpriv.integrations.flower",
-        "indpriv.training.data",
-        "indpriv.training.data.build_adult",
+        "audits.training.data",
+        "audits.training.data.build_adult",
     }  # read as files, run by hand, or for programs of users (docs/how-to/secrets-and-attributes.md)
     for path in MODULES:
         module = name_of(path)
@@ -230,7 +220,7 @@ sys.meta_path.insert(0, Blocked())
 import importlib, pathlib, numpy as np, indpriv
 for path in pathlib.Path(indpriv.__file__).parent.rglob("*.py"):
     module = ".".join(("indpriv", *path.relative_to(pathlib.Path(indpriv.__file__).parent).with_suffix("").parts))
-    if not module.startswith(("indpriv.recording", "indpriv.leakage", "indpriv.training")):
+    if not module.startswith(("indpriv.recording", "indpriv.leakage", "audits.training")):
         importlib.import_module(module.removesuffix(".__init__"))
 log = indpriv.NormLog.from_arrays(np.full((2, 3), 0.5), [0, 1], total_steps=2, noise_multiplier=1.0,
                                   max_grad_norm=1.0, sample_rate=0.1)

@@ -11,11 +11,11 @@ from attacks.figures import few, figures
 from attacks.page import render, targets
 from attacks.training import BASELINE, DP, SEED, Task
 
+from audits.training.config import AuditConfig
+from audits.training.datasets import load_dataset
 from indpriv._files import read_json
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.rmia import rmia
-from indpriv.training.config import AuditConfig
-from indpriv.training.datasets import load_dataset
 from synthetic import signals_with_effect
 
 ROOT = Path(__file__).parents[1]

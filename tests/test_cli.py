@@ -14,11 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from command_lines import run, words_of
 from indpriv import NormLog, account
-from indpriv.cli import run
 from processes import running, wait_for_records
 
-INDPRIV = str(Path(sys.executable).with_name("indpriv"))
 ROOT = Path(__file__).parents[1]
 SMALL = """
 name = "small"
@@ -65,7 +64,7 @@ def in_process(audited, capsys, monkeypatch):
 
 def indpriv(*arguments, cwd=None, code=0):
     result = subprocess.run(
-        [INDPRIV, *map(str, arguments)],
+        words_of(*arguments),
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -82,7 +81,7 @@ def audited(tmp_path_factory):
     (folder / "empty").mkdir()
     (folder / "small.toml").write_text(SMALL)
     (folder / "trained.txt").write_text(
-        indpriv("train", "small.toml", "--run-dir", "run", cwd=folder).stdout
+        indpriv("audits", "train", "small.toml", "--run-dir", "run", cwd=folder).stdout
     )
     indpriv("audit", "run", "--output-dir", "audit", cwd=folder)
     return folder
@@ -119,14 +118,14 @@ def test_norms_of_another_trainer_are_converted(in_process, tmp_path):
 
 def test_version_and_help_have_an_example(in_process):
     assert indpriv("--version").stdout.startswith("indpriv 0.")
-    for command in ("demo", "train", "audit", "groups", "attack", "verify", "gate"):
+    for command in ("demo", "audit", "groups", "attack", "verify", "gate"):
         assert f"Example: indpriv {command}" in in_process(command, "--help").stdout
 
 
 @pytest.mark.parametrize(
     ("command", "default"),
     [
-        (("train",), "runs/NAME"),
+        (("audits", "train"), "runs/NAME"),
         (("audit",), "RUN/audit; NAME-audit for others' runs"),
         (("audit",), "the run's own"),
         (("statement", "create"), "AUDIT_DIR/statements"),
@@ -247,7 +246,9 @@ def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
         "noise_multiplier = 1.0", "noise_multiplier = 0.5\nfilter_epsilon = 3.0"
     )
     (tmp_path / "filtered.toml").write_text(filtered.replace("non_dp_twin = true", ""))
-    shown = in_process("train", tmp_path / "filtered.toml", "--run-dir", tmp_path / "run").stdout
+    shown = in_process(
+        "audits", "train", tmp_path / "filtered.toml", "--run-dir", tmp_path / "run"
+    ).stdout
     assert "the privacy filter caps it at 3" in shown
     table = account(NormLog.open(tmp_path / "run"), delta=1e-5)
     assert table.worst_case_epsilon <= 3.0 + 1e-9
@@ -275,7 +276,9 @@ def test_train_names_the_relation_that_its_updates_leave(in_process, tmp_path, b
         for line in SMALL.replace("non_dp_twin = true", "").splitlines()
     ]
     (tmp_path / "small.toml").write_text("\n".join(lines).replace("epochs = 2", "epochs = 1"))
-    shown = in_process("train", tmp_path / "small.toml", "--run-dir", tmp_path / "run").stdout
+    shown = in_process(
+        "audits", "train", tmp_path / "small.toml", "--run-dir", tmp_path / "run"
+    ).stdout
     assert f"({relation} one example, Poisson sampling" in shown
     audited = in_process("audit", tmp_path / "run").stdout
     assert f"{relation} one example" in " ".join(audited.split())
@@ -285,9 +288,14 @@ def test_a_non_private_baseline_on_request(in_process, tmp_path):
     (tmp_path / "plain.toml").write_text(
         SMALL.replace("non_dp_twin = true", "").replace("epochs = 2", "epochs = 1")
     )
-    in_process("train", tmp_path / "plain.toml", "--run-dir", tmp_path / "without")
+    in_process("audits", "train", tmp_path / "plain.toml", "--run-dir", tmp_path / "without")
     in_process(
-        "train", tmp_path / "plain.toml", "--run-dir", tmp_path / "with", "--non-private-baseline"
+        "audits",
+        "train",
+        tmp_path / "plain.toml",
+        "--run-dir",
+        tmp_path / "with",
+        "--non-private-baseline",
     )
     assert not (tmp_path / "without" / "examples-non-dp.parquet").exists()
     assert (tmp_path / "with" / "examples-non-dp.parquet").is_file()
@@ -340,22 +348,22 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
         (["attack", "--scores", "nowhere.csv"], ["nowhere.csv does not exist"]),
         (["attack", "--scores", "small.toml"], ["small.toml is neither .csv nor .parquet"]),
         (["verify", "nowhere"], ["nowhere does not exist"]),
-        (["train", "nowhere.toml"], ["nowhere.toml does not exist"]),
-        (["train", "small.toml", "--run-dir", "run"], ["already holds a recorded run"]),
+        (["audits", "train", "nowhere.toml"], ["nowhere.toml does not exist"]),
+        (["audits", "train", "small.toml", "--run-dir", "run"], ["already holds a recorded run"]),
         (
-            ["train", "small.toml", "--run-dir", "small.toml"],
+            ["audits", "train", "small.toml", "--run-dir", "small.toml"],
             ["small.toml is a file", "directory is needed"],
         ),
         (
-            ["train", "small.toml", "--run-dir", "small.toml/run"],
+            ["audits", "train", "small.toml", "--run-dir", "small.toml/run"],
             ["small.toml is a file", "directory is needed"],
         ),
         (
-            ["train", "small.toml", "--run-dir", "new", "--device", "foo"],
+            ["audits", "train", "small.toml", "--run-dir", "new", "--device", "foo"],
             ["--device foo cannot be used"],
         ),
         (
-            ["train", "small.toml", "--run-dir", "new", "--device", "meta"],
+            ["audits", "train", "small.toml", "--run-dir", "new", "--device", "meta"],
             ["--device meta cannot be used"],
         ),
         (
@@ -379,7 +387,9 @@ def test_a_device_that_this_pytorch_lacks(in_process, monkeypatch):
         raise AssertionError("Torch not compiled with CUDA enabled")
 
     monkeypatch.setattr("torch.zeros", zeros)
-    result = in_process("train", "small.toml", "--run-dir", "new", "--device", "cuda", code=2)
+    result = in_process(
+        "audits", "train", "small.toml", "--run-dir", "new", "--device", "cuda", code=2
+    )
     assert_bad_input(result, "--device cuda", "not compiled with CUDA", "pass cpu")
     assert not Path("new").exists()
 
@@ -442,7 +452,9 @@ def test_unwritable_output_is_one_message(audited, in_process):
 
 def test_a_seeded_run_is_labelled(tmp_path):
     (tmp_path / "small.toml").write_text(SMALL)
-    trained = indpriv("train", "small.toml", "--run-dir", "run", "--seed", "1", cwd=tmp_path)
+    trained = indpriv(
+        "audits", "train", "small.toml", "--run-dir", "run", "--seed", "1", cwd=tmp_path
+    )
     assert "no guarantee (seeded, reproducible: no privacy)" in " ".join(trained.stdout.split())
     assert "; guarantee:" not in trained.stdout
     screen = indpriv("audit", "run", "--output-dir", "audit", cwd=tmp_path).stdout
@@ -459,7 +471,7 @@ def test_a_seeded_run_is_labelled(tmp_path):
 def test_interrupted_training_leaves_a_usable_run_and_code_130(number, tmp_path):
     (tmp_path / "long.toml").write_text(SMALL.replace("epochs = 2", "epochs = 2000"))
     with running(
-        [INDPRIV, "train", "long.toml", "--run-dir", "run"],
+        words_of("audits", "train", "long.toml", "--run-dir", "run"),
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,

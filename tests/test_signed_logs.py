@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from command_lines import run as command
 from forging import lines_of, rechained, settings_forged, with_table
 from indpriv import NormLog, RoundRecorder
 from indpriv.audit import audit
-from indpriv.cli import run as command
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.sealing import journal_check, seal
@@ -327,6 +327,7 @@ every = 6
 def test_train_signs_what_it_adds_after_the_log_was_closed(tmp_path, keys, capsys):
     (tmp_path / "digits.toml").write_text(AUDIT_FILE)
     words = [
+        "audits",
         "train",
         str(tmp_path / "digits.toml"),
         "--run-dir",

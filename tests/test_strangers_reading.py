@@ -551,7 +551,7 @@ def test_a_log_of_more_steps_than_memory_holds(valid, tmp_path):
 
 def test_what_is_needed_to_resume_may_not_unpack(tmp_path):
     torch = pytest.importorskip("torch")
-    from indpriv.training.checkpoints import TrainingState
+    from audits.training.checkpoints import TrainingState
 
     with (tmp_path / "resume.state").open("wb") as file:
         torch.save({"schema": 1}, file)

@@ -20,6 +20,9 @@ import pytest
 import torch
 
 import plain_opacus
+from audits.training.config import AuditConfig
+from audits.training.datasets.base import Dataset, Split
+from audits.training.dp_sgd import train
 from indpriv import _folders
 from indpriv._files import OneWriter, write_atomically, write_json, writer_of, written_atomically
 from indpriv._folders import make_folder, named_by_person
@@ -31,9 +34,6 @@ from indpriv.cli import run
 from indpriv.errors import InputError
 from indpriv.recording import AuditSpec, StepOptions, replay
 from indpriv.round_recorder import RoundRecorder
-from indpriv.training.config import AuditConfig
-from indpriv.training.datasets.base import Dataset, Split
-from indpriv.training.dp_sgd import train
 from runs import PER_EXAMPLE, blobs, mlp
 from synthetic import signals_with_effect, small_run, write_run
 

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from audits.options import PROGRAM, show
+from audits.options import AuditFile, DataDir, Device, checked_audit_file, show
 from audits.trials import Trial, make_trials
 from indpriv.cli.advise import NAME, Quantile, Target
 from indpriv.cli.audit import Accountant, Delta
-from indpriv.cli.first_contact import checked_audit_file
 from indpriv.cli.options import (
-    AuditFile,
     By,
-    DataDir,
-    Device,
     Json,
     check_device,
     check_folder,
@@ -26,8 +22,8 @@ from indpriv.cli.options import (
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
-    from indpriv.training.config import AuditConfig
-    from indpriv.training.datasets import Dataset
+    from audits.training.config import AuditConfig
+    from audits.training.datasets import Dataset
 
 DELETION = "deletion"  # of the files
 
@@ -82,7 +78,7 @@ def subsets(
     from indpriv.audit.advice.of_run import check_question
 
     check_question(target, quantile)
-    path = checked_audit_file(audit_file, "subsets", PROGRAM)
+    path = checked_audit_file(audit_file, "subsets")
     shares = check_subsets(_shares_in(subsets), seeds)
     new = _NewRuns(path, output_dir, jobs, data_dir, device)
     config, dataset, folder = new.prepare(by or ())
@@ -127,8 +123,8 @@ def deletion(
     from audits.advice.deletion import DeletionRun, compare_deletion
     from audits.advice.deletion_page import deletion_page, print_deletion
     from audits.advice.new_runs import deletion_trials
+    from audits.training.datasets.rows import chosen_ids
     from indpriv.audit.advice.of_run import check_question
-    from indpriv.training.datasets.rows import chosen_ids
 
     check_question(1.0, quantile)
     if not without and without_ids is None:
@@ -136,7 +132,7 @@ def deletion(
             "pass the records to delete: --without COLUMN=VALUE, e.g. --without race=Black, or "
             "--without-ids FILE"
         )
-    path = checked_audit_file(audit_file, "deletion", PROGRAM)
+    path = checked_audit_file(audit_file, "deletion")
     ids = [] if without_ids is None else _ids_in(without_ids)
     new = _NewRuns(path, output_dir, jobs, data_dir, device)
     config, dataset, folder = new.prepare(by or ())
@@ -175,8 +171,8 @@ class _NewRuns(NamedTuple):
     def prepare(self, by: Sequence[str]) -> tuple[AuditConfig, Dataset, Path]:
         """The audit, its data, and where everything goes."""
         from audits.advice.subsets import check_groups
-        from indpriv.training.config import AuditConfig
-        from indpriv.training.datasets import DATASETS, load_dataset
+        from audits.training.config import AuditConfig
+        from audits.training.datasets import DATASETS, load_dataset
 
         config = AuditConfig.from_toml(self.path)
         check_groups(by, ("label", *DATASETS[config.data.dataset].metadata_columns))

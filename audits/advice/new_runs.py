@@ -13,11 +13,11 @@ from audits.trials import Trial
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
+    from audits.training.config import AuditConfig
+    from audits.training.datasets import Dataset
     from indpriv.audit.method_of_run import MethodOptions
     from indpriv.audit.run_directory import RecordedRun
     from indpriv.epsilon_table import EpsilonTable
-    from indpriv.training.config import AuditConfig
-    from indpriv.training.datasets import Dataset
 
 _EXTRAS = ("attacks", "leakage")  # tables that do not bear on epsilons
 _BASELINE = "non_private_"  # of [training]
@@ -35,8 +35,8 @@ def subset_trials(
     Raises:
         InputError: an audit whose parts cannot be compared, or a share smaller than a batch.
     """
-    from indpriv.training.datasets.rows import chosen_rows
-    from indpriv.training.step_plan import steps_per_epoch
+    from audits.training.datasets.rows import chosen_rows
+    from audits.training.step_plan import steps_per_epoch
 
     if config.data.share is not None:
         raise InputError(f"{config.name} has [data] share already; leave it out for advice")
@@ -65,8 +65,8 @@ def deletion_trials(
     Raises:
         InputError: an audit that leaves records out already, or nobody to delete or to keep.
     """
-    from indpriv.training.datasets.rows import chosen_rows
-    from indpriv.training.step_plan import steps_per_epoch
+    from audits.training.datasets.rows import chosen_rows
+    from audits.training.step_plan import steps_per_epoch
 
     if config.data.without is not None or config.data.without_ids is not None:
         raise InputError(f"{config.name} has [data] without already; leave it out for advice")
@@ -93,9 +93,9 @@ def with_noise_of(config: AuditConfig, dataset: Dataset) -> AuditConfig:
     Raises:
         InputError: a run that advice knows nothing of.
     """
-    from indpriv.training.config import AuditConfig
-    from indpriv.training.datasets.rows import chosen_rows
-    from indpriv.training.step_plan import with_noise
+    from audits.training.config import AuditConfig
+    from audits.training.datasets.rows import chosen_rows
+    from audits.training.step_plan import with_noise
 
     config.check_central("advice")
     settings = config.training
@@ -123,8 +123,8 @@ def planned_worst_case(
 
     delta: default that of the audit.
     """
-    from indpriv.training.datasets.rows import chosen_rows
-    from indpriv.training.step_plan import plan_of, worst_case_epsilon
+    from audits.training.datasets.rows import chosen_rows
+    from audits.training.step_plan import plan_of, worst_case_epsilon
 
     training = with_noise_of(config, dataset).training
     rows, delta = len(chosen_rows(dataset, config.data).train), delta or config.training.delta
@@ -140,7 +140,7 @@ def _trial(
     config: AuditConfig, data: Mapping[str, Any], name: str, seed: int, output_dir: Path
 ) -> Trial:
     """A run with further keys of [data]."""
-    from indpriv.training.config import AuditConfig
+    from audits.training.config import AuditConfig
 
     tables = config.to_dict()
     changed = AuditConfig.from_dict({**tables, "data": {**tables["data"], **data}})

@@ -9,7 +9,7 @@ from opacus.layers import DPLSTM
 from torch import Tensor, nn
 
 from audits.exposure.text import LENGTH
-from indpriv.training.datasets.topics import ALPHABET
+from audits.training.datasets.topics import ALPHABET
 
 _WIDTH, _EMBEDDED, _HEADS = 96, 32, 4
 

@@ -8,9 +8,9 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
+from audits.training.datasets.topics import ALPHABET, pieces_of
 from indpriv._arrays import IntArray
 from indpriv.errors import InputError
-from indpriv.training.datasets.topics import ALPHABET, pieces_of
 
 START = len(ALPHABET)  # the symbol before the first character of a row
 LENGTH = 24  # characters of a row

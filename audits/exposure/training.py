@@ -28,18 +28,18 @@ from audits.exposure.text import (
     lines_of_text,
     shifted,
 )
+from audits.training.config import TrainingConfig
+from audits.training.datasets.topics import ALPHABET, encode
+from audits.training.private_setting import made_private, quiet_opacus
+from audits.training.randomness import Randomness, generator
+from audits.training.steps import stop_requests, take_steps
+from audits.training.tensors import BatchedTensorDataset, whole_batch
 from indpriv._arrays import FloatArray
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import location_on_disk
 from indpriv.norm_log.run_files import SECRETS
 from indpriv.recording import Recorder
-from indpriv.training.config import TrainingConfig
-from indpriv.training.datasets.topics import ALPHABET, encode
-from indpriv.training.private_setting import made_private, quiet_opacus
-from indpriv.training.randomness import Randomness, generator
-from indpriv.training.steps import stop_requests, take_steps
-from indpriv.training.tensors import BatchedTensorDataset, whole_batch
 
 _SECRETS = 1  # second word of the seed, so that secrets are independent of training
 

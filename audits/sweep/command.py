@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from audits.options import PROGRAM, show
+from audits.options import AuditFile, DataDir, Device, checked_audit_file, show
 from audits.trials import Trial, make_trials
-from indpriv.cli.first_contact import checked_audit_file
 from indpriv.cli.options import (
-    AuditFile,
-    DataDir,
-    Device,
     Json,
     check_device,
     check_folder,
@@ -82,7 +78,7 @@ def sweep(
     """
     from audits.sweep.page import page_of, print_sweep
 
-    path, combinations = checked_audit_file(audit_file, "sweep", PROGRAM), _combinations(over or [])
+    path, combinations = checked_audit_file(audit_file, "sweep"), _combinations(over or [])
     tables = _tables(path)
     output_dir = output_dir or Path("sweeps") / str(tables.get("name"))
     check_folder("--output-dir", output_dir)
@@ -98,7 +94,7 @@ def sweep(
 
 def _tables(path: Path) -> dict[str, Any]:
     """The tables of an audit file, which is one as it stands."""
-    from indpriv.training.config import AuditConfig
+    from audits.training.config import AuditConfig
 
     AuditConfig.from_toml(path)
     return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -180,7 +176,7 @@ def _trials(
     tables: Mapping[str, Any], values: Mapping[str, Any], seeds: int, output_dir: Path
 ) -> list[Trial]:
     """The runs of one setting; InputError where it is no audit that can be swept."""
-    from indpriv.training.config import AuditConfig
+    from audits.training.config import AuditConfig
 
     changed = {
         name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()

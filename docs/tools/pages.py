@@ -76,7 +76,7 @@ class Block:
 
 ROOT = Path(__file__).parents[2]
 GIVEN_DIGITS = """
-indpriv train audits/digits.toml --run-dir runs/digits
+python -m audits train audits/digits.toml --run-dir runs/digits
 indpriv audit runs/digits --output-dir reports/digits
 """
 

@@ -14,13 +14,13 @@ from typing import Any
 import typer
 
 from audits.__main__ import app as audits_app
+from audits.training import config
 from indpriv.analysis.lint.registry import RULES
 from indpriv.analysis.summary import audit_schema
 from indpriv.cli import app
 from indpriv.norm_log import evidence
 from indpriv.norm_log.lines import LINES
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.training import config
 
 PACKAGE = Path(evidence.__file__).parents[1]
 Schema = Mapping[str, Any]

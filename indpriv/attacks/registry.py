@@ -81,8 +81,8 @@ def _on_signals(
     signals = getattr(material, need)
     if signals is None or signals.audited is None:
         raise InputError(
-            "this attack needs signals of reference models and the audited run among them; run "
-            "indpriv shadow AUDIT.toml --for-run RUN"
+            "this attack needs signals of reference models and the audited run among them: "
+            "indpriv.attacks.train_references"
         )
     found = replace(attack(signals, signals.audited), method=title)
     if by is None or found.example_ids is None:

@@ -214,6 +214,12 @@ def _all_of(
         yield from executor.map(train, numbers)
 
 
+def is_signals(path: str | Path) -> bool:
+    """Whether the folder holds signals of `train_references`, of one kind or several."""
+    path = Path(path)
+    return any((folder / SIGNALS).is_file() for folder in (path, *(path / name for name in _FACTS)))
+
+
 def open_signals(path: str | Path) -> dict[str, AttackSignals]:
     """The signals in a folder of `train_references` by name, or one file of "confidence".
 

@@ -74,8 +74,8 @@ def audit(
         unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case".
         seed: of the random choices of attacks and group tables, not of training.
         images: (n_examples, channels, height, width) inputs by id, some of which the report shows.
-        signals: folder that `indpriv shadow --for-run` wrote; attacks that need one are then run.
-        baseline_signals: the same for the non-private baseline (`--without-dp`).
+        signals: folder of `train_references` for this run; attacks that need one are then run.
+        baseline_signals: the same for the non-private baseline.
         engine: "local", or "ray" to account on a Ray cluster that reads the same `path`.
         bucket_is_private: that only those who may see the audit can read a bucket it is written to.
         progress: called as progress(stage, done, total).

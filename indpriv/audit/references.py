@@ -23,7 +23,7 @@ def read_references(
     """The signals in a folder, by name, once it is clear that they are of this run.
 
     Args:
-        path: a folder of `indpriv shadow --for-run`, or an .npz file.
+        path: a folder of `train_references(..., audited=...)`, or an .npz file.
         run_dir: the run that is attacked.
         examples: its examples and losses.
 
@@ -37,8 +37,8 @@ def read_references(
     for signals in found.values():
         if signals.audited is None:
             raise InputError(
-                f"{path} holds a study, without this run; train references for it: indpriv shadow "
-                f"AUDIT.toml --for-run {run_dir}"
+                f"{path} holds a study, without this run; train references for it: "
+                f"indpriv.attacks.train_references with audited= of {run_dir}"
             )
         if signals.fingerprint and fingerprint and signals.fingerprint != fingerprint:
             raise InputError(

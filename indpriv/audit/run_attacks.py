@@ -181,7 +181,7 @@ def results_of_run(
         if lacking is not None:
             raise InputError(
                 f"{name} needs {lacking}, which this run and its signals do not have"
-                + "; indpriv shadow AUDIT.toml --for-run RUN takes them, for --signals"
+                + "; indpriv.attacks.train_references takes them, for --signals"
                 * bool(ATTACKS[name].references)
             )
     record = read_run_json(run_dir)

@@ -20,7 +20,7 @@ import typer
 
 from indpriv._shown import Console, escape
 from indpriv.cli.advise import advise
-from indpriv.cli.attacks import attack_app, shadow, validate
+from indpriv.cli.attacks import attack_app, validate
 from indpriv.cli.audit import audit
 from indpriv.cli.compose import compose
 from indpriv.cli.first_contact import check_moved
@@ -28,7 +28,7 @@ from indpriv.cli.leak import leak
 from indpriv.cli.lint import lint
 from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
 from indpriv.cli.reading import compare, convert, groups, verify
-from indpriv.cli.run import demo, train
+from indpriv.cli.run import demo
 from indpriv.errors import InputError
 
 app = typer.Typer(
@@ -64,7 +64,7 @@ def _options(
 
 
 _COMMANDS = (
-    *(demo, lint, train, audit, groups, release, shadow, leak, validate),
+    *(demo, lint, audit, groups, release, leak, validate),
     *(advise, compose, compare, convert, verify, gate, pdf),
 )
 for _command in _COMMANDS:

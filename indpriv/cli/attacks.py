@@ -1,4 +1,4 @@
-"""Commands of attacks: shadow trains references, attack runs or measures one, validate compares."""
+"""Commands of attacks: attack runs or measures one, validate compares them with accounts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from indpriv._shown import Console, escape
-from indpriv.cli.first_contact import checked_audit_file, checked_run
+from indpriv._shown import Console
+from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import (
-    DataDir,
     Json,
-    check_device,
-    check_folder,
     print_json,
-    progress_bar,
-    say,
 )
 from indpriv.errors import InputError
 
@@ -54,35 +49,24 @@ AttackSeed = Annotated[
 AuditFile = Annotated[
     Path, typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml.")
 ]
-Models = Annotated[
-    int | None,
+Attacks = Annotated[
+    list[str] | None,
     typer.Option(
-        help="Number of reference models in all; may be raised later.",
-        show_default="references in [attacks], else 4",
+        "--attack",
+        help="Name of an attack, e.g. rmia. Can be given several times.",
+        show_default="all whose needs are met",
     ),
 ]
-Targets = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of training examples whose membership coins decide, in a study.",
-        show_default="half of them",
-    ),
-]
-ForRun = Annotated[
+Epsilon = Annotated[
     Path | None,
-    typer.Option(help="Train references for the attacks on this finished run of the audit."),
+    typer.Option(
+        metavar="AUDIT_DIR",
+        help="Audit of a run trained like the study: effects of membership by its epsilons.",
+    ),
 ]
-WithoutDp = Annotated[
-    bool,
-    typer.Option("--without-dp", help="Train without clipping and noise: a positive control."),
-]
-Labels = Annotated[
-    bool,
-    typer.Option("--labels", help="Also take labels of perturbed copies, for label attacks."),
-]
-Checkpoints = Annotated[
-    bool,
-    typer.Option("--checkpoints", help="Also take the mean confidence over the checkpoints."),
+UnitRule = Annotated[
+    str,
+    typer.Option(help="Score of a person with several rows: mean, max or log_sum of theirs."),
 ]
 
 attack_app = typer.Typer(invoke_without_command=True)
@@ -146,46 +130,33 @@ def attack_run(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="AUDIT.toml|RUN", help="Audit file of a study, or a finished run directory."
+            metavar="RUN|SIGNALS",
+            help="A finished run directory, or signals of the models of a study.",
         ),
     ],
-    attacks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--attack",
-            help="Name of an attack, e.g. rmia. Can be given several times.",
-            show_default="all whose needs are met",
-        ),
-    ] = None,
+    attacks: Attacks = None,
     signals: Annotated[
         Path | None,
-        typer.Option(
-            help="Signals of reference models, from indpriv shadow.",
-            show_default="shadows/NAME for an audit file; a run is attacked without",
-        ),
+        typer.Option(help="Signals of reference models of a run.", show_default="attacked without"),
     ] = None,
-    epsilon: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="AUDIT_DIR",
-            help="Audit of a run of the same audit file: effects of membership by its epsilons.",
-        ),
-    ] = None,
-    unit_rule: Annotated[
-        str,
-        typer.Option(help="Score of a person with several rows: mean, max or log_sum of theirs."),
-    ] = "mean",
+    epsilon: Epsilon = None,
+    unit_rule: UnitRule = "mean",
     as_json: Json = False,
 ) -> None:
     """Attack a run, or every model of a study with the others as references.
 
-    Example: indpriv attack run audits/adult.toml --attack rmia --epsilon reports/adult
+    Example: indpriv attack run runs/adult --attack rmia --signals shadows/adult
     """
-    if target.suffix != ".toml":
-        checked_run(target, "attack run")
-        _attack_run(target, signals, attacks or (), as_json)
-    else:
-        _attack_study(target, signals, attacks or (), epsilon, unit_rule, as_json)
+    from indpriv.attacks.train_references import is_signals
+
+    if is_signals(target):
+        if signals is not None:
+            raise InputError(f"{target} holds signals itself; leave out --signals {signals}")
+        show_study(target, attacks or (), epsilon, unit_rule, as_json)
+        return
+    if epsilon is not None or unit_rule != "mean":
+        raise InputError("--epsilon and --unit-rule are for a study; leave them out")
+    _attack_run(checked_run(target, "attack run"), signals, attacks or (), as_json)
 
 
 def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_json: bool) -> None:
@@ -201,23 +172,17 @@ def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_
         print_results(results, attributes, Console())
 
 
-def _attack_study(
-    audit_file: Path,
-    signals: Path | None,
-    attacks: Sequence[str],
-    epsilon: Path | None,
-    unit_rule: str,
-    as_json: bool,
+def show_study(
+    folder: Path, attacks: Sequence[str], epsilon: Path | None, unit_rule: str, as_json: bool
 ) -> None:
+    """Attack each model of a study, and print what came out."""
     from indpriv._plain import to_json
     from indpriv.analysis.attacks.effects import membership_effects
     from indpriv.attacks.train_references import CONFIDENCE, open_signals
     from indpriv.audit import attack_study, read_audit
     from indpriv.report.screens.attack_run import print_effects, print_rates
-    from indpriv.training.config import AuditConfig
 
-    config = AuditConfig.from_toml(checked_audit_file(audit_file, "attack run"))
-    found = open_signals(signals or Path("shadows") / config.name)
+    found = open_signals(folder)
     rates = attack_study(found, attacks, unit_rule=unit_rule)
     table = None if epsilon is None else read_audit(epsilon)[0]
     effects = None if table is None else membership_effects(found[CONFIDENCE], table)
@@ -227,61 +192,6 @@ def _attack_study(
     print_rates(rates, Console())
     if effects is not None:
         print_effects(effects, Console())
-
-
-def shadow(
-    audit_file: AuditFile,
-    models: Models = None,
-    targets: Targets = None,
-    for_run: ForRun = None,
-    without_dp: WithoutDp = False,
-    labels: Labels = False,
-    checkpoints: Checkpoints = False,
-    output_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the signals.", show_default="shadows/NAME"),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Make the reference models reproducible.")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Number of processes that train at once.")] = 1,
-    data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")] = "cpu",
-) -> None:
-    """Train reference models of an audit on random subsets, and keep their signals only.
-
-    Example: indpriv shadow audits/adult.toml --for-run runs/adult --models 4
-
-    The same command goes on with an interrupted series. Reference models are deleted: they are
-    trained on the data, and the guarantee of the audited run does not cover them.
-    """
-    from indpriv.training.config import AuditConfig
-    from indpriv.training.shadows import train_shadows
-
-    config = AuditConfig.from_toml(checked_audit_file(audit_file, "shadow"))
-    config.check_central("indpriv shadow")
-    output_dir = output_dir or Path("shadows") / (config.name + "-without-dp" * without_dp)
-    check_folder("--output-dir", output_dir)
-    check_device(device)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    with progress_bar() as progress:
-        found = train_shadows(
-            config,
-            output_dir,
-            models or config.attacks.references,
-            targets=targets,
-            for_run=for_run,
-            without_dp=without_dp,
-            labels=labels or config.attacks.labels,
-            checkpoints=checkpoints or config.attacks.checkpoints,
-            seed=seed,
-            workers=workers,
-            progress=progress,
-            tell=lambda text: errors.print(escape(text)),
-            device=device,
-            data_dir=data_dir,
-        )
-    say(f"{output_dir}: signals of {found.n_models} models on {found.n_examples:,} examples")
 
 
 def validate(

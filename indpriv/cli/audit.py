@@ -12,14 +12,13 @@ from indpriv._folders import make_folder, named_by_person
 from indpriv._shown import Console, escape
 from indpriv._storage import is_remote, location
 from indpriv.cli.first_contact import checked_run
-from indpriv.cli.images import training_images
 from indpriv.cli.options import (
     BaselineSignals,
     BucketIsPrivate,
     By,
-    DataDir,
     Engine,
     Json,
+    Run,
     Signals,
     StepOf,
     check_device,
@@ -31,14 +30,11 @@ from indpriv.cli.options import (
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from indpriv.analysis.summary import AuditSummary
 
-Run = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="RUN", help="Run directory of a Recorder, or a folder of checkpoints with --spec."
-    ),
-]
 OutputDir = Annotated[
     Path | None,
     typer.Option(
@@ -103,9 +99,11 @@ AttackSeed = Annotated[
     int, typer.Option(help="Seed of the attack's random choices. It has no effect on training.")
 ]
 ShowExamples = Annotated[
-    bool,
+    Path | None,
     typer.Option(
-        "--show-examples", help="Show the most and the least protected images in the report."
+        metavar="IMAGES.npy",
+        help="Training images (n, channels, height, width), by example id: the report shows the "
+        "most and the least protected.",
     ),
 ]
 Spec = Annotated[
@@ -174,8 +172,7 @@ def audit(
     signals: Signals = None,
     baseline_signals: BaselineSignals = None,
     seed: AttackSeed = 0,
-    show_examples: ShowExamples = False,
-    data_dir: DataDir = None,
+    show_examples: ShowExamples = None,
     spec: Spec = None,
     noise_multiplier: NoiseMultiplier = None,
     max_grad_norm: MaxGradNorm = None,
@@ -204,7 +201,7 @@ def audit(
         _challenge(path, spec, challenge, challenges, as_json, **how)
         return
     settings = _told(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler, step_of)
-    path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
+    path, output_dir = _checked_folders(path, output_dir, spec, settings)
     if spec is not None:
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
     more: dict[str, Any] = {"signals": signals, "baseline_signals": baseline_signals, "seed": seed}
@@ -218,10 +215,23 @@ def audit(
             unit_column=unit_column,
             bucket_is_private=bucket_is_private,
             by=by or [],
-            images=training_images(path, data_dir) if show_examples else None,
+            images=None if show_examples is None else _images(show_examples),
             progress=progress,
         )
     show_audit(summary, output_dir, as_json=as_json)
+
+
+def _images(path: Path) -> NDArray[np.float32]:
+    import numpy as np
+
+    try:
+        images: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, TypeError) as error:
+        raise InputError(
+            f"--show-examples {path} is no .npy file of numbers ({error}); write it with "
+            "numpy.save(path, images)"
+        ) from error
+    return images
 
 
 def _told(*given: Any) -> dict[str, Any]:
@@ -270,7 +280,6 @@ def _checked_folders(
     output_dir: Path | None,
     spec: str | None,
     settings: dict[str, Any],
-    show_examples: bool,
 ) -> tuple[Path, Path]:
     """The folder to audit and the one to write, or InputError."""
     given = [name for name in settings if name != "delta" and settings[name] not in (None, [])]
@@ -280,8 +289,6 @@ def _checked_folders(
     if spec is None:
         path = checked_run(path, "audit")
         _say_if_still_written(path)
-    elif show_examples:
-        raise InputError("--show-examples needs a run of `indpriv train`; leave it out with --spec")
     elif path is None:
         raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
     output_dir = _default_output(path) if output_dir is None else location(output_dir)

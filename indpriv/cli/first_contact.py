@@ -11,7 +11,15 @@ from indpriv.errors import InputError
 
 _LEVELS = 3  # of folders that are searched for runs
 _NAMED = 5  # runs or files that a message names
-_MOVED = {"sweep": "sweep", "attack exposure": "exposure", "advise": ""}  # to audits/
+_MOVED = {  # to audits/
+    "sweep": "sweep",
+    "attack exposure": "exposure",
+    "advise": "",
+    "train": "train",
+    "shadow": "shadow",
+    "lint": "lint",
+    "attack run": "attack",
+}
 _DELETES = {"--without", "--without-ids"}
 _TRAINS = _DELETES | {"--subsets", "--seeds", "--jobs"}  # of advise: it trained new runs
 _ARCHIVES = {".zip": "zipfile", ".tar": "tarfile", ".tgz": "tarfile", ".gz": "tarfile"}
@@ -35,33 +43,6 @@ def checked_run(path: Path | None, command: str) -> Path:
     if not path.exists():
         raise InputError(f"{path} does not exist; {_type_one(command, Path())}")
     raise InputError((_of_folder if path.is_dir() else _of_file)(path, command))
-
-
-def checked_audit_file(path: Path | None, command: str, program: str = "indpriv") -> Path:
-    """The path, if it is a file; program: which has the command.
-
-    Raises:
-        InputError: it is missing or no file; the message lists the audit files to choose from.
-    """
-    if path is not None and path.is_file():
-        return path
-    if path is None:
-        reason = f"{program} {command} needs an audit file"
-    elif path.is_dir():
-        reason = f"{path} is a directory, and {program} {command} needs an audit file"
-    else:
-        reason = f"{path} does not exist"
-    for folder in (path or Path("audits"), Path("audits"), shipped_audits()):
-        if files := sorted(folder.glob("*.toml")):
-            break
-    raise InputError(f"{reason}; type one of{_lines([(command, file) for file in files], program)}")
-
-
-def shipped_audits() -> Path:
-    """The audit files that come with indpriv: beside it in a checkout, inside it once installed."""
-    package = Path(__file__).parents[1]
-    inside = package / "audits"
-    return inside if inside.is_dir() else package.parent / "audits"
 
 
 def _of_folder(path: Path, command: str) -> str:
@@ -101,8 +82,9 @@ def _of_file(path: Path, command: str) -> str:
         )
     if path.suffix == ".toml":
         return (
-            f"{path} is an audit file, which says how to train; type: {typed('train', path)}, "
-            f"then: {typed(command, Path('runs', path.stem))}"
+            f"{path} is an audit file, which says how to train; in a clone of indpriv, type: "
+            f"{typed('train', path, 'python -m audits')}, then: "
+            f"{typed(command, Path('runs', path.stem))}"
         )
     return f"{path} is a file, and a run is a directory. {_replayed(folder)}"
 
@@ -119,8 +101,8 @@ def _type_one(command: str, *folders: Path) -> str:
     found = list(dict.fromkeys(run for folder in folders for run in _runs_in(folder)))
     if not found:
         return (
-            "no run was found here. To record one, type: indpriv demo, or indpriv train (which "
-            "lists its audit files), or attach a Recorder to your own training loop"
+            "no run was found here. To record one, type: indpriv demo, or attach a Recorder to "
+            "your own training loop"
         )
     return f"type one of{_lines([(command, run) for run in found[:_NAMED]])}"
 
@@ -157,6 +139,8 @@ def check_moved(words: Sequence[str]) -> None:
             if not (names & _TRAINS or any(_is_audit_file(word) for word in rest)):
                 continue
             new = "deletion" if names & _DELETES else "subsets"
+        elif old in ("lint", "attack run") and not any(word.endswith(".toml") for word in rest):
+            continue
         line = shlex.join(["python", "-m", "audits", new, *rest])
         raise InputError(f"this is an experiment now; in a clone of indpriv, type: {line}")
 

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from indpriv.cli.attacks import show_reconstruction
-from indpriv.cli.first_contact import checked_run
-from indpriv.cli.options import DataDir, Json, StepOf, progress_bar
+from indpriv.cli.first_contact import typed
+from indpriv.cli.options import Json, StepOf, progress_bar
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
+    from indpriv.leakage.plan import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
-    from indpriv.training.config import LeakageConfig
-    from indpriv.training.leakage import ObservationAt
+
+    SubjectOf = Callable[[Path, LeakagePlan], tuple[AuditSpec, ObservationAt]]
 
 _MOST_PICTURES = 12
 
 
 Folder = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN", help="Run of indpriv train, or a folder of checkpoints with --spec."
-    ),
+    typer.Argument(metavar="CHECKPOINTS", help="Folder of checkpoints, e.g. of a run directory."),
 ]
 See = Annotated[
     str, typer.Option(help="What is read: the gradient of a row, of a batch, or an update.")
@@ -89,39 +88,53 @@ def leak(
     step_of: StepOf = None,
     name: Name = None,
     pictures: Pictures = 0,
-    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Reconstruct training examples from gradients, beside the most that any attack can reach.
 
-    Example: indpriv leak runs/digits --attack informed --attack first-layer
+    Example: indpriv leak checkpoints --spec train.py:spec --before-noise
 
-    It writes RUN/leakage/SEE-ATTACK.parquet, which indpriv audit shows. Keep it secret.
+    It writes CHECKPOINTS/leakage/SEE-ATTACK.parquet, which indpriv audit shows. Keep it secret.
     """
-    names = tuple(attacks or ("informed",))
+    options = dict(locals())
+    leak_as_told(None, **options)
+
+
+def leak_as_told(subject: SubjectOf | None, **told: Any) -> None:
+    """`leak` with its options; subject: what rebuilds a run that needs no --spec."""
+    folder, spec, name, pictures = (told[key] for key in ("folder", "spec", "name", "pictures"))
+    attacks = tuple(told["attacks"] or ("informed",))
+    read = ("see", "examples", "before_noise", "batch_size", "local_steps", "learning_rate")
     plan = _plan(
-        see=see,
-        attacks=names,
-        examples=examples,
-        at=_moments(at),
-        before_noise=before_noise,
-        batch_size=batch_size,
-        local_steps=local_steps,
-        learning_rate=learning_rate,
-        share=share,
-        knows_labels=knows_labels,
-        knows_clipping=not forgets_clipping,
+        attacks=attacks,
+        at=_moments(told["at"]),
+        knows_clipping=not told["forgets_clipping"],
+        **{key: told[key] for key in (*read, "share", "knows_labels")},
     )
-    _check(folder, names, name, pictures)
-    settings = (max_grad_norm, noise_multiplier, clipping)
-    subject = _subject(folder, spec, data_dir, plan, settings)
-    _leak_all(folder, subject, plan, name, pictures, step_of or (), as_json=as_json)
+    _check(folder, attacks, name, pictures)
+    settings = told["max_grad_norm"], told["noise_multiplier"], told["clipping"]
+    if spec is not None:
+        of_run = _with_spec(spec, plan, settings)
+    elif settings != (None, 0.0, "flat"):
+        raise InputError(
+            "--max-grad-norm, --noise-multiplier and --clipping are those of the run; leave them "
+            "out, or pass --spec"
+        )
+    elif subject is None:
+        raise InputError(
+            "indpriv leak needs --spec FILE:spec, an AuditSpec that rebuilds model and data (as "
+            "for indpriv audit CHECKPOINTS); for a run of the reference experiments, in a clone "
+            f"of indpriv, type: {typed('leak', folder, 'python -m audits')}"
+        )
+    else:
+        of_run = subject(folder, plan)
+    _leak_all(folder, of_run, plan, name, pictures, told["step_of"] or (), as_json=told["as_json"])
 
 
 def _leak_all(
     folder: Path,
     subject: tuple[AuditSpec, ObservationAt],
-    plan: LeakageConfig,
+    plan: LeakagePlan,
     name: str | None,
     pictures: int,
     step_of: Sequence[str],
@@ -129,8 +142,8 @@ def _leak_all(
     as_json: bool,
 ) -> None:
     from indpriv.analysis.reconstruction import reconstructions_of
+    from indpriv.leakage.plan import leak_run, write_scores
     from indpriv.norm_log.run_files import LEAKAGE
-    from indpriv.training.leakage import leak_run, write_scores
 
     (spec, observation_at), found = subject, []
     names = {attack: name or f"{plan.see}-{attack}" for attack in plan.attacks}
@@ -148,25 +161,13 @@ def _leak_all(
     show_reconstruction(reconstructions_of(found), as_json)
 
 
-def _subject(
-    folder: Path,
-    spec: str | None,
-    data_dir: Path | None,
-    plan: LeakageConfig,
-    settings: tuple[float | None, float, str],
+def _with_spec(
+    spec: str, plan: LeakagePlan, settings: tuple[float | None, float, str]
 ) -> tuple[AuditSpec, ObservationAt]:
     """What rebuilds model and data, and what is read before each step."""
+    from indpriv.leakage.plan import observation
     from indpriv.recording.checkpoints.audit_spec import load_spec
-    from indpriv.training.leakage import observation, observations, read_run
 
-    if spec is None:
-        if settings != (None, 0.0, "flat"):
-            raise InputError(
-                "--max-grad-norm, --noise-multiplier and --clipping are those of the run; leave "
-                "them out, or pass --spec"
-            )
-        run_dir = checked_run(folder, "leak")
-        return read_run(run_dir, data_dir), observations(run_dir, plan)
     seen = observation(plan, *settings)
     if not plan.before_noise and not seen.noise_multiplier:
         raise InputError(
@@ -176,13 +177,13 @@ def _subject(
     return load_spec(spec), lambda _: seen
 
 
-def _plan(**options: Any) -> LeakageConfig:
+def _plan(**options: Any) -> LeakagePlan:
     from pydantic import TypeAdapter, ValidationError
 
-    from indpriv.training.config import LeakageConfig
+    from indpriv.leakage.plan import LeakagePlan
 
     try:
-        return TypeAdapter(LeakageConfig).validate_python(options)
+        return TypeAdapter(LeakagePlan).validate_python(options)
     except ValidationError as error:
         first = error.errors()[0]
         reason = str(first["msg"]).removeprefix("Value error, ")

@@ -32,6 +32,12 @@ StepOf = Annotated[
         '"model_{epoch}.pt=20*epoch" or "a.pt=0,b.pt=20". Can be given several times.'
     ),
 ]
+Run = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN", help="Run directory of a Recorder, or a folder of checkpoints with --spec."
+    ),
+]
 AuditDir = Annotated[
     Path, typer.Argument(metavar="AUDIT_DIR", help="Audit directory: holds audit.json.")
 ]
@@ -51,10 +57,6 @@ Seed = Annotated[
         help="Make sampling and noise reproducible. Such a run has no privacy and is labelled so."
     ),
 ]
-AuditFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml."),
-]
 SignedBy = Annotated[
     Path | None,
     typer.Option(
@@ -62,22 +64,15 @@ SignedBy = Annotated[
         "or authorized_keys."
     ),
 ]
-Device = Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="INDPRIV_DATA", help="Folder of the data sets that do not ship with indpriv."
-    ),
-]
 Signals = Annotated[
     Path | None,
     typer.Option(
-        help="Signals of reference models for this run, from indpriv shadow --for-run RUN."
+        help="Signals of reference models for this run, from indpriv.attacks.train_references."
     ),
 ]
 BaselineSignals = Annotated[
     Path | None,
-    typer.Option(help="The same for the non-private baseline, from indpriv shadow --without-dp."),
+    typer.Option(help="The same for the non-private baseline."),
 ]
 
 Engine = Annotated[

@@ -80,7 +80,7 @@ def compare(
     Example: indpriv compare reports/adult reports/adult-clipped --by race
 
     Runs that differ only in their randomness show how stable ranks and the order of groups are.
-    --at-epsilon and --at-accuracy read the checkpoints of runs of indpriv train.
+    --at-epsilon and --at-accuracy read the curve of test accuracy in curve.parquet.
     """
     from indpriv.audit import compare_audits, comparison_json
     from indpriv.report.screens.comparison import print_comparison

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from audits.training.config import AuditConfig
+from audits.training.datasets import Dataset, load_dataset
+from audits.training.dp_sgd import train
+from audits.training.shadows import train_shadows
 from indpriv._files import write_json
 from indpriv.audit import audit, results_of_run
 from indpriv.norm_log.run_files import RUN_JSON
-from indpriv.training.config import AuditConfig
-from indpriv.training.datasets import Dataset, load_dataset
-from indpriv.training.dp_sgd import train
-from indpriv.training.shadows import train_shadows
 
 SEED = 18  # of everything that is random here, fixed before the first result
 AUDITS = Path(__file__).resolve().parents[2] / "audits"

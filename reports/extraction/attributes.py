@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from audits.training.attributes import attribute_knowledge
+from audits.training.baseline import fit_without_dp
+from audits.training.config import AuditConfig
+from audits.training.datasets import load_dataset
+from audits.training.dp_sgd import train
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.attributes import AttributeFindings, measure_attribute
 from indpriv.analysis.summary import AuditSummary
 from indpriv.attacks.attribute_knowledge import GUESSERS
 from indpriv.audit import audit
-from indpriv.training.attributes import attribute_knowledge
-from indpriv.training.baseline import fit_without_dp
-from indpriv.training.config import AuditConfig
-from indpriv.training.datasets import load_dataset
-from indpriv.training.dp_sgd import train
 
 AUDIT = Path(__file__).parent / "adult.toml"
 CONTROL_ROWS, CONTROL_EPOCHS, CONTROL_BATCH = 1000, 200, 50

@@ -8,10 +8,10 @@ from recorded import SEEDED
 
 from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
+from audits.training.datasets.topics import SOURCE
 from extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from extraction.secrets import SETTINGS
 from indpriv.attacks.attribute_knowledge import GUESSERS
-from indpriv.training.datasets.topics import SOURCE
 
 _NONE = "–"
 

@@ -12,13 +12,13 @@ import torch
 from markdown_table import table
 from reproduction.rules import DIFFERS, NOT_RUN, REPRODUCED
 
+from audits.training.config import FederatedConfig
+from audits.training.datasets.base import Split
+from audits.training.federated.rounds import Clients, Federation
+from audits.training.models import tanh_cnn
+from audits.training.randomness import Randomness
 from fedcdp import paper
 from indpriv.norm_log.step_settings import StepSetting
-from indpriv.training.config import FederatedConfig
-from indpriv.training.datasets.base import Split
-from indpriv.training.federated.rounds import Clients, Federation
-from indpriv.training.models import tanh_cnn
-from indpriv.training.randomness import Randomness
 
 CLIENTS, STEPS, ROUNDS = 10, 10, 5
 SYSTEMS = {"no DP": "nobody", "Fed-SDP": "client", "Fed-CDP": "row", "Fed-CDP(decay)": "row"}

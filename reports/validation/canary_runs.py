@@ -13,15 +13,15 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader
 
+from audits.training.datasets import load_dataset
+from audits.training.models import mlp
+from audits.training.tensors import tensor_set, whole_batch
 from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.validation import canaries_of_run
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording import GradientCanaries, Recorder
-from indpriv.training.datasets import load_dataset
-from indpriv.training.models import mlp
-from indpriv.training.tensors import tensor_set, whole_batch
 
 CANARIES, DRAWS = 5000, 20
 NOISE, EPOCHS, STEPS_PER_EPOCH = 1.3998, 20, 34  # epsilon 3.00 by RDP, 2.73 by PLD, at 1e-5

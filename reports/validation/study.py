@@ -19,14 +19,14 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader
 
+from audits.training.datasets import load_dataset
+from audits.training.models import mlp
+from audits.training.tensors import BatchedTensorDataset, whole_batch
 from indpriv import NormLog, account
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.audit.validation import white_box_of_run
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.recording import Recorder, WhiteBox
-from indpriv.training.datasets import load_dataset
-from indpriv.training.models import mlp
-from indpriv.training.tensors import BatchedTensorDataset, whole_batch
 
 EPOCHS, STEPS_PER_EPOCH = 6, 20
 CLIP, MOMENTUM = 1.0, 0.9
@@ -40,7 +40,7 @@ class Study:
     Attributes:
         name: of its folder.
         title: of its data, for the page.
-        dataset: of `indpriv.training.datasets`.
+        dataset: of `audits.training.datasets`.
         examples: number of random training examples in use; None for all.
         targets: number of them that a fair coin puts into a run.
         hidden: units of the hidden layer.

@@ -9,12 +9,12 @@ import torch
 from pictures import SUCCESS
 from torch import nn
 
+from audits.training.datasets import load_dataset
+from audits.training.models import tanh_cnn
 from indpriv import NormLog, account
 from indpriv._arrays import FloatArray
 from indpriv.accountant import composed_epsilons
 from indpriv.accountant.composition.historical_rules import ComposedEpsilons
-from indpriv.training.datasets import load_dataset
-from indpriv.training.models import tanh_cnn
 from wei2021 import paper
 
 _LAYERS = (3, 5)  # tensors that are clipped by themselves; the paper's network has 3 without biases

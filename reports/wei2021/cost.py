@@ -10,13 +10,13 @@ import numpy as np
 from markdown_table import table
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
-from indpriv.training.baseline import fit_without_dp
-from indpriv.training.config import AuditConfig
-from indpriv.training.datasets import Dataset, load_dataset
-from indpriv.training.dp_sgd import quiet_opacus
-from indpriv.training.private_setting import make_private
-from indpriv.training.randomness import Randomness
-from indpriv.training.steps import take_steps
+from audits.training.baseline import fit_without_dp
+from audits.training.config import AuditConfig
+from audits.training.datasets import Dataset, load_dataset
+from audits.training.dp_sgd import quiet_opacus
+from audits.training.private_setting import make_private
+from audits.training.randomness import Randomness
+from audits.training.steps import take_steps
 from wei2021 import paper
 from wei2021.training import METHODS, Method, config_of
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from audits.training.config import AuditConfig
+from audits.training.dp_sgd import train
+from audits.training.step_plan import epsilons_after
 from indpriv import NormLog, account
 from indpriv._files import read_parquet
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import CURVE
-from indpriv.training.config import AuditConfig
-from indpriv.training.dp_sgd import train
-from indpriv.training.step_plan import epsilons_after
 
 STEPS, RATE, NOISE, DELTA = 1000, 0.01, 2.07, 1e-5
 WORST_CASE = 0.657  # of these settings, by RDP

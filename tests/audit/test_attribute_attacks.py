@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from audits.training.config import AuditConfig
+from audits.training.datasets import load_dataset
+from audits.training.dp_sgd import train
 from indpriv.audit import attributes_of_run, audit
 from indpriv.cli import run
-from indpriv.training.config import AuditConfig
-from indpriv.training.datasets import load_dataset
-from indpriv.training.dp_sgd import train
 
 pytestmark = pytest.mark.slow
 

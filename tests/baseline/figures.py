@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from command_lines import run
 from indpriv import NormLog, PrivacyFilter, account, membership_risk
-from indpriv.cli import run
 
 HERE = Path(__file__).parent
 RUNS, ARRAYS, EXPECTED = HERE / "runs", HERE / "arrays", HERE / "expected"

@@ -195,7 +195,15 @@ def make_runs():
     """Train, replay or convert every run of `RUN_CASES`."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "digits.toml").write_text(DIGITS)
-        command("train", Path(folder) / "digits.toml", "--run-dir", RUNS / "digits", "--seed", 7)
+        command(
+            "audits",
+            "train",
+            Path(folder) / "digits.toml",
+            "--run-dir",
+            RUNS / "digits",
+            "--seed",
+            7,
+        )
     make_adult()
     n, free = 200, {"every": 4, "free_records": True, "exact_examples": 20}
     record("every_step", every=1)
@@ -233,7 +241,7 @@ def make_runs():
 
 def make_adult():
     """1,500 of Adult's training and 750 of its test rows, in households that are made up."""
-    from indpriv.training.datasets import load_dataset
+    from audits.training.datasets import load_dataset
 
     adult = load_dataset("adult_households")
     n = 1500

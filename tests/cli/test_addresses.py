@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from audits.__main__ import app as experiments
-from indpriv.cli import app, run
+from command_lines import run
 
 ADDRESS, AUDIT = "s3://bucket/there", "digits.toml"
 DIGITS = Path(__file__).parents[2] / "audits" / AUDIT
@@ -15,22 +14,21 @@ DIGITS = Path(__file__).parents[2] / "audits" / AUDIT
     "words",
     [
         ["demo", "--output-dir", ADDRESS],
-        ["shadow", AUDIT, "--output-dir", ADDRESS],
+        ["audits", "shadow", AUDIT, "--output-dir", ADDRESS],
         ["convert", "norms.npz", "--run", "run.json", "--output-dir", ADDRESS],
         ["statement", "create", ADDRESS, "--example", "3"],
-        ["audits sweep", AUDIT, "--over", "max_grad_norm=0.1,0.3", "--output-dir", ADDRESS],
-        ["audits subsets", AUDIT, "--target", "1.0", "--output-dir", ADDRESS],
-        ["audits deletion", AUDIT, "--without", "label=3", "--output-dir", ADDRESS],
-        ["audits exposure", ADDRESS],
+        ["audits", "sweep", AUDIT, "--over", "max_grad_norm=0.1,0.3", "--output-dir", ADDRESS],
+        ["audits", "subsets", AUDIT, "--target", "1.0", "--output-dir", ADDRESS],
+        ["audits", "deletion", AUDIT, "--without", "label=3", "--output-dir", ADDRESS],
+        ["audits", "exposure", ADDRESS],
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: " ".join(words[:2]),
 )
 def test_an_address_is_refused_where_files_are_written_on_a_disk(
     words, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / AUDIT).write_bytes(DIGITS.read_bytes())
-    program, _, command = words[0].rpartition(" ")
-    assert run([command, *words[1:]], experiments if program else app) == 2
+    assert run(words) == 2
     assert "lies in object storage" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [AUDIT]

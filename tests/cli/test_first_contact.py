@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audits.__main__ import app as experiments
+from command_lines import run
 from indpriv._files import writer_of
 from indpriv._journal import JournalWriter
-from indpriv.cli import run
 
 STEPS = {"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5}
 KINDS = {"sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}
@@ -45,7 +44,7 @@ def a_run(indpriv):
 
 def typed(message, command):
     """The arguments of each `indpriv COMMAND ...` that a message says to type."""
-    found = re.findall(rf"indpriv ({command} [^\s;,]+(?: --delta \S+)?)", message)
+    found = re.findall(rf"(?:indpriv|audits) ({command} [^\s;,]+(?: --delta \S+)?)", message)
     return [shlex.split(words) for words in found]
 
 
@@ -68,7 +67,7 @@ def test_without_a_run_the_runs_here_are_listed(indpriv, a_run):
 @pytest.mark.parametrize("arguments", [["audit"], ["verify"], ["audit", "nowhere"]])
 def test_where_there_is_no_run_it_says_how_to_record_one(indpriv, arguments):
     message = indpriv(*arguments, code=2).err
-    for words in ("no run was found here", "indpriv demo", "indpriv train", "Recorder"):
+    for words in ("no run was found here", "indpriv demo", "Recorder"):
         assert words in message
 
 
@@ -147,7 +146,7 @@ def test_a_file_instead_of_a_run(indpriv, a_run):
 
 
 def test_train_without_a_file_lists_those_there_are(indpriv):
-    shipped = [words[1] for words in typed(indpriv("train", code=2).err, "train")[1:]]
+    shipped = [words[1] for words in typed(indpriv("audits", "train", code=2).err, "train")[1:]]
     assert {Path(path).name for path in shipped} >= {"adult.toml", "digits.toml"}
     assert all(Path(path).is_file() for path in shipped)
     for folder, name in (("audits", "mine.toml"), ("other", "theirs.toml")):
@@ -158,7 +157,7 @@ def test_train_without_a_file_lists_those_there_are(indpriv):
         (["nowhere.toml"], "nowhere.toml does not exist", "audits/mine.toml"),
         (["other"], "other is a directory", "other/theirs.toml"),
     ):
-        message = indpriv("train", *arguments, code=2).err
+        message = indpriv("audits", "train", *arguments, code=2).err
         assert reason in message
         choices = message.split("type one of")[1]
         assert typed(choices, "train") == [["train", str(Path(expected))]]
@@ -166,15 +165,15 @@ def test_train_without_a_file_lists_those_there_are(indpriv):
 
 def test_attacks_and_references_need_a_run_or_an_audit_file(indpriv):
     for arguments, reason in (
-        (["shadow", "nowhere.toml"], "nowhere.toml does not exist"),
-        (["attack", "run", "nowhere.toml"], "nowhere.toml does not exist"),
+        (["audits", "shadow", "nowhere.toml"], "nowhere.toml does not exist"),
+        (["audits", "attack", "nowhere.toml"], "nowhere.toml does not exist"),
         (["attack", "run", "nowhere"], "nowhere does not exist"),
     ):
         assert reason in indpriv(*arguments, code=2).err
     Path("run").mkdir()
-    message = indpriv("shadow", "run", code=2).err
-    assert "run is a directory, and indpriv shadow needs an audit file" in message
-    assert "indpriv shadow " in message.split("type one of")[1]
+    message = indpriv("audits", "shadow", "run", code=2).err
+    assert "run is a directory, and python -m audits shadow needs an audit file" in message
+    assert "python -m audits shadow " in message.split("type one of")[1]
 
 
 def test_a_mistyped_command_and_none_at_all(indpriv):
@@ -234,7 +233,7 @@ def test_a_command_that_moved_says_what_to_type(typed, line, tmp_path, monkeypat
 def test_experiments_list_the_audit_files_to_choose_from(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for words in (["sweep", "--over", "epochs=1,2"], ["subsets", "--target", "1"]):
-        assert run(words, experiments, "python -m audits") == 2
+        assert run(["audits", *words]) == 2
         printed = capsys.readouterr().err
         assert f"python -m audits {words[0]} needs an audit file; type one of" in printed
         assert re.search(rf"\n  python -m audits {words[0]} \S*adult.toml\n", printed)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from audits.training.checkpoints import save_checkpoint
+from audits.training.config import AuditConfig
+from audits.training.datasets import load_dataset
+from audits.training.models import build_model
+from command_lines import run
 from indpriv import AttackScores
 from indpriv._files import read_json, write_json
 from indpriv.audit import read_summary
-from indpriv.cli import run
 from indpriv.norm_log.run_files import JOURNAL, RUN_JSON
-from indpriv.training.checkpoints import save_checkpoint
-from indpriv.training.config import AuditConfig
-from indpriv.training.datasets import load_dataset
-from indpriv.training.models import build_model
 from reconstructions import scores
 
 AUDIT = """
@@ -72,7 +72,7 @@ def test_scores_of_reconstructions_are_compared_with_their_ceiling(tmp_path, cap
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory):
-    """What `indpriv leak` reads of a run of `indpriv train`, without training."""
+    """What `indpriv leak` reads of a run of `python -m audits train`, without training."""
     folder = tmp_path_factory.mktemp("run")
     config = AuditConfig.from_dict(tomllib.loads(AUDIT))
     dataset = load_dataset("digits")
@@ -90,7 +90,7 @@ def small_run(tmp_path_factory):
 
 
 def test_noise_is_that_of_the_step(small_run, capsys):
-    arguments = ["leak", str(small_run), "--examples", "12", "--name", "steps", "--json"]
+    arguments = ["audits", "leak", str(small_run), "--examples", "12", "--name", "steps", "--json"]
     assert run(arguments) == 0
     found = AttackScores.from_file(small_run / "leakage" / "steps.parquet")
     most = {step: found.details["mu"][found.details["step"] == step].max() for step in (0, 3)}
@@ -101,7 +101,7 @@ def test_noise_is_that_of_the_step(small_run, capsys):
 def test_an_audit_file_attacks_gradients_after_training(tmp_path, capsys):
     (tmp_path / "small.toml").write_text(AUDIT, encoding="utf-8")
     run_dir = tmp_path / "run"
-    assert run(["train", str(tmp_path / "small.toml"), "--run-dir", str(run_dir)]) == 0
+    assert run(["audits", "train", str(tmp_path / "small.toml"), "--run-dir", str(run_dir)]) == 0
     path = run_dir / "leakage" / "row-informed.parquet"
     assert path.stat().st_mode & 0o777 == 0o600
     found = AttackScores.from_file(path)
@@ -119,14 +119,16 @@ def test_an_audit_file_attacks_gradients_after_training(tmp_path, capsys):
     assert b"data:image/png" not in (output / "report.html").read_bytes()
 
     asked = ["--attack", "first-layer", "--before-noise", "--examples", "6", "--at", "last"]
-    assert run(["leak", str(run_dir), *asked, "--name", "shown", "--pictures", "3"]) == 0
-    assert run(["audit", str(run_dir), "--output-dir", str(output), "--show-examples"]) == 0
+    assert run(["audits", "leak", str(run_dir), *asked, "--name", "shown", "--pictures", "3"]) == 0
+    assert run(["audits", "images", str(run_dir), str(tmp_path / "images.npy")]) == 0
+    shown = ["--show-examples", str(tmp_path / "images.npy")]
+    assert run(["audit", str(run_dir), "--output-dir", str(output), *shown]) == 0
     drawn = base64.b64encode((run_dir / "leakage" / "shown.png").read_bytes())
     assert b"data:image/png;base64," + drawn in (output / "report.html").read_bytes()
 
 
 def test_a_run_is_attacked(small_run, capsys):
-    arguments = ["leak", str(small_run), "--attack", "first-layer", "--before-noise"]
+    arguments = ["audits", "leak", str(small_run), "--attack", "first-layer", "--before-noise"]
     arguments += ["--examples", "6", "--at", "last", "--name", "row", "--pictures", "3", "--json"]
     assert run(arguments) == 0
     (found,) = json.loads(capsys.readouterr().out)["reconstruction"]
@@ -153,7 +155,7 @@ def test_a_run_is_attacked(small_run, capsys):
     ],
 )
 def test_refusals(small_run, options, message, capsys):
-    assert run(["leak", str(small_run), *options]) == 2
+    assert run(["audits", "leak", str(small_run), *options]) == 2
     assert message in in_one_line(capsys, "err")
 
 
@@ -197,15 +199,16 @@ def test_checkpoints_whose_steps_the_user_says(tmp_path, capsys):
 
 def test_only_runs_of_train_are_rebuilt_without_a_spec(tmp_path, capsys):
     (tmp_path / "journal.jsonl").write_text("", encoding="utf-8")
-    assert run(["leak", str(tmp_path)]) == 2
-    assert "--spec" in in_one_line(capsys, "err")
+    for program in ([], ["audits"]):
+        assert run([*program, "leak", str(tmp_path)]) == 2
+        assert "--spec" in in_one_line(capsys, "err")
 
 
 def test_other_data_are_no_data_of_the_run(small_run, tmp_path, capsys):
     record = read_json(small_run / RUN_JSON)
     write_json(tmp_path / RUN_JSON, {**record, "data": {"fingerprint": "another"}})
     (tmp_path / JOURNAL).write_text("", encoding="utf-8")
-    assert run(["leak", str(tmp_path)]) == 2
+    assert run(["audits", "leak", str(tmp_path)]) == 2
     assert "trained on other data" in in_one_line(capsys, "err")
 
 
@@ -215,7 +218,7 @@ def test_clipping_that_depends_on_data_is_not_imitated(small_run, tmp_path, caps
     settings = {**record["training"], "clipping": clipping}
     write_json(tmp_path / RUN_JSON, {**record, "training": settings})
     (tmp_path / JOURNAL).write_text("", encoding="utf-8")
-    assert run(["leak", str(tmp_path)]) == 2
+    assert run(["audits", "leak", str(tmp_path)]) == 2
     assert f"({clipping})" in in_one_line(capsys, "err")
 
 
@@ -224,7 +227,7 @@ def test_noise_of_the_largest_norm_is_not_imitated(small_run, tmp_path, capsys):
     record["config"]["training"] |= {"noise_scale": "largest_norm", "allow_no_privacy": True}
     write_json(tmp_path / RUN_JSON, record)
     (tmp_path / JOURNAL).write_text("", encoding="utf-8")
-    assert run(["leak", str(tmp_path)]) == 2
+    assert run(["audits", "leak", str(tmp_path)]) == 2
     assert "scales its noise by what it sees" in in_one_line(capsys, "err")
 
 

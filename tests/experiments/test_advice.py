@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from audits.__main__ import app
+from audits.training.datasets import load_dataset
 from indpriv import NormLog, account
 from indpriv.cli import run as run_command
-from indpriv.training.datasets import load_dataset
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from audits.exposure.models import MODELS
 from audits.exposure.ranks import Exposures
 from audits.exposure.text import LENGTH, START, draw_secrets, lines_of_text, shifted
 from audits.exposure.training import SecretsConfig, log_perplexities, train_with_secrets
+from audits.training.datasets.topics import ALPHABET, encode
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import SECRETS
-from indpriv.training.datasets.topics import ALPHABET, encode
 
 
 def test_rows_of_text_are_encoded_and_shifted():

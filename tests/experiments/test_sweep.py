@@ -11,13 +11,13 @@ import pytest
 
 from audits.__main__ import app
 from audits.sweep.command import sweep as sweep_command
+from audits.training.config import AuditConfig
+from audits.training.dp_sgd import train
 from indpriv._files import read_json
 from indpriv.audit import read_audit
 from indpriv.cli import run
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RUN_JSON
-from indpriv.training.config import AuditConfig
-from indpriv.training.dp_sgd import train
 
 AUDIT = """
 name = "small"

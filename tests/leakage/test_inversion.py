@@ -9,12 +9,12 @@ from pictures import network as cpl_network
 from scipy.special import ndtr, ndtri
 from torch import nn
 
+from audits.training.datasets import load_dataset
 from indpriv.analysis.reconstruction import identification_ceiling, reconstruction_of
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.errors import InputError
 from indpriv.leakage import INVERSIONS, LBFGS, Adam, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Look
-from indpriv.training.datasets import load_dataset
 from leakage_scenes import LOSS, digits, mlp
 
 

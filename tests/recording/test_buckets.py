@@ -13,12 +13,15 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 import torch
+from tests.training.test_resuming import config, toy
 
+from audits.training.checkpoints import list_checkpoints, load_checkpoint
+from audits.training.dp_sgd import train
+from command_lines import run as run_command
 from indpriv import InputError, NormLog, RoundRecorder, account
 from indpriv._journal import JournalWriter, read_journal
 from indpriv._storage import RemotePath, StorageError, location, remote_lock, remote_path
 from indpriv.audit import audit, read_audit, variants
-from indpriv.cli import run as run_command
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log import writer
 from indpriv.norm_log.journal_state import read_state
@@ -26,13 +29,10 @@ from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
-from indpriv.training.checkpoints import list_checkpoints, load_checkpoint
-from indpriv.training.dp_sgd import train
 from object_storage import s3_server
 from processes import running
 from runs import PER_EXAMPLE, blobs, failed, make_run, record
 from tests.recording.test_durability import WRITE_WHILE_TESTED, check_what_is_left
-from tests.training.test_resuming import config, toy
 
 DELTA = 1e-5
 
@@ -151,7 +151,7 @@ def test_a_run_of_train_is_stopped_resumed_and_audited(bucket, tmp_path, monkeyp
 
 
 def test_the_command_line(bucket, tmp_path, capsys):
-    words = ["train", "audits/digits.toml", "--run-dir", bucket("digits")]
+    words = ["audits", "train", "audits/digits.toml", "--run-dir", bucket("digits")]
     assert run_command(words) == 2
     assert "--bucket-is-private" in capsys.readouterr().err
     assert not location(bucket("digits")).exists()

@@ -159,7 +159,7 @@ def _taken(
     if len(pairs) < LEAST_MODELS:
         raise InputError(
             f"there are {len(pairs)} models, and effects need {LEAST_MODELS}; train more with "
-            "indpriv shadow --models"
+            "train_references"
         )
     values = np.stack([signal for signal, _ in pairs])
     used = (rows >= 0) & ~np.isnan(values).any(axis=0)

@@ -108,8 +108,8 @@ RULES = (
         "picture (16 on CIFAR-10) are averaged before clipping. It costs no epsilon and made De "
         "et al.'s models more accurate.",
         source="De et al. 2022 (arXiv:2204.13650)",
-        advice="Try it where accuracy matters, in a training loop of your own: `indpriv train` "
-        "does not augment. Say augmentation_multiplicity in run.json.",
+        advice="Try it where accuracy matters, in a training loop of your own. Say "
+        "augmentation_multiplicity in run.json.",
         needs="the layers of the model, and augmentation_multiplicity in run.json",
         judge=_augmentation,
     ),

@@ -198,7 +198,7 @@ def _layers(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> Mapping[
 
 
 def _views(content: Mapping[str, Any]) -> int | None:
-    """As run.json says; `indpriv train` does not augment."""
+    """As run.json says; runs of audit files do not augment."""
     views = first_at(content, ("augmentation_multiplicity",))
     if views is None and first_at(content, ("config", "data", "dataset")) is not None:
         return 1

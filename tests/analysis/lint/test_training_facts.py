@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from audits.training.architectures import layer_counts
+from audits.training.config import AuditConfig
+from audits.training.dp_sgd import train
 from indpriv import NormLog, PrivacyFilter
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.lint.registry import lint
@@ -13,9 +16,6 @@ from indpriv.analysis.lint.training_facts import SgdSettings, facts_of_plan, fac
 from indpriv.audit.run_directory import recorded_run
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import private_generator
-from indpriv.training.architectures import layer_counts
-from indpriv.training.config import AuditConfig
-from indpriv.training.dp_sgd import train
 from runs import blobs, make_run, record
 
 TABLES = {

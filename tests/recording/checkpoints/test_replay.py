@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import plain_opacus
+from audits.training.datasets import load_dataset
 from indpriv import InputError, NormLog, account
 from indpriv.audit import audit
 from indpriv.norm_log.journal_state import read_state
@@ -20,7 +21,6 @@ from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import AuditSpec, NormPass, Recorder, StepOptions, replay
 from indpriv.recording.checkpoints import norms_at
 from indpriv.recording.norms.variant import Variant
-from indpriv.training.datasets import load_dataset
 from runs import PER_EXAMPLE, blobs, mlp
 
 TOLD = StepOptions(max_grad_norm=1.0, delta=1e-5, sampler="poisson")

@@ -1,0 +1,25 @@
+"""What an audit file says: one frozen dataclass for each table. Nothing here imports torch."""
+
+from audits.training.config.audit_file import AuditConfig
+from audits.training.config.federated_section import FederatedConfig
+from audits.training.config.sections import (
+    AttackConfig,
+    CheckpointConfig,
+    DataConfig,
+    GroupConfig,
+    ModelConfig,
+    RecordingConfig,
+)
+from audits.training.config.training_section import TrainingConfig
+
+__all__ = [
+    "AttackConfig",
+    "AuditConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "FederatedConfig",
+    "GroupConfig",
+    "ModelConfig",
+    "RecordingConfig",
+    "TrainingConfig",
+]

@@ -1,0 +1,142 @@
+"""Reconstruction from gradients of reference runs, as [leakage] of an audit file says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from audits.training.config import AuditConfig, FederatedConfig
+from audits.training.datasets import Dataset, load_dataset
+from audits.training.models import LOSSES, build_model
+from audits.training.tensors import tensor_set
+from indpriv._progress import StageProgress, silent
+from indpriv.errors import InputError
+from indpriv.leakage import Observation
+from indpriv.leakage.plan import LeakagePlan, ObservationAt, leak_run, observation, write_scores
+from indpriv.norm_log.run_files import LEAKAGE
+from indpriv.norm_log.schema import read_run_json
+from indpriv.recording import AuditSpec
+
+
+def leak_after_training(
+    config: AuditConfig,
+    run_dir: Path,
+    dataset: Dataset,
+    seed: int | None,
+    progress: StageProgress = silent,
+) -> None:
+    """Write RUN/leakage/SEE-ATTACK.parquet for each attack of an audit file."""
+    if not config.leakage.attacks:
+        return
+    spec, observation_at = spec_of(config, dataset), observations(run_dir, config.leakage)
+    for attack in config.leakage.attacks:
+        found = leak_run(spec, run_dir, observation_at, config.leakage, attack, seed, progress)
+        write_scores(found, run_dir / LEAKAGE, f"{config.leakage.see}-{attack}")
+
+
+def read_run(run_dir: Path, data_dir: Path | None) -> AuditSpec:
+    """What rebuilds the model and the data of a run of `python -m audits train`.
+
+    Raises:
+        InputError: another kind of run, or other data than the run was trained on.
+    """
+    record = _record(run_dir)
+    config = AuditConfig.from_dict(record["config"])
+    dataset = load_dataset(config.data.dataset, data_dir)
+    if dataset.fingerprint() != record["data"]["fingerprint"]:
+        raise InputError(
+            f"{run_dir} was trained on other data than {config.data.dataset} as loaded (canaries, "
+            "a subset or another version); pass --spec, which says what it was"
+        )
+    return spec_of(config, dataset)
+
+
+def spec_of(config: AuditConfig, dataset: Dataset) -> AuditSpec:
+    """What rebuilds the model and the data of an audit."""
+    return AuditSpec(
+        model=lambda: build_model(config.model, dataset.input_shape, dataset.n_classes),
+        dataset=tensor_set(dataset.train),
+        loss_fn=LOSSES[config.training.loss](reduction="none"),
+    )
+
+
+def observations(run_dir: Path, plan: LeakagePlan) -> ObservationAt:
+    """What is read of a run of `train` before each step, with its clipping and noise.
+
+    Raises:
+        InputError: another kind of run, or a kind of clipping that an observation does not have.
+    """
+    record = _record(run_dir)
+    settings, planned = record["training"], record["config"]["training"]
+    federated = AuditConfig.from_dict(record["config"]).federated
+    if settings["clipping"] not in ("flat", "per_layer") or "largest" in planned.get(
+        "noise_scale", ""
+    ):
+        raise InputError(
+            f"{run_dir} clips or scales its noise by what it sees ({settings['clipping']}), which "
+            'an observation does not imitate; use a run with clipping = "flat" or "per_layer"'
+        )
+
+    def at(step: int) -> Observation:
+        clip, noise = (_at(settings[name], step) for name in ("max_grad_norm", "noise_multiplier"))
+        if federated is None:
+            return observation(plan, clip, noise, settings["clipping"])
+        came = federated.planned(settings["clients"])
+        return at_a_client(plan, federated, came, (clip, noise, settings["clipping"]))
+
+    return at
+
+
+def at_a_client(
+    plan: LeakagePlan, federated: FederatedConfig, planned: float, law: tuple[float, float, str]
+) -> Observation:
+    """What a plan reads at one client of a federated run; noise of the server comes later.
+
+    Args:
+        plan: what is read. A batch or update is of rows drawn from all clients.
+        federated: who is protected where.
+        planned: number of clients of a round.
+        law: max_grad_norm, noise multiplier and clipping of the round.
+
+    Raises:
+        InputError: an update of a run that protects rows inside its local steps.
+    """
+    (clip, noise, clipping), place = law, federated.noise_place
+    if federated.protect == "row" and plan.see == "update":
+        raise InputError(
+            'rows are clipped and get noise in each local step; use see = "batch", which is the '
+            "update of one local step"
+        )
+    if plan.see == "update":
+        shares = {"clients": 1.0, "clients_shared": 1 / math.sqrt(planned)}
+        noise, protected = noise * shares.get(place, 0.0), place in shares
+    else:  # noise once a batch comes after the gradient of a row
+        protected = federated.protect == "row"
+        noise *= place == "row" or plan.see == "batch"
+    return Observation(
+        plan.see,
+        plan.batch_size,
+        clip if protected else None,
+        clipping if protected else "flat",
+        noise if protected and not plan.before_noise else 0.0,
+        "row" if place == "row" else "batch",
+        plan.local_steps if plan.see == "update" else 1,
+        federated.local_learning_rate,
+        plan.share,
+    )
+
+
+def _at(values: float | list[float], step: int) -> float:
+    """A setting of the step that comes after `step` updates, or of the last one."""
+    return values[min(step, len(values) - 1)] if isinstance(values, list) else values
+
+
+def _record(run_dir: Path) -> dict[str, Any]:
+    content = dict(read_run_json(run_dir))
+    if not {"config", "training", "data"} <= content.keys():
+        raise InputError(
+            f"{run_dir} is no run of python -m audits train, so that nothing rebuilds its "
+            "model; pass its checkpoints with --spec FILE:spec"
+        )
+    return content
