@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -385,11 +385,15 @@ def leak(data_dir: DataDir = None, **options: Any) -> None:
     leak_as_told(subject, **options)
 
 
-_parameters = inspect.signature(packaged_leak).parameters
-leak.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [*_parameters.values(), inspect.signature(lint).parameters["data_dir"]]
-)
-leak.__annotations__ = {**packaged_leak.__annotations__, "data_dir": DataDir}
+_hints = get_type_hints(packaged_leak, include_extras=True) | {"data_dir": DataDir}
+_parameters = {
+    name: each.replace(annotation=_hints[name])
+    for function in (packaged_leak, lint)
+    for name, each in inspect.signature(function).parameters.items()
+    if name in _hints
+}
+leak.__signature__ = inspect.Signature([*_parameters.values()])  # type: ignore[attr-defined]
+leak.__annotations__ = _hints
 
 
 def images(
