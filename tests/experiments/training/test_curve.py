@@ -3,11 +3,11 @@ import pandas as pd
 import pytest
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import optimizer
-from tests.training.test_dp_sgd import config, toy
 
 from audits.training import dp_sgd
 from audits.training.config.schedules import Schedule
 from audits.training.dp_sgd import train
+from tests.experiments.training.test_dp_sgd import config, toy
 
 
 def test_the_curve_of_a_run(tmp_path):

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
-from tests.training.test_dp_sgd import config, toy
 
 import indpriv
 from audits.training import dp_sgd
@@ -17,6 +16,7 @@ from audits.training.step_plan import planned_steps, steps_per_epoch, with_noise
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
+from tests.experiments.training.test_dp_sgd import config, toy
 
 LAWS = ("constant", "linear", "exponential", "inverse_linear", "inverse_exponential", "cyclic")
 QUICK = (("hooks", "cyclic"), ("ghost", "inverse_linear"))

@@ -13,6 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 import indpriv
 from audits.training.checkpoints import checkpoint_path, load_checkpoint
+from audits.training.commands import _left_over
 from audits.training.config import AuditConfig, FederatedConfig
 from audits.training.datasets.base import Dataset, Split
 from audits.training.federated.rounds import Clients, Federation
@@ -23,7 +24,6 @@ from indpriv import InputError, NormLog
 from indpriv._files import read_json
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.audit import audit
-from indpriv.cli.run import _left_over
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.verify import verify
