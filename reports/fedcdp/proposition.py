@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parameters_to_vector
 
-from fedcdp import paper
 from indpriv._arrays import IntArray
 from indpriv.training.datasets import load_dataset
 from indpriv.training.federated.local import LocalTraining
 from indpriv.training.models import mlp
+from reports.fedcdp import paper
 
 MULTIPLES = (0.5, 0.9, 1.0, 2.0, 10.0, 100.0)
 _STEPS, _RATE, _HIDDEN = 300, 0.5, 64

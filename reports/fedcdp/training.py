@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedcdp import paper
 from indpriv import NormLog, account
 from indpriv._files import read_json, read_parquet
 from indpriv.norm_log.run_files import CURVE, RUN_JSON
 from indpriv.training.config import AuditConfig
 from indpriv.training.federated.train import train_federated
+from reports.fedcdp import paper
 
 AUDITS = Path(__file__).resolve().parents[2] / "audits"
 _NETWORKS: Mapping[str, tuple[dict[str, Any], int, int]] = {  # keys of [model]; tensors; rounds
