@@ -4,7 +4,7 @@ python -m reports.yu2023 [NAME ...] [--data-dir DIR] [--no-training] [--write-on
 
 For each audit: train it where no finished run lies under reports/runs/NAME, audit it under both accounts where their audits are
 not of that run, measure and draw what no audit holds (yu2023.json), and write both pages. Without NAME, the sweeps of Figures 9 to 13 are run too. Stopped, it goes on where it
-was; a run that was interrupted is left alone, and named. --no-training takes the runs there are,
+was; a run that was interrupted is left alone, and named. All takes hours on two cores. --no-training takes the runs there are,
 --write-only makes the pages of the audits there are.
 """
 
