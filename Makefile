@@ -77,29 +77,29 @@ screens: $(VENV)/.installed-dev
 
 # The picture and the first screen in README.md, from a fresh demo.
 figures: demo
-	$(BIN)/python reports/make_figures.py $(DEMO_DIR)
+	$(BIN)/python -m reports.demo $(DEMO_DIR)
 
-# reports/yu2023.md and docs/explanation/results.md: trains what has no finished run under reports/runs (hours on two cores), audits,
+# reports/yu2023/README.md and docs/explanation/results.md: trains what has no finished run under reports/runs (hours on two cores), audits,
 # measures and writes. It goes on where it was stopped. Data sets: INDPRIV_DATA=DIR make reproduce
 reproduce: $(VENV)/.installed-dev
-	$(BIN)/python reports/make_yu2023.py
+	$(BIN)/python -m reports.yu2023
 
-# reports/validation.md: individual epsilons beside the attacker that they assume, in real Opacus runs. It goes on where it was stopped.
+# reports/validation/README.md: individual epsilons beside the attacker that they assume, in real Opacus runs. It goes on where it was stopped.
 validate: $(VENV)/.installed-dev
-	$(BIN)/python reports/make_validation.py
+	$(BIN)/python -m reports.validation
 
-# reports/attacks.md: attacks on the final models of Adult and MNIST, with reference models. It goes on where it was stopped.
+# reports/attacks/README.md: attacks on the final models of Adult and MNIST, with reference models. It goes on where it was stopped.
 # MNIST: INDPRIV_DATA=DIR make attacks
 attacks: $(VENV)/.installed-dev
-	$(BIN)/python reports/make_attacks.py
+	$(BIN)/python -m reports.attacks
 
-# reports/wei2021.md: runs on MNIST with dynamic privacy parameters. It goes on where it was stopped. INDPRIV_DATA=DIR make wei2021
+# reports/wei2021/README.md: runs on MNIST with dynamic privacy parameters. It goes on where it was stopped. INDPRIV_DATA=DIR make wei2021
 wei2021: $(VENV)/.installed-dev
-	$(BIN)/python reports/make_wei2021.py
+	$(BIN)/python -m reports.wei2021
 
-# reports/fedcdp.md: federated runs, and accounts of the paper. It goes on where it was stopped. INDPRIV_DATA=DIR make fedcdp
+# reports/fedcdp/README.md: federated runs, and accounts of the paper. It goes on where it was stopped. INDPRIV_DATA=DIR make fedcdp
 fedcdp: $(VENV)/.installed-dev
-	$(BIN)/python reports/make_fedcdp.py
+	$(BIN)/python -m reports.fedcdp
 
 clean:
 	rm -rf $(VENV) $(LOWEST) .venv-dist dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,7 @@ from audits.training.datasets import Dataset, load_dataset
 from indpriv.analysis.reconstruction import CLOSE, reconstruction_of
 from indpriv.leakage import LBFGS, Adam, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Inversion
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reports"))
-from pictures import network
+from reports.shared.pictures import network
 
 CANDIDATES = 100
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -1,4 +1,4 @@
-"""reports/attacks.md: its figures, its verdicts, and the code that trains and attacks."""
+"""reports/attacks/README.md: its figures, its verdicts, and the code that trains and attacks."""
 
 import copy
 from dataclasses import replace
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attacks.figures import few, figures
-from attacks.page import render, targets
-from attacks.training import BASELINE, DP, SEED, Task
 
 from audits.training.config import AuditConfig
 from audits.training.datasets import load_dataset
 from indpriv._files import read_json
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.rmia import rmia
+from reports.attacks.figures import few, figures
+from reports.attacks.page import render, targets
+from reports.attacks.training import BASELINE, DP, SEED, Task
 from synthetic import signals_with_effect
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ REPORTS = ROOT / "reports"
 
 @pytest.fixture
 def known():
-    return read_json(REPORTS / "attacks.json")
+    return read_json(REPORTS / "attacks" / "attacks.json")
 
 
 def verdicts(known):
@@ -36,7 +36,7 @@ def rates(known, task, kind, title):
 
 
 def test_the_page_is_written_from_its_figures(known):
-    assert (REPORTS / "attacks.md").read_text(encoding="utf-8") == render(known)
+    assert (REPORTS / "attacks" / "README.md").read_text(encoding="utf-8") == render(known)
 
 
 def too_strong(known):

@@ -122,7 +122,15 @@ def test_what_is_left_out_of_a_run_exists(page):
                 assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+LINKING = [
+    *PAGES,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "audits/README.md")),
+    *sorted(ROOT.glob("reports/**/README.md")),
+    *sorted(ROOT.glob("reports/*/audit.md")),
+]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=name_of)
 def test_relative_links_exist(page):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
@@ -139,10 +147,10 @@ def test_the_readme_is_one_page():
 def test_the_first_screen_is_the_generated_one():
     text = README.read_text(encoding="utf-8")
     shown = re.search(r"<!-- first screen.*?-->\n```text\n(.*?)```\n<!-- end", text, re.DOTALL)
-    screen = (ROOT / "reports/adult.txt").read_text(encoding="utf-8")
+    screen = (ROOT / "reports/demo/adult.txt").read_text(encoding="utf-8")
     assert screen.startswith(shown[1])
     assert 10 <= shown[1].count("\n") <= 21  # one more since it says what the guarantee rests on
-    assert (ROOT / "reports/adult.svg").is_file()
+    assert (ROOT / "reports/demo/adult.svg").is_file()
 
 
 @pytest.mark.skipif(

@@ -1,15 +1,18 @@
-"""reports/fedcdp.md: its numbers are computed, and its verdicts follow them."""
+"""reports/fedcdp/README.md: its numbers are computed, and its verdicts follow them."""
 
 import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fedcdp import paper
-from fedcdp.accounts import honest, known, shared_coins, shared_coins_by_moments, table_6
-from fedcdp.cost import verdict_of_cost
-from fedcdp.leakage import BATCHES, CDP, DATA, NO_DP, ROWS, SDP, seen, verdict_of_leakage
-from fedcdp.page import (
+from scipy.stats import norm
+
+from indpriv._files import read_json
+from reports.fedcdp import paper
+from reports.fedcdp.accounts import honest, known, shared_coins, shared_coins_by_moments, table_6
+from reports.fedcdp.cost import verdict_of_cost
+from reports.fedcdp.leakage import BATCHES, CDP, DATA, NO_DP, ROWS, SDP, seen, verdict_of_leakage
+from reports.fedcdp.page import (
     NORMS,
     render,
     verdict_of_accuracy,
@@ -18,21 +21,18 @@ from fedcdp.page import (
     verdict_of_norms,
     verdict_of_table_6,
 )
-from fedcdp.proposition import MULTIPLES
-from scipy.stats import norm
-
-from indpriv._files import read_json
+from reports.fedcdp.proposition import MULTIPLES
 
 REPORTS = Path(__file__).parents[1] / "reports"
 
 
 @pytest.fixture
 def figures():
-    return read_json(REPORTS / "fedcdp.json")
+    return read_json(REPORTS / "fedcdp" / "fedcdp.json")
 
 
 def test_the_page_is_written_from_its_figures(figures):
-    assert (REPORTS / "fedcdp.md").read_text(encoding="utf-8") == render(figures)
+    assert (REPORTS / "fedcdp" / "README.md").read_text(encoding="utf-8") == render(figures)
 
 
 @pytest.mark.parametrize("name", ["MNIST", "cancer"])

@@ -46,7 +46,9 @@ def test_the_source_archive_can_be_tested(built):
         names = {name.partition("/")[2] for name in file.getnames()}
     needed = {"Makefile", "constraints.txt", "CITATION.cff", "SECURITY.md", "audits/adult.toml"}
     needed |= {"audits/__main__.py", "audits/README.md", "tests/experiments/test_readme.py"}
-    needed |= {"tests/conftest.py", "reports/reproduction/paper.py", "LICENSE", "CHANGELOG.md"}
+    needed |= {"tests/conftest.py", "reports/yu2023/paper.py", "LICENSE", "CHANGELOG.md"}
+    needed |= {"reports/README.md", "reports/demo/adult.txt", "reports/mnist/audit.md"}
+    needed |= {f"reports/yu2023/{name}" for name in ("yu2023.json", "preset/mnist/audit.json")}
     assert needed <= names
 
 

@@ -1,4 +1,4 @@
-"""reports/validation.md: it is written from its figures, and they find what is planted."""
+"""reports/validation/README.md: it is written from its figures, and they find what is planted."""
 
 import copy
 from pathlib import Path
@@ -6,23 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from validation.figures import rates
-from validation.page import render
 
 from indpriv._files import read_json
 from indpriv.accountant.predicted_evidence import PredictedEvidence
 from indpriv.analysis.attacks.account_test import Evidence
+from reports.validation.figures import rates
+from reports.validation.page import render
 
 REPORTS = Path(__file__).parents[1] / "reports"
 
 
 @pytest.fixture
 def known():
-    return read_json(REPORTS / "validation.json")
+    return read_json(REPORTS / "validation" / "validation.json")
 
 
 def test_the_page_is_written_from_its_figures(known):
-    assert (REPORTS / "validation.md").read_text(encoding="utf-8") == render(known)
+    assert (REPORTS / "validation" / "README.md").read_text(encoding="utf-8") == render(known)
 
 
 def test_the_account_stands_in_every_study(known):

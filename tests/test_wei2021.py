@@ -1,15 +1,18 @@
-"""reports/wei2021.md: it is written from its figures, and its verdicts follow them."""
+"""reports/wei2021/README.md: it is written from its figures, and its verdicts follow them."""
 
 import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from wei2021 import paper
-from wei2021.accounts import noise_of
-from wei2021.cost import verdict_of_cost
-from wei2021.leakage import verdict_of_leakage, what_clipping_fools
-from wei2021.page import (
+
+from indpriv._files import read_json
+from indpriv.accountant import composed_epsilons
+from reports.wei2021 import paper
+from reports.wei2021.accounts import noise_of
+from reports.wei2021.cost import verdict_of_cost
+from reports.wei2021.leakage import verdict_of_leakage, what_clipping_fools
+from reports.wei2021.page import (
     curve_of,
     render,
     verdict_at_accuracy,
@@ -18,9 +21,6 @@ from wei2021.page import (
     verdict_of_table_5,
     verdict_of_table_8,
 )
-
-from indpriv._files import read_json
-from indpriv.accountant import composed_epsilons
 
 REPORTS = Path(__file__).parents[1] / "reports"
 RUN = {
@@ -36,7 +36,7 @@ RUN = {
 
 @pytest.fixture
 def known():
-    return read_json(REPORTS / "wei2021.json")
+    return read_json(REPORTS / "wei2021" / "wei2021.json")
 
 
 def runs_of(method, final, reached=0.6):
@@ -45,7 +45,7 @@ def runs_of(method, final, reached=0.6):
 
 
 def test_the_page_is_written_from_its_figures(known):
-    assert (REPORTS / "wei2021.md").read_text(encoding="utf-8") == render(known)
+    assert (REPORTS / "wei2021" / "README.md").read_text(encoding="utf-8") == render(known)
 
 
 def test_verdicts_of_accounts_follow_the_figures(known):

@@ -9,21 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from reproduction import paper, rules
-from reproduction.audits import (
-    DEFAULT,
-    INDIVIDUAL,
-    PRESET,
-    Audit,
-    fidelity_of,
-    read_audits,
-    values_of,
-)
-from reproduction.measured import read_measured
-from reproduction.page import render_page, render_results, write_results
-from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
-from reproduction.sections import Known
-from reproduction.sweeps import HINGE, LARGER, MULTIPLES, SWEPT
 
 import indpriv
 from indpriv._files import write_json
@@ -34,6 +19,21 @@ from indpriv.analysis.summary import FidelityFindings
 from indpriv.audit import RecordedRun, fidelity_against_k, summarise
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
+from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+from reports.yu2023 import paper, rules
+from reports.yu2023.audits import (
+    DEFAULT,
+    INDIVIDUAL,
+    PRESET,
+    Audit,
+    fidelity_of,
+    read_audits,
+    values_of,
+)
+from reports.yu2023.measured import read_measured
+from reports.yu2023.page import render_page, render_results, write_results
+from reports.yu2023.sections import Known
+from reports.yu2023.sweeps import HINGE, LARGER, MULTIPLES, SWEPT
 from synthetic import rows
 
 ROOT = Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def known():
                 "source": values_of(summary),
                 "found": {"smallest": 0.01, "statistics": [1.0, 0.5, 0.6, 0.7, 0.8, 0.9]},
             }
-            for name, summary in zip(("mnist", "mnist-yu2023"), summaries, strict=True)
+            for name, summary in zip(("mnist", "yu2023/preset/mnist"), summaries, strict=True)
         },
         "table_2": {
             "mnist": {
@@ -529,12 +529,12 @@ def test_what_was_measured_of_another_account_is_not_shown(known):
 def test_a_presets_audit_of_another_run_is_left_out(known, tmp_path):
     audit = known.audits["mnist"]
     other = copy.deepcopy(dict(audit.preset))
-    for name, summary in (("mnist", audit.default), ("mnist-yu2023", audit.preset)):
-        (tmp_path / name).mkdir()
+    for name, summary in (("mnist", audit.default), ("yu2023/preset/mnist", audit.preset)):
+        (tmp_path / name).mkdir(parents=True)
         write_json(tmp_path / name / "audit.json", summary)
     assert set(read_audits(tmp_path)["mnist"].accounts) == {PRESET, DEFAULT}
     other["run"]["recorder"]["id"] = "another"
-    write_json(tmp_path / "mnist-yu2023" / "audit.json", other)
+    write_json(tmp_path / "yu2023/preset/mnist" / "audit.json", other)
     assert set(read_audits(tmp_path)["mnist"].accounts) == {DEFAULT}
 
 
@@ -553,9 +553,9 @@ def test_results_go_between_their_markers(tmp_path):
 
 
 def test_the_committed_pages_are_the_generated_ones():
-    """Where this fails after an audit was made again: python reports/make_yu2023.py --write-only."""
+    """Where this fails after an audit was made again: python -m reports.yu2023 --write-only."""
     found = Known(read_audits(REPORTS), read_measured(REPORTS))
-    assert (REPORTS / "yu2023.md").read_text(encoding="utf-8") == page_of(found)
+    assert (REPORTS / "yu2023" / "README.md").read_text(encoding="utf-8") == page_of(found)
     shown = re.search(
         r"<!-- results.*?-->\n(.*?)<!-- end of results -->",
         (ROOT / "docs/explanation/results.md").read_text("utf-8"),

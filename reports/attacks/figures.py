@@ -1,4 +1,4 @@
-"""What the attacks on the finished runs found, as plain data for reports/attacks.json."""
+"""What the attacks on the finished runs found, as plain data for attacks.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attacks.training import AUDIT, BASELINE, DP, RUN, SEED, TIMING, Task
 from indpriv._files import read_json
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.effects import membership_effects
@@ -20,6 +19,7 @@ from indpriv.audit import attack_study, read_audit, read_summary
 from indpriv.audit.run_attacks import material_of
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES_NON_DP
+from reports.attacks.training import AUDIT, BASELINE, DP, RUN, SEED, TIMING, Task
 
 FEW = {"rmia": (1, 2, 4, 16), "lira": (4, 16), "lira_plain": (4, 16)}  # numbers of references
 KEPT = ("title", "model", "references", "discrimination", "above_worst_case")

@@ -1,17 +1,16 @@
-"""reports/attacks.md from the figures in reports/attacks.json. No figure is typed."""
+"""reports/attacks/README.md from the figures in attacks.json beside it. No figure is typed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from markdown_table import table
-from recorded import SEEDED
-
-from attacks.training import BASELINE, DP
+from reports.attacks.training import BASELINE, DP
+from reports.shared.markdown_table import table
+from reports.shared.rates import HEAD, RATES, number, rates
+from reports.shared.recorded import SEEDED
 
 Figures = Mapping[str, Any]
-RATES = ("0.01", "0.001")  # of false positives
 LIMIT = 180.0  # seconds for RMIA with four references on Adult, on two cores
 THRESHOLD, RMIA, LIRA = "loss threshold", "RMIA", "LiRA"
 TITLES = {DP: "with DP", BASELINE: "without DP"}
@@ -31,7 +30,7 @@ def render(figures: Figures) -> str:
         "# What attacks on the final model reach",
         "",
         "Made by `make attacks`. An attack that fails is no evidence of privacy. An attacker who",
-        "sees every update reaches far more: [what an epsilon assumes](validation.md).",
+        "sees every update reaches far more: [what an epsilon assumes](../validation/README.md).",
         "",
         SEEDED,
         "",
@@ -135,26 +134,6 @@ def beside(one: Figures, other: Figures) -> str:
     )
 
 
-def number(value: float, interval: Figures | None, *, percent: bool = False) -> str:
-    """A figure with its interval."""
-    scale, digits = (100, 2) if percent else (1, 4)
-    shown = f"{scale * value:.{digits}f}"
-    if interval is None:
-        return shown
-    return (
-        f"{shown} ({scale * interval['low']:.{digits}f} to {scale * interval['high']:.{digits}f})"
-    )
-
-
-def rates(found: Figures) -> tuple[str, ...]:
-    """AUC and true-positive rates of one attack, as cells."""
-    spans = found["tpr_at_fpr_intervals"]
-    return (
-        number(found["auc"], found["auc_interval"]),
-        *(number(found["tpr_at_fpr"][rate], spans.get(rate), percent=True) for rate in RATES),
-    )
-
-
 def is_old(part: Figures) -> bool:
     """Whether figures of the audited run are by earlier rules."""
     return "common_threshold" not in part["run"]["ceilings"]
@@ -170,9 +149,6 @@ def ceiling_lines(limits: Mapping[str, float] | None) -> Iterator[str]:
     if limits is not None:
         yield f"At its norms no threshold accuses more than {100 * limits['0.01']:.1f} % at 1 % and"
         yield f"{100 * limits['0.001']:.2f} % at 0.1 %."
-
-
-HEAD = ("AUC", "TPR at 1 % FPR, %", "TPR at 0.1 % FPR, %")
 
 
 def task_lines(part: Figures) -> Iterator[str]:

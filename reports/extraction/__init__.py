@@ -1,1 +1,1 @@
-"""Parts of reports/extraction.md."""
+"""Parts of reports/extraction/README.md."""

@@ -1,17 +1,16 @@
-"""reports/extraction.md from the figures in reports/extraction.json. No figure is typed."""
+"""reports/extraction/README.md from the figures in extraction.json beside it. No figure is typed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from markdown_table import table
-from recorded import SEEDED
-
 from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
 from audits.training.datasets.topics import SOURCE
-from extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
-from extraction.secrets import SETTINGS
 from indpriv.attacks.attribute_knowledge import GUESSERS
+from reports.extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
+from reports.extraction.secrets import SETTINGS
+from reports.shared.markdown_table import table
+from reports.shared.recorded import SEEDED
 
 _NONE = "–"
 
@@ -26,7 +25,7 @@ def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from (
         "# Secrets and attributes",
         "",
-        "Made by `python reports/make_extraction.py`; `docs/how-to/secrets-and-attributes.md` says how "
+        "Made by `python -m reports.extraction`; `docs/how-to/secrets-and-attributes.md` says how "
         "to run these attacks.",
         "",
         SEEDED,

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fedcdp import paper
-from fedcdp.paper import CLIENT_RATE, DELTA, NOISE, Setting
 from indpriv import NormLog, account
 from indpriv._arrays import FloatArray
 from indpriv.accountant.rdp import compute_rdp
 from indpriv.accountant.rdp_orders import epsilon_offsets
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
+from reports.fedcdp import paper
+from reports.fedcdp.paper import CLIENT_RATE, DELTA, NOISE, Setting
 
 _CLIENTS = (100, 1_000, 10_000)
 _COPIES = (10, 100)

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from markdown_table import table
-from reproduction.rules import DIFFERS, NOT_RUN, REPRODUCED
 
 from audits.training.config import FederatedConfig
 from audits.training.datasets.base import Split
 from audits.training.federated.rounds import Clients, Federation
 from audits.training.models import tanh_cnn
 from audits.training.randomness import Randomness
-from fedcdp import paper
 from indpriv.norm_log.step_settings import StepSetting
+from reports.fedcdp import paper
+from reports.shared.markdown_table import table
+from reports.shared.verdicts import DIFFERS, NOT_RUN, REPRODUCED
 
 CLIENTS, STEPS, ROUNDS = 10, 10, 5
 SYSTEMS = {"no DP": "nobody", "Fed-SDP": "client", "Fed-CDP": "row", "Fed-CDP(decay)": "row"}

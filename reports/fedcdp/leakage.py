@@ -1,6 +1,6 @@
 """Table VII and Figures 1, 4 and 5: pictures from what a client computes in its first local step.
 
-See reports/pictures.py for network and attack. C and sigma are of each parameter of the network.
+See reports/shared/pictures.py for network and attack. C and sigma are of each parameter of the network.
 """
 
 from __future__ import annotations
@@ -9,13 +9,20 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from markdown_table import table
-from pictures import CANDIDATES, ITERATIONS, NAMES, PARAMETERS, SUCCESS, Gallery, cells
-from reproduction.rules import DIFFERS, NOT_RUN, REPRODUCED
-
-from fedcdp import paper
 from indpriv.analysis.reconstruction import CLOSE
 from indpriv.leakage import Observation
+from reports.fedcdp import paper
+from reports.shared.markdown_table import table
+from reports.shared.pictures import (
+    CANDIDATES,
+    ITERATIONS,
+    NAMES,
+    PARAMETERS,
+    SUCCESS,
+    Gallery,
+    cells,
+)
+from reports.shared.verdicts import DIFFERS, NOT_RUN, REPRODUCED
 
 PICTURES, BATCH, FIRST_CLIP = 6, 3, 6.0  # Fed-CDP(decay) begins with C = 6
 DATA = ("mnist", "lfw_people")

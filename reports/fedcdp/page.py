@@ -1,4 +1,4 @@
-"""reports/fedcdp.md, from reports/fedcdp.json and what the paper prints. No figure is typed."""
+"""reports/fedcdp/README.md, from fedcdp.json beside it and what the paper prints. No figure is typed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from markdown_table import table
-from recorded import status_of
-from reproduction.rules import NOT_REPRODUCED, NOT_RUN, REPRODUCED
-
-from fedcdp import paper
-from fedcdp.cost import RULE as COST_RULE
-from fedcdp.cost import cost_section, verdict_of_cost
-from fedcdp.leakage import RULE as LEAKAGE_RULE
-from fedcdp.leakage import leakage_section, verdict_of_leakage
-from fedcdp.proposition import MULTIPLES
-from fedcdp.training import COPIES, PRUNED, RUNS, TENTHS, VALUES
+from reports.fedcdp import paper
+from reports.fedcdp.cost import RULE as COST_RULE
+from reports.fedcdp.cost import cost_section, verdict_of_cost
+from reports.fedcdp.leakage import RULE as LEAKAGE_RULE
+from reports.fedcdp.leakage import leakage_section, verdict_of_leakage
+from reports.fedcdp.proposition import MULTIPLES
+from reports.fedcdp.training import COPIES, PRUNED, RUNS, TENTHS, VALUES
+from reports.shared.markdown_table import table
+from reports.shared.recorded import status_of
+from reports.shared.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 Figures = Mapping[str, Any]
 COMMAND = "make fedcdp"
@@ -379,7 +378,7 @@ def _what_does_not_hold(accounts: Figures) -> Iterator[str]:
         "  and its updates are not clipped, the line that adds the noise of Fed-CDP is commented out,",
         "  and sigma is 0.5. The rows of the stated noise above show what it does to a model.",
         "- **A mean squared error below 0.70 is no success** of a reconstruction: see",
-        "  [the page of the companion paper](wei2021.md), where a grey picture succeeds.",
+        "  [the page of the companion paper](../wei2021/README.md), where a grey picture succeeds.",
     )
 
 

@@ -20,8 +20,8 @@ from torch.nn.utils import parameters_to_vector
 from audits.training.datasets import load_dataset
 from audits.training.federated.local import LocalTraining
 from audits.training.models import mlp
-from fedcdp import paper
 from indpriv._arrays import IntArray
+from reports.fedcdp import paper
 
 MULTIPLES = (0.5, 0.9, 1.0, 2.0, 10.0, 100.0)
 _STEPS, _RATE, _HIDDEN = 300, 0.5, 64

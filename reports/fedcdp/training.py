@@ -13,10 +13,10 @@ import numpy as np
 
 from audits.training.config import AuditConfig
 from audits.training.federated.train import train_federated
-from fedcdp import paper
 from indpriv import NormLog, account
 from indpriv._files import read_json, read_parquet
 from indpriv.norm_log.run_files import CURVE, RUN_JSON
+from reports.fedcdp import paper
 
 AUDITS = Path(__file__).resolve().parents[2] / "audits"
 _NETWORKS: Mapping[str, tuple[dict[str, Any], int, int]] = {  # keys of [model]; tensors; rounds

@@ -1,4 +1,4 @@
-"""What the runs of a study say of the account: figures of reports/validation.md."""
+"""What the runs of a study say of the account: figures of reports/validation/README.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from indpriv.analysis.attacks.account_test import (
 from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES, discriminate
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE
 from indpriv.errors import InputError
-from validation.study import Study, StudyData
+from reports.validation.study import Study, StudyData
 
 BINS = 8
 RATES = (0.01, 0.1)  # of false positives

@@ -1,22 +1,21 @@
-"""reports/validation.md: what the runs of the studies say of the account. No figure is typed."""
+"""reports/validation/README.md: what the runs of the studies say of the account. No figure is typed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attacks.page import HEAD, rates
-from markdown_table import table
-from recorded import SEEDED
-
 from indpriv.analysis.attacks.canary_bounds import BOUNDS
-from validation.study import DELTA, EPOCHS, STEPS_PER_EPOCH, STUDIES, Study
+from reports.shared.markdown_table import table
+from reports.shared.rates import HEAD, rates
+from reports.shared.recorded import SEEDED
+from reports.validation.study import DELTA, EPOCHS, STEPS_PER_EPOCH, STUDIES, Study
 
 Figures = Mapping[str, Any]
 
 
 def render(known: Figures) -> str:
-    """The page, from reports/validation.json."""
+    """The page, from validation.json."""
     lines = [
         "# Do individual epsilons hold for the attacker that they assume?",
         "",
@@ -25,7 +24,7 @@ def render(known: Figures) -> str:
         "exists, and attacks many short Opacus runs, half in hooks mode and half in ghost mode. A",
         "fair coin decides which of its targets are in a run; all other examples are in every run.",
         "An individual epsilon describes the run that happened; it is no guarantee.",
-        "[Attacks on the final model](attacks.md) reach far less.",
+        "[Attacks on the final model](../attacks/README.md) reach far less.",
         "",
         SEEDED,
         "",

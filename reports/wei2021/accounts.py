@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pictures import SUCCESS
 from torch import nn
 
 from audits.training.datasets import load_dataset
@@ -15,7 +14,8 @@ from indpriv import NormLog, account
 from indpriv._arrays import FloatArray
 from indpriv.accountant import composed_epsilons
 from indpriv.accountant.composition.historical_rules import ComposedEpsilons
-from wei2021 import paper
+from reports.shared.pictures import SUCCESS
+from reports.wei2021 import paper
 
 _LAYERS = (3, 5)  # tensors that are clipped by themselves; the paper's network has 3 without biases
 _TRIALS = 75  # with the largest member, and as many without

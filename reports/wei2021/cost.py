@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 import numpy as np
-from markdown_table import table
-from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 from audits.training.baseline import fit_without_dp
 from audits.training.config import AuditConfig
@@ -17,8 +15,10 @@ from audits.training.dp_sgd import quiet_opacus
 from audits.training.private_setting import make_private
 from audits.training.randomness import Randomness
 from audits.training.steps import take_steps
-from wei2021 import paper
-from wei2021.training import METHODS, Method, config_of
+from reports.shared.markdown_table import table
+from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+from reports.wei2021 import paper
+from reports.wei2021.training import METHODS, Method, config_of
 
 RULE = (
     "three claims: a step with privacy costs more than one without, moving parameters cost at most "

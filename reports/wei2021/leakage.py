@@ -1,6 +1,6 @@
 """Table III and Figure 5: pictures from the gradient before the first step, six of each setting.
 
-See reports/pictures.py for network and attack; the clipping norm 4 is of each parameter.
+See reports/shared/pictures.py for network and attack; the clipping norm 4 is of each parameter.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from markdown_table import table
-from pictures import (
+from indpriv.analysis.reconstruction import CLOSE
+from indpriv.leakage import Observation
+from reports.shared.markdown_table import table
+from reports.shared.pictures import (
     ATTACKS,
     CANDIDATES,
     ITERATIONS,
@@ -21,11 +23,8 @@ from pictures import (
     cells,
     count,
 )
-from reproduction.rules import DIFFERS, NOT_RUN, REPRODUCED
-
-from indpriv.analysis.reconstruction import CLOSE
-from indpriv.leakage import Observation
-from wei2021 import paper
+from reports.shared.verdicts import DIFFERS, NOT_RUN, REPRODUCED
+from reports.wei2021 import paper
 
 PICTURES = 6
 DATA = ("mnist", "lfw_people")

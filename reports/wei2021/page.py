@@ -1,4 +1,4 @@
-"""reports/wei2021.md, from reports/wei2021.json and what the paper prints. No figure is typed."""
+"""reports/wei2021/README.md, from wei2021.json beside it and what the paper prints. No figure is typed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from markdown_table import table
-from pictures import SUCCESS
-from recorded import status_of
-from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
-
 from indpriv.analysis.schedule.curve import Curve
-from wei2021 import paper
-from wei2021.cost import RULE as COST_RULE
-from wei2021.cost import cost_section, verdict_of_cost
-from wei2021.leakage import RULE as LEAKAGE_RULE
-from wei2021.leakage import leakage_section, verdict_of_leakage, what_clipping_fools
-from wei2021.training import (
+from reports.shared.markdown_table import table
+from reports.shared.pictures import SUCCESS
+from reports.shared.recorded import status_of
+from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+from reports.wei2021 import paper
+from reports.wei2021.cost import RULE as COST_RULE
+from reports.wei2021.cost import cost_section, verdict_of_cost
+from reports.wei2021.leakage import RULE as LEAKAGE_RULE
+from reports.wei2021.leakage import leakage_section, verdict_of_leakage, what_clipping_fools
+from reports.wei2021.training import (
     CLIPPING_NORMS,
     FIXED_STD,
     METHODS,

@@ -5,7 +5,6 @@ import os
 import numpy as np
 import pytest
 import torch
-from pictures import network as cpl_network
 from scipy.special import ndtr, ndtri
 from torch import nn
 
@@ -16,6 +15,7 @@ from indpriv.errors import InputError
 from indpriv.leakage import INVERSIONS, LBFGS, Adam, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Look
 from leakage_scenes import LOSS, digits, mlp
+from reports.shared.pictures import network as cpl_network
 
 
 def attacked(model, n, observation, attack, others=99, **options):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from pictures import network as cpl_network
 from torch import nn
 
 from indpriv import AttackScores
@@ -12,6 +11,7 @@ from indpriv.errors import InputError
 from indpriv.leakage import LBFGS, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Guess
 from leakage_scenes import LOSS, digits, mlp
+from reports.shared.pictures import network as cpl_network
 
 SEEN = Observation(max_grad_norm=0.1)
 

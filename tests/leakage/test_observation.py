@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from pictures import network as cpl_network
 from torch import nn
 
 from indpriv.errors import InputError
 from indpriv.leakage import Observation
 from indpriv.leakage.observation import Reader
 from leakage_scenes import LOSS, digits, mlp
+from reports.shared.pictures import network as cpl_network
 
 
 def gradients(model, inputs, targets):

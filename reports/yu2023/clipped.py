@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from indpriv._formatting import format_number, format_share
-from reproduction import paper, rules
-from reproduction.audits import DEFAULT, INDIVIDUAL, Audit, Summary, means_of
-from reproduction.measured import TABLE_3
-from reproduction.paper import PaperRun
-from reproduction.sections import (
+from reports.shared.verdicts import NOT_RUN
+from reports.yu2023 import paper, rules
+from reports.yu2023.audits import DEFAULT, INDIVIDUAL, Audit, Summary, means_of
+from reports.yu2023.measured import TABLE_3
+from reports.yu2023.paper import PaperRun
+from reports.yu2023.sections import (
     FEW,
     WHOLE,
     Found,
@@ -159,7 +160,7 @@ def _section(
             mine.update(words_of(found, WHOLE))
         elif pair:
             rows += not_run_rows(f"{run.title}, {WHOLE}", expected)
-            mine[WHOLE] = (rules.NOT_RUN,)
+            mine[WHOLE] = (NOT_RUN,)
             notes.append(apart)
         entry = known.measured.get(TABLE_3, {}).get(run.name)
         if entry is not None and _clips_differently(entry["found"]):
@@ -169,13 +170,13 @@ def _section(
             notes.append(_few_runs(run.title, entry["found"]))
         elif entry is not None:
             rows += not_run_rows(f"{run.title}, {FEW}", expected)
-            mine[FEW] = (rules.NOT_RUN,)
+            mine[FEW] = (NOT_RUN,)
             notes.append(
                 f"{run.title}, {FEW}: hardly any norm lay below C, so that both kinds of clipping are the same."
             )
         if not mine:
             rows += not_run_rows(run.title, expected)
-        words[run.title] = mine or only(rules.NOT_RUN)
+        words[run.title] = mine or only(NOT_RUN)
     return Section(*heading, tuple(rows), words, " ".join(each for each in notes if each))
 
 

@@ -1,6 +1,6 @@
-"""reports/extraction.md by one command: secrets and attributes, with DP and without.
+"""reports/extraction/README.md by one command: secrets and attributes, with DP and without.
 
-python reports/make_extraction.py [--write-only]
+python -m reports.extraction [--write-only]
 
 Runs that lie under reports/runs/extraction are kept, so the command goes on where it was stopped.
 All of it takes about an hour on one core of a busy machine.
@@ -8,25 +8,24 @@ All of it takes about an hour on one core of a busy machine.
 
 import argparse
 import os
-from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from extraction.attributes import audited_run, control
-from extraction.page import render
-from extraction.secrets import measured, train_secrets
 from rich.console import Console
 
 from indpriv._files import read_json, write_json
 from indpriv._plain import to_json
+from reports import REPORTS
+from reports.extraction.attributes import audited_run, control
+from reports.extraction.page import render
+from reports.extraction.secrets import measured, train_secrets
 
-REPORTS = Path(__file__).resolve().parent
-FOLDER, FIGURES = REPORTS / "runs" / "extraction", REPORTS / "extraction.json"
+FOLDER, FIGURES = REPORTS / "runs" / "extraction", REPORTS / "extraction" / "extraction.json"
 
 
 def main() -> None:
     """Take the runs that are missing, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reports.extraction", description=__doc__)
     parser.add_argument("--write-only", action="store_true", help="train nothing")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
@@ -40,7 +39,7 @@ def main() -> None:
             "control": control(console.print),
         }
         write_json(FIGURES, figures)
-    (REPORTS / "extraction.md").write_text(render(read_json(FIGURES)), encoding="utf-8")
+    (REPORTS / "extraction" / "README.md").write_text(render(read_json(FIGURES)), encoding="utf-8")
 
 
 if __name__ == "__main__":

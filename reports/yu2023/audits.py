@@ -50,8 +50,8 @@ class Audit:
 
 
 def folder_of(name: str, account: str) -> str:
-    """The folder, under reports/, of the audit of a run under one account."""
-    return name if account == DEFAULT else f"{name}-{PRESET}"
+    """The folder, under reports/, of the audit of a run under one account; also its key in yu2023.json."""
+    return name if account == DEFAULT else f"yu2023/preset/{name}"
 
 
 def trained_by(parameters: str) -> str:

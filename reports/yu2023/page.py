@@ -1,4 +1,4 @@
-"""The two pages: reports/yu2023.md, and the table of results in docs/explanation/results.md. Both from committed files alone."""
+"""The two pages: reports/yu2023/README.md, and the table of results in docs/explanation/results.md. Both from committed files alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from markdown_table import table
-
 from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.renderers.markdown import escape
-from reproduction import rules
-from reproduction.audits import (
+from reports.shared.markdown_table import table
+from reports.shared.verdicts import WORDS
+from reports.yu2023 import rules
+from reports.yu2023.audits import (
     AUDITS,
     DEFAULT,
     PRESET,
@@ -27,11 +27,11 @@ from reproduction.audits import (
     means_of,
     trained_by,
 )
-from reproduction.figures import figures
-from reproduction.measured import DISTRIBUTION, MACHINE
-from reproduction.paper import RUNS, SOURCE, run_named
-from reproduction.sections import NOTHING, Known, Section, named, percent, shown
-from reproduction.tables import tables, theorems
+from reports.yu2023.figures import figures
+from reports.yu2023.measured import DISTRIBUTION, MACHINE
+from reports.yu2023.paper import RUNS, SOURCE, run_named
+from reports.yu2023.sections import NOTHING, Known, Section, named, percent, shown
+from reports.yu2023.tables import tables, theorems
 
 COMMAND = "make reproduce"
 _NO_REPORT = (
@@ -56,13 +56,13 @@ def why_declared(known: Known) -> list[str]:
 
 
 def render_page(known: Known, audits_dir: Path) -> str:
-    """reports/yu2023.md."""
+    """reports/yu2023/README.md."""
     found = (*figures(known), *tables(known))
     parts = [
         "# The figures and tables of Yu et al. 2023, one by one",
         f"Written by `{COMMAND}`; do not edit it by hand. The paper: Yu, Kamath, Kulkarni, Liu, Yin, Zhang, *Individual Privacy "
         f"Accounting for Differentially Private Stochastic Gradient Descent*, TMLR 09/2023, {SOURCE}; its numbers are quoted from "
-        "that version (`reports/reproduction/paper.py`). Ours come from the audits in this folder, each of one run on a small "
+        "that version (`paper.py` in this folder). Ours come from the audits in `reports/`, each of one run on a small "
         "machine, accounted twice: as the paper did (preset yu2023: norms rounded to the nearest 0.01 C, carried from the last "
         "record, conversion of Mironov 2017) and by the sound default. Models, data and noise are not the paper's, so absolute "
         "values are not expected to agree; what is judged is the finding, by the rules at the end.",
@@ -117,7 +117,7 @@ def counted(sections: tuple[Section, ...]) -> str:
         for by_name in section.words.values()
         for each in by_name.values()
     )
-    counts = ", ".join(f"{words[word]} {word}" for word in rules.WORDS)
+    counts = ", ".join(f"{words[word]} {word}" for word in WORDS)
     return f"Of {words.total()} findings, by the sound default where it has a word: {counts}."
 
 
@@ -282,7 +282,7 @@ def render_results(known: Known) -> str:
     )
     beside = (
         "The same runs compared with every figure and table of the paper, with what differs, what did not reproduce and what was "
-        "not run: [reports/yu2023.md](../../reports/yu2023.md)."
+        "not run: [reports/yu2023](../../reports/yu2023/README.md)."
     )
     return (
         "\n\n".join(

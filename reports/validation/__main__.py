@@ -1,35 +1,34 @@
-"""reports/validation.md by one command: `make validate`.
+"""reports/validation/README.md by one command: `make validate`.
 
-python reports/make_validation.py [--write-only]
+python -m reports.validation [--write-only]
 
 Runs that lie under reports/runs/validation are kept, so the command goes on where it was stopped.
 MNIST is read from the folder in INDPRIV_DATA. All runs and canaries take about two hours on one core
-of a busy machine. What they say is kept in reports/validation.json.
+of a busy machine. What they say is kept in validation.json beside it.
 """
 
 import argparse
 import os
 from functools import partial
-from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from rich.console import Console
-from validation.canary_runs import real_run, simulated_runs
-from validation.figures import figures
-from validation.page import render
-from validation.study import STUDIES, take_runs
 
 from indpriv._files import read_json, write_json
+from reports import REPORTS
+from reports.validation.canary_runs import real_run, simulated_runs
+from reports.validation.figures import figures
+from reports.validation.page import render
+from reports.validation.study import STUDIES, take_runs
 
-REPORTS = Path(__file__).resolve().parent
-FOLDER, FIGURES = REPORTS / "runs" / "validation", REPORTS / "validation.json"
+FOLDER, FIGURES = REPORTS / "runs" / "validation", REPORTS / "validation" / "validation.json"
 SIMULATED = ((1.0, 5000), (1.0, 1000), (0.4, 5000))  # length and number of canaries
 
 
 def main() -> None:
     """Take the runs that are missing, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reports.validation", description=__doc__)
     parser.add_argument(
         "--write-only",
         action="store_true",
@@ -50,7 +49,7 @@ def main() -> None:
             known.setdefault("studies", {})[study.name] = figures(study, folder)
     write_json(FIGURES, known)
     page = render(known)
-    (REPORTS / "validation.md").write_text(page, encoding="utf-8")
+    (REPORTS / "validation" / "README.md").write_text(page, encoding="utf-8")
     console.print(page)
 
 

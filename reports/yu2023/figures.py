@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from markdown_table import table
-
 from indpriv._formatting import format_epsilon, format_interval, format_number, format_share
-from reproduction import paper, rules
-from reproduction.audits import Summary, accuracies_of, attack_of, errors_of, means_of
-from reproduction.clipped import figure_7, figure_8
-from reproduction.measured import DISTRIBUTION
-from reproduction.paper import GAMMAS, PaperRun
-from reproduction.rules import Verdict
-from reproduction.sections import NOTHING, Found, Known, Section, Texts, compare, named, percent
-from reproduction.sweeps import figure_12, figure_13, figures_9_10
+from reports.shared.markdown_table import table
+from reports.shared.verdicts import NOT_RUN
+from reports.yu2023 import paper, rules
+from reports.yu2023.audits import Summary, accuracies_of, attack_of, errors_of, means_of
+from reports.yu2023.clipped import figure_7, figure_8
+from reports.yu2023.measured import DISTRIBUTION
+from reports.yu2023.paper import GAMMAS, PaperRun
+from reports.yu2023.rules import Verdict
+from reports.yu2023.sections import NOTHING, Found, Known, Section, Texts, compare, named, percent
+from reports.yu2023.sweeps import figure_12, figure_13, figures_9_10
 
 _SHOWN_RECORDS = 6  # of a run, in Figure 3
 _CAT = "mean epsilon of Cat"
-_NO_GROUPS = Verdict(rules.NOT_RUN, "the audit has no such groups")
+_NO_GROUPS = Verdict(NOT_RUN, "the audit has no such groups")
 
 
 def figures(known: Known) -> tuple[Section, ...]:
@@ -71,9 +71,7 @@ def figure_1(known: Known) -> Section:
                 format_share(clipped[at]) for at in (0, -1)
             )
         if more is None:
-            return Found(
-                texts, {"": Verdict(rules.NOT_RUN, "the smallest epsilon was not measured")}
-            )
+            return Found(texts, {"": Verdict(NOT_RUN, "the smallest epsilon was not measured")})
         ratio = None if run.min_epsilon is None else run.min_epsilon / run.max_epsilon
         verdict = rules.spread(more["smallest"], individual["median"], individual["max"], ratio)
         return Found(texts, {"": verdict})
@@ -198,7 +196,7 @@ def figure_4(known: Known) -> Section:
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
         found = errors_of(summary, GAMMAS)
         if not found:
-            return Found({}, {"": Verdict(rules.NOT_RUN, "no exact values")})
+            return Found({}, {"": Verdict(NOT_RUN, "no exact values")})
         texts = {f"gamma {gamma:g}": line(values) for gamma, values in found.items()}
         texts["reference examples"] = f"{summary['fidelity'][0]['n']:,}"
         return Found(texts, {"": rules.fidelity(found, run.fidelity)})
@@ -222,7 +220,7 @@ def figure_5(known: Known) -> Section:
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
         loss = summary["loss"]
         if loss is None:
-            return Found({}, {"": Verdict(rules.NOT_RUN, "no losses")})
+            return Found({}, {"": Verdict(NOT_RUN, "no losses")})
         interval, below = loss["pearson_interval"], loss["pearson_below_worst_case"]
         text = format_number(loss["pearson_log_loss"])
         text += "" if interval is None else f" {format_interval(interval['low'], interval['high'])}"
@@ -261,10 +259,10 @@ def figure_11(known: Known) -> Section:
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
         without, with_dp = (attack_of(summary, model, run.by) for model in ("non_dp", "dp"))
         if without is None or with_dp is None:
-            return Found({}, {"": Verdict(rules.NOT_RUN, "no attack on both models")})
+            return Found({}, {"": Verdict(NOT_RUN, "no attack on both models")})
         unequal = without.get("unequal")
         if unequal is None:
-            return Found({}, {"": Verdict(rules.NOT_RUN, "no test of unequal attacks")})
+            return Found({}, {"": Verdict(NOT_RUN, "no test of unequal attacks")})
         rates = [
             {
                 row["name"]: 100 * row["success_rate"]

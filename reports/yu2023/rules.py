@@ -11,10 +11,8 @@ import numpy as np
 from scipy import stats
 
 from indpriv.analysis.statistics.permutation import holm
-from reproduction.paper import LEAST_PEARSON
-
-REPRODUCED, NOT_REPRODUCED, DIFFERS, NOT_RUN = "reproduced", "not reproduced", "differs", "not run"
-WORDS = (REPRODUCED, DIFFERS, NOT_REPRODUCED, NOT_RUN)
+from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+from reports.yu2023.paper import LEAST_PEARSON
 
 LEAST_FIDELITY = (
     0.99  # Pearson's r of estimates and exact values; the smallest in Figure 4 is 0.995

@@ -1,11 +1,13 @@
 """What README.md shows of the demo, from a finished demo: `make figures`. Adult is public, so its figures may be.
 
-Writes reports/adult.txt (the first screen), reports/adult.svg (the histogram) and, in README.md, the screen up to the end
+python -m reports.demo DEMO_DIR
+
+Writes adult.txt (the first screen) and adult.svg (the histogram) beside this file, and, in README.md, the screen up to the end
 of its first comparison of groups.
 """
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -14,22 +16,23 @@ from indpriv.audit import audit
 from indpriv.report.figures.histogram import epsilon_histogram
 from indpriv.report.renderers.terminal import print_audit
 
-REPORTS = Path(__file__).parent
-STYLE = REPORTS.parent / "indpriv/report/renderers/templates/style.css"
-README = REPORTS.parent / "README.md"
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+STYLE = ROOT / "indpriv/report/renderers/templates/style.css"
+README = ROOT / "README.md"
 
 
 def main(demo_dir: Path) -> None:
     """Audit the demo's run once more and write the three."""
     summary = audit(demo_dir / "run", demo_dir)
-    screen = REPORTS / "adult.txt"
+    screen = HERE / "adult.txt"
     with screen.open("w", encoding="utf-8") as file:
         print_audit(summary, Console(file=file, width=80))
     text = re.sub(r" +$", "", screen.read_text(encoding="utf-8"), flags=re.MULTILINE)
     screen.write_text(text, encoding="utf-8")
     picture = epsilon_histogram(summary.individual, summary.guarantee.worst_case_epsilon)
     picture = re.sub(r'viewBox="0 0 (\S+) (\S+)"', _with_margin, picture, count=1)
-    (REPORTS / "adult.svg").write_text(
+    (HERE / "adult.svg").write_text(
         picture.replace("><title", f"><style>{_colours()}</style><title", 1), encoding="utf-8"
     )
     shown = re.compile(r"(<!-- first screen.*?-->\n```text\n).*?(```\n<!-- end)", re.DOTALL)
@@ -58,4 +61,6 @@ def _colours() -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m reports.demo", description=__doc__)
+    parser.add_argument("demo_dir", type=Path, help="folder of a finished demo")
+    main(parser.parse_args().demo_dir)

@@ -1,4 +1,4 @@
-"""What no audit holds and has to be measured or drawn, once, into reports/yu2023.json: it describes public data sets only.
+"""What no audit holds and has to be measured or drawn, once, into yu2023.json: it describes public data sets only.
 
 Each part is kept with what it came from, and made again where that has changed or a release was refused.
 """
@@ -31,11 +31,11 @@ from indpriv.norm_log.run_files import JOURNAL
 from indpriv.release import Request, release
 from indpriv.release.mechanisms import ROUNDS
 from indpriv.release.request import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM
-from reproduction.audits import PAPERS, ROOT, folder_of, read_audits, values_of
-from reproduction.paper import DELTA, INDIVIDUAL_CLIPPING_SEEDS, RELEASE_EPSILON
-from reproduction.sweeps import SWEEPS, SWEPT, found_in
+from reports.yu2023.audits import PAPERS, ROOT, folder_of, read_audits, values_of
+from reports.yu2023.paper import DELTA, INDIVIDUAL_CLIPPING_SEEDS, RELEASE_EPSILON
+from reports.yu2023.sweeps import SWEEPS, SWEPT, found_in
 
-FILE = "yu2023.json"
+FILE = "yu2023/yu2023.json"
 PUBLIC_RELEASES = ("mnist", "cifar10")  # of Table 2
 NORM_RELEASES = ("utkface_gender", "mnist")  # of footnote 3, and one more
 METHODS = {
@@ -54,7 +54,7 @@ DISTRIBUTION, TABLE_1, TABLE_2, TABLE_3, FOOTNOTE_3, MACHINE = (
 
 
 def read_measured(reports: Path) -> dict[str, Any]:
-    """The content of reports/yu2023.json; nothing where it does not exist yet."""
+    """The content of yu2023.json; nothing where it does not exist yet."""
     path = reports / FILE
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
@@ -159,7 +159,7 @@ def table_3(name: str, data_dir: Path, tell: Callable[[str], None]) -> dict[str,
 
 
 def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -> None:
-    """Add to reports/yu2023.json what is missing or of another run; it is written after each part.
+    """Add to yu2023.json what is missing or of another run; it is written after each part.
 
     Args:
         reports: folder of the audits, and of the runs in runs/.
@@ -182,12 +182,13 @@ def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -
 
     for name, audit in read_audits(reports).items():
         for account, summary in audit.accounts.items():
-            folder = reports / folder_of(name, account)
+            key = folder_of(name, account)
+            folder = reports / key
             if not (folder / EPSILON).is_file():
                 continue  # a checkout holds the summaries only
-            keep(DISTRIBUTION, folder.name, values_of(summary), partial(distribution, folder))
+            keep(DISTRIBUTION, key, values_of(summary), partial(distribution, folder))
             if name in PUBLIC_RELEASES:
-                keep(TABLE_2, folder.name, values_of(summary), partial(table_2, folder))
+                keep(TABLE_2, key, values_of(summary), partial(table_2, folder))
         run_dir = reports / "runs" / name
         if (run_dir / JOURNAL).is_file() and name in NORM_RELEASES:
             keep(FOOTNOTE_3, name, audit.run_id, partial(footnote_3, run_dir))

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from markdown_table import table
-
 from indpriv._formatting import format_delta, format_number
 from indpriv.release.request import DESCENT
-from reproduction import paper, rules
-from reproduction.audits import DEFAULT, PRESET
-from reproduction.clipped import table_3
-from reproduction.measured import DISTRIBUTION, FOOTNOTE_3, METHODS, TABLE_1, TABLE_2
-from reproduction.paper import PaperRun
-from reproduction.rules import NOT_RUN
-from reproduction.sections import NOTHING, Found, Known, Row, Section, not_run, only, words_of
+from reports.shared.markdown_table import table
+from reports.shared.verdicts import NOT_RUN
+from reports.yu2023 import paper, rules
+from reports.yu2023.audits import DEFAULT, PRESET
+from reports.yu2023.clipped import table_3
+from reports.yu2023.measured import DISTRIBUTION, FOOTNOTE_3, METHODS, TABLE_1, TABLE_2
+from reports.yu2023.paper import PaperRun
+from reports.yu2023.sections import NOTHING, Found, Known, Row, Section, not_run, only, words_of
 
 _ACCOUNTS = {PRESET: "preset yu2023", DEFAULT: "sound default"}
 

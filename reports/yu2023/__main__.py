@@ -1,10 +1,10 @@
-"""Everything of reports/yu2023.md and of docs/explanation/results.md by one command: `make reproduce`.
+"""Everything of reports/yu2023/README.md and of docs/explanation/results.md by one command: `make reproduce`.
 
-python reports/make_yu2023.py [NAME ...] [--data-dir DIR] [--no-training] [--write-only]
+python -m reports.yu2023 [NAME ...] [--data-dir DIR] [--no-training] [--write-only]
 
 For each audit: train it where no finished run lies under reports/runs/NAME, audit it under both accounts where their audits are
-not of that run, measure and draw what no audit holds (reports/yu2023.json), and write both pages. Without NAME, the sweeps of Figures 9 to 13 are run too. Stopped, it goes on where it
-was; a run that was interrupted is left alone, and named. --no-training takes the runs there are,
+not of that run, measure and draw what no audit holds (yu2023.json), and write both pages. Without NAME, the sweeps of Figures 9 to 13 are run too. Stopped, it goes on where it
+was; a run that was interrupted is left alone, and named. All takes hours on two cores. --no-training takes the runs there are,
 --write-only makes the pages of the audits there are.
 """
 
@@ -17,7 +17,11 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from reproduction.audits import (
+from rich.console import Console
+
+from audits.training.datasets import DATA_DIR_VARIABLE
+from indpriv._files import read_json
+from reports.yu2023.audits import (
     AUDITS,
     DEFAULT,
     PRESET,
@@ -27,14 +31,10 @@ from reproduction.audits import (
     read_audits,
     trained_by,
 )
-from reproduction.measured import measure, read_measured
-from reproduction.page import render_page, render_results, write_results
-from reproduction.sections import Known
-from reproduction.sweeps import AUDIT, SWEEPS
-from rich.console import Console
-
-from audits.training.datasets import DATA_DIR_VARIABLE
-from indpriv._files import read_json
+from reports.yu2023.measured import measure, read_measured
+from reports.yu2023.page import render_page, render_results, write_results
+from reports.yu2023.sections import Known
+from reports.yu2023.sweeps import AUDIT, SWEEPS
 
 BESIDE = ROOT.parent / "shared" / "data"  # where the data sets lie in our own checkouts
 INDPRIV = Path(sys.executable).with_name("indpriv")
@@ -44,7 +44,9 @@ OPTIONS = {DEFAULT: (), PRESET: ("--preset", PRESET)}
 def main() -> int:
     """Make what was asked for; exit code 1 where a run is missing."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m reports.yu2023",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(AUDITS)}; default all"
@@ -126,7 +128,7 @@ def trained(name: str, data_dir: Path | None, console: Console, *, train: bool) 
     command = ["train", str(audit_file), "--run-dir", str(run_dir), *given(data_dir)]
     if status is not None:
         command.append("--resume")
-    return not subprocess.run([INDPRIV, *command], cwd=ROOT, check=False).returncode
+    return not subprocess.run([sys.executable, "-m", "audits", *command], cwd=ROOT, check=False).returncode
 
 
 def sweep(data_dir: Path | None, console: Console) -> None:
@@ -164,7 +166,9 @@ def audited(folder: Path) -> str | None:
 def write_pages() -> None:
     """Both pages, from committed files alone."""
     known = Known(read_audits(REPORTS), read_measured(REPORTS))
-    (REPORTS / "yu2023.md").write_text(render_page(known, ROOT / "audits"), encoding="utf-8")
+    (REPORTS / "yu2023" / "README.md").write_text(
+        render_page(known, ROOT / "audits"), encoding="utf-8"
+    )
     write_results(ROOT / "docs/explanation/results.md", render_results(known))
 
 

@@ -1,4 +1,4 @@
-"""Tables of the pages in this folder."""
+"""Tables of the pages in reports/."""
 
 import re
 from collections.abc import Sequence

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from markdown_table import table
-
 from indpriv.report.renderers.markdown import escape
-from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, Summary, folder_of, values_of
-from reproduction.paper import RUNS, PaperRun
-from reproduction.rules import NOT_RUN, Verdict
+from reports.shared.markdown_table import table
+from reports.shared.verdicts import NOT_RUN
+from reports.yu2023.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, Summary, folder_of, values_of
+from reports.yu2023.paper import RUNS, PaperRun
+from reports.yu2023.rules import Verdict
 
 HEAD = ("data set", "", "paper", "ours, preset yu2023", "ours, sound default")
 NOTHING = "–"

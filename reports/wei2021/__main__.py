@@ -1,6 +1,6 @@
-"""reports/wei2021.md and reports/wei2021.json by one command: `make wei2021`.
+"""reports/wei2021/README.md and wei2021.json beside it by one command: `make wei2021`.
 
-python reports/make_wei2021.py [--write-only | --runs-only]
+python -m reports.wei2021 [--write-only | --runs-only]
 
 The figures of a finished run are kept, so the command goes on where it was stopped. MNIST
 and LFW are read from the folder in INDPRIV_DATA. Each run takes about four minutes on one core that is idle.
@@ -12,12 +12,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from typing import Any
 
-from page_command import write_page
-from wei2021.accounts import accounts, grey_pictures, largest_norm_attack
-from wei2021.cost import cost
-from wei2021.leakage import leakage
-from wei2021.page import render
-from wei2021.training import figures_of, runs
+from reports.shared.page_command import write_page
+from reports.wei2021.accounts import accounts, grey_pictures, largest_norm_attack
+from reports.wei2021.cost import cost
+from reports.wei2021.leakage import leakage
+from reports.wei2021.page import render
+from reports.wei2021.training import figures_of, runs
 
 
 def computed() -> dict[str, Any]:

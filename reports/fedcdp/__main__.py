@@ -1,6 +1,6 @@
-"""reports/fedcdp.md and reports/fedcdp.json by one command: `make fedcdp`.
+"""reports/fedcdp/README.md and fedcdp.json beside it by one command: `make fedcdp`.
 
-python reports/make_fedcdp.py [--write-only | --runs-only]
+python -m reports.fedcdp [--write-only | --runs-only]
 
 The figures of a finished run are kept, so the command goes on where it was stopped. MNIST
 and LFW are read from the folder in INDPRIV_DATA. All runs take about an hour on one core.
@@ -12,13 +12,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from typing import Any
 
-from fedcdp.accounts import accounts
-from fedcdp.cost import cost
-from fedcdp.leakage import leakage
-from fedcdp.page import render
-from fedcdp.proposition import averaging, proposition_2
-from fedcdp.training import figures_of, runs
-from page_command import write_page
+from reports.fedcdp.accounts import accounts
+from reports.fedcdp.cost import cost
+from reports.fedcdp.leakage import leakage
+from reports.fedcdp.page import render
+from reports.fedcdp.proposition import averaging, proposition_2
+from reports.fedcdp.training import figures_of, runs
+from reports.shared.page_command import write_page
 
 
 def computed() -> dict[str, Any]:

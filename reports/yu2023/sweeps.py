@@ -10,9 +10,10 @@ from typing import Any
 
 from indpriv._files import read_json
 from indpriv._formatting import format_epsilon, format_number, format_share
-from reproduction import paper, rules
-from reproduction.audits import DEFAULT, errors_of, means_of
-from reproduction.sections import Found, Known, Section, block, named, not_run, words_of
+from reports.shared.verdicts import NOT_RUN
+from reports.yu2023 import paper, rules
+from reports.yu2023.audits import DEFAULT, errors_of, means_of
+from reports.yu2023.sections import Found, Known, Section, block, named, not_run, words_of
 
 SWEPT = "sweeps"  # the part of what was measured
 
@@ -155,7 +156,7 @@ def figure_13(known: Known) -> Section:
         return not_run(number, title, _CIFAR10, expected)
     means, errors = settings[0]["means"], settings[0]["errors"].get("1")
     texts = {_ORDER: ", ".join(map(named, sorted(means, key=means.__getitem__)))}
-    fidelity = rules.Verdict(rules.NOT_RUN, "no exact values")
+    fidelity = rules.Verdict(NOT_RUN, "no exact values")
     if errors is not None:
         texts["gamma 1"] = "{:.4f}, {:.3f}, {:.3f}".format(*errors)
         fidelity = rules.fidelity({1.0: tuple(errors)}, {1.0: paper.FIGURE_13_FIDELITY})

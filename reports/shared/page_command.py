@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recorded import not_verified
 from rich.console import Console
 
 from indpriv._files import read_json, write_json
 from indpriv.norm_log.run_files import RUN_JSON
+from reports import REPORTS
+from reports.shared.recorded import not_verified
 
-REPORTS = Path(__file__).resolve().parent
 Figures = dict[str, Any]
 MakeRun = Callable[[Path], object]
 
@@ -24,7 +24,7 @@ def write_page(
     computed: Callable[[], Figures],
     render: Callable[[Figures], str],
 ) -> None:
-    """Write reports/NAME.json and reports/NAME.md; runs lie under reports/runs/NAME.
+    """Write README.md and NAME.json in reports/NAME; runs lie under reports/runs/NAME.
 
     The figures of a run are kept as soon as it is finished, so that a run whose figures are known is
     not made again, on another machine either. Several processes may make runs side by side.
@@ -37,12 +37,12 @@ def write_page(
         computed: figures that need no run.
         render: the page.
     """
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(prog=f"python -m reports.{name}", description=about)
     parser.add_argument("--write-only", action="store_true", help="train and compute nothing")
     parser.add_argument("--runs-only", action="store_true", help="train, but compute nothing")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    folder, figures = REPORTS / "runs" / name, REPORTS / f"{name}.json"
+    folder, figures = REPORTS / "runs" / name, REPORTS / name / f"{name}.json"
 
     def keep(found: Figures) -> Figures:
         known = read_json(figures) if figures.is_file() else {}
@@ -67,7 +67,7 @@ def write_page(
     if not options.write_only and not options.runs_only:
         known = keep(computed())
     page = render(known)
-    (REPORTS / f"{name}.md").write_text(page, encoding="utf-8")
+    (REPORTS / name / "README.md").write_text(page, encoding="utf-8")
     console.print(page)
 
 

@@ -1,0 +1,1 @@
+"""What README.md shows of the demo."""

@@ -1,0 +1,28 @@
+"""Rates of attacks, as cells of a table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Figures = Mapping[str, Any]
+RATES = ("0.01", "0.001")  # of false positives
+HEAD = ("AUC", "TPR at 1 % FPR, %", "TPR at 0.1 % FPR, %")
+
+
+def number(value: float, interval: Figures | None, *, percent: bool = False) -> str:
+    """A figure with its interval."""
+    scale, digits = (100, 2) if percent else (1, 4)
+    shown = f"{scale * value:.{digits}f}"
+    if interval is None:
+        return shown
+    return (
+        f"{shown} ({scale * interval['low']:.{digits}f} to {scale * interval['high']:.{digits}f})"
+    )
+
+
+def rates(found: Figures) -> tuple[str, ...]:
+    """AUC and true-positive rates of one attack, as cells."""
+    spans = found["tpr_at_fpr_intervals"]
+    return (
+        number(found["auc"], found["auc_interval"]),
+        *(number(found["tpr_at_fpr"][rate], spans.get(rate), percent=True) for rate in RATES),
+    )
