@@ -1,4 +1,4 @@
 """Reference DP-SGD runs: data sets and audit files, models and the training loop.
 
-Importing this package imports no torch; neither do `config` and `datasets`. The other modules do.
+Importing this package imports no torch; neither does `datasets`. The other modules do.
 """

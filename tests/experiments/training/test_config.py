@@ -9,7 +9,7 @@ from audits.training.config import AuditConfig
 from indpriv.errors import InputError
 from indpriv.norm_log.recording_policy import RecordingPolicy
 
-AUDITS = Path(__file__).parents[2] / "audits"
+AUDITS = Path(__file__).parents[3] / "audits"
 SMALL = {
     "name": "small",
     "data": {"dataset": "adult"},

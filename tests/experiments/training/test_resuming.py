@@ -204,7 +204,7 @@ train(config(), {run_dir!r}, seed=1, dataset=toy(), progress=lambda *_: time.sle
 
 @pytest.mark.parametrize("records", [3, 8])
 def test_a_seeded_run_that_was_killed_ends_as_if_it_had_not(records, tmp_path):
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     code = KILLED.format(paths=paths, run_dir=str(tmp_path / "run"))
     with running([sys.executable, "-c", code]) as process:
         wait_for_records(process, tmp_path / "run", records)

@@ -10,7 +10,7 @@ from audits.training.data import build_adult
 from audits.training.datasets.adult import read_frame
 from indpriv.errors import EvidenceError, InputError
 
-UCI = Path(__file__).parents[4] / "shared" / "data" / "adult"
+UCI = Path(__file__).parents[5] / "shared" / "data" / "adult"
 needs_uci = pytest.mark.skipif(not UCI.is_dir(), reason=f"UCI's own files are not in {UCI}")
 
 

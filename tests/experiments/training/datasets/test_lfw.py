@@ -6,7 +6,7 @@ import pytest
 from audits.training.datasets import lfw
 from indpriv.errors import EvidenceError, InputError
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 FILE = "lfw_deepfunneled_gray_50x37.npz"
 
 

@@ -6,7 +6,7 @@ import pytest
 from audits.training.datasets import location30
 from indpriv.errors import EvidenceError, InputError
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 
 
 def write(folder, rows):

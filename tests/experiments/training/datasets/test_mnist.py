@@ -8,7 +8,7 @@ import pytest
 from audits.training.datasets import mnist
 from indpriv.errors import EvidenceError, InputError
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 
 
 def idx_bytes(array):
