@@ -221,24 +221,44 @@ def test_several_audits_are_compared(audited, in_process, tmp_path):
 
 def test_pictures_only_where_asked_for_and_only_of_the_runs_data(audited, in_process, tmp_path):
     assert "data:image/png" not in (audited / "audit" / "report.html").read_text(encoding="utf-8")
-    in_process("audit", "run", "--output-dir", tmp_path / "shown", "--show-examples", "--json")
+    images = tmp_path / "images.npy"
+    in_process("audits", "images", "run", images)
+    shown = ("--show-examples", images, "--json")
+    in_process("audit", "run", "--output-dir", tmp_path / "shown", *shown)
     assert (tmp_path / "shown" / "report.html").read_text(encoding="utf-8").count(
         "data:image/png"
     ) == 20
     other = shutil.copytree(audited / "run", tmp_path / "other")
     record = json.loads((other / "run.json").read_text())
-    for change, words in (
-        ({"fingerprint": "0"}, "another fingerprint"),
-        ({"dataset": None}, "names no data set"),
-    ):
+    for change, words in (({"fingerprint": "0"}, "other data"), ({"dataset": None}, "no data set")):
         (other / "run.json").write_text(
             json.dumps({**record, "data": {**record["data"], **change}})
         )
-        refused = in_process(
-            "audit", other, "--output-dir", tmp_path / "no", "--show-examples", code=2
-        )
-        assert_bad_input(refused, "--show-examples", words)
-    assert not (tmp_path / "no").exists()
+        refused = in_process("audits", "images", other, tmp_path / "no.npy", code=2)
+        assert_bad_input(refused, words)
+    assert not (tmp_path / "no.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (b"no numbers", "no .npy file of numbers"),
+        (np.array([{}], dtype=object), "no .npy file of numbers"),
+        (np.zeros((3, 8, 8)), "are not images"),
+        (np.zeros((3, 1, 8, 8)), "is not a position in the 3 images"),
+    ],
+    ids=["bytes", "objects", "no channels", "too few"],
+)
+def test_only_images_are_shown(in_process, tmp_path, images, words):
+    path = tmp_path / "images.npy"
+    if isinstance(images, bytes):
+        path.write_bytes(images)
+    else:
+        np.save(path, images, allow_pickle=True)
+    refused = in_process(
+        "audit", "run", "--output-dir", tmp_path / "no", "--show-examples", path, code=2
+    )
+    assert_bad_input(refused, words)
 
 
 def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
@@ -254,6 +274,7 @@ def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
     assert table.worst_case_epsilon <= 3.0 + 1e-9
     assert table.account.privacy_filter
     with_canaries = (
+        "audits",
         "train",
         tmp_path / "filtered.toml",
         "--run-dir",

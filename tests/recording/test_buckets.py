@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 import torch
-from tests.training.test_resuming import config, toy
 
 from audits.training.checkpoints import list_checkpoints, load_checkpoint
 from audits.training.dp_sgd import train
@@ -32,6 +31,7 @@ from indpriv.recording import Recorder
 from object_storage import s3_server
 from processes import running
 from runs import PER_EXAMPLE, blobs, failed, make_run, record
+from tests.experiments.training.test_resuming import config, toy
 from tests.recording.test_durability import WRITE_WHILE_TESTED, check_what_is_left
 
 DELTA = 1e-5
