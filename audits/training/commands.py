@@ -368,7 +368,7 @@ def lint(
     show_findings(path, _facts_of_file(path, data_dir), strict, as_json)
 
 
-@wraps(packaged_leak)
+@wraps(packaged_leak, assigned=())
 def leak(data_dir: DataDir = None, **options: Any) -> None:
     """Reconstruct training examples of a run of train, or of checkpoints with --spec.
 
