@@ -23,12 +23,12 @@ from indpriv.cli.advise import advise
 from indpriv.cli.attacks import attack_app, validate
 from indpriv.cli.audit import audit
 from indpriv.cli.compose import compose
+from indpriv.cli.demo import demo
 from indpriv.cli.first_contact import check_moved
 from indpriv.cli.leak import leak
 from indpriv.cli.lint import lint
 from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
 from indpriv.cli.reading import compare, convert, groups, verify
-from indpriv.cli.run import demo
 from indpriv.errors import InputError
 
 app = typer.Typer(

