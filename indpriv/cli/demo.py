@@ -48,6 +48,7 @@ def _remove_old_demo(run_dir: Path) -> None:
 
     if read_run_json(run_dir).get("made_by") != RUN_INFO["made_by"]:
         raise InputError(
-            f"{run_dir} is not the run of an earlier demo; choose another --output-dir"
+            f"{run_dir} is not the run of an earlier demo, so it is not replaced; choose another "
+            "--output-dir, or remove it yourself"
         )
     shutil.rmtree(run_dir)

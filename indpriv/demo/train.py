@@ -25,6 +25,7 @@ RUN_INFO = {  # later commands find these in run.json
     "delta": 1e-5,
     "groups": ["label", "race", "sex", "age_band"],
     "class_names": CLASS_NAMES,
+    "released": "every state of the model may be published; losses and norms may not",
     "preprocessing": "scaled by public constants, one-hot over UCI's lists; nothing was fitted",
     "on_trust": {
         "duplicates": "each row counts as one person; repeated rows were not looked for",

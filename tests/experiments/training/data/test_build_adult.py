@@ -1,5 +1,6 @@
 import gzip
 import zipfile
+from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
@@ -7,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from audits.training.data import build_adult
-from audits.training.datasets.adult import read_frame
+from indpriv.demo.adult import read_frame
 from indpriv.errors import EvidenceError, InputError
 
 UCI = Path(__file__).parents[5] / "shared" / "data" / "adult"
@@ -55,7 +56,7 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path):
 
 
 def test_attribution_ships_beside_the_data():
-    text = (Path(build_adult.__file__).parent / "ADULT_ATTRIBUTION.txt").read_text()
+    text = files("indpriv").joinpath("demo/ADULT_ATTRIBUTION.txt").read_text(encoding="utf-8")
     assert "CC BY 4.0" in text
     assert "Becker" in text
     assert all(md5 in text for md5 in build_adult.MD5.values())

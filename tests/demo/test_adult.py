@@ -2,14 +2,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from audits.training.datasets import adult
+from audits.training.datasets import load_dataset
 from audits.training.datasets.base import in_bands
+from indpriv.demo import adult
 from indpriv.errors import EvidenceError
 
 
 @pytest.fixture(scope="module")
 def dataset():
-    return adult.load()
+    return load_dataset("adult")
 
 
 def test_has_the_published_counts(dataset):
@@ -101,4 +102,4 @@ def test_unknown_category_is_refused():
 def test_a_changed_file_is_refused(monkeypatch):
     monkeypatch.setattr(adult, "SHA256", "0" * 64)
     with pytest.raises(EvidenceError, match="not the file that was shipped"):
-        adult.load()
+        adult.read_frame()
