@@ -72,6 +72,19 @@ def test_a_page_whose_run_is_not_supported_fails(tmp_path):
         run_page(head, tmp_path)
 
 
+def test_code_of_the_package_on_a_page_is_that_of_the_package():
+    """Where this fails: python docs/tools/screens.py PAGE."""
+    shown = [
+        (name_of(page), block)
+        for page in PAGES
+        for block in pages.blocks(page.read_text(encoding="utf-8"))
+        if block.source
+    ]
+    assert all(pages.is_its_source(block) for _, block in shown)
+    found = {(name, block.source) for name, block in shown}
+    assert ("docs/tutorials/first_audit.md", "indpriv/demo/train.py") in found
+
+
 def run_page(text, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
@@ -91,6 +104,7 @@ def run_page(text, tmp_path):
             "the page shows",
         ),
         ("<!-- first python\nunknown\n-->", "NameError"),
+        ("<!-- source: Makefile -->\n```python\nx = 1\n```", "is not Makefile any more"),
     ],
 )
 def test_a_page_with_a_fault_fails(text, message, tmp_path):

@@ -7,10 +7,11 @@ The blocks of a page run in order. Blocks of Python share their names, as the ce
 do; a block with a title that is a file name is written to that file instead. A block titled
 "Output" is what the block before it prints, exactly; "Output of one run" is compared by its words,
 since training is random. `<!-- not run: why -->` above a block leaves it out, and `<!-- first`
-opens code that runs but is not shown. Lines between `---` above the title say what a page needs:
-`given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`, and `supported: RUNS`,
-those that must have every line of evidence that a Recorder can verify. `python -m audits` runs the
-experiments of this checkout.
+opens code that runs but is not shown. `<!-- source: FILE -->` above a block says that it is that
+file of the checkout, which --update writes into the page. Lines between `---` above the title say
+what a page needs: `given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`, and
+`supported: RUNS`, those that must have every line of evidence that a Recorder can verify.
+`python -m audits` runs the experiments of this checkout.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from indpriv.norm_log.verify import verify
 EXACT, ALIKE = "Output", "Output of one run"
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<skip>not run): (?P<why>.+?) -->\n)?"
+    r"(?:<!-- source: (?P<source>\S+) -->\n)?"
     r'(?:```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```$'
     r"|<!-- first (?P<hidden>python|bash)\n(?P<before>.*?)^-->$)",
     re.MULTILINE | re.DOTALL,
@@ -53,6 +55,7 @@ class Block:
         code: what stands between the fences.
         not_run: why the block is not run; "" if it is.
         shown: whether readers see it.
+        source: the file of the checkout that it is; "" if it is its own.
         span: where `code` stands in the page.
     """
 
@@ -61,6 +64,7 @@ class Block:
     code: str
     not_run: str
     shown: bool
+    source: str
     span: tuple[int, int]
 
     @property
@@ -112,6 +116,7 @@ def blocks(text: str) -> list[Block]:
                 code=match["code"] if shown else match["before"],
                 not_run=match["why"] or "",
                 shown=shown,
+                source=match["source"] or "",
                 span=match.span("code" if shown else "before"),
             )
         )
@@ -128,6 +133,10 @@ def run(page: Path, folder: Path, *, update: bool = False) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     printed, changes = "", []
     for block in blocks(text):
+        if block.source and not is_its_source(block):
+            if not update:
+                raise RuntimeError(f"{page.name}: a block is not {block.source} any more")
+            changes.append((block.span, source_of(block)))
         if block.not_run:
             continue
         if block.is_output:
@@ -149,6 +158,16 @@ def run(page: Path, folder: Path, *, update: bool = False) -> None:
         text = text[:start] + output + text[end:]
     if changes:
         page.write_text(text, encoding="utf-8")
+
+
+def source_of(block: Block) -> str:
+    """The text of the file that a block is."""
+    return (ROOT / block.source).read_text(encoding="utf-8")
+
+
+def is_its_source(block: Block) -> bool:
+    """Whether a block is the file that it says it is."""
+    return block.code == source_of(block)
 
 
 def check_supported(run_dir: Path) -> None:
