@@ -128,7 +128,9 @@ def trained(name: str, data_dir: Path | None, console: Console, *, train: bool) 
     command = ["train", str(audit_file), "--run-dir", str(run_dir), *given(data_dir)]
     if status is not None:
         command.append("--resume")
-    return not subprocess.run([sys.executable, "-m", "audits", *command], cwd=ROOT, check=False).returncode
+    return not subprocess.run(
+        [sys.executable, "-m", "audits", *command], cwd=ROOT, check=False
+    ).returncode
 
 
 def sweep(data_dir: Path | None, console: Console) -> None:
