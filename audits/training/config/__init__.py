@@ -1,4 +1,4 @@
-"""What an audit file says: one frozen dataclass for each table. Nothing here imports torch."""
+"""What an audit file says: one frozen dataclass for each table."""
 
 from audits.training.config.audit_file import AuditConfig
 from audits.training.config.federated_section import FederatedConfig
@@ -11,6 +11,7 @@ from audits.training.config.sections import (
     RecordingConfig,
 )
 from audits.training.config.training_section import TrainingConfig
+from indpriv.leakage.plan import LeakagePlan
 
 __all__ = [
     "AttackConfig",
@@ -19,6 +20,7 @@ __all__ = [
     "DataConfig",
     "FederatedConfig",
     "GroupConfig",
+    "LeakagePlan",
     "ModelConfig",
     "RecordingConfig",
     "TrainingConfig",
