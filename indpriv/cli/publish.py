@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from indpriv._shown import Console, escape
-from indpriv.cli.first_contact import checked_run
+from indpriv.cli.first_contact import checked_run, typed
 from indpriv.cli.options import (
     AuditDir,
     Json,
@@ -63,6 +63,10 @@ Spend = Annotated[
 ]
 LedgerOption = Annotated[
     Path | None, typer.Option(help="Folder of a ledger that copies of this audit share.")
+]
+Norms = Annotated[
+    bool,
+    typer.Option("--norms", help="Release gradient norms before the first step of a run instead."),
 ]
 
 MaxWorstCaseEpsilon = Annotated[
@@ -120,10 +124,7 @@ _GATE_COLUMNS = ("condition", "", "found", "required", "known")
 def release(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="AUDIT_DIR",
-            help="Audit directory; or a RUN, to release gradient norms before its first step.",
-        ),
+        typer.Argument(metavar="AUDIT_DIR", help="Audit directory; with --norms, a run directory."),
     ],
     epsilon: Epsilon,
     quantiles: Quantiles = "0.1,0.3,0.5,0.7,0.9",
@@ -136,16 +137,20 @@ def release(
     budget: BudgetOption = None,
     spend: Spend = False,
     ledger: LedgerOption = None,
+    norms: Norms = False,
     as_json: Json = False,
 ) -> None:
     """Release quantiles and the mean of individual epsilon with differential privacy, for others.
 
     Example: indpriv release reports/adult --mean --epsilon 0.1 --budget 0.5
     """
+    from indpriv.norm_log.run_files import holds_log
     from indpriv.release import Request, parse_budget, parse_quantiles
     from indpriv.release import release as release_figures
     from indpriv.release.page import print_release
 
+    if holds_log(path) != norms:
+        _refuse_other_figures(path, norms)
     request = Request(
         parse_quantiles(quantiles),
         mean,
@@ -170,6 +175,18 @@ def release(
     )
     console.print(
         f"\n[bold]{escape(str(published.folder))}[/] ({source})", soft_wrap=True, highlight=False
+    )
+
+
+def _refuse_other_figures(path: Path, norms: bool) -> None:
+    """Budget is spent only on the figures that were asked for."""
+    if norms:
+        raise InputError(f"--norms is for a run directory, and {path} is none; leave it out")
+    audit_dir = path / "audit"
+    made = "" if audit_dir.is_dir() else f"after {typed('audit', path)}, "
+    raise InputError(
+        f"{path} is a run, and epsilons are released from its audit; {made}type: "
+        f"{typed('release', audit_dir)} ...; norms before the first step need --norms"
     )
 
 

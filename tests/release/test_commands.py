@@ -5,6 +5,7 @@ import json
 import pytest
 
 from indpriv.cli import run
+from runs import make_run, record
 
 
 @pytest.fixture
@@ -57,11 +58,26 @@ def test_bad_input_ends_in_one_message(audit_dir, call):
             "no column 'height'",
         ),
         ((audit_dir / "no", "--epsilon", "1", "--mean"), "make an audit first"),
+        ((audit_dir, "--epsilon", "1", "--norms"), "--norms is for a run directory"),
     ):
         _, error = call("release", *arguments, code=2)
         assert words in error
         assert "Traceback" not in error
     assert not (audit_dir / "shareable").exists()
+
+
+@pytest.mark.parametrize("audited", [True, False])
+def test_budget_is_never_spent_on_norms_where_epsilons_were_meant(call, tmp_path, audited):
+    record(make_run(), tmp_path / "run", every=1)
+    if audited:
+        call("audit", tmp_path / "run", "--delta", "1e-5")
+    _, error = call("release", tmp_path / "run", "--quantiles", "0.5", "--epsilon", "1", code=2)
+    assert f"indpriv release {tmp_path / 'run' / 'audit'} ..." in error
+    assert (f"indpriv audit {tmp_path / 'run'}" in error) is not audited
+    assert not list(tmp_path.rglob("shareable"))
+    command = ("release", tmp_path / "run", "--norms", "--quantiles", "0.5", "--epsilon", "1")
+    call(*command)
+    assert (tmp_path / "run" / "shareable" / "release.json").is_file()
 
 
 def test_statement(audit_dir, call):
