@@ -142,14 +142,10 @@ Challenge = Annotated[
     Path | None,
     of_replay(
         "RUN: instead of an audit, compare the norms in its log with those of checkpoints and data "
-        "at random steps. Exit code 1 if they differ."
+        "at random steps. Exit code 1 if they differ, 3 if that cannot be told."
     ),
 ]
 Challenges = Annotated[int, of_replay("Number of steps to challenge.")]
-LearningRate = Annotated[
-    float | None,
-    of_replay("The smallest of SGD in the training script: a challenge then looks at noise too."),
-]
 Processes = Annotated[
     int, of_replay("Number of processes, each working on one checkpoint at a time.")
 ]
@@ -188,7 +184,6 @@ def audit(
     processes: Processes = 1,
     challenge: Challenge = None,
     challenges: Challenges = 10,
-    learning_rate: LearningRate = None,
     as_json: Json = False,
 ) -> None:
     """Account, analyse and attack a run; write epsilon.parquet, audit.json, audit.md, report.html.
@@ -200,8 +195,7 @@ def audit(
     from indpriv.audit import audit as audit_run
 
     if challenge is not None:
-        how = {"learning_rate": learning_rate, "step_of": step_of or (), "device": device}
-        _challenge(path, spec, challenge, challenges, as_json, **how)
+        _challenge(path, spec, challenge, challenges, as_json, step_of=step_of or (), device=device)
         return
     settings = _told(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler, step_of)
     path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
@@ -308,7 +302,7 @@ def _challenge(
 ) -> None:
     """Challenge a run's log with checkpoints."""
     from indpriv._plain import to_json
-    from indpriv.norm_log.evidence import FAILED
+    from indpriv.norm_log.evidence import FAILED, NOT_CHECKED
     from indpriv.recording.checkpoints.challenge import challenge
 
     if path is None or spec is None:
@@ -326,6 +320,8 @@ def _challenge(
             )
     if any(check.status == FAILED for check in checks):
         raise typer.Exit(1)
+    if checks[1].status == NOT_CHECKED:  # of norms
+        raise typer.Exit(3)
 
 
 def _replay(
