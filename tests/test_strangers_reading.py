@@ -32,7 +32,7 @@ import indpriv.analysis.attacks.ceilings
 import indpriv.analysis.guarantee
 import indpriv.audit.audit_directory
 import indpriv.audit.variants
-from indpriv._files import parquet_bytes, read_json, write_json, write_private_parquet
+from indpriv._files import parquet_bytes, read_json, read_parquet, write_json, write_private_parquet
 from indpriv._journal import read_journal
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.attribute_knowledge import write_knowledge
@@ -509,6 +509,59 @@ def unpacks_to_a_gib(path):
 
 def parquet_of(make):
     return lambda path: pq.write_table(make(), path, compression="zstd")
+
+
+def varint(value):
+    """As a whole number stands in the end of a Parquet file."""
+    value, found = 2 * value, bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def lying(make, said, **options):
+    """A Parquet file whose end says other sizes of its one column than it has; said: name -> another."""
+
+    def write(path):
+        pq.write_table(make(), path, compression="zstd", use_dictionary=False, write_statistics=False, **options)
+        chunk = pq.read_metadata(path).row_group(0).column(0)
+        content = path.read_bytes()
+        length = int.from_bytes(content[-8:-4], "little")
+        body, end = content[: -8 - length], content[-8 - length :]
+        for name, value in said.items():
+            true, false = varint(getattr(chunk, name)), varint(value)
+            assert true in end
+            padding = [false[-1] | 128, *[128] * (len(true) - len(false) - 1), 0]
+            end = end.replace(true, false if len(true) == len(false) else false[:-1] + bytes(padding))
+        path.write_bytes(body + end)
+        assert all(getattr(pq.read_metadata(path).row_group(0).column(0), name) == value for name, value in said.items())
+
+    return write  # fmt: skip
+
+
+def one_text():
+    return pa.table({"score": ["1" * 300_000_000]})
+
+
+SMALL = {"total_uncompressed_size": 90}
+LIES = {
+    "a text": lying(one_text, SMALL),
+    "a text in a page of another kind": lying(one_text, SMALL, data_page_version="2.0"),
+    "numbers in one page": lying(lambda: rows_of(40_000_000, score="f8"), SMALL | {"num_values": 60}, data_page_size=1 << 30),
+    "texts as differences": lying(lambda: pa.table({"score": same_texts(40_000, 20_000)}), {}, column_encoding="DELTA_BYTE_ARRAY"),
+    "columns beyond the file": lying(lambda: pa.table({"score": np.random.default_rng(0).random(60_000)}), {"total_compressed_size": 1_000_000}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_the_end_of_a_table_says_of_its_sizes_is_not_believed(tmp_path, name):
+    LIES[name](tmp_path / "scores.parquet")
+    assert (tmp_path / "scores.parquet").stat().st_size < 10_000_000
+    work = lambda: read_parquet(tmp_path / "scores.parquet") and None  # noqa: E731
+    found = in_child(work, memory=GIB >> 2)
+    assert found["err"].splitlines()[-1].startswith("indpriv.errors."), found["err"][-600:]
+    assert "MemoryError" not in found["err"]
 
 
 BOMBS = {
