@@ -25,6 +25,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from indpriv._folders import refuse_links
 from indpriv.errors import EvidenceError, InputError
 
 Schema = type[BaseModel]
@@ -165,6 +166,7 @@ def read_npz(path: Path, remedy: str = "write it again, with np.savez") -> dict[
         EvidenceError: it is damaged, an array is not as long as its header says, or it would take
             far more memory than its size.
     """
+    refuse_links(path)
     with named(path, remedy):
         with zipfile.ZipFile(path) as archive:
             items = archive.infolist()

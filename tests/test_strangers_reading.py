@@ -680,6 +680,101 @@ def test_codes_of_another_type_are_refused(valid, tmp_path, column):
     assert file.name in found["err"]
 
 
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda text: text.replace(b'"noise_multiplier":1.1', b'"noise_multiplier":4.0'), 1),
+        (lambda text: text.split(b"\n", 1)[1], 1),
+        (lambda text: text.replace(b'"kind"', b'"kin', 1), 2),
+        (lambda text: b"", 2),
+        (lambda text: b"\xff" + text, 2),
+        (lambda text: b"[]\n" + text, 2),
+    ],
+    ids=["changed", "cut", "broken", "empty", "no text", "no object"],
+)
+def test_a_failed_check_is_1_and_a_journal_that_cannot_be_read_is_2(valid, tmp_path, change, code):
+    top = shutil.copytree(valid, tmp_path / "top")
+    journal = top / "run/journal.jsonl"
+    journal.write_bytes(change(journal.read_bytes()))
+    found = check_outcome(["verify", str(top / "run")], {1})
+    assert found["code"] == code
+    assert ("error:" in found["err"]) == (code == 2)
+    (top / "run/journal.jsonl").unlink()
+    assert check_outcome(["verify", str(top / "run")])["code"] == 2
+
+
+LINKED = {
+    "run/journal.jsonl": "verify", "run/journal.jsonl.sig": "verify", "run/run.json": "audit",
+    "run/examples.parquet": "audit", "run/canaries.parquet": "audit", "run/records/000000000001.parquet": "audit",
+    "audit/epsilon.parquet": "gate", "audit/audit.json": "gate",
+    "audit/paid.json": "release", "audit/shareable/release.json": "release",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_in_a_directory_is_not_read_and_the_directory_may_be_one(valid, tmp_path, name):
+    top = shutil.copytree(valid, tmp_path / "top")
+    for folder in ("run", "audit"):
+        (top / folder).rename(top / f"the {folder}")
+        (top / folder).symlink_to(top / f"the {folder}")
+    file = top / name
+    file.parent.mkdir(exist_ok=True)
+    if file.exists():
+        file.rename(top / "elsewhere")
+    else:
+        (top / "elsewhere").write_bytes(b"a secret of the auditor's")
+    words = [word.format(**places(top)) for word in COMMANDS[LINKED[name]][0]]
+    if LINKED[name] not in DEAR and (top / "elsewhere").stat().st_size > 30:  # it was there
+        shutil.copy(top / "elsewhere", file)
+        assert outcome(words)["code"] in COMMANDS[LINKED[name]][1]
+        file.unlink()
+    file.symlink_to(top / "elsewhere")
+    found = check_outcome(words)
+    assert found["code"] == 2
+    assert Path(name).name in found["err"]
+    assert "is a link" in found["err"] or "record files" in found["err"]
+
+
+def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
+    pytest.importorskip("torch")
+    import plain_opacus
+    from indpriv._folders import named_by_person
+    from indpriv._reading import read_npz
+    from indpriv._signals_files import SignalsFolder
+    from indpriv.recording.checkpoints.discovery import discover
+    from indpriv.training.checkpoints import TrainingState
+    from runs import blobs, mlp
+
+    saved = tmp_path / "saved"
+    plain_opacus.train(mlp(), blobs(), saved, epochs=1, batch_size=12, save_every=5)
+    found = discover(saved)
+    (saved / "last.pt").symlink_to("step_10.pt")
+    assert discover(saved) == found
+    (tmp_path / "link").symlink_to(saved)
+    assert len(discover(tmp_path / "link").models) == len(found.models)
+    (saved / "step_5.pt").rename(tmp_path / "elsewhere.pt")
+    (saved / "step_5.pt").symlink_to(tmp_path / "elsewhere.pt")
+    assert "step_5.pt is a link" in " ".join(discover(saved).problems)
+    folder = SignalsFolder.create(tmp_path / "signals", np.arange(3), {}).append(np.zeros(3, "f4"), np.zeros(3, bool))
+    named_by_person(folder.path)
+    for name, read in (
+        ("ids.npz", lambda: read_npz(folder.path / "ids.npz")),
+        ("signal.f32", folder.arrays),
+        ("member.u8", folder.arrays),
+        ("resume.state", lambda: TrainingState.read(folder.path)),
+    ):
+        file = folder.path / name
+        if file.exists():
+            file.rename(tmp_path / name)
+        else:
+            (tmp_path / name).write_bytes(b"x")
+        file.symlink_to(tmp_path / name)
+        with pytest.raises(InputError, match=f"{name} is a link"):
+            read()
+        file.unlink()
+        (tmp_path / name).rename(file)
+
+
 # ---------------------------------------------------------------- gate
 
 

@@ -284,15 +284,31 @@ def _checked_folders(
 
 
 def _default_output(path: Path) -> Path:
-    """RUN/audit; in the working folder, if RUN is somebody else's or cannot be written."""
+    """RUN/audit; in the working folder, if that or RUN is somebody else's or cannot be written."""
+    from indpriv._files import first_at
+    from indpriv.audit.audit_directory import SUMMARY, made_here, read_summary
+    from indpriv.norm_log.journal_state import read_state
+
     inside, outside = path / "audit", Path(f"{path.resolve().name}-audit")
     if is_remote(path) or not path.exists():
         return inside
     named_by_person(path)
     is_own = not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid()
+    is_own &= not inside.exists() or made_here(inside)
     if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
         return inside
-    text = f"{path} is another user's, or cannot be written: the audit is written to {outside}"
+    audited = ("run", "recorder", "log_sha256")
+    if (outside / SUMMARY).is_file() and (
+        first_at(read_summary(outside), audited) != read_state(path).fingerprint
+    ):
+        raise InputError(
+            f"{outside}, where the audit of {path} would be written, holds the audit of another "
+            "run; name a directory with --output-dir"
+        )
+    text = (
+        f"{path} or its audit is another user's, came from elsewhere, or cannot be written: the "
+        f"audit is written to {outside}"
+    )
     Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
     return outside
 

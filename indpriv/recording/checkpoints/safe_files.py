@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from indpriv._files import read_json
+from indpriv._folders import refuse_links
 from indpriv.errors import InputError
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
@@ -147,6 +148,7 @@ def read_content(path: Path) -> Content:
 
 
 def _read_file(path: Path) -> Content:
+    refuse_links(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     _check_archive(path)
