@@ -833,11 +833,12 @@ def test_without_the_run_the_log_is_believed_unless_it_is_passed(valid, tmp_path
     ]
     found = state(json.loads(check_outcome(words, {0})["out"])["conditions"])
     assert found["worst-case epsilon"][1] == found["evidence"][1] == "believed"
-    assert found["individual epsilon, max (exact)"][1] == "recomputed"
+    assert {known for _, known in found.values()} == {"believed"}
     found = state(
         json.loads(check_outcome([*words, "--run", str(top / "run")], {0})["out"])["conditions"]
     )
     assert found["worst-case epsilon"][1] == found["evidence"][1] == "recomputed"
+    assert found["individual epsilon, max (exact)"][1] == "recomputed"
     check_outcome([*words, "--run", str(top / "nowhere")], {2})  # not believed in silence
     for name in ("epsilon.parquet", "examples.parquet"):
         (top / "audit" / name).unlink()
@@ -867,6 +868,44 @@ def test_an_edited_audit_fails(inside, name):
     assert found["audit.json agrees with tables and log"] == (False, "recomputed")
     if failing is not None:
         assert found[failing] == (False, "recomputed")
+
+
+def forged(folder, factor=0.1):
+    """An audit whose table and audit.json say the same of everybody, and less than there was."""
+    frame = read_parquet(folder / "epsilon.parquet")
+    for name in ("epsilon", "epsilon_lower", "epsilon_upper"):
+        frame[name] *= factor
+    write_private_parquet(frame, folder / "epsilon.parquet")
+    content = read_json(folder / "audit.json")
+    for name in content["individual"]:
+        if name in ("median", "p95", "p99", "max", "mean", "min"):
+            content["individual"][name] *= factor
+    for group in content["groups"]:
+        group["ratio"]["value"] = 1.0
+    write_json(folder / "audit.json", content)
+
+
+@pytest.mark.parametrize("limit", ["median", "p95", "p99", ""])
+def test_a_table_that_was_forged_with_audit_json_is_seen_through_or_believed_in_words(valid, tmp_path, inside, limit):
+    option = f"--max-{limit}-epsilon".replace("--", "-").replace("-", "--", 1)
+    forged(inside / "run/audit")
+    code, conditions = gate(inside, option, "1")
+    assert code == 1
+    name = f"individual epsilon, {limit or 'max'} (exact)"
+    assert state(conditions)[name] == (False, "recomputed")
+    assert state(conditions)["audit.json agrees with tables and log"] == (False, "recomputed")
+    shutil.move(inside / "run/audit", tmp_path / "alone")
+    found = check_outcome(["gate", str(tmp_path / "alone"), "--json", option, "1"], {0})
+    assert {one["known"] for one in json.loads(found["out"])["conditions"]} == {"believed"}
+
+
+@pytest.mark.slow
+def test_by_the_pld_accountant_the_worst_case_is_recomputed_and_people_are_believed(valid, tmp_path):
+    top = shutil.copytree(valid, tmp_path / "top")
+    audit(top / "run", top / "run/audit", accountant="pld")
+    found = state(gate(top, "--max-epsilon", "8", "--max-worst-case-epsilon", "8")[1])
+    assert found["worst-case epsilon"][1] == "recomputed"
+    assert {known for name, (_, known) in found.items() if "individual" in name} == {"believed"}
 
 
 def test_a_group_ratio_is_computed_again(inside):
