@@ -77,9 +77,9 @@ class SignalsFolder:
     def open(cls, path: Path) -> SignalsFolder:
         """Read what a folder holds; EvidenceError where a row that counts is cut short."""
         content = read_json(path / SIGNALS)
-        if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
-            raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
         check(_CONTENT, content, str(path / SIGNALS))
+        if content.get("schema") != _SCHEMA:
+            raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
         ids = read_npz(path / _IDS)
         with named(path / _IDS):
             folder = cls(

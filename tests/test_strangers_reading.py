@@ -28,6 +28,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import indpriv.accountant.risk
 import indpriv.analysis.attacks.ceilings
 import indpriv.analysis.guarantee
 import indpriv.audit.audit_directory
@@ -524,7 +525,14 @@ def lying(make, said, **options):
     """A Parquet file whose end says other sizes of its one column than it has; said: name -> another."""
 
     def write(path):
-        pq.write_table(make(), path, compression="zstd", use_dictionary=False, write_statistics=False, **options)
+        pq.write_table(
+            make(),
+            path,
+            compression="zstd",
+            use_dictionary=False,
+            write_statistics=False,
+            **options,
+        )
         chunk = pq.read_metadata(path).row_group(0).column(0)
         content = path.read_bytes()
         length = int.from_bytes(content[-8:-4], "little")
@@ -533,9 +541,14 @@ def lying(make, said, **options):
             true, false = varint(getattr(chunk, name)), varint(value)
             assert true in end
             padding = [false[-1] | 128, *[128] * (len(true) - len(false) - 1), 0]
-            end = end.replace(true, false if len(true) == len(false) else false[:-1] + bytes(padding))
+            end = end.replace(
+                true, false if len(true) == len(false) else false[:-1] + bytes(padding)
+            )
         path.write_bytes(body + end)
-        assert all(getattr(pq.read_metadata(path).row_group(0).column(0), name) == value for name, value in said.items())
+        assert all(
+            getattr(pq.read_metadata(path).row_group(0).column(0), name) == value
+            for name, value in said.items()
+        )
 
     return write  # fmt: skip
 
@@ -600,6 +613,29 @@ def test_a_log_of_more_steps_than_memory_holds(valid, tmp_path):
         lambda lines: [line | ({"count": 10**12} if "count" in line else {}) for line in lines],
     )
     assert "count=1000000000000" in check_outcome(["audit", str(top / "run")])["err"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lines", "each"), [(1, 10**7), (20_000, 1), (1000, 1000)])
+def test_a_small_log_of_many_steps_takes_no_minute(valid, tmp_path, lines, each):
+    top = shutil.copytree(valid, tmp_path / "top")
+
+    def longer(old):
+        (place,) = [k for k, line in enumerate(old) if line["kind"] == "steps"][-1:]
+        first, bare = old[place]["first"], {k: v for k, v in old[place].items() if k != "evidence"}
+        more = [
+            (old[place] if k + 1 == lines else bare) | {"first": first + k * each, "count": each - first * (lines == 1), "noise_multiplier": 1 + k * 1e-5}
+            for k in range(lines)
+        ]  # fmt: skip
+        return [*old[:place], *more, *old[place + 1 :]]
+
+    seal(top / "run", longer)
+    assert (top / "run/journal.jsonl").stat().st_size < 10_000_000
+    patch = pytest.MonkeyPatch()
+    for module in (indpriv.analysis.guarantee, indpriv.analysis.attacks.ceilings):
+        patch.setattr(module, "worst_case_risk", indpriv.accountant.risk.worst_case_risk)
+    check_outcome(["audit", str(top / "run"), "--output-dir", str(top / "new")], {0})
+    patch.undo()
 
 
 def test_what_is_needed_to_resume_may_not_unpack(tmp_path):
@@ -755,7 +791,9 @@ def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
     (saved / "step_5.pt").rename(tmp_path / "elsewhere.pt")
     (saved / "step_5.pt").symlink_to(tmp_path / "elsewhere.pt")
     assert "step_5.pt is a link" in " ".join(discover(saved).problems)
-    folder = SignalsFolder.create(tmp_path / "signals", np.arange(3), {}).append(np.zeros(3, "f4"), np.zeros(3, bool))
+    folder = SignalsFolder.create(tmp_path / "signals", np.arange(3), {}).append(
+        np.zeros(3, "f4"), np.zeros(3, bool)
+    )
     named_by_person(folder.path)
     for name, read in (
         ("ids.npz", lambda: read_npz(folder.path / "ids.npz")),
@@ -886,7 +924,9 @@ def forged(folder, factor=0.1):
 
 
 @pytest.mark.parametrize("limit", ["median", "p95", "p99", ""])
-def test_a_table_that_was_forged_with_audit_json_is_seen_through_or_believed_in_words(valid, tmp_path, inside, limit):
+def test_a_table_that_was_forged_with_audit_json_is_seen_through_or_believed_in_words(
+    valid, tmp_path, inside, limit
+):
     option = f"--max-{limit}-epsilon".replace("--", "-").replace("-", "--", 1)
     forged(inside / "run/audit")
     code, conditions = gate(inside, option, "1")
@@ -900,7 +940,9 @@ def test_a_table_that_was_forged_with_audit_json_is_seen_through_or_believed_in_
 
 
 @pytest.mark.slow
-def test_by_the_pld_accountant_the_worst_case_is_recomputed_and_people_are_believed(valid, tmp_path):
+def test_by_the_pld_accountant_the_worst_case_is_recomputed_and_people_are_believed(
+    valid, tmp_path
+):
     top = shutil.copytree(valid, tmp_path / "top")
     audit(top / "run", top / "run/audit", accountant="pld")
     found = state(gate(top, "--max-epsilon", "8", "--max-worst-case-epsilon", "8")[1])

@@ -24,7 +24,14 @@ import torch
 
 import plain_opacus
 from indpriv import _folders
-from indpriv._files import OneWriter, read_parquet, write_atomically, write_json, writer_of, written_atomically
+from indpriv._files import (
+    OneWriter,
+    read_parquet,
+    write_atomically,
+    write_json,
+    writer_of,
+    written_atomically,
+)
 from indpriv._folders import make_folder, named_by_person
 from indpriv._journal import JournalWriter
 from indpriv._signals_files import SignalsFolder
@@ -459,7 +466,9 @@ def test_the_audit_of_anothers_run_is_outside_it(tiny, capsys):
 
 def unpacked(folder: Path, to: Path) -> Path:
     """A folder as whoever unpacks an archive of it has it: their own, with the times of the archive."""
-    subprocess.run(["tar", "cpf", to.with_suffix(".tar"), "-C", folder.parent, folder.name], check=True)
+    subprocess.run(
+        ["tar", "cpf", to.with_suffix(".tar"), "-C", folder.parent, folder.name], check=True
+    )
     to.mkdir(parents=True)
     subprocess.run(["tar", "xpf", to.with_suffix(".tar"), "-C", to], check=True)
     return to / folder.name

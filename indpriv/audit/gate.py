@@ -228,8 +228,8 @@ def _recomputed(
     account = table.account
     by = [group.by for group in summary.groups] if limits.max_group_ratio is not None else []
     groups = groups_of(audit_dir, by) if by else summary.groups
-    found = {"account": account, "individual": describe(table), "groups": groups}
-    summary = replace(summary, claim=table.claim, **found)
+    summary = replace(summary, account=account, claim=table.claim, groups=groups)
+    summary = replace(summary, individual=describe(table))
     near = audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY
     there = run_dir is not None or holds_log(near)  # one that was named must have a log
     run = open_run(run_dir or near, unreadable="worst_case") if there else None

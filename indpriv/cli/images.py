@@ -19,7 +19,7 @@ def training_images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]
     from indpriv.training.datasets import load_dataset
 
     data = read_run_json(run_dir).get("data") or {}
-    if not isinstance(data.get("dataset"), str):
+    if not data.get("dataset"):
         raise InputError(
             f"--show-examples: {run_dir / RUN_JSON} names no data set (data.dataset), and a run "
             "directory holds no examples; leave the option out and look examples up by the ids in "
