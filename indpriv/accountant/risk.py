@@ -38,7 +38,7 @@ from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
 
 # Of a worst case whose curve is read: beyond them that takes minutes.
-_MOST_STEPS, _MOST_KINDS = 10**6, 256
+_MOST_STEPS, _MOST_KINDS = 10**6, 1000
 
 
 @dataclass(frozen=True)
