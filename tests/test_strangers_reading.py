@@ -478,7 +478,7 @@ def test_two_thousand_strange_files(valid, tmp_path):
 
 # ---------------------------------------------------------------- memory
 
-BOMB, MANY = 1 << 30, 20_000_000  # bytes and rows of a small file
+BOMB, MANY = 1 << 28, 17_000_000  # bytes and rows of a small file
 
 
 def rows_of(n, **columns):
@@ -499,7 +499,7 @@ def claims_8_tb(path):
     assert path.stat().st_size < 700
 
 
-def unpacks_to_a_gib(path):
+def unpacks_to_much(path):
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
         archive.open("norms.npy", "w") as file,
@@ -554,15 +554,15 @@ def lying(make, said, **options):
 
 
 def one_text():
-    return pa.table({"score": ["1" * 300_000_000]})
+    return pa.table({"score": ["1" * 150_000_000]})
 
 
 SMALL = {"total_uncompressed_size": 90}
 LIES = {
     "a text": lying(one_text, SMALL),
     "a text in a page of another kind": lying(one_text, SMALL, data_page_version="2.0"),
-    "numbers in one page": lying(lambda: rows_of(40_000_000, score="f8"), SMALL | {"num_values": 60}, data_page_size=1 << 30),
-    "texts as differences": lying(lambda: pa.table({"score": same_texts(40_000, 20_000)}), {}, column_encoding="DELTA_BYTE_ARRAY"),
+    "numbers in one page": lying(lambda: rows_of(20_000_000, score="f8"), SMALL | {"num_values": 60}, data_page_size=1 << 30),
+    "texts as differences": lying(lambda: pa.table({"score": same_texts(15_000, 20_000)}), {}, column_encoding="DELTA_BYTE_ARRAY"),
     "columns beyond the file": lying(lambda: pa.table({"score": np.random.default_rng(0).random(60_000)}), {"total_compressed_size": 1_000_000}),
 }  # fmt: skip
 
@@ -579,7 +579,7 @@ def test_what_the_end_of_a_table_says_of_its_sizes_is_not_believed(tmp_path, nam
 
 BOMBS = {
     "npz that claims 8 TB": ("convert", "norms.npz", claims_8_tb),
-    "npz that unpacks to a GiB": ("convert", "norms.npz", unpacks_to_a_gib),
+    "npz that unpacks to much": ("convert", "norms.npz", unpacks_to_much),
     "ids of many rows": ("verify", "run/ids.parquet", parquet_of(lambda: rows_of(MANY, example_id="i8", exact="?"))),
     "ids of long texts": ("verify", "run/ids.parquet", parquet_of(lambda: pa.table({"example_id": same_texts(9_000, 20_000), "exact": np.zeros(9_000, bool)}))),
     "scores of many rows": ("attack parquet", "scores.parquet", parquet_of(lambda: rows_of(MANY, score="f8", member="?"))),

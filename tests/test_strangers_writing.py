@@ -150,7 +150,7 @@ class Scene:
 
 
 SCENES = {
-    "audit": Scene(lambda folder: command("audit", folder), a_run),
+    "audit": Scene(lambda folder: command("audit", folder, "--output-dir", folder / "audit"), a_run),
     "publish": Scene(publish, an_audit),
     "train": Scene(lambda folder: train(AuditConfig.from_dict(CONFIG), folder, dataset=toy()) and None),
     "resume": Scene(

@@ -38,7 +38,7 @@ from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
 
 # Of a worst case whose curve is read: beyond them that takes minutes.
-_MOST_STEPS, _MOST_KINDS = 10**6, 1000
+_MOST_STEPS, _MOST_KINDS, _MOST_OF_BOTH = 10**6, 1000, 10**7
 
 
 @dataclass(frozen=True)
@@ -306,12 +306,12 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
 
 
 def risk_takes_long(log: NormLog) -> bool:
-    """Whether the curve of the worst case takes minutes: of many steps, or of many kinds of steps."""
+    """Whether the curve of the worst case takes minutes: of many steps, or many kinds of steps."""
     settings = log.settings
     if len(settings) > _MOST_STEPS:
         return True
     kinds = np.unique(np.column_stack([settings.noise_multiplier, settings.sample_rate]), axis=0)
-    return len(kinds) > _MOST_KINDS
+    return len(kinds) > _MOST_KINDS or len(kinds) * len(settings) > _MOST_OF_BOTH
 
 
 def has_risk_curve(account: Account) -> bool:
