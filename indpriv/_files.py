@@ -36,6 +36,7 @@ _LOCK, _WRITER = ".lock", ".writer"  # the latter holds the process id of the wr
 
 def sha256(path: Path) -> str:
     """Hex SHA-256 of a file."""
+    refuse_links(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -134,7 +135,6 @@ def written_atomically(path: Path) -> Iterator[Any]:
             content = file.read()
         path.write_bytes(content)
         return
-    refuse_links(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with on_failure(lambda: remove_file(temporary)):
         descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -13,7 +13,7 @@ from indpriv._files import OneWriter, on_failure
 from indpriv._folders import open_file, refuse_links
 from indpriv._reading import parse_json
 from indpriv._storage import is_remote
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import ChainError, EvidenceError, InputError
 
 NAME = "journal.jsonl"
 _START = "indpriv"
@@ -65,7 +65,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
                 f"{path} line {number} is damaged ({error}); restore the file from a copy"
             ) from error
         if claimed != chain or entry.get("seq") != number - 1:
-            raise EvidenceError(
+            raise ChainError(
                 f"{path} line {number} was changed, or a line before it is lost: its hash does not "
                 "continue the chain; restore the file from a copy"
             )

@@ -25,6 +25,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from indpriv._folders import refuse_links
 from indpriv.errors import EvidenceError, InputError
 
 Schema = type[BaseModel]
@@ -165,6 +166,7 @@ def read_npz(path: Path, remedy: str = "write it again, with np.savez") -> dict[
         EvidenceError: it is damaged, an array is not as long as its header says, or it would take
             far more memory than its size.
     """
+    refuse_links(path)
     with named(path, remedy):
         with zipfile.ZipFile(path) as archive:
             items = archive.infolist()
@@ -208,19 +210,28 @@ class ParquetFile(pq.ParquetFile):  # type: ignore[misc]
     def read_row_groups(
         self, groups: Sequence[int], columns: Sequence[str] | None = None, **options: Any
     ) -> Any:
-        """Row groups as a table; EvidenceError where they need far more memory than the file."""
-        names, size = self.schema_arrow.names, self._source.size()
-        wanted, needed, doubtful = list(names if columns is None else columns), 0, set[str]()
-        if missing := [name for name in wanted if name not in names]:
+        """Row groups as a table; EvidenceError where they need far more memory than the file.
+
+        What the end of a file says of its pages is not believed: their own heads are read.
+        """
+        place = {name: number for number, name in enumerate(self.schema_arrow.names)}
+        wanted, doubtful = list(place if columns is None else columns), set[str]()
+        size, needed, packed = self._source.size(), 0, 0
+        if missing := [name for name in wanted if name not in place]:
             raise EvidenceError(f"{self._path} lacks {', '.join(missing)}; write it again")
         for group in map(self.metadata.row_group, groups):
-            for chunk in (group.column(names.index(name)) for name in wanted):
-                n, content = max(chunk.num_values, group.num_rows), chunk.total_uncompressed_size
-                texts = chunk.physical_type.endswith("BYTE_ARRAY")
-                needed += 8 * n + content * texts
-                if texts and n * content > _ROOM and chunk.has_dictionary_page:
-                    doubtful.add(chunk.path_in_schema)
-        check_size(self._path, needed, size)
+            for name in wanted:
+                chunk = group.column(place[name])
+                if (packed := packed + abs(chunk.total_compressed_size)) > size:
+                    raise EvidenceError("its columns claim to be longer than the file")
+                content, encoded = _pages(self._source, chunk)
+                n, texts = max(chunk.num_values, group.num_rows), "BYTE" in chunk.physical_type
+                needed += 8 * n + content if texts else max(8 * n, content)
+                if texts and encoded & _REPEATING:
+                    raise EvidenceError(f"{name} holds texts as differences; write them plainly")
+                if texts and encoded & _BY_DICTIONARY and n * content > _ROOM:
+                    doubtful.add(name)
+                check_size(self._path, needed, size)
         for name in doubtful:
             needed += self._expanded(groups, name, max(_ROOM, _TIMES * size))
         check_size(self._path, needed, size)
@@ -237,6 +248,58 @@ class ParquetFile(pq.ParquetFile):  # type: ignore[misc]
                 if total > enough:
                     break
         return total
+
+
+# Encodings of pages: 2 and 8 refer to a dictionary, 7 to the text before.
+_BY_DICTIONARY, _REPEATING = {2, 8}, {7}
+
+
+def _pages(source: Any, chunk: Any) -> tuple[int, set[int]]:
+    """Bytes that the pages of a column in a row group unpack to, and their encodings."""
+    starts = [chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset]
+    source.seek(min(starts))
+    content = source.read(chunk.total_compressed_size)
+    total, encodings, at = 0, set[int](), 0
+    while at < len(content):
+        page, at = _thrift(content, at)
+        if min(page[2], page[3]) < 0:
+            raise ValueError("a page of less than no bytes")
+        total, at = total + page[2], at + page[3]
+        encodings |= {page.get(5, {}).get(2), page.get(8, {}).get(4)} - {None}
+    return total, encodings
+
+
+def _thrift(content: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """A struct in Thrift's compact protocol: number -> whole number or struct; and where it ends.
+
+    Other values, which heads of pages have in statistics only, are passed over.
+    """
+
+    def whole() -> int:
+        nonlocal at
+        value = shift = 0
+        while (byte := content[at]) & 128 and shift < 63:
+            value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        at += 1
+        return value | byte << shift
+
+    found, number = dict[int, Any](), 0
+    while head := content[at]:
+        at, kind = at + 1, head & 15
+        if head < 16:
+            raise ValueError("a page without the short head that all have")
+        number += head >> 4
+        if kind in (4, 5, 6):
+            value = whole()
+            found[number] = value >> 1 ^ -(value & 1)
+        elif kind == 8:
+            length = whole()
+            at += length
+        elif kind == 12:
+            found[number], at = _thrift(content, at)
+        elif kind > 2:
+            raise ValueError("a page with a head of another kind")
+    return found, at + 1
 
 
 _WORDS = {"i": "whole numbers", "f": "numbers", "b": "true or false", "t": "texts", "n": "nothing"}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import BoolArray
 from indpriv._files import read_json, write_atomically, write_json
-from indpriv._folders import make_folder, open_file
+from indpriv._folders import make_folder, open_file, refuse_links
 from indpriv._reading import Whole, check, named, read_npz, table
 from indpriv.errors import EvidenceError, InputError
 
@@ -77,9 +77,9 @@ class SignalsFolder:
     def open(cls, path: Path) -> SignalsFolder:
         """Read what a folder holds; EvidenceError where a row that counts is cut short."""
         content = read_json(path / SIGNALS)
-        if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
-            raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
         check(_CONTENT, content, str(path / SIGNALS))
+        if content.get("schema") != _SCHEMA:
+            raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
         ids = read_npz(path / _IDS)
         with named(path / _IDS):
             folder = cls(
@@ -134,6 +134,8 @@ class SignalsFolder:
         shape = (len(self.models), len(self.example_ids))
         if not self.models:
             raise InputError(f"{self.path} holds no model yet; run train_references again")
+        for name in (_SIGNAL, _MEMBER):
+            refuse_links(self.path / name)
         signal = np.memmap(self.path / _SIGNAL, "<f4", "r", shape=shape)
         member = np.memmap(self.path / _MEMBER, np.uint8, "r", shape=shape)
         for model, entry in enumerate(self.models):

@@ -7,10 +7,10 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from indpriv._folders import refuse_links
 from indpriv.errors import InputError
 
 NAMESPACE = "indpriv-log@v1"
@@ -91,8 +91,8 @@ def public_keys(path: Path) -> set[bytes]:
     found = set()
     for line in _read(path).decode("utf-8", "replace").splitlines():
         if (key := _PUBLIC.search(line)) and not _LIMITED.search(line):
-            names = re.search(r'namespaces="?([^"\s]*)', line[: key.start()], re.IGNORECASE)
-            if names is None or any(fnmatch(NAMESPACE, name) for name in names[1].split(",")):
+            options = line[: key.start()]
+            if "namespaces=" not in options.lower() or NAMESPACE in options:
                 found.add(base64.b64decode(key[1])[-32:])
     if not found:
         raise InputError(
@@ -122,6 +122,7 @@ def _packed(*parts: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes:
+    refuse_links(path)
     try:
         with path.open("rb") as file:
             content: bytes = file.read(_LARGEST)

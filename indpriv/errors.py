@@ -12,6 +12,10 @@ class EvidenceError(InputError):
     """What a run recorded is damaged, incomplete or contradicts itself."""
 
 
+class ChainError(EvidenceError):
+    """The lines of a journal are whole, but they are not those that were written."""
+
+
 class PrivacyWarning(UserWarning):
     """A request that gives less privacy than it seems to, e.g. because delta is large."""
 

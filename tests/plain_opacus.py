@@ -30,6 +30,7 @@ def train(
     gamma: float | None = None,
     save: Callable[[PrivacyEngine, nn.Module, Any, Path, int], None] | None = None,
     watch: Callable[[Any, Any, Any], Any] = lambda *_: nullcontext(),
+    precision: torch.dtype | None = None,
 ) -> PrivacyEngine:
     """Train with DP-SGD and save the model before the first step, every so many steps and at the end.
 
@@ -41,6 +42,7 @@ def train(
         gamma: factor of noise_multiplier after each epoch; None keeps it.
         save: how to save; default PrivacyEngine.save_checkpoint.
         watch: called as watch(model, optimizer, loader): a context in which to train.
+        precision: of the forward pass under autocast; None for none.
     """
     save = save or save_opacus
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,9 @@ def train(
         for _ in range(epochs):
             for inputs, targets in loader:
                 optimizer.zero_grad()
-                criterion(private(inputs), targets).backward()
+                with torch.autocast("cpu", precision, enabled=precision is not None):
+                    outputs = private(inputs)
+                criterion(outputs, targets).backward()
                 optimizer.step()
                 step += 1
                 if step % save_every == 0:

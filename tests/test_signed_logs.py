@@ -405,7 +405,7 @@ def test_a_key_that_cannot_sign_is_one_message_before_training(kind, words, keys
         ("# {key}", False),
         ('command="rm \\"a b\\"",no-pty {key}', True),
         ("anna@lab,bob@lab {key}", True),
-        ('anna@lab namespaces="git,indpriv-*" {key}', True),
+        ('anna@lab namespaces="git,indpriv-log@v1" {key}', True),
         ('anna@lab namespaces="git" {key}', False),
         ('anna@lab valid-before="20200101" {key}', False),
         ("*@lab cert-authority {key}", False),

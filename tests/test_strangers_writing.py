@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -24,12 +27,19 @@ from audits.training.config import AuditConfig
 from audits.training.datasets.base import Dataset, Split
 from audits.training.dp_sgd import train
 from indpriv import _folders
-from indpriv._files import OneWriter, write_atomically, write_json, writer_of, written_atomically
+from indpriv._files import (
+    OneWriter,
+    read_parquet,
+    write_atomically,
+    write_json,
+    writer_of,
+    written_atomically,
+)
 from indpriv._folders import make_folder, named_by_person
 from indpriv._journal import JournalWriter
 from indpriv._signals_files import SignalsFolder
 from indpriv.attacks.train_references import train_references
-from indpriv.audit import audit_directory, variants
+from indpriv.audit import audit_directory, pipeline, variants
 from indpriv.cli import run
 from indpriv.errors import InputError
 from indpriv.recording import AuditSpec, StepOptions, replay
@@ -140,7 +150,7 @@ class Scene:
 
 
 SCENES = {
-    "audit": Scene(lambda folder: command("audit", folder), a_run),
+    "audit": Scene(lambda folder: command("audit", folder, "--output-dir", folder / "audit"), a_run),
     "publish": Scene(publish, an_audit),
     "train": Scene(lambda folder: train(AuditConfig.from_dict(CONFIG), folder, dataset=toy()) and None),
     "resume": Scene(
@@ -449,10 +459,104 @@ def test_the_audit_of_anothers_run_is_outside_it(tiny, capsys):
     assert state_of(tiny) == before
     assert is_whole(Path("tiny-audit"))
     shown = capsys.readouterr()
-    assert (
-        "is another user's, or cannot be written: the audit is written to tiny-audit" in shown.err
-    )
+    assert "is another user's, came from elsewhere, or cannot be written: " in shown.err
+    assert "the audit is written to tiny-audit" in shown.err
     assert "tiny-audit/report.html" in shown.out
+
+
+def unpacked(folder: Path, to: Path) -> Path:
+    """A folder as whoever unpacks an archive of it has it: their own, with the times of the archive."""
+    subprocess.run(
+        ["tar", "cpf", to.with_suffix(".tar"), "-C", folder.parent, folder.name], check=True
+    )
+    to.mkdir(parents=True)
+    subprocess.run(["tar", "xpf", to.with_suffix(".tar"), "-C", to], check=True)
+    return to / folder.name
+
+
+def epsilons(folder: Path) -> np.ndarray:
+    return read_parquet(folder / "epsilon.parquet")["epsilon"].to_numpy()
+
+
+def stopped(audit_of: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit that ends before it is written, and leaves its parts."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "write_audit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            audit_of()
+
+
+@linux
+def test_an_audit_goes_on_with_its_own_parts_and_with_none_that_came_with_a_run(tiny, monkeypatch):
+    stopped(lambda: pipeline.audit(tiny, tiny / "audit", participation="known"), monkeypatch)
+    (part,) = (tiny / "audit/.in-progress").glob("part-*.parquet")
+    forged = pq.read_table(part)
+    for name in ("epsilon", "epsilon_lower", "epsilon_upper"):
+        place = forged.column_names.index(name)
+        forged = forged.set_column(place, name, pa.compute.multiply(forged[name], 0.1))
+    pq.write_table(forged, part)
+    given = unpacked(tiny, tiny.parents[1] / "given-away")
+    shutil.copytree(tiny, "copied")
+    pipeline.audit(tiny, tiny / "audit", participation="known")  # as whoever made them
+    for number, run_dir in enumerate((given, Path("copied"))):
+        pipeline.audit(run_dir, Path("new"), participation="known")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pipeline.audit(run_dir, run_dir / "audit", participation="known")
+        assert np.array_equal(epsilons(run_dir / "audit"), epsilons(Path("new"))), number
+        shutil.rmtree("new")
+        assert np.allclose(epsilons(tiny / "audit"), 0.1 * epsilons(run_dir / "audit"))
+
+
+@linux
+def test_an_audit_that_came_with_a_run_is_not_ones_own(tiny, capsys):
+    other = tiny.parent / "other"
+    a_run(other)
+    for run_dir in (tiny, other):
+        command("audit", run_dir)
+    command("compare", tiny, other)  # one's own
+    given = unpacked(tiny, tiny.parents[1] / "unpacked")
+    before = state_of(given / "audit")
+    assert code_of("compare", given, other) == 2
+    assert "came with the run" in capsys.readouterr().err
+    command("compare", given / "audit", other)  # named
+    command("audit", given)
+    assert state_of(given / "audit") == before
+    assert "came from elsewhere" in capsys.readouterr().err
+    assert is_whole(Path("tiny-audit"))
+    command("audit", given)  # again
+    command("audit", tiny)
+    assert "came from elsewhere" not in capsys.readouterr().err.split("tiny-audit")[-1]
+    (given / "audit/.here.json").write_text("[]")
+    (given / "audit/.here").unlink()
+    command("audit", given)
+    assert state_of(given / "audit/epsilon.parquet") == {
+        name: found for name, found in before.items() if name.endswith("epsilon.parquet")
+    }
+
+
+@linux
+def test_two_runs_of_one_name_do_not_share_an_audit(tiny, capsys):
+    command("audit", tiny)
+    first = unpacked(tiny, tiny.parents[1] / "first")
+    shutil.rmtree(tiny)
+    a_run(tiny, seed=1)
+    command("audit", tiny)
+    second = unpacked(tiny, tiny.parents[1] / "second")
+    command("audit", first)
+    before = state_of(Path("tiny-audit"))
+    capsys.readouterr()
+    assert code_of("audit", second) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("error:") == 1
+    assert "holds the audit of another run; name a directory with --output-dir" in shown.err
+    assert state_of(Path("tiny-audit")) == before
+    command("audit", second, "--output-dir", "another")
+    assert is_whole(Path("another"))
 
 
 @linux

@@ -37,6 +37,9 @@ from indpriv.accountant.worst_case import worst_case_participations, worst_case_
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
 
+# Of a worst case whose curve is read: beyond them that takes minutes.
+_MOST_STEPS, _MOST_KINDS, _MOST_OF_BOTH = 10**6, 1000, 10**7
+
 
 @dataclass(frozen=True)
 class RiskTable:
@@ -276,11 +279,39 @@ def prepare_risk(
 def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:
     """`RiskTable.worst_case` of a log, without reading its rows.
 
-    It is the risk of one row at max_grad_norm in every step; a unit of several rows has more.
+    It is the risk of one row at max_grad_norm in every step; a unit of several rows has more. Where
+    the curve takes minutes, upper figures are those of any mechanism with the run's epsilon at
+    delta (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776), and mu is not a number.
     """
     check_poisson_pairs(log, "add_remove", "the privacy curve of a run")
     method = Method(delta=delta, accountant="pld")
-    return _worst_case(log, _readings(log, method, false_positive_rate, ()))
+    readings = _readings(log, method, false_positive_rate, ())
+    if not risk_takes_long(log):
+        return _worst_case(log, readings)
+    epsilon = min(float(worst_case_rdp(log, method).epsilon[0]) + log.clipping_norm_epsilon, 700.0)
+    rates = np.asarray(readings.false_positive_rate)[None]
+    above = np.exp(epsilon) * rates + delta
+    below = 1 - np.exp(-epsilon) * (1 - delta - rates)
+    none, nothing = np.full(1, np.nan), np.zeros((1, 0))
+    return Risk(
+        advantage=np.full(1, min(np.tanh(epsilon / 2) + 2 * delta / (np.exp(epsilon) + 1), 1.0)),
+        advantage_lower=np.zeros(1),
+        true_positive_rate=np.minimum(np.minimum(above, below), 1.0),
+        true_positive_rate_lower=rates,
+        delta=nothing,
+        delta_lower=nothing,
+        mu=none,
+        mu_error=none,
+    )
+
+
+def risk_takes_long(log: NormLog) -> bool:
+    """Whether the curve of the worst case takes minutes: of many steps, or many kinds of steps."""
+    settings = log.settings
+    if len(settings) > _MOST_STEPS:
+        return True
+    kinds = np.unique(np.column_stack([settings.noise_multiplier, settings.sample_rate]), axis=0)
+    return len(kinds) > _MOST_KINDS or len(kinds) * len(settings) > _MOST_OF_BOTH
 
 
 def has_risk_curve(account: Account) -> bool:

@@ -19,7 +19,7 @@ from indpriv.accountant.relations.clipping_norm import (
     mu_with_release,
     rate_after_release,
 )
-from indpriv.accountant.risk import worst_case_risk
+from indpriv.accountant.risk import risk_takes_long, worst_case_risk
 from indpriv.analysis.divisor import Divisor
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Epsilons
 from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY
@@ -220,8 +220,12 @@ def as_read(guarantee: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
-    """The worst case's limit for the best membership test; None where a unit has several rows."""
-    if (
+    """The worst case's limit for the best membership test.
+
+    None where a unit has several rows, or where steps are so many or so different that it takes
+    minutes: the guarantee itself bounds the test too (`true_positive_bound`).
+    """
+    if risk_takes_long(log) or (
         log.unit != "example"
         and log.unit_ids is not None
         and len(np.unique(log.unit_ids)) < log.n_examples

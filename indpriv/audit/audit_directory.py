@@ -23,7 +23,7 @@ from indpriv._files import (
     write_json,
     write_private_parquet,
 )
-from indpriv._folders import make_folder, named_by_person, remove_file
+from indpriv._folders import make_folder, named_by_person, refuse_links, remove_file
 from indpriv._reading import Text, check, named, table
 from indpriv._storage import is_remote, location, remove_tree
 from indpriv.analysis.guarantee import as_read
@@ -31,7 +31,7 @@ from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
-from indpriv.epsilon_table.parts import write_epsilons
+from indpriv.epsilon_table.parts import MARKER, write_epsilons
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
@@ -42,6 +42,7 @@ from indpriv.report.renderers.markdown import render_markdown
 _SUMMARY = table({Text: "sensitive disclaimer meaning claim", dict[str, Any]: "guarantee"})
 ATTACK_TABLE = "attacks.parquet"
 _IN_PROGRESS = ".in-progress"
+_HERE, _MADE = ".here", ".here.json"  # an empty file, and when and where the system made it
 EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.html", "audit.md"
 
 
@@ -49,7 +50,8 @@ EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.ht
 def in_progress(output_dir: Path) -> Iterator[Path]:
     """A folder in an audit directory for the parts of an account, as long as the audit lasts.
 
-    They stay where the audit is stopped, so that it goes on with them when it is made again.
+    They stay where the audit is stopped, so that it goes on with them when it is made again here;
+    parts that came with a directory are not used.
 
     Raises:
         InputError: another process writes the audit directory.
@@ -60,6 +62,11 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
     writer = OneWriter(folder, output_dir)
     kept = False
     try:
+        for place in (folder, output_dir):
+            if not made_here(place):
+                remove_file(place / MARKER)  # so that no parts belong to it
+                write_atomically(place / _HERE, b"")
+                write_json(place / _MADE, _made(place))
         yield folder
     except BaseException:
         kept = any(folder.glob("part-*"))
@@ -68,9 +75,29 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
         writer.close()
         if not kept:
             remove_tree(folder)
+            if output_dir in made and not (output_dir / SUMMARY).is_file():
+                for name in (_HERE, _MADE):
+                    remove_file(output_dir / name)
             for path in made:  # unless something else was written there
                 with suppress(OSError):
                     path.rmdir()
+
+
+def made_here(folder: Path) -> bool:
+    """Whether an audit began a directory on this system, and it was neither unpacked nor copied.
+
+    No archive can bring the number and the time of change that a system gives to a file.
+    """
+    if is_remote(folder):
+        return True
+    return (folder / _MADE).is_file() and read_json(folder / _MADE) == _made(folder) != []
+
+
+def _made(folder: Path) -> list[int]:
+    with suppress(OSError):
+        found = (folder / _HERE).lstat()
+        return [found.st_ino, found.st_ctime_ns]
+    return []  # there is none
 
 
 def write_audit(
@@ -99,6 +126,8 @@ def write_audit(
     pictures = reconstructed = None
     if images is not None:
         pictures = pictures_of(summary.drivers, images)
+        for path in recorded.reconstructed:
+            refuse_links(path)  # they become part of a page
         reconstructed = {path.stem: data_uri(path.read_bytes()) for path in recorded.reconstructed}
     make_folder(output_dir)
     if others_can_read(output_dir):
@@ -176,10 +205,17 @@ def _check_is_audit(audit_dir: Path) -> None:
 
 
 def audit_in(folder: Path) -> Path:
-    """The folder, or, for a run, the audit that `indpriv audit` wrote in it."""
+    """The folder, or, for a run, the audit that `indpriv audit` wrote in it; InputError if none."""
     folder = location(folder)
     inside = folder / "audit"
-    return inside if (inside / SUMMARY).is_file() and holds_log(folder) else folder
+    if not (inside / SUMMARY).is_file() or not holds_log(folder):
+        return folder
+    if not made_here(inside):
+        raise InputError(
+            f"{inside} came with the run, or was copied: whoever gave it to you wrote its figures. "
+            f"Make an audit of your own (indpriv audit {folder}), or pass {inside} itself"
+        )
+    return inside
 
 
 def read_summary(audit_dir: Path) -> dict[str, Any]:

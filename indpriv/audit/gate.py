@@ -1,7 +1,8 @@
 """Gates for pipelines: is an audit good enough to go on?
 
-Figures of audit.json are computed again from the audit's tables and the run's log, where they are
-there. The others are believed, and each condition says so.
+Figures of audit.json are computed again from the run's log, where it is there: individual epsilons
+by the RDP accountant or of known participation, the worst case by any. The others are believed,
+also those that the audit's own tables give, and each condition says so.
 
 Some conditions are always checked: a limit on epsilon means nothing for a run whose guarantee
 failed. Many people read the logs of pipelines, so figures computed from the data are withheld
@@ -23,13 +24,14 @@ from indpriv._storage import location
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.distribution import describe
+from indpriv.analysis.groups.group_table import group_tables
 from indpriv.analysis.guarantee import SUPPORTED, guarantee_of
 from indpriv.analysis.run_facts import run_facts
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.audit_directory import EPSILON, read_summary
 from indpriv.audit.groups import groups_of
 from indpriv.audit.method_of_run import as_checked
-from indpriv.audit.run_directory import recorded_run
+from indpriv.audit.run_directory import in_rows_of, recorded_run
 from indpriv.audit.summarise import divisor_of_run
 from indpriv.epsilon_table import Account, EpsilonParts
 from indpriv.epsilon_table.parts import LARGEST_FILE
@@ -102,7 +104,7 @@ class Condition:
         name, passed, found, asked: of the condition.
         private: what was found is computed from the data.
         of: what must be computed again for it: "table", "groups" or "log"; "" if nothing is.
-        known: "recomputed", or "believed": as audit.json says.
+        known: "recomputed" from the log, or "believed": as the audit says.
     """
 
     name: str
@@ -123,7 +125,7 @@ class Condition:
 def judge_audit(
     audit_dir: Path, limits: Limits, run_dir: Path | None = None, signed_by: Path | None = None
 ) -> list[Condition]:
-    """Judge an audit directory, after computing again what its tables and its run give.
+    """Judge an audit directory, after computing again what its run and its tables give.
 
     Args:
         audit_dir: of the audit.
@@ -140,7 +142,7 @@ def judge_audit(
     signed = []
     if signed_by is not None:
         signed = [_signed(said, run_dir or audit_dir.absolute().parent, signed_by)]
-    if not known:
+    if found is said:  # there is no table
         return [*judge(content, limits), *signed]
     close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
     reads = {name: attrgetter(path) for name, path in _COMPARED.items()}
@@ -153,7 +155,7 @@ def judge_audit(
         f"another {wrong}" if wrong else "it does",
         "it does",
         private=False,
-        known=RECOMPUTED,
+        known=RECOMPUTED if known else BELIEVED,
     )
     conditions = judge(found.to_json(), limits)
     return [
@@ -215,16 +217,19 @@ def _differ(said: Any, found: Any, tolerance: float) -> bool:
 def _recomputed(
     audit_dir: Path, summary: AuditSummary, limits: Limits, run_dir: Path | None
 ) -> tuple[AuditSummary, frozenset[str]]:
-    """The summary with what tables and log give, and what was computed again; see `Condition`."""
+    """The summary with what table and log give, and what the log gave; see `Condition`.
+
+    A table alone proves nothing: whoever could edit audit.json could edit it too.
+    """
     if not (audit_dir / EPSILON).exists():
         return summary, frozenset()
     parts = EpsilonParts.open(audit_dir / EPSILON)
     table = parts.table() if len(parts) <= LARGEST_FILE else parts
-    account, known = table.account, {"table"}
-    summary = replace(summary, account=account, claim=table.claim, individual=describe(table))
-    if limits.max_group_ratio is not None and summary.groups:
-        groups = groups_of(audit_dir, [group.by for group in summary.groups])
-        summary, known = replace(summary, groups=groups), known | {"groups"}
+    account = table.account
+    by = [group.by for group in summary.groups] if limits.max_group_ratio is not None else []
+    groups = groups_of(audit_dir, by) if by else summary.groups
+    summary = replace(summary, account=account, claim=table.claim, groups=groups)
+    summary = replace(summary, individual=describe(table))
     near = audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY
     there = run_dir is not None or holds_log(near)  # one that was named must have a log
     run = open_run(run_dir or near, unreadable="worst_case") if there else None
@@ -233,13 +238,22 @@ def _recomputed(
         delta = account.delta
         said: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
         guarantee = replace(summary.guarantee, **said, delta_times_n=delta * len(table))
-        return replace(summary, guarantee=guarantee), frozenset(known)
-    log, recorded = run.log, recorded_run(run, "worst_case")
+        return replace(summary, guarantee=guarantee), frozenset()
+    log, recorded, known = run.log, recorded_run(run, "worst_case"), {"log"}
     secret = account.participation == "secret"
     checks = recorded.checks if secret else if_known(recorded.checks)
-    own = table_for(
-        log.take(np.arange(1)) if secret and log.unit_ids is None else log, _method_of(account)
-    )
+    # The account of everybody, unless it takes as long as the audit did.
+    everybody = len(table) <= LARGEST_FILE and (account.accountant == "rdp" or not secret)
+    everybody |= log.unit_ids is not None
+    own = table_for(log if everybody else log.take(np.arange(1)), _method_of(account))
+    if everybody:
+        table, known = own, {"log", "table"}
+        summary = replace(summary, individual=describe(own))
+        if by and recorded.examples is not None:
+            examples = in_rows_of(own, recorded.examples)
+            train, test = examples.aligned(own.example_ids), examples.test
+            summary = replace(summary, groups=group_tables(own, train, test, by))
+            known = {"log", "table", "groups"}
     divisor, said_of = divisor_of_run(log, table, recorded.recorder), recorded.declared.of_lines
     guarantee = guarantee_of(table, checks, recorded.recorder, None, divisor, said_of)
     # Who can read the files of a copy says nothing of the run.
@@ -252,7 +266,7 @@ def _recomputed(
         claim=as_checked(own, checks).claim,
         run=run_facts(log, recorded.examples, recorded.recorder, recorded.declared),
         notes=replace(summary.notes, checks=kept),
-    ), frozenset({*known, "log"})
+    ), frozenset(known)
 
 
 def _method_of(account: Account) -> Method:

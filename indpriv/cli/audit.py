@@ -140,14 +140,10 @@ Challenge = Annotated[
     Path | None,
     of_replay(
         "RUN: instead of an audit, compare the norms in its log with those of checkpoints and data "
-        "at random steps. Exit code 1 if they differ."
+        "at random steps. Exit code 1 if they differ, 3 if that cannot be told."
     ),
 ]
 Challenges = Annotated[int, of_replay("Number of steps to challenge.")]
-LearningRate = Annotated[
-    float | None,
-    of_replay("The smallest of SGD in the training script: a challenge then looks at noise too."),
-]
 Processes = Annotated[
     int, of_replay("Number of processes, each working on one checkpoint at a time.")
 ]
@@ -185,7 +181,6 @@ def audit(
     processes: Processes = 1,
     challenge: Challenge = None,
     challenges: Challenges = 10,
-    learning_rate: LearningRate = None,
     as_json: Json = False,
 ) -> None:
     """Account, analyse and attack a run; write epsilon.parquet, audit.json, audit.md, report.html.
@@ -197,8 +192,7 @@ def audit(
     from indpriv.audit import audit as audit_run
 
     if challenge is not None:
-        how = {"learning_rate": learning_rate, "step_of": step_of or (), "device": device}
-        _challenge(path, spec, challenge, challenges, as_json, **how)
+        _challenge(path, spec, challenge, challenges, as_json, step_of=step_of or (), device=device)
         return
     settings = _told(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler, step_of)
     path, output_dir = _checked_folders(path, output_dir, spec, settings)
@@ -297,15 +291,31 @@ def _checked_folders(
 
 
 def _default_output(path: Path) -> Path:
-    """RUN/audit; in the working folder, if RUN is somebody else's or cannot be written."""
+    """RUN/audit; in the working folder, if that or RUN is somebody else's or cannot be written."""
+    from indpriv._files import first_at
+    from indpriv.audit.audit_directory import SUMMARY, made_here, read_summary
+    from indpriv.norm_log.journal_state import read_state
+
     inside, outside = path / "audit", Path(f"{path.resolve().name}-audit")
     if is_remote(path) or not path.exists():
         return inside
     named_by_person(path)
     is_own = not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid()
+    is_own &= not inside.exists() or made_here(inside)
     if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
         return inside
-    text = f"{path} is another user's, or cannot be written: the audit is written to {outside}"
+    audited = ("run", "recorder", "log_sha256")
+    if (outside / SUMMARY).is_file() and (
+        first_at(read_summary(outside), audited) != read_state(path).fingerprint
+    ):
+        raise InputError(
+            f"{outside}, where the audit of {path} would be written, holds the audit of another "
+            "run; name a directory with --output-dir"
+        )
+    text = (
+        f"{path} or its audit is another user's, came from elsewhere, or cannot be written: the "
+        f"audit is written to {outside}"
+    )
     Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
     return outside
 
@@ -315,7 +325,7 @@ def _challenge(
 ) -> None:
     """Challenge a run's log with checkpoints."""
     from indpriv._plain import to_json
-    from indpriv.norm_log.evidence import FAILED
+    from indpriv.norm_log.evidence import FAILED, NOT_CHECKED
     from indpriv.recording.checkpoints.challenge import challenge
 
     if path is None or spec is None:
@@ -333,6 +343,8 @@ def _challenge(
             )
     if any(check.status == FAILED for check in checks):
         raise typer.Exit(1)
+    if checks[1].status == NOT_CHECKED:  # of norms
+        raise typer.Exit(3)
 
 
 def _replay(

@@ -22,7 +22,7 @@ from indpriv.cli.options import (
     progress_bar,
     say,
 )
-from indpriv.errors import EvidenceError
+from indpriv.errors import ChainError, EvidenceError
 
 if TYPE_CHECKING:
     from indpriv.norm_log.evidence import Check
@@ -145,8 +145,8 @@ def verify(
     Example: indpriv verify runs/adult
 
     Exit code 1 if a check failed or a line is refuted, 3 if a line that a Recorder can verify is
-    not verified. Without Poisson sampling, the checks are those of an audit with known
-    participation.
+    not verified, 2 if the journal cannot be read. Without Poisson sampling, the checks are those of
+    an audit with known participation.
     """
     from indpriv._plain import to_json
     from indpriv.norm_log.evidence import FAILED, HASH_CHAIN, NOT_CHECKED, PASSED
@@ -155,7 +155,7 @@ def verify(
     run_dir = checked_run(run_dir, "verify")
     try:
         checks, lines = _evidence_of_audit(run_dir, signed_by)
-    except EvidenceError as error:
+    except ChainError as error:
         checks = [HASH_CHAIN.failed(str(error))]
         lines = lines_of(checks, {})
     if as_json:

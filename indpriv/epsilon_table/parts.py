@@ -28,7 +28,7 @@ from indpriv.errors import EvidenceError
 
 PART_ROWS = _files.ROW_GROUP_SIZE
 LARGEST_FILE = 4 * PART_ROWS  # rows: a longer table is a folder of parts
-_MARKER = "_account.json"
+MARKER = "_account.json"
 _PARTS = table({Annotated[Whole, Field(ge=1)]: "rows"})
 KINDS = {
     **dict.fromkeys(("epsilon", "epsilon_lower", "epsilon_upper"), "f"),
@@ -70,8 +70,8 @@ class EpsilonParts:
             rows = _files.ParquetRows.open(path, KINDS)
             n_rows, empty = len(rows), rows.empty
         else:
-            marker = _files.read_json(path / _MARKER)
-            check(_PARTS, marker, str(path / _MARKER))
+            marker = _files.read_json(path / MARKER)
+            check(_PARTS, marker, str(path / MARKER))
             n_rows = marker["rows"]
             for number in range(len(ranges(n_rows))):
                 if not (path / part_name(number)).is_file():
@@ -192,11 +192,11 @@ class PartsWriter:
         marker = {"rows": n_rows, "rows_per_part": PART_ROWS, "belongs_to": dict(belongs_to)}
         make_folder(folder)
         self.discarded = 0
-        if not (folder / _MARKER).is_file() or _files.read_json(folder / _MARKER) != marker:
+        if not (folder / MARKER).is_file() or _files.read_json(folder / MARKER) != marker:
             for part in sorted(folder.glob("part-*.parquet")):
                 remove_file(part)
                 self.discarded += 1
-            _files.write_json(folder / _MARKER, marker)
+            _files.write_json(folder / MARKER, marker)
         for leftover in folder.glob(".part-*.tmp"):
             remove_file(leftover)
 

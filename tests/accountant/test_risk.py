@@ -7,7 +7,8 @@ from scipy.stats import norm
 import oracles
 from indpriv import InputError, NormLog, account
 from indpriv.accountant import Method, blocks, membership_risk, prepared
-from indpriv.accountant.risk import prepare_risk
+from indpriv.accountant import risk as risk_module
+from indpriv.accountant.risk import prepare_risk, worst_case_risk
 from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.errors import PrivacyWarning
 
@@ -188,3 +189,21 @@ def test_the_limit_counts_all_rows_of_a_unit_and_is_the_curve_with_known_partici
     risk = membership_risk(log, delta=1e-5, participation="known").individual
     assert np.all(known >= risk.true_positive_rate_lower[:, 0])
     np.testing.assert_allclose(known, risk.true_positive_rate[:, 0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("most", ["_MOST_STEPS", "_MOST_KINDS"])
+@pytest.mark.parametrize("noise", [0.6, 1.2, 5.0])
+@pytest.mark.parametrize("cost", [0.0, 0.3])
+def test_where_the_curve_takes_minutes_the_figures_are_above_it(monkeypatch, most, noise, cost):
+    log = make_log(noise_multiplier=noise, clipping_norm_epsilon=cost)
+    options = {"delta": 1e-5, "false_positive_rate": [1e-3, 0.1, 0.5]}
+    curve = worst_case_risk(log, **options)
+    monkeypatch.setattr(risk_module, most, 0)
+    bound = worst_case_risk(log, **options)
+    for name in ("advantage", "true_positive_rate"):
+        found, lower = getattr(bound, name), getattr(bound, f"{name}_lower")
+        assert found.shape == getattr(curve, name).shape
+        assert np.all(found >= getattr(curve, name))
+        assert np.all(found <= 1)
+        assert np.all(lower <= getattr(curve, f"{name}_lower"))
+    assert np.isnan(bound.mu).all()

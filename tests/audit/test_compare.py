@@ -36,8 +36,8 @@ def test_runs_are_read_at_an_epsilon_and_at_an_accuracy(run_dir, tmp_path, no_ex
     curve = audit(folder, folder / "audit").schedule.curve
     runs = [
         folder,
-        run_like(folder, "void", {**to_json(curve), "epsilon": []}),
-        run_like(folder, "bare", None),
+        run_like(folder, "void", {**to_json(curve), "epsilon": []}) / "audit",
+        run_like(folder, "bare", None) / "audit",
     ]
     found = compare_audits(runs, ["label"], at_epsilon=1.5, at_accuracy=0.3)
     private, void, bare = found.readings

@@ -55,6 +55,8 @@ def test_the_directory_holds_everything_and_is_private(audited):
         "report.html",
         "examples.parquet",
         "examples-non-dp.parquet",
+        ".here",
+        ".here.json",
     }
     assert {path.name for path in folder.iterdir()} == names
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}

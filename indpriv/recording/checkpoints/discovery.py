@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from indpriv._folders import named_by_person
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints import step_names
 from indpriv.recording.checkpoints.safe_files import is_checkpoint, read_content
@@ -108,8 +109,11 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     """Paths of what looks like a checkpoint, in natural order; InputError if nothing does."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a directory; pass the folder of the checkpoints")
+    named_by_person(folder)
     for place in (folder, folder / "checkpoints"):
         paths = [path for path in place.iterdir() if is_checkpoint(path)] if place.is_dir() else []
+        # A link to another checkpoint there, such as last.ckpt, is the same once more.
+        paths = [p for p in paths if not p.is_symlink() or p.resolve().parent != place.resolve()]
         if paths:
             return sorted(paths, key=lambda path: natural_key(path.name))
     names = sorted(item.name for item in folder.iterdir())

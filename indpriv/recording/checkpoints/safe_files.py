@@ -23,12 +23,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from indpriv._files import read_json
+from indpriv._folders import refuse_links
+from indpriv._reading import Text, Whole, check, table
 from indpriv.errors import InputError
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
 # In a Hugging Face checkpoint folder:
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
 _TRAINER_STATE = "trainer_state.json"
+_STATE, _INDEX = table({Whole: "global_step?"}), table({dict[str, Text]: "weight_map"})
 _SAVE_AGAIN = (
     "load it where you trust it, and save only the tensors: torch.save(model.state_dict(), path), "
     "or safetensors.torch.save_file(model.state_dict(), path)"
@@ -147,6 +150,7 @@ def read_content(path: Path) -> Content:
 
 
 def _read_file(path: Path) -> Content:
+    refuse_links(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     _check_archive(path)
@@ -239,12 +243,8 @@ def _weights_of(folder: Path) -> list[Path]:
 
 def _shards(index: Path) -> list[Path]:
     content = read_json(index)
-    places = content.get("weight_map") if isinstance(content, Mapping) else None
-    if not isinstance(places, Mapping) or not all(
-        isinstance(name, str) for name in places.values()
-    ):
-        raise InputError(f"{index} has no weight_map of file names; save the checkpoint again")
-    names = sorted(set(places.values()))
+    check(_INDEX, content, str(index))
+    names = sorted(set(content["weight_map"].values()))
     for name in names:
         if name != Path(name).name or name.startswith(".") or not (index.parent / name).is_file():
             raise InputError(
@@ -256,8 +256,9 @@ def _shards(index: Path) -> list[Path]:
 
 def _trainer_step(path: Path) -> int | None:
     content = read_json(path) if path.is_file() else {}
-    step = content.get("global_step") if isinstance(content, Mapping) else None
-    return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+    check(_STATE, content, str(path))
+    step: int | None = content.get("global_step")
+    return step
 
 
 def _refusal(path: Path, reason: str) -> InputError:
