@@ -33,8 +33,7 @@ from made_up import COUNTS, HEADER
 from numpy.typing import NDArray
 
 from indpriv._files import write_private_frames
-from indpriv.analysis.groups.cells import CellCounts, Values
-from indpriv.analysis.groups.group_rows import describe_groups
+from indpriv.analysis.groups import CellCounts, Values, describe_groups
 from indpriv.analysis.loss.pairs import LossCounts
 from indpriv.analysis.loss.relation import relation_of
 from indpriv.audit import audit

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition, mean_of_known, partition, to_floats
-from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.correlation import pearson, spearman
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from indpriv._columns import FrameRows
-from indpriv.analysis.groups.cells import CellCounts, Values
-from indpriv.analysis.groups.group_table import group_table
+from indpriv.analysis.groups import CellCounts, Values, group_table
 from indpriv.analysis.loss.pairs import LossCounts
 from indpriv.analysis.loss.relation import relate_to_loss
 from indpriv.analysis.statistics import histogram

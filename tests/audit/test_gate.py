@@ -12,7 +12,7 @@ from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.analysis.attacks.results import attack_result, ranked
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
-from indpriv.analysis.groups.significance import Reversal
+from indpriv.analysis.groups import Reversal
 from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import FidelityFindings

@@ -16,7 +16,7 @@ import indpriv
 from indpriv import EvidenceError, ExampleTable, InputError, _files, _journal, account
 from indpriv._files import read_parquet
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.groups.group_table import group_table
+from indpriv.analysis.groups import group_table
 from indpriv.audit import (
     RecordedRun,
     audit,

@@ -16,9 +16,9 @@ sys.path.insert(0, str(TESTS))
 from baseline.figures import DELTA, RUNS  # noqa: E402
 from indpriv import NormLog, account  # noqa: E402
 from indpriv._plain import to_json  # noqa: E402
+from indpriv.analysis.groups import group_tables  # noqa: E402
 from indpriv.analysis.statistics import histogram  # noqa: E402
 from indpriv.audit.run_directory import in_rows_of  # noqa: E402
-from indpriv.audit.summarise import group_tables  # noqa: E402
 from indpriv.example_table import open_examples  # noqa: E402
 
 EXPECTED = Path(__file__).with_name("expected.json")

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indpriv.analysis.groups.group_rows import MIN_GROUP
-from indpriv.analysis.groups.group_table import group_table, group_tables
+from indpriv.analysis.groups import MIN_GROUP, group_table, group_tables
 from indpriv.errors import InputError
 from synthetic import epsilon_table, rows
 

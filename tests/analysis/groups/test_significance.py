@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from indpriv.analysis.groups.significance import find_reversals
+from indpriv.analysis.groups import find_reversals
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.groups.significance import Reversal
+from indpriv.analysis.groups import Reversal
 from indpriv.analysis.summary import AttackFindings, FidelityFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import RecordedRun, summarise
