@@ -220,14 +220,14 @@ def test_each_finding_against_the_account_fails_alone(summary, finding, conditio
 
 def small_groups(summary):
     table = summary.groups[0]
-    rows = tuple(replace(row, too_small=True) for row in table.rows)
+    rows = table.rows.assign(too_small=True)
     return replace(summary, groups=(replace(table, rows=rows), *summary.groups[1:]))
 
 
 def reversed_groups(summary):
     table = summary.groups[0]
-    tests = replace(table.tests, reversals=(Reversal("1", 0.001),))
-    return replace(summary, groups=(replace(table, tests=tests), *summary.groups[1:]))
+    reversals = (Reversal("1", 0.001),)
+    return replace(summary, groups=(replace(table, reversals=reversals), *summary.groups[1:]))
 
 
 def duplicates(summary):
