@@ -62,79 +62,55 @@ _SUMS = (
     *("n_test", "n_test_known", "test_correct"),
 )
 _RATES = ("true_positive_rate", "false_positive_rate")
-
-# How the final model errs on the test examples of a group: the rates of equalised odds. Of two
-# labels the positive class is the second in sorted order, as in scikit-learn. Of more, the
-# true-positive rate is the mean over classes of the share recognised (recall), and the
-# false-positive rate is pooled over classes: every example is a negative of all classes but its
-# own, so that it follows from the accuracy.
-GROUPS = Columns(
-    "GroupRow",
-    "One group of training examples.",
-    {
-        "name": (str, 'The group; "(missing)" where the column has no value.'),
-        "n": (Count, "Number of training examples."),
-        "n_test": (Count, "Number of test examples."),
-        "too_small": (bool, "Fewer training examples than the minimum, too few to read."),
-        "mean": (AtLeastZero | None, "Of epsilon."),
-        "mean_interval": (
-            Interval | None,
-            "Bootstrap interval of the mean; None where the group is too small or has no spread.",
-        ),
-        "ratio_to_best": (
-            AtLeastZero | None,
-            "Mean over the smallest mean of a readable group; None where that is 0 or unknown.",
-        ),
-        "p_value": (
-            Share | None,
-            "Of the distance between the group's mean and the mean of all examples, by "
-            "permutation, corrected for all groups of the table; None where the group is too "
-            "small or nothing varies.",
-        ),
-        **dict.fromkeys((*_QUANTILES, "max"), (AtLeastZero | None, "Of epsilon.")),
-        "share_at_worst_case": (Share | None, "Share of examples at the worst-case epsilon."),
-        "mean_loss": (float | None, "Nats, over finite losses."),
-        "losses_left_out": (Count, "Number of training examples whose loss is not finite."),
-        "train_accuracy": (Share | None, "Share that the final model classifies correctly."),
-        "train_accuracy_interval": (Interval | None, "Clopper and Pearson (1934)."),
-        "test_accuracy": (Share | None, "Share that the final model classifies correctly."),
-        "test_accuracy_interval": (Interval | None, "Clopper and Pearson (1934)."),
-        "standardised_mean": (
-            AtLeastZero | None,
-            "Mean epsilon at the label shares of the whole training set; None where the group "
-            "lacks a label, or where labels are not classes.",
-        ),
-        "standardised_interval": (
-            Interval | None,
-            "Bootstrap interval; None also where the group has too few examples of a label.",
-        ),
-        "p_value_within_label": (
-            Share | None,
-            "As p_value, of the distance from the means within label.",
-        ),
-        "lacks_labels": (tuple[str, ...], "Labels that no training example of the group has."),
-        "smallest_label_count": (
-            Count | None,
-            "The fewest training examples that the group has of any label, on which the "
-            "standardised mean depends most.",
-        ),
-        "true_positive_rate": (
-            Share | None,
-            "Share of positive test examples that are predicted positive; of several classes the "
-            "mean of each class's share, None if the group lacks one.",
-        ),
-        "true_positive_rate_interval": (
-            Interval | None,
-            "Clopper and Pearson (1934); None also with several classes.",
-        ),
-        "false_positive_rate": (
-            Share | None,
-            "Share of negative test examples that are predicted positive.",
-        ),
-        "false_positive_rate_interval": (Interval | None, "Clopper and Pearson (1934)."),
-    },
-    optional=[f"{rate}{end}" for rate in _RATES for end in ("", "_interval")],
-)
+_EPSILON, _SHARE, _INTERVAL = AtLeastZero | None, Share | None, Interval | None
+_EXACT = (_INTERVAL, "Exact binomial interval (Clopper and Pearson 1934).")
+_CORRECT = (_SHARE, "Share of examples that the final model classifies correctly.")
+# Rates of the final model on test examples are those of equalised odds. Of two labels the positive
+# class is the second in sorted order, as in scikit-learn. Of more, the false-positive rate is
+# pooled over classes: every example is a negative of all classes but its own, so that it follows
+# from the accuracy.
+_COLUMNS: dict[str, tuple[Any, str]] = {
+    "name": (str, 'The group; "(missing)" where the column has no value.'),
+    "n": (Count, "Number of training examples."),
+    "n_test": (Count, "Number of test examples."),
+    "too_small": (bool, "The group has fewer training examples than the minimum, too few to read."),
+    "mean": (_EPSILON, "Of epsilon."),
+    "mean_interval": (_INTERVAL, "Bootstrap; None of a group that is too small or has no spread."),
+    "ratio_to_best": (_EPSILON, "Mean over the smallest mean of a readable group, if not 0."),
+    "p_value": (
+        _SHARE,
+        "Of the distance between the group's mean and the mean of all examples, by permutation, "
+        "corrected for all groups of the table; None of a group that is too small, or if nothing "
+        "varies.",
+    ),
+    **dict.fromkeys((*_QUANTILES, "max"), (_EPSILON, "Of epsilon.")),
+    "share_at_worst_case": (_SHARE, "Share of its examples at the worst-case epsilon."),
+    "mean_loss": (float | None, "Nats, over finite losses."),
+    "losses_left_out": (Count, "Number of training examples without a finite loss."),
+    "train_accuracy": _CORRECT,
+    "train_accuracy_interval": _EXACT,
+    "test_accuracy": _CORRECT,
+    "test_accuracy_interval": _EXACT,
+    "standardised_mean": (
+        _EPSILON,
+        "Mean epsilon at the label shares of the whole training set; None where the group lacks a "
+        "label, or where labels are not classes.",
+    ),
+    "standardised_interval": (_INTERVAL, "Bootstrap; None also if few examples have some label."),
+    "p_value_within_label": (_SHARE, "The same of the distance from the means within label."),
+    "lacks_labels": (tuple[str, ...], "Labels that no training example of the group has."),
+    "smallest_label_count": (Count | None, "The fewest of its training examples with one label."),
+    "true_positive_rate": (
+        _SHARE,
+        "Share of positives that are predicted positive; of several classes the mean over classes "
+        "of the share recognised (recall), None if the group lacks one.",
+    ),
+    "true_positive_rate_interval": (_INTERVAL, "Exact binomial; None also of several classes."),
+    "false_positive_rate": (_SHARE, "Share of negatives that are predicted positive."),
+    "false_positive_rate_interval": _EXACT,
+}
+_LATER = [f"{rate}{end}" for rate in _RATES for end in ("", "_interval")]  # than the first audits
+GROUPS = Columns("GroupRow", "One group of training examples.", _COLUMNS, optional=_LATER)
 Groups = Annotated[pd.DataFrame, GROUPS]
 
 
@@ -369,8 +345,8 @@ def group_table(
         )
         for own in ([np.zeros_like(strata), strata] if within else [strata])
     ]
-    for name, test_of in zip(("p_value", "p_value_within_label"), tests, strict=False):
-        found[name] = test_of and test_of.adjusted
+    for name, one in zip(("p_value", "p_value_within_label"), tests, strict=False):
+        found[name] = one and one.adjusted
     if within:
         found |= _standardised(counts, labels, means.standardised, min_size, top)
     if classes is not None:
@@ -387,8 +363,7 @@ def group_table(
         standardised = _ratio(ends, names, own_mean, own, known)
         spread = _ratio(_ends(_ascending(own_mean, names, readable)), names, own_mean, own, known)
     spreads = [
-        test_of and Spread(test_of.p_value, test_of.p_value, test_of.permutations)
-        for test_of in tests
+        None if one is None else Spread(one.p_value, one.p_value, one.permutations) for one in tests
     ]
     return GroupTable(
         by=by,
@@ -524,7 +499,7 @@ def _described(
     }
 
 
-def _frame(columns: dict[str, Any], names: Sequence[str], order: Sequence[int]) -> pd.DataFrame:
+def _frame(columns: dict[str, Any], names: Sequence[str], order: list[int]) -> pd.DataFrame:
     """A table of the groups with these columns (n_groups,) in that order."""
     found = GROUPS.frame({"name": list(names), **columns}, len(names))
     return found.iloc[order].reset_index(drop=True)
@@ -626,7 +601,7 @@ def _within(
     means: Resampled,
     names: Sequence[str],
     labels: Sequence[str],
-    order: Sequence[int],
+    order: list[int],
     min_size: int,
     top: float,
 ) -> tuple[WithinLabel, ...]:

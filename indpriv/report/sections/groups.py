@@ -239,21 +239,21 @@ def _first_screen(found: GroupTable) -> tuple[doc.Paragraph | doc.Table, ...]:
     beside = found.within_label if len(found.within_label) <= _SCREEN_LABELS else ()
     labels = [shorten(within.label, _LABEL) for within in beside]
     standardised = ["label-stand."] if found.within_label else []
-    rows = []
-    tables = (records(one.rows.iloc[shown]) for one in (found, *beside))
+    made = []
+    tables = (records(rows.iloc[shown]) for rows in (found.rows, *(one.rows for one in beside)))
     for row, *others in zip(*tables, strict=True):
         name = f"  {shorten(row.name, _NAME)}{' (too few)' if row.too_small else ''}"
         means = [row.mean, *(other.mean for other in others)]
         means += [row.standardised_mean] if standardised else []
-        rows.append((name, *map(format_epsilon, means), _accuracy(row.test_accuracy)))
-    made = doc.table(
+        made.append((name, *map(format_epsilon, means), _accuracy(row.test_accuracy)))
+    screen = doc.table(
         (f"WHO IS WORSE OFF by {found.by}", "all", *labels, *standardised, "test accuracy"),
-        rows,
+        made,
         wide=frozenset(range(2, 2 + len(labels))),
         narrow=frozenset({2 + len(labels)} if labels else ()),
     )
-    if skipped := int((found.rows["n"] > 0).sum()) - len(rows):
+    if skipped := int((found.rows["n"] > 0).sum()) - len(made):
         verb = "is" if skipped == 1 else "are"
         rest = doc.paragraph(f"{counted(skipped, 'group')} between them {verb} in the report")
-        return (made, rest, *readings(found))
-    return (made, *readings(found))
+        return (screen, rest, *readings(found))
+    return (screen, *readings(found))
