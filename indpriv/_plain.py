@@ -144,7 +144,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, pd.DataFrame):
-        return [to_json(row._asdict()) for row in records(value)]
+        return [to_json(row) for row in records(value)]
+    if hasattr(value, "_asdict"):  # a row of a frame
+        return to_json(value._asdict())
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if isinstance(value, np.generic):
