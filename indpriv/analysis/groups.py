@@ -356,12 +356,12 @@ def group_table(
     accurate = _ascending(accuracy, names, readable & (found["n_test"] >= MIN_GROUP))
     rank = _accuracy_rank(accuracy[accurate], mean[accurate], rng)
     ratio = _ratio(ends, names, mean, means.groups)
-    standardised = spread = None
+    standardised = widest = None
     if within:
         own_mean, own = found["standardised_mean"], means.standardised
         known = [interval is not None for interval in found["standardised_interval"]]
         standardised = _ratio(ends, names, own_mean, own, known)
-        spread = _ratio(_ends(_ascending(own_mean, names, readable)), names, own_mean, own, known)
+        widest = _ratio(_ends(_ascending(own_mean, names, readable)), names, own_mean, own, known)
     spreads = [
         None if one is None else Spread(one.p_value, one.p_value, one.permutations) for one in tests
     ]
@@ -372,7 +372,7 @@ def group_table(
         rows=_frame(found, names, order),
         ratio=ratio,
         standardised_ratio=standardised,
-        standardised_spread=spread,
+        standardised_spread=widest,
         lowest_accuracy_ratio=_ratio(_ends(accurate[::-1]), names, mean, means.groups),
         accuracy_rank=rank,
         spread=spreads[0],
