@@ -19,10 +19,12 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -33,11 +35,11 @@ from made_up import COUNTS, HEADER
 from numpy.typing import NDArray
 
 from indpriv._files import write_private_frames
-from indpriv.analysis.groups.cells import CellCounts, Values
-from indpriv.analysis.groups.group_rows import describe_groups
-from indpriv.analysis.loss.pairs import LossCounts
+from indpriv.analysis.groups import group_table
+from indpriv.analysis.loss.pairs import LossPairs
 from indpriv.analysis.loss.relation import relation_of
 from indpriv.audit import audit
+from indpriv.epsilon_table import beside
 from indpriv.norm_log.run_files import EXAMPLES
 from indpriv.norm_log.writer import NormLogWriter
 
@@ -134,36 +136,73 @@ class Stages:
             )
 
 
-def statistics_of_parts(n_parts: int) -> None:
-    """Add up the statistics of parts of a million examples, and make the tables of them."""
-    rng, shapes = np.random.default_rng(0), {"race": (5, 2), "sex": (2, 2)}
-    cells: dict[str, CellCounts] = {}
-    none = np.zeros(0)
-    losses = LossCounts.of(none, none > 0, none)
-    start = time.process_time()
-    for number in range(1, n_parts + 1):
+@dataclass(frozen=True)
+class Part:
+    """Epsilons of a part of made-up examples."""
+
+    epsilon: NDArray[np.float64]
+    worst_case_epsilon: float = 0.25
+
+    @property
+    def at_worst_case(self) -> NDArray[np.bool_]:
+        """Which are at the worst case."""
+        return self.epsilon >= self.worst_case_epsilon
+
+    def __len__(self) -> int:
+        return len(self.epsilon)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Epsilons and rows of parts of made-up examples, each made when it is read."""
+
+    n_parts: int
+    worst_case_epsilon: float = 0.25
+    columns: tuple[str, ...] = ("label", "loss", "correct", "race", "sex")
+
+    def __len__(self) -> int:
+        return self.n_parts * PART
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The examples of each part."""
+        return [(start, start + PART) for start in range(0, len(self), PART)]
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The rows of one part."""
+        return self._made(start)[0][list(columns or self.columns)]
+
+    def tables(self) -> Iterator[Part]:
+        """The epsilons of each part."""
+        for number, (start, _) in enumerate(self.ranges(), 1):
+            yield Part(self._made(start)[1])
+            if number in (1, 3, 10, 30, 100, self.n_parts):
+                used = f"{in_use():6.2f} GiB in use  {peak():6.2f} GiB at the peak"
+                print(f"  {number * PART:>14,} examples  {used}", flush=True)
+
+    def _made(self, start: int) -> tuple[pd.DataFrame, NDArray[np.float64]]:
+        rng = np.random.default_rng(start)
         label = rng.integers(0, 2, PART)
         loss = rng.gamma(2.0, 0.3, PART) * (1 + label)
-        epsilon = np.minimum(0.2 * loss**0.3 * rng.uniform(0.9, 1.1, PART), 0.25)
-        worst = epsilon >= 0.25
-        correct = (loss < 1.0).astype(np.float64)
-        for by, shape in shapes.items():
-            group = rng.integers(0, shape[0], PART)
-            found = CellCounts.of(Values(epsilon, worst, loss, correct, group, label), shape)
-            cells[by] = cells[by] + found if by in cells else found
-        losses = losses + LossCounts.of(epsilon, worst, loss)
-        if number in (1, 3, 10, 30, 100, n_parts):
-            bins = [len(found.epsilon.keys) for found in cells.values()]
-            print(
-                f"  {number * PART:>14,} examples  {time.process_time() - start:8.1f} CPU s"
-                f"  {in_use():6.2f} GiB in use  {peak():6.2f} GiB at the peak"
-                f"  {sum(bins):,} bins of groups, {len(losses.joint.keys):,} of loss and epsilon",
-                flush=True,
-            )
-    relation = relation_of(losses.pairs(), 0.25)
-    for by, shape in shapes.items():
-        names = [f"{by} {code}" for code in range(shape[0])]
-        describe_groups(cells[by].cells(), names, min_size=10)
+        epsilon = np.minimum(0.2 * loss**0.3 * rng.uniform(0.9, 1.1, PART), self.worst_case_epsilon)
+        groups = {"race": rng.integers(0, 5, PART), "sex": rng.integers(0, 2, PART)}
+        return pd.DataFrame(
+            {"label": label, "loss": loss, "correct": loss < 1.0, **groups}
+        ), epsilon
+
+
+def statistics_of_parts(n_parts: int) -> None:
+    """Make group tables and the relation to loss of parts of a million examples."""
+    parts: Any = Parts(n_parts)
+    nobody = parts.read(0, PART)[:0]
+    for by in ("race", "sex"):
+        start = time.process_time()
+        found = group_table(parts, parts, nobody, by)
+        print(f"{by}: {len(found.rows)} groups in {time.process_time() - start:.1f} CPU s")
+    pairs = (
+        (table.epsilon, table.at_worst_case, frame["loss"].to_numpy())
+        for table, frame in beside(parts, parts, ["loss"])
+    )
+    relation = relation_of(LossPairs.of(pairs, len(parts)), parts.worst_case_epsilon)
     print(
         f"tables made: {peak():.2f} GiB at the peak; Pearson's r {relation.every.pearson:.4f}, at"
         f" most {relation.pearson_error:.1g} off; ranks {relation.every.spearman:.4f}, at most"

@@ -1,7 +1,8 @@
 """Frozen dataclasses as JSON: written, read back, and described by a JSON Schema.
 
 What a field holds follows from its annotation: a dataclass, a tuple, a mapping from texts, a plain
-value, or one of them or None. A field's metadata changes how it is written:
+value, or one of them or None. A data frame is `Annotated[pd.DataFrame, Columns(...)]`, in JSON a
+list of one object a row. A field's metadata changes how it is written:
 
     {"json": "other_key"}             another key
     {"flatten": True}                 a nested dataclass whose keys stand among those of its parent
@@ -20,10 +21,11 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from indpriv.errors import InputError
 
@@ -59,6 +61,41 @@ class Limits:
 Share = Annotated[float, Limits(0, 1)]
 AtLeastZero = Annotated[float, Limits(0)]
 Count = Annotated[int, Limits(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns of a data frame.
+
+    Attributes:
+        name, text: of a row, in the schema.
+        kinds: the type of each column and what it holds; NaN or None stands for an unknown value.
+        optional: columns that JSON may lack; their values are then unknown.
+    """
+
+    name: str
+    text: str
+    kinds: Mapping[str, tuple[Any, str]]
+    optional: Collection[str] = ()
+
+    def frame(self, values: Mapping[str, Any], n: int) -> pd.DataFrame:
+        """A frame of n rows with these columns in this order; those without values are unknown."""
+        made = {
+            name: pd.Series(values.get(name, [None] * n), range(n), _dtype(kind))
+            for name, (kind, _) in self.kinds.items()
+        }
+        return pd.DataFrame(made, range(n))
+
+
+def _dtype(kind: Any) -> Any:
+    numbers = {bool: "bool", int: "Int64" if _allows_none(kind) else "int64", float: "float64"}
+    return numbers.get(_without_limits(_without_none(kind)), object)
+
+
+def records(frame: pd.DataFrame) -> Iterator[Any]:
+    """The rows of a frame as named tuples, with None for what is unknown."""
+    return frame.astype(object).where(frame.notna(), None).itertuples(index=False, name="Row")
+
 
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _ENTRY = re.compile(r"(\w+(?:, \w+)*): (.+)", re.DOTALL)
@@ -106,6 +143,10 @@ def to_json(value: Any) -> Any:
         return dict(_pairs(value))
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, pd.DataFrame):
+        return [to_json(row) for row in records(value)]
+    if hasattr(value, "_asdict"):  # a row of a frame
+        return to_json(value._asdict())
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if isinstance(value, np.generic):
@@ -151,6 +192,8 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
 def _read(kind: Any, content: Any, where: str, path: str) -> Any:
     if typing.get_origin(kind) is Annotated:
         kind, limits = typing.get_args(kind)
+        if isinstance(limits, Columns):
+            return _read_frame(limits, _expect(content, list, where, path), where, path)
         value = _read(kind, content, where, path)
         if not limits.allow(value):
             raise InputError(
@@ -205,6 +248,21 @@ def _read_dataclass(kind: Any, content: Mapping[str, Any], where: str, path: str
     return kind(**values)
 
 
+def _read_frame(columns: Columns, rows: list[Any], where: str, path: str) -> pd.DataFrame:
+    values: dict[str, list[Any]] = {name: [] for name in columns.kinds}
+    for number, row in enumerate(rows):
+        inside = f"{path}[{number}]"
+        row = _expect(row, Mapping, where, inside)
+        for name, (kind, _) in columns.kinds.items():
+            if name in row:
+                values[name].append(_read(kind, row[name], where, f"{inside}.{name}"))
+            elif name in columns.optional:
+                values[name].append(None)
+            else:
+                raise InputError(f"{where} lacks {inside}.{name}; make the audit again")
+    return columns.frame(values, len(rows))
+
+
 def _expect(content: Any, kind: Any, where: str, path: str) -> Any:
     if not isinstance(content, kind) or (isinstance(content, bool) and kind is not bool):
         name = getattr(kind, "__name__", str(kind))
@@ -246,6 +304,18 @@ def _object(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if typing.get_origin(kind) is Annotated:
         inner, limits = typing.get_args(kind)
+        if isinstance(limits, Columns):
+            definitions[limits.name] = {
+                "description": limits.text,
+                "type": "object",
+                "required": [name for name in limits.kinds if name not in limits.optional],
+                "additionalProperties": False,
+                "properties": {
+                    name: {"description": text} | _schema(kind, definitions)
+                    for name, (kind, text) in limits.kinds.items()
+                },
+            }
+            return {"type": "array", "items": {"$ref": f"#/$defs/{limits.name}"}}
         return {**_schema(inner, definitions), **limits.keywords()}
     if _allows_none(kind):
         inner = _schema(_without_none(kind), definitions)

@@ -1,12 +1,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import jsonschema
 import numpy as np
+import pandas as pd
 import pytest
 
-from indpriv._plain import Count, Share, Via, from_json, json_schema, to_json
+from indpriv._plain import Columns, Count, Share, Via, from_json, json_schema, to_json
 from indpriv.errors import InputError
 
 
@@ -132,3 +133,82 @@ def test_nothing_infinite_is_written():
     for value in (float("nan"), float("inf"), np.float64("nan")):
         with pytest.raises(InputError, match="cannot be written as JSON"):
             to_json({"a": [value]})
+
+
+PEOPLE = Columns(
+    "Person",
+    "One person.",
+    {
+        "name": (str, "Of the person."),
+        "n": (Count, "Number of rows."),
+        "share": (Share | None, "Of all rows."),
+        "least": (Count | None, "Fewest rows."),
+        "tall": (bool, "Whether tall."),
+        "sizes": (tuple[str, ...], "Of clothes."),
+        "range": (Quantiles | None, "Of epsilon."),
+    },
+    optional=["range"],
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table."""
+
+    people: Annotated[pd.DataFrame, PEOPLE]
+
+
+def people():
+    values = {"name": ["a", "\udcff"], "n": [2.0, 0], "share": [0.5, np.nan], "least": [3, None]}
+    return PEOPLE.frame(values | {"tall": [True, False], "sizes": [(), ("s",)]}, 2)
+
+
+def test_a_frame_is_a_list_of_rows():
+    content = to_json(Table(people()))
+    first, second = content["people"]
+    assert list(first) == list(PEOPLE.kinds)
+    assert first == {
+        **{"name": "a", "n": 2, "share": 0.5, "least": 3, "tall": True, "sizes": [], "range": None}
+    }
+    assert (second["name"], second["share"], second["least"]) == ("\udcff", None, None)
+    assert {type(second[name]) for name in ("n", "tall")} == {int, bool}
+    jsonschema.validate(content, json_schema(Table), cls=jsonschema.Draft202012Validator)
+    first["range"] = {"median": 1.0, "max": 2.0}
+    read = from_json(Table, content).people
+    assert read["range"].tolist() == [Quantiles(1.0, 2.0), None]
+    assert read.drop(columns="range").equals(people().drop(columns="range"))
+    assert read.dtypes.drop("range").equals(people().dtypes.drop("range"))
+    del first["range"], second["range"]
+    assert from_json(Table, content).people["range"].tolist() == [None, None]
+    assert from_json(Table, {"people": []}).people.dtypes.equals(people().dtypes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n": "2"}, r"people\[1\].n='2' is not a int"),
+        ({"n": -1}, r"people\[1\].n=-1 is out of range"),
+        ({"n": None}, r"people\[1\].n=None is not a int"),
+        ({"share": 1.5}, r"people\[1\].share=1.5 is out of range"),
+        ({"tall": 1}, r"people\[1\].tall=1 is not a bool"),
+        ({"least": 0.5}, r"people\[1\].least=0.5 is not a int"),
+        ({"sizes": None}, r"people\[1\].sizes=None is not a"),
+    ],
+)
+def test_a_frame_with_another_kind_of_value_is_refused(change, said):
+    content = to_json(Table(people()))
+    content["people"][1] |= change
+    with pytest.raises(InputError, match=said):
+        from_json(Table, content)
+
+
+def test_a_frame_that_lacks_something_is_refused():
+    content = to_json(Table(people()))
+    del content["people"][1]["share"]
+    with pytest.raises(InputError, match=r"lacks people\[1\].share; make the audit again"):
+        from_json(Table, content)
+    for other, said in (({"people": 3}, "people=3"), ({"people": [3]}, r"people\[0\]=3")):
+        with pytest.raises(InputError, match=said):
+            from_json(Table, other)
+    with pytest.raises(InputError, match="inf cannot be written"):
+        to_json(people().assign(share=np.inf))

@@ -26,7 +26,7 @@ from indpriv._formatting import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv._progress import StageProgress, silent
 from indpriv.analysis.advice.group_quantiles import Group
-from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.statistics.student import student_interval
 from indpriv.analysis.summary import SENSITIVE

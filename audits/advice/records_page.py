@@ -10,7 +10,7 @@ from rich.console import Console
 from audits.advice.records import MOST_DATA, RISES, UNKNOWN, RecordsNeeded
 from audits.advice.subsets import LINE_GOES_ON, AdviceOnRecords, GroupOnRecords
 from indpriv._formatting import capitalised, format_epsilon, format_share
-from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.report.document import Details, Page, Row, Section, Table, paragraph, table
 from indpriv.report.screens.advice import name_of, page_of, print_advice, share_text
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from indpriv._formatting import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
-from indpriv.analysis.groups.group_table import GroupTable
+from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.schedule.curve import Curve
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.statistics.student import student_interval
@@ -81,13 +81,11 @@ class TrialResult:
 
 def _gaps(table: GroupTable) -> dict[str, float | None]:
     """Largest less smallest mean epsilon, and test accuracy, of the groups that are readable."""
-    rows = [row for row in table.rows if not row.too_small]
-    found = {
-        "epsilon_gap": [row.epsilon.mean for row in rows],
-        "accuracy_gap": [row.test_accuracy.share for row in rows],
-    }
-    known = {name: [v for v in values if v is not None] for name, values in found.items()}
-    return {name: max(v) - min(v) if len(v) > 1 else None for name, v in known.items()}
+    rows, found = table.rows[~table.rows["too_small"]], {}
+    for name, column in (("epsilon_gap", "mean"), ("accuracy_gap", "test_accuracy")):
+        known = rows[column].dropna()
+        found[name] = float(known.max() - known.min()) if len(known) > 1 else None
+    return found
 
 
 @dataclass(frozen=True)

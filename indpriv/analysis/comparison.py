@@ -7,14 +7,15 @@ gains or loses is.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray, IntArray
-from indpriv._columns import Partition, mean_of_known, partition, to_floats
-from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv._arrays import IntArray
+from indpriv._columns import partition, to_floats
+from indpriv._plain import records
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.correlation import pearson, spearman
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -23,54 +24,35 @@ from indpriv.example_table import ExampleTable
 SAME = 0.01  # a smaller relative change of epsilon counts as no change
 
 
-@dataclass(frozen=True)
-class Change:
-    """Epsilons of some examples in two audits; a change is second minus first.
+@dataclass(frozen=True, eq=False)
+class GroupChanges:
+    """Epsilons of the groups of one column in two audits; a change is second minus first.
 
     Attributes:
-        name: of the group, or "all".
-        n: number of examples.
-        too_small: fewer than ten examples.
-        mean_first, mean_second: mean epsilon.
-        median_change: of the examples' own changes.
-        share_better, share_worse: share of examples whose epsilon is smaller, or larger, by more
-            than 1 % in the second.
-        accuracy_first, accuracy_second: share of the group's test examples that are classified
-            correctly; None where unknown.
+        by: the column.
+        rows: the group with the largest increase first: its name; n examples; too_small, whether
+            they are fewer than ten; mean_first and mean_second, of epsilon; median_change, of the
+            examples' own changes; share_better and share_worse, of examples whose epsilon is
+            smaller, or larger, by more than 1 % in the second; accuracy_first and accuracy_second,
+            of its test examples, NaN where unknown.
     """
 
-    name: str
-    n: int
-    too_small: bool
-    mean_first: float
-    mean_second: float
-    median_change: float
-    share_better: float
-    share_worse: float
-    accuracy_first: float | None
-    accuracy_second: float | None
-
-
-@dataclass(frozen=True)
-class GroupChanges:
-    """The groups of one column, the one with the largest increase first."""
-
     by: str
-    rows: tuple[Change, ...]
+    rows: pd.DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """Two audits of the same examples.
 
     Attributes:
-        overall: all examples.
+        overall: all examples, as a row of one group.
         groups: by column.
         spearman, pearson: correlation of both epsilons; None where undefined.
         largest_increase, largest_decrease: of one example, at least 0.
     """
 
-    overall: Change
+    overall: Any
     groups: tuple[GroupChanges, ...]
     spearman: float | None
     pearson: float | None
@@ -93,36 +75,30 @@ def compare_tables(
     train, other_train = _same_examples(table, examples, other_table, other_examples)
     order = pd.Index(other_table.example_ids).get_indexer(pd.Index(table.example_ids))
     epsilons = table.epsilon, other_table.epsilon[order]
-    shift = epsilons[1] - epsilons[0]
-    tests = examples.test, other_examples.test
-    correct = tuple(to_floats(test["correct"]) for test in tests)
+    shift, tests = epsilons[1] - epsilons[0], (examples.test, other_examples.test)
+    changes = pd.DataFrame(
+        {
+            "first": epsilons[0],
+            "second": epsilons[1],
+            "change": shift,
+            "better": epsilons[1] < epsilons[0] * (1 - SAME),
+            "worse": epsilons[1] > epsilons[0] * (1 + SAME),
+        }
+    )
     groups = []
     for column in by:
-        parts, other_parts = (
-            partition(train, tests[0], column),
-            partition(other_train, tests[1], column),
-        )
-        matching = _matching(parts, other_parts)
-        rows = [
-            _change(
-                name,
-                epsilons,
-                parts.train_codes == code,
-                (
-                    correct[0][parts.test_codes == code],
-                    correct[1][other_parts.test_codes == matching[code]],
-                ),
-            )
-            for code, name in enumerate(parts.names)
-            if (parts.train_codes == code).any()
-        ]
-        groups.append(
-            GroupChanges(
-                column, tuple(sorted(rows, key=lambda row: row.mean_first - row.mean_second))
-            )
-        )
+        parts, others = partition(train, tests[0], column), partition(other_train, tests[1], column)
+        matching = pd.Series(parts.train_codes, others.train_codes)  # others' codes as ours
+        matching = matching[~matching.index.duplicated()].reindex(others.test_codes)
+        found = _by_group(changes, parts.train_codes, (parts.test_codes, matching), tests)
+        found.insert(0, "name", np.array(parts.names, object)[found.index])
+        worst = (found["mean_first"] - found["mean_second"]).argsort(kind="stable")
+        groups.append(GroupChanges(column, found.iloc[worst].reset_index(drop=True)))
+    everyone = [np.zeros(len(part), np.int64) for part in (changes, *tests)]
+    overall = _by_group(changes, everyone[0], everyone[1:], tests)
+    overall.insert(0, "name", "all")
     return Comparison(
-        overall=_change("all", epsilons, np.ones(len(table), dtype=bool), (correct[0], correct[1])),
+        overall=next(records(overall)),
         groups=tuple(groups),
         spearman=spearman(*epsilons),
         pearson=pearson(*epsilons),
@@ -131,32 +107,26 @@ def compare_tables(
     )
 
 
-def _matching(parts: Partition, others: Partition) -> IntArray:
-    """(n_groups,) the other audit's code of each group; -1 where it has no training examples."""
-    matching = np.full(len(parts.names), -1, dtype=np.int64)
-    matching[parts.train_codes] = others.train_codes
-    return matching
-
-
-def _change(
-    name: str,
-    epsilons: tuple[FloatArray, FloatArray],
-    members: NDArray[np.bool_],
-    correct: tuple[FloatArray, FloatArray],
-) -> Change:
-    first, second = (values[members] for values in epsilons)
-    return Change(
-        name=name,
-        n=len(first),
-        too_small=len(first) < MIN_GROUP,
-        mean_first=float(first.mean()),
-        mean_second=float(second.mean()),
-        median_change=float(np.median(second - first)),
-        share_better=float((second < first * (1 - SAME)).mean()),
-        share_worse=float((second > first * (1 + SAME)).mean()),
-        accuracy_first=mean_of_known(correct[0]),
-        accuracy_second=mean_of_known(correct[1]),
+def _by_group(
+    changes: pd.DataFrame,
+    codes: IntArray,
+    test_codes: Sequence[Any],
+    tests: Sequence[pd.DataFrame],
+) -> pd.DataFrame:
+    """Columns of `GroupChanges`, by group of the training examples and of both test sets."""
+    found = changes.groupby(codes).agg(
+        n=("first", "size"),
+        too_small=("first", lambda values: len(values) < MIN_GROUP),
+        mean_first=("first", "mean"),
+        mean_second=("second", "mean"),
+        median_change=("change", "median"),
+        share_better=("better", "mean"),
+        share_worse=("worse", "mean"),
     )
+    for name, own, test in zip(("first", "second"), test_codes, tests, strict=True):
+        correct = pd.Series(to_floats(test["correct"]))
+        found[f"accuracy_{name}"] = correct.groupby(np.asarray(own)).mean()
+    return found
 
 
 def _check_meaning(first: EpsilonTable, second: EpsilonTable) -> None:

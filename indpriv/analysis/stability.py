@@ -17,7 +17,7 @@ from indpriv._arrays import FloatArray
 from indpriv._columns import partition
 from indpriv._plain import AtLeastZero, Share
 from indpriv.analysis.comparison import Comparison
-from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.schedule.readings import CurveReading
 from indpriv.analysis.statistics.correlation import spearman
 from indpriv.epsilon_table import EpsilonTable

@@ -18,7 +18,7 @@ from indpriv.analysis.exactness import Exactness
 from indpriv.analysis.federated.views import View
 from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
 from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing
-from indpriv.analysis.groups.group_table import GroupTable
+from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.guarantee import Guarantee, as_read
 from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.loss.relation import LossRelation

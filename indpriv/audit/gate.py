@@ -371,7 +371,7 @@ def _individual(summary: AuditSummary, limits: Limits) -> list[Condition]:
 def _groups(summary: AuditSummary, limits: Limits) -> list[Condition]:
     if (limit := limits.max_group_ratio) is None:
         return []
-    ratios = [(table.by, table.ratios.raw) for table in summary.groups]
+    ratios = [(table.by, table.ratio) for table in summary.groups]
     if not any(ratio is not None for _, ratio in ratios):
         raise InputError(
             "--max-group-ratio: this audit compares no groups; audit again with --by COLUMN"

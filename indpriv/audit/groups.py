@@ -22,8 +22,7 @@ from indpriv._columns import (
     rows_at,
 )
 from indpriv._plain import to_json
-from indpriv.analysis.groups.group_rows import MIN_GROUP
-from indpriv.analysis.groups.group_table import GroupTable, group_tables
+from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
 from indpriv.audit.audit_directory import read_audit
 from indpriv.audit.run_directory import RecordedRun
 from indpriv.audit.variants import compared_positions
@@ -104,7 +103,7 @@ def groups_of(
 
     Args:
         audit_dir: what `audit` wrote.
-        by: see `indpriv.analysis.groups.group_table.group_table`.
+        by: see `indpriv.analysis.groups.group_table`.
         within: "label" if only tables within label are wanted; a column without them is refused.
         min_size: a group with fewer training examples is too small to read.
     """

@@ -21,7 +21,7 @@ from indpriv.analysis.attacks.results import (
 )
 from indpriv.analysis.attacks.strongest import StrongestAttack, strongest_attack
 from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
-from indpriv.analysis.groups.group_table import GroupTable
+from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.reconstruction import reconstructions_of
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_signals import AttackSignals
@@ -129,7 +129,7 @@ def _by_group(
     overall: dict[str, AttackRow] = {}
     for table in groups:
         column = table.by
-        readable = [row.name for row in table.rows if not row.too_small]
+        readable = table.rows["name"][~table.rows["too_small"]].tolist()
         for model, material in materials(run).items():
             if attack.can_use(material):
                 result = threshold_attack(

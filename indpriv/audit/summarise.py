@@ -21,7 +21,7 @@ from indpriv.analysis.divisor import Divisor, divisor_of
 from indpriv.analysis.duplicates import undeclared_people
 from indpriv.analysis.exactness import Exactness, exactness_of
 from indpriv.analysis.federated.views import views_of
-from indpriv.analysis.groups.group_table import GroupTable, group_tables
+from indpriv.analysis.groups import GroupTable, group_tables
 from indpriv.analysis.guarantee import (
     Guarantee,
     Membership,

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+import pandas as pd
+
 from indpriv._formatting import format_interval, format_p_value
-from indpriv.analysis.groups.group_rows import GroupRow
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.summary import AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
@@ -19,12 +21,11 @@ MOST_ROWS = 40  # of one table; audit.json has all
 _BEST_SHOWN = 4
 
 
-def shown_rows(rows: Sequence[GroupRow], most: int = MOST_ROWS) -> list[int]:
+def shown_rows(rows: pd.DataFrame, most: int = MOST_ROWS) -> list[int]:
     """Positions of groups that have examples: all, or the worst and a few of the best."""
-    present = [index for index, row in enumerate(rows) if row.epsilon.mean is not None]
-    if len(present) <= most:
-        return present
-    return present[: most - _BEST_SHOWN] + present[-_BEST_SHOWN:]
+    present: list[int] = np.flatnonzero(rows["n"]).tolist()
+    best = min(_BEST_SHOWN, most // 2)
+    return present if len(present) <= most else present[: most - best] + present[-best:]
 
 
 def finding(text: str) -> Callout:

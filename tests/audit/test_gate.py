@@ -12,7 +12,7 @@ from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.analysis.attacks.results import attack_result, ranked
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
-from indpriv.analysis.groups.significance import Reversal
+from indpriv.analysis.groups import Reversal
 from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import FidelityFindings
@@ -220,14 +220,14 @@ def test_each_finding_against_the_account_fails_alone(summary, finding, conditio
 
 def small_groups(summary):
     table = summary.groups[0]
-    rows = tuple(replace(row, too_small=True) for row in table.rows)
+    rows = table.rows.assign(too_small=True)
     return replace(summary, groups=(replace(table, rows=rows), *summary.groups[1:]))
 
 
 def reversed_groups(summary):
     table = summary.groups[0]
-    tests = replace(table.tests, reversals=(Reversal("1", 0.001),))
-    return replace(summary, groups=(replace(table, tests=tests), *summary.groups[1:]))
+    reversals = (Reversal("1", 0.001),)
+    return replace(summary, groups=(replace(table, reversals=reversals), *summary.groups[1:]))
 
 
 def duplicates(summary):

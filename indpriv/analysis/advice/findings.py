@@ -15,7 +15,7 @@ from indpriv._progress import Advance
 from indpriv.accountant.method import Method
 from indpriv.analysis.advice.group_quantiles import HIGH, LOW, MIDDLE, Group, read_quantiles
 from indpriv.analysis.advice.settings_advice import Remedy, remedies
-from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.bootstrap import Interval

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray
 from indpriv._columns import Partition
 from indpriv._plain import AtLeastZero, Count, Share
-from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.correlation import pearson
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError

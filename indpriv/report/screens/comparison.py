@@ -1,11 +1,13 @@
 """What `indpriv compare` prints: audits side by side. Sensitive."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
 from indpriv._formatting import format_epsilon, format_number, format_share
-from indpriv.analysis.comparison import SAME, Change, Comparison
+from indpriv._plain import records
+from indpriv.analysis.comparison import SAME, Comparison
 from indpriv.analysis.stability import TOP_SHARE, AuditComparison, GroupOrder, Stability
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
@@ -94,11 +96,13 @@ def _changes(comparison: Comparison) -> list[Entry | Paragraph | Table]:
     )
     blocks = [*_rows("all examples", [comparison.overall]), Entry("", (paragraph(text),))]
     return blocks + [
-        block for group in comparison.groups for block in _rows(f"by {group.by}", group.rows)
+        block
+        for group in comparison.groups
+        for block in _rows(f"by {group.by}", list(records(group.rows)))
     ]
 
 
-def _rows(title: str, rows: Sequence[Change]) -> list[Entry | Paragraph | Table]:
+def _rows(title: str, rows: Sequence[Any]) -> list[Entry | Paragraph | Table]:
     cells = [
         (
             row.name + " (too few)" * row.too_small,

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from indpriv._formatting import format_epsilon, sentence
-from indpriv.analysis.groups.group_table import GroupTable
+from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Entry, Paragraph, Table, paragraph
@@ -38,14 +38,11 @@ def print_groups(
     for found in tables:
         blocks.append(paragraph())
         if raw:
-            standardised = any(
-                row.standardised.smallest_label_count is not None for row in found.rows
-            )
+            standardised = bool(found.rows["smallest_label_count"].notna().any())
             caption = f"{found.by}, all labels"
-            blocks.append(group_table(found, found.rows, caption, standardised=standardised))
+            blocks.append(group_table(found.by, found.rows, caption, standardised=standardised))
         blocks.append(Entry("", (*readings(found), *map(paragraph, tests(found)))))
         for within in found.within_label:
-            caption = f"{found.by} among {within.label}"
-            blocks.append(group_table(found, within.rows, caption, standardised=False))
+            blocks.append(group_table(found.by, within.rows, f"{found.by} among {within.label}"))
         blocks += [paragraph(sentence(note)) for note in found.notes]
     print_blocks(blocks, console)

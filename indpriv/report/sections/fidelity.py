@@ -2,7 +2,7 @@
 
 from indpriv._formatting import capitalised, format_epsilon, format_number, format_share
 from indpriv.analysis.fidelity.comparison import Fidelity, Spacing
-from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.summary import NO_EXACT_VALUES, AuditSummary
 from indpriv.report.document import Block, Details, Entry, Figure, Row, Section, paragraph, table
 from indpriv.report.wording import correlation, spaced

@@ -1,11 +1,14 @@
 """Who is worse off: epsilon and accuracy by group, raw and within label."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
 
 from indpriv._formatting import format_epsilon, format_number, format_share, sentence
-from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRates, GroupRow
-from indpriv.analysis.groups.group_table import GroupTable, WithinLabel
-from indpriv.analysis.groups.ratios import Ratio
+from indpriv._plain import records
+from indpriv.analysis.groups import MIN_GROUP, GroupTable, Ratio
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report import document as doc
 from indpriv.report.sections.distribution import drawn_worst_case
@@ -22,6 +25,27 @@ _RATES_OF = (
 _RATES_OF_CLASSES = (
     "TPR: share of a class that is recognised, averaged over classes. FPR is pooled over classes: "
     "of several classes it follows from the accuracy."
+)
+_accuracy = partial(format_share, digits=1)
+# Heading, column of the frame, and how its values are shown.
+_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("n", "n", "{:,}".format),
+    ("Mean epsilon", "mean", format_epsilon),
+    ("95 % interval", "mean_interval", span),
+    ("To best", "ratio_to_best", format_number),
+    ("p", "p_value", p_value),
+    ("Label-stand. mean", "standardised_mean", format_epsilon),
+    ("95 % interval", "standardised_interval", span),
+    ("Median", "median", format_epsilon),
+    ("95 %", "p95", format_epsilon),
+    ("99 %", "p99", format_epsilon),
+    ("Largest", "max", format_epsilon),
+    ("At worst case", "share_at_worst_case", format_share),
+    ("Mean loss", "mean_loss", format_number),
+    ("Train acc.", "train_accuracy", _accuracy),
+    ("Test acc.", "test_accuracy", _accuracy),
+    ("Test TPR", "true_positive_rate", _accuracy),
+    ("Test FPR", "false_positive_rate", _accuracy),
 )
 _NAME, _LABEL = 24, 9  # characters of a group's and a label's name on the first screen
 
@@ -51,70 +75,43 @@ def groups(summary: AuditSummary) -> doc.Section | None:
 
 
 def group_table(
-    found: GroupTable, rows: Sequence[GroupRow], caption: str, *, standardised: bool
+    by: str, rows: pd.DataFrame, caption: str, *, standardised: bool = False
 ) -> doc.Table:
-    """Rows of a grouping, raw or within a label."""
-    head = ["n", "Mean epsilon", "95 % interval", "To best", "p"]
-    head += ["Label-stand. mean", "95 % interval"] if standardised else []
-    head += [
-        "Median",
-        "95 %",
-        "99 %",
-        "Largest",
-        "At worst case",
-        "Mean loss",
-        "Train acc.",
-        "Test acc.",
+    """Rows of a grouping, raw or within a label; standardised: with label-standardised means."""
+    rated = _rated(rows)
+    columns = [
+        one
+        for one in _COLUMNS
+        if (standardised or "standardised" not in one[1]) and (rated or "positive" not in one[1])
     ]
-    rated = any(row.test_rates != GroupRates() for row in rows)
-    head += ["Test TPR", "Test FPR"] if rated else []
-    return doc.table(
-        (found.by, *head),
-        [_row(row, standardised=standardised, rated=rated) for row in rows],
-        caption=caption,
-    )
+    made = []
+    for row in records(rows):
+        cells = [row.name + " (too few)" * row.too_small]
+        for _, name, text in columns:
+            starred = name == "mean_loss" and row.losses_left_out > 0
+            cells.append(text(getattr(row, name)) + "*" * starred)
+        made.append(doc.Row(tuple(cells), "small" if row.too_small else ""))
+    return doc.table((by, *(head for head, _, _ in columns)), made, caption=caption)
 
 
-def _row(row: GroupRow, *, standardised: bool, rated: bool) -> doc.Row:
-    cells = [
-        row.name + (" (too few)" if row.too_small else ""),
-        f"{row.n:,}",
-        format_epsilon(row.epsilon.mean),
-        span(row.epsilon.mean_interval),
-        format_number(row.epsilon.ratio_to_best),
-        p_value(row.epsilon.p_value),
-    ]
-    if standardised:
-        cells += [format_epsilon(row.standardised.mean), span(row.standardised.interval)]
-    cells += [
-        *map(
-            format_epsilon, (row.epsilon.median, row.epsilon.p95, row.epsilon.p99, row.epsilon.max)
-        ),
-        format_share(row.epsilon.share_at_worst_case),
-        format_number(row.mean_loss) + "*" * (row.losses_left_out > 0),
-        format_share(row.train_accuracy.share, 1),
-        format_share(row.test_accuracy.share, 1),
-    ]
-    if rated:
-        rates = row.test_rates
-        cells += [format_share(rate, 1) for rate in (rates.true_positive, rates.false_positive)]
-    return doc.Row(tuple(cells), "small" if row.too_small else "")
+def _rated(rows: pd.DataFrame) -> bool:
+    return bool(rows[["true_positive_rate", "false_positive_rate"]].notna().any(axis=None))
 
 
 def tests(found: GroupTable) -> list[str]:
     """What the tests and the paper's headline say of a grouping, in sentences."""
     texts = []
-    if found.tests.spread is not None:
-        within = found.tests.spread_within_label
+    if found.spread is not None:
+        within = found.spread_within_label
         also = (
             "" if within is None else f"; of the means within label: p {p_value(within.corrected)}"
         )
         texts.append(
-            f"Permutation test of the means: p {p_value(found.tests.spread.corrected)}{also} (each "
+            f"Permutation test of the means: p {p_value(found.spread.corrected)}{also} (each "
             "corrected for all groups and groupings; a small p says that the groups differ by "
             "more than chance)."
         )
-    headline, rank = found.ratios.lowest_accuracy, found.tests.accuracy_rank
+    headline, rank = found.lowest_accuracy_ratio, found.accuracy_rank
     if headline is not None and headline.value is not None:
         texts.append(
             f"The group with the lowest test accuracy, {headline.worst}, has "
@@ -131,10 +128,10 @@ def tests(found: GroupTable) -> list[str]:
 
 def readings(found: GroupTable) -> list[doc.Paragraph]:
     """The ratio of the worst to the best group, reversals of their order, and small groups."""
-    if found.ratios.raw is None:
+    if found.ratio is None:
         lines = [doc.paragraph("Fewer than two groups are large enough to compare.")]
     else:
-        lines = [*_reversals(found, found.ratios.raw), _ratio(found, found.ratios.raw)]
+        lines = [*_reversals(found, found.ratio), _ratio(found, found.ratio)]
     if found.too_small:
         few = counted(found.too_small, "group")
         lines.append(doc.paragraph(f"Too small to read (fewer than {found.min_size}): {few}."))
@@ -143,7 +140,7 @@ def readings(found: GroupTable) -> list[doc.Paragraph]:
 
 def _reversals(found: GroupTable, raw: Ratio) -> list[doc.Paragraph]:
     smaller = f"{raw.worst} has a smaller mean epsilon than {raw.best}"
-    sure, unsure = ", ".join(found.reversed_labels), ", ".join(found.unsure_reversals)
+    sure, unsure = (", ".join(found.reversed_labels(beyond_chance=one)) for one in (True, False))
     lines = []
     if sure:
         text = f" among {sure}: there, {smaller}, by more than chance (corrected p at most 5 %)."
@@ -159,8 +156,8 @@ def _reversals(found: GroupTable, raw: Ratio) -> list[doc.Paragraph]:
 
 def _ratio(found: GroupTable, raw: Ratio) -> doc.Paragraph:
     parts: list[doc.Text] = [f"Mean epsilon of {raw.worst} over {raw.best}: raw ", _value(raw)]
-    if found.ratios.standardised is not None:
-        parts += [", label-standardised ", _value(found.ratios.standardised)]
+    if found.standardised_ratio is not None:
+        parts += [", label-standardised ", _value(found.standardised_ratio)]
     return doc.paragraph(*parts, ".")
 
 
@@ -172,8 +169,8 @@ def _value(ratio: Ratio) -> doc.Span:
 
 def _grouping(summary: AuditSummary, found: GroupTable) -> list[doc.Block]:
     """One grouping on the page: findings, figure, table, and tables within label."""
-    positions = shown_rows(found.rows)
-    rows = [found.rows[index] for index in positions]
+    shown = shown_rows(found.rows)
+    rows = found.rows.iloc[shown]
     within, plural = bool(found.within_label), summary.account.plural
     beside = f", over all {plural} and within label" if within else ""
     worst = "" if summary.unit_sizes else "; the thin line is the worst case"
@@ -186,39 +183,36 @@ def _grouping(summary: AuditSummary, found: GroupTable) -> list[doc.Block]:
         ),
         *map(doc.paragraph, tests(found)),
         doc.Figure("groups", drawn, f"Mean epsilon by group{beside}, beside test accuracy{worst}."),
-        group_table(found, rows, f"{found.by}, all labels", standardised=within),
+        group_table(found.by, rows, f"{found.by}, all labels", standardised=within),
     ]
     notes = [_RATES_OF.format(found.positive_class)] if found.positive_class else []
-    if not notes and any(row.test_rates != GroupRates() for row in rows):
+    if not notes and _rated(rows):
         notes.append(_RATES_OF_CLASSES)
     if skipped := len(found.rows) - len(rows):
         notes.append(f"{skipped:,} more groups are in audit.json.")
-    if lacking := [row for row in rows if row.standardised.lacks_labels]:
-        names = (f"{row.name} ({', '.join(row.standardised.lacks_labels)})" for row in lacking)
-        lack = "Not label-standardised, because the group lacks a label"
-        notes.append(f"{lack}: {', '.join(names)}.")
-    if any(row.losses_left_out for row in rows):
+    if lacking := [
+        f"{row.name} ({', '.join(row.lacks_labels)})" for row in records(rows) if row.lacks_labels
+    ]:
+        notes.append(
+            f"Not label-standardised, because the group lacks a label: {', '.join(lacking)}."
+        )
+    if rows["losses_left_out"].any():
         notes.append("* Infinite and missing losses are left out of this mean.")
     blocks += [doc.paragraph(note, style="note") for note in (*notes, *map(sentence, found.notes))]
-    if within:
-        tables = (_within(found, each, positions) for each in found.within_label)
-        blocks.append(doc.Details("Within each label", tuple(tables)))
-    return blocks
-
-
-def _within(found: GroupTable, within: WithinLabel, positions: Sequence[int]) -> doc.Table:
-    caption, ratio = f"{found.by} among {within.label}", within.ratio
-    if ratio is not None and ratio.value is not None:
-        caption += f": {ratio.worst} over {ratio.best} is {ratio.value:.2f}"
-    rows = [within.rows[index] for index in positions]
-    return group_table(found, rows, caption, standardised=False)
+    tables = []
+    for one in found.within_label:
+        caption, ratio = f"{found.by} among {one.label}", one.ratio
+        if ratio is not None and ratio.value is not None:
+            caption += f": {ratio.worst} over {ratio.best} is {ratio.value:.2f}"
+        tables.append(group_table(found.by, one.rows.iloc[shown], caption))
+    return [*blocks, doc.Details("Within each label", tuple(tables))] if tables else blocks
 
 
 def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:
     """The tables of the first screen: reversals first, the label's own last, at most two."""
 
     def place(found: GroupTable) -> tuple[bool, bool]:
-        return "label" in found.columns, not found.reversed_labels
+        return "label" in found.columns, not found.reversed_labels(beyond_chance=True)
 
     return sorted(tables, key=place)[:_SCREEN_TABLES]
 
@@ -227,11 +221,11 @@ def _left_out(tables: Sequence[GroupTable]) -> doc.Paragraph:
     """Groupings that only the report shows, those with the largest ratio first."""
 
     def ratio(found: GroupTable) -> float:
-        return (found.ratios.raw and found.ratios.raw.value) or 0.0
+        return (found.ratio and found.ratio.value) or 0.0
 
     names = []
     for found in sorted(tables, key=ratio, reverse=True)[:_SCREEN_NAMES]:
-        raw = found.ratios.raw
+        raw = found.ratio
         of = f" ({raw.worst} over {raw.best}: {raw.value:.2f})" if raw and raw.value else ""
         names.append(found.by + of)
     more = len(tables) - len(names)
@@ -241,28 +235,25 @@ def _left_out(tables: Sequence[GroupTable]) -> doc.Paragraph:
 
 def _first_screen(found: GroupTable) -> tuple[doc.Paragraph | doc.Table, ...]:
     """Mean epsilon by group: all, within label where that fits, and test accuracy."""
-    positions = [index for index, row in enumerate(found.rows) if row.epsilon.mean is not None]
-    skipped = max(0, len(positions) - _SCREEN_ROWS)
-    if skipped:
-        positions = positions[: _SCREEN_ROWS // 2] + positions[-_SCREEN_ROWS // 2 :]
+    shown = shown_rows(found.rows, _SCREEN_ROWS)
     beside = found.within_label if len(found.within_label) <= _SCREEN_LABELS else ()
     labels = [shorten(within.label, _LABEL) for within in beside]
     standardised = ["label-stand."] if found.within_label else []
-    rows = []
-    for index in positions:
-        row = found.rows[index]
+    made = []
+    tables = (records(rows.iloc[shown]) for rows in (found.rows, *(one.rows for one in beside)))
+    for row, *others in zip(*tables, strict=True):
         name = f"  {shorten(row.name, _NAME)}{' (too few)' if row.too_small else ''}"
-        means = [row.epsilon.mean, *(within.rows[index].epsilon.mean for within in beside)]
-        means += [row.standardised.mean] if standardised else []
-        rows.append((name, *map(format_epsilon, means), format_share(row.test_accuracy.share, 1)))
-    made = doc.table(
+        means = [row.mean, *(other.mean for other in others)]
+        means += [row.standardised_mean] if standardised else []
+        made.append((name, *map(format_epsilon, means), _accuracy(row.test_accuracy)))
+    screen = doc.table(
         (f"WHO IS WORSE OFF by {found.by}", "all", *labels, *standardised, "test accuracy"),
-        rows,
+        made,
         wide=frozenset(range(2, 2 + len(labels))),
         narrow=frozenset({2 + len(labels)} if labels else ()),
     )
-    if skipped:
+    if skipped := int((found.rows["n"] > 0).sum()) - len(made):
         verb = "is" if skipped == 1 else "are"
         rest = doc.paragraph(f"{counted(skipped, 'group')} between them {verb} in the report")
-        return (made, rest, *readings(found))
-    return (made, *readings(found))
+        return (screen, rest, *readings(found))
+    return (screen, *readings(found))

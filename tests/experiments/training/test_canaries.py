@@ -62,7 +62,7 @@ def test_the_audit_of_the_run_has_them(run_dir, tmp_path):
     assert summary.attacks.by_epsilon.findings == 0
     assert summary.attacks.canaries.delta == summary.account.delta
     assert summary.attacks.canaries.overall.bound.epsilon < summary.guarantee.worst_case_epsilon
-    assert {row.name for row in summary.groups[0].rows} == {"True", "False"}
+    assert set(summary.groups[0].rows["name"]) == {"True", "False"}
 
 
 def test_seeded_coins_repeat_and_labels_are_wrong(tmp_path):

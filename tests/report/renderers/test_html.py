@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.groups.significance import Reversal
+from indpriv.analysis.groups import Reversal
 from indpriv.analysis.summary import AttackFindings, FidelityFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import RecordedRun, summarise
@@ -167,16 +167,14 @@ def test_there_is_a_table_behind_every_figure(html):
 
 def test_a_reversal_that_may_be_chance_is_no_second_one(summary):
     chance, sure = Reversal("0", 0.4), Reversal("1", 0.001)
-    table = next(table for table in summary.groups if table.ratios.raw)
+    table = next(table for table in summary.groups if table.ratio)
 
     def with_reversals(*found):
-        changed = replace(table, tests=replace(table.tests, reversals=found))
+        changed = replace(table, reversals=found)
         return Page(render_html(replace(summary, groups=(changed,)))).text
 
     found = with_reversals(chance)
-    sentence = (
-        f"Among 0, {table.ratios.raw.worst} has a smaller mean epsilon than {table.ratios.raw.best}"
-    )
+    sentence = f"Among 0, {table.ratio.worst} has a smaller mean epsilon than {table.ratio.best}"
     assert f"{sentence}, but by no more than chance" in found
     found = with_reversals(chance, sure)
     assert f"{sentence} too, but by no more than chance" in found

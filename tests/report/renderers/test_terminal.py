@@ -55,22 +55,22 @@ def test_the_first_screen_has_its_parts_in_order(summary):
 def test_the_table_has_the_figures_of_the_summary(summary):
     table = next(table for table in summary.groups if table.by == "sex")
     text = screen(summary)
-    for row in table.rows:
+    for row in table.rows.itertuples():
         line = next(line for line in text.splitlines() if line.startswith(f"  {row.name} "))
-        assert line.split()[1] == f"{np.ceil(row.epsilon.mean * 100 - 1e-6) / 100:.2f}"
-        assert line.endswith(f"{100 * row.test_accuracy.share:.1f} %")
+        assert line.split()[1] == f"{np.ceil(row.mean * 100 - 1e-6) / 100:.2f}"
+        assert line.endswith(f"{100 * row.test_accuracy:.1f} %")
 
 
 @pytest.mark.parametrize("width", [30, 50, 60, 80, 200])
 def test_no_figure_is_cut_off_at_any_width(summary, width):
     text = screen(summary, width)
     table = next(table for table in summary.groups if table.by == "sex")
-    for row in table.rows:
+    for row in table.rows.itertuples():
         assert re.search(
-            rf"^  {row.name} .* {100 * row.test_accuracy.share:.1f} %$", text, flags=re.MULTILINE
+            rf"^  {row.name} .* {100 * row.test_accuracy:.1f} %$", text, flags=re.MULTILINE
         )
     groups = screen([table], width, print_groups, summary.to_json())
-    assert all(f"{row.n:,}" in groups for row in table.rows)
+    assert all(f"{row.n:,}" in groups for row in table.rows.itertuples())
     assert "…" not in groups
 
 
@@ -199,12 +199,11 @@ def test_groupings_without_a_table_are_named_largest_ratio_first(summary):
     assert [name for name in left_out if name in shown[1].split(". ")[0]] == left_out
 
     def renamed(value, name):
-        raw = replace(tables["sex"].ratios.raw, value=value)
-        ratios = replace(tables["sex"].ratios, raw=raw)
-        return replace(tables["sex"], by=name, columns=("label",), ratios=ratios)
+        ratio = replace(tables["sex"].ratio, value=value)
+        return replace(tables["sex"], by=name, columns=("label",), ratio=ratio)
 
     many = [renamed(1 + k / 10, f"c{k}") for k in (3, 1, 5, 2, 7, 6, 4)]
-    bare = replace(many[0], by="bare", ratios=replace(many[0].ratios, raw=None))
+    bare = replace(many[0], by="bare", ratio=None)
     crowded = replace(summary, groups=(tables["sex"], tables["label"], bare, *many))
     text = words(screen(crowded)).split("largest ratio first: ")[1]
     assert re.findall(r"(\w+) \([^()]*: ([\d.]+)\)", text)[:5] == [

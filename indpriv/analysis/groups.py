@@ -1,0 +1,668 @@
+"""Who is worse off: epsilon, loss and accuracy by group. Sensitive.
+
+A raw table alone misleads: if groups differ in their labels and labels differ in epsilon, the order
+of the groups can reverse within a label (Simpson's paradox). A label-standardised mean is what a
+group's mean epsilon would be with the label shares of the whole training set (direct
+standardisation).
+
+Intervals and tests treat the examples of the run as a sample: they show how much the composition of
+a group matters, not how another training run of the same model would turn out. In a small group any
+order can arise by chance. Two groups that were chosen as the extremes of the raw table tend to have
+the same order within each label too, so a test of the reverse order errs on the side of finding
+nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._checks import check_positive_int
+from indpriv._columns import (
+    MISSING,
+    MOST_GROUPS,
+    Grouping,
+    Rows,
+    as_rows,
+    frames_of,
+    grouping_of,
+    known_columns,
+    label_grouping,
+    to_floats,
+)
+from indpriv._plain import AtLeastZero, Columns, Count, Share
+from indpriv.analysis.statistics import histogram
+from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.bootstrap import (
+    CONFIDENCE,
+    Interval,
+    Resampled,
+    generator_of,
+    resample_means,
+)
+from indpriv.analysis.statistics.correlation import spearman
+from indpriv.analysis.statistics.histogram import Histogram, merged, quantiles_by_cell
+from indpriv.analysis.statistics.permutation import holm, permutation_test
+from indpriv.epsilon_table import Epsilons, beside
+from indpriv.errors import InputError
+
+MIN_GROUP = 10  # a mean over fewer examples says more about them than about the group
+_MAX_LABELS = 100  # more distinct labels than this are a regression target, not classes
+_MAX_WITHIN_ROWS = 20_000  # rows of all tables within label together; no reader needs more
+# A rank correlation is compared with this many random orders; with every order up to seven groups.
+_ORDERS = 9_999
+_QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99}
+_SUMS = (
+    *("n", "n_worst", "n_losses", "loss", "n_known", "correct"),  # of training examples
+    *("n_test", "n_test_known", "test_correct"),
+)
+_RATES = ("true_positive_rate", "false_positive_rate")
+_EPSILON, _SHARE, _INTERVAL = AtLeastZero | None, Share | None, Interval | None
+_EXACT = (_INTERVAL, "Exact binomial interval (Clopper and Pearson 1934).")
+_CORRECT = (_SHARE, "Share of examples that the final model classifies correctly.")
+# Rates of the final model on test examples are those of equalised odds. Of two labels the positive
+# class is the second in sorted order, as in scikit-learn. Of more, the false-positive rate is
+# pooled over classes: every example is a negative of all classes but its own, so that it follows
+# from the accuracy.
+_COLUMNS: dict[str, tuple[Any, str]] = {
+    "name": (str, 'The group; "(missing)" where the column has no value.'),
+    "n": (Count, "Number of training examples."),
+    "n_test": (Count, "Number of test examples."),
+    "too_small": (bool, "The group has fewer training examples than the minimum, too few to read."),
+    "mean": (_EPSILON, "Of epsilon."),
+    "mean_interval": (_INTERVAL, "Bootstrap; None of a group that is too small or has no spread."),
+    "ratio_to_best": (_EPSILON, "Mean over the smallest mean of a readable group, if not 0."),
+    "p_value": (
+        _SHARE,
+        "Of the distance between the group's mean and the mean of all examples, by permutation, "
+        "corrected for all groups of the table; None of a group that is too small, or if nothing "
+        "varies.",
+    ),
+    **dict.fromkeys((*_QUANTILES, "max"), (_EPSILON, "Of epsilon.")),
+    "share_at_worst_case": (_SHARE, "Share of its examples at the worst-case epsilon."),
+    "mean_loss": (float | None, "Nats, over finite losses."),
+    "losses_left_out": (Count, "Number of training examples without a finite loss."),
+    "train_accuracy": _CORRECT,
+    "train_accuracy_interval": _EXACT,
+    "test_accuracy": _CORRECT,
+    "test_accuracy_interval": _EXACT,
+    "standardised_mean": (
+        _EPSILON,
+        "Mean epsilon at the label shares of the whole training set; None where the group lacks a "
+        "label, or where labels are not classes.",
+    ),
+    "standardised_interval": (_INTERVAL, "Bootstrap; None also if few examples have some label."),
+    "p_value_within_label": (_SHARE, "The same of the distance from the means within label."),
+    "lacks_labels": (tuple[str, ...], "Labels that no training example of the group has."),
+    "smallest_label_count": (Count | None, "The fewest of its training examples with one label."),
+    "true_positive_rate": (
+        _SHARE,
+        "Share of positives that are predicted positive; of several classes the mean over classes "
+        "of the share recognised (recall), None if the group lacks one.",
+    ),
+    "true_positive_rate_interval": (_INTERVAL, "Exact binomial; None also of several classes."),
+    "false_positive_rate": (_SHARE, "Share of negatives that are predicted positive."),
+    "false_positive_rate_interval": _EXACT,
+}
+_LATER = [f"{rate}{end}" for rate in _RATES for end in ("", "_interval")]  # than the first audits
+GROUPS = Columns("GroupRow", "One group of training examples.", _COLUMNS, optional=_LATER)
+Groups = Annotated[pd.DataFrame, GROUPS]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Mean epsilon of one group over that of another.
+
+    Attributes:
+        worst, best: the two groups.
+        value: None where undefined; reason says why.
+        interval: bootstrap interval for these two groups. It does not account for choosing them as
+            the extremes.
+    """
+
+    worst: str
+    best: str
+    value: float | None
+    reason: str = ""
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman's correlation of test accuracy and mean epsilon over readable groups.
+
+    Attributes:
+        value: below 0, groups with worse accuracy have larger epsilons.
+        n_groups: number of groups.
+        p_value: two-sided, from every order of the groups or from 9,999 random ones.
+    """
+
+    value: float
+    n_groups: Count
+    p_value: Share
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Permutation test of whether groups differ by more than chance.
+
+    Attributes:
+        p_value: of the most extreme group of the table, corrected for the number of its groups
+            (maxT).
+        corrected: the same, corrected also for the number of groupings (Holm).
+        permutations: number of permutations drawn.
+    """
+
+    p_value: Share
+    corrected: Share
+    permutations: Count
+
+
+@dataclass(frozen=True)
+class Reversal:
+    """A label within which the order of the raw table's worst and best group reverses.
+
+    Attributes:
+        label: the label.
+        p_value: two-sided, by permutation within labels, corrected for all labels tested (maxT) and
+            for the number of groupings (Bonferroni).
+    """
+
+    label: str
+    p_value: Share
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether the test supports it at 95 % confidence."""
+        return self.p_value <= 1 - CONFIDENCE + 1e-12  # 1 - 0.95 is not exactly 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class WithinLabel:
+    """The same groups among the examples of one label; rows in the order of the raw table."""
+
+    label: str
+    rows: Groups
+    ratio: Ratio | None
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTable:
+    """Groups of one column, or of the combinations of several.
+
+    Attributes:
+        by: what was asked for, e.g. "race", "age:bins=10" or "race,sex".
+        columns: the columns themselves.
+        min_size: a group with fewer training examples is too small to read.
+        rows: largest mean epsilon first; groups without training examples last.
+        ratio: of the group with the largest mean to the one with the smallest.
+        standardised_ratio: label-standardised, of the same two groups; below 1 the order reverses.
+        standardised_spread: the largest label-standardised ratio of any two groups.
+        lowest_accuracy_ratio: of the group with the lowest test accuracy to the one with the
+            highest.
+        accuracy_rank: do groups with worse accuracy have larger epsilon; None with fewer than three
+            readable groups.
+        spread: test of the raw means; None where nothing can be tested.
+        spread_within_label: of the means within label; None where nothing can be tested.
+        reversals: labels within which the order of the worst and the best group reverses, by chance
+            or not.
+        within_label: tables within each label; empty where by is the label, or labels are not
+            classes.
+        notes: what was left out, and why.
+        confidence: of every interval by itself.
+        resamples: number of resamples of the bootstrap.
+        seed: of the resampling.
+        positive_class: the label whose true- and false-positive rates the rows show; None where
+            labels are not two classes.
+    """
+
+    by: str
+    columns: tuple[str, ...]
+    min_size: Count
+    rows: Groups
+    ratio: Ratio | None
+    standardised_ratio: Ratio | None
+    standardised_spread: Ratio | None
+    lowest_accuracy_ratio: Ratio | None
+    accuracy_rank: RankCorrelation | None
+    spread: Spread | None
+    spread_within_label: Spread | None
+    reversals: tuple[Reversal, ...]
+    within_label: tuple[WithinLabel, ...]
+    notes: tuple[str, ...]
+    confidence: Share
+    resamples: Count
+    seed: int
+    positive_class: str | None = None
+
+    @property
+    def too_small(self) -> int:
+        """Number of groups with too few training examples to read."""
+        return int(self.rows["too_small"].sum())
+
+    def reversed_labels(self, *, beyond_chance: bool) -> list[str]:
+        """Labels within which the order reverses: by more than chance, or not."""
+        return [one.label for one in self.reversals if one.beyond_chance == beyond_chance]
+
+
+def group_tables(
+    epsilons: Epsilons,
+    train: pd.DataFrame | Rows,
+    test: pd.DataFrame | Rows,
+    columns: Sequence[str],
+    *,
+    min_size: int = MIN_GROUP,
+    seed: int = 0,
+) -> tuple[GroupTable, ...]:
+    """One table for each of columns, with tests corrected for their number; see `group_table`."""
+    found = [group_table(epsilons, train, test, by, min_size=min_size, seed=seed) for by in columns]
+    for name in ("spread", "spread_within_label"):
+        tested = [index for index, table in enumerate(found) if getattr(table, name) is not None]
+        spreads = [getattr(found[index], name) for index in tested]
+        corrected = holm([spread.p_value for spread in spreads])
+        for index, spread, p_value in zip(tested, spreads, corrected, strict=True):
+            found[index] = replace(found[index], **{name: replace(spread, corrected=p_value)})
+    return tuple(
+        replace(
+            table,
+            reversals=tuple(
+                Reversal(one.label, min(1.0, one.p_value * len(found))) for one in table.reversals
+            ),
+        )
+        for table in found
+    )
+
+
+def group_table(
+    epsilons: Epsilons,
+    train: pd.DataFrame | Rows,
+    test: pd.DataFrame | Rows,
+    by: str,
+    *,
+    min_size: int = MIN_GROUP,
+    seed: int = 0,
+) -> GroupTable:
+    """Compare the groups of one column, or of the combinations of several.
+
+    Args:
+        epsilons: of the training examples.
+        train: rows of the training examples in the same order; see `ExampleTable.train_rows`.
+        test: rows of the test examples; may be empty.
+        by: "label", "correct", "loss:bins=10" or a metadata column; "column:bins=10" cuts a numeric
+            column at its deciles; "race,sex" takes every combination.
+        min_size: groups with fewer training examples are marked as too small to read, and left out
+            of ratios and tests.
+        seed: of the resampling: an analysis seed, not one of training.
+
+    Raises:
+        InputError: no such column, or a numeric column with many values and no bins.
+    """
+    if len(train) != len(epsilons):
+        raise InputError(
+            f"train has {len(train)} rows for {len(epsilons)} epsilons; pass the aligned training "
+            "rows"
+        )
+    check_positive_int("min_size", min_size)
+    check_positive_int("seed", seed, minimum=0)
+    rows, others = as_rows(train), as_rows(test)
+    groups, classes = grouping_of(rows, others, by), label_grouping(rows, others)
+    by_label, notes = "label" in groups.columns, []
+    if classes is None or len(classes.names) > _MAX_LABELS:
+        n = f"More than {MOST_GROUPS:,}" if classes is None else len(classes.names)
+        notes = [f"{n} distinct labels are too many for classes: no table within label"]
+        classes = None
+    names, labels = groups.names, ("",) if classes is None else classes.names
+    within = classes is not None and not by_label
+    tabled = within and len(names) * len(labels) <= _MAX_WITHIN_ROWS
+    if within and not tabled:
+        many = f"{len(names)} groups and {len(labels)} labels"
+        notes = [f"{many} are too many for tables within label"]
+    rng, top = generator_of(seed, by), epsilons.worst_case_epsilon
+    cells = _cells(epsilons, rows, others, groups, classes)
+    whole = cells.over_labels(len(labels))
+    counts = cells.sums["n"].reshape(len(names), -1) if within else whole.sums["n"][:, None]
+    strata = cells.codes % len(labels) if within else np.zeros_like(cells.codes)
+    means = resample_means(
+        cells.epsilon,
+        whole.codes,
+        strata,
+        n_groups=len(names),
+        shares=counts.sum(axis=0) / counts.sum(),
+        with_cells=tabled,
+        rng=rng,
+        weights=cells.weights,
+    )
+    found = _described(whole, means.groups, min_size, top)
+    mean, accuracy, readable = found["mean"], found["test_accuracy"], ~found["too_small"]
+    tests = [
+        permutation_test(
+            cells.epsilon, whole.codes, own, tested=readable, rng=rng, weights=cells.weights
+        )
+        for own in ([np.zeros_like(strata), strata] if within else [strata])
+    ]
+    for name, one in zip(("p_value", "p_value_within_label"), tests, strict=False):
+        found[name] = one and one.adjusted
+    if within:
+        found |= _standardised(counts, labels, means.standardised, min_size, top)
+    if classes is not None:
+        found |= _rates(cells.sums, labels)
+    order = _ascending(np.where(found["n"] > 0, -mean, 1.0), names)
+    ends = _ends(_ascending(mean, names, readable))
+    accurate = _ascending(accuracy, names, readable & (found["n_test"] >= MIN_GROUP))
+    rank = _accuracy_rank(accuracy[accurate], mean[accurate], rng)
+    ratio = _ratio(ends, names, mean, means.groups)
+    standardised = widest = None
+    if within:
+        own_mean, own = found["standardised_mean"], means.standardised
+        known = [interval is not None for interval in found["standardised_interval"]]
+        standardised = _ratio(ends, names, own_mean, own, known)
+        widest = _ratio(_ends(_ascending(own_mean, names, readable)), names, own_mean, own, known)
+    spreads = [
+        None if one is None else Spread(one.p_value, one.p_value, one.permutations) for one in tests
+    ]
+    return GroupTable(
+        by=by,
+        columns=groups.columns,
+        min_size=min_size,
+        rows=_frame(found, names, order),
+        ratio=ratio,
+        standardised_ratio=standardised,
+        standardised_spread=widest,
+        lowest_accuracy_ratio=_ratio(_ends(accurate[::-1]), names, mean, means.groups),
+        accuracy_rank=rank,
+        spread=spreads[0],
+        spread_within_label=spreads[1] if within else None,
+        reversals=_reversals(cells, ends, labels, min_size, rng) if tabled and ends else (),
+        within_label=_within(cells, means.cells, names, labels, order, min_size, top)
+        if means.cells
+        else (),
+        notes=tuple(notes) * (not by_label),
+        confidence=CONFIDENCE,
+        resamples=means.draws,
+        seed=seed,
+        positive_class=_positive_class(labels),
+    )
+
+
+class _Cells(NamedTuple):
+    """Training examples by group and label.
+
+    Up to a million examples are kept one by one. More are counted in fine bins of epsilon, and what
+    was counted in parts of the data adds up.
+
+    Attributes:
+        epsilon: (n_values,) epsilons, of single examples or means of bins.
+        largest: (n_values,) the largest epsilon among them.
+        weights: (n_values,) number of examples that have each.
+        codes: (n_values,) group * number of labels + label.
+        sums: (n_cells,) of what adds up over the examples of a cell, by name.
+    """
+
+    epsilon: FloatArray
+    largest: FloatArray
+    weights: IntArray
+    codes: IntArray
+    sums: dict[str, FloatArray]
+
+    def over_labels(self, n_labels: int) -> "_Cells":
+        """One cell for each group."""
+        sums = {name: one.reshape(-1, n_labels).sum(axis=1) for name, one in self.sums.items()}
+        return self._replace(codes=self.codes // n_labels, sums=sums)
+
+
+def _cells(
+    epsilons: Epsilons, train: Rows, test: Rows, groups: Grouping, labels: Grouping | None
+) -> _Cells:
+    """The cells of all examples, read part by part; labels: None for one that all share."""
+    n_labels = 1 if labels is None else len(labels.names)
+    sums = dict.fromkeys(_SUMS, np.zeros(len(groups.names) * n_labels))
+
+    def codes_of(frame: pd.DataFrame) -> IntArray:
+        own = groups.codes(frame) * n_labels
+        return own if labels is None else own + labels.codes(frame)
+
+    def add(codes: IntArray, **weights: NDArray[Any]) -> None:
+        for name, one in weights.items():
+            sums[name] = sums[name] + np.bincount(codes, one, len(sums[name]))
+
+    columns, kept, counted = [*groups.columns, "label", "correct"], [], None
+    for table, frame in beside(epsilons, train, known_columns(train, [*columns, "loss"])):
+        codes, loss, correct = (
+            codes_of(frame),
+            to_floats(frame["loss"]),
+            to_floats(frame["correct"]),
+        )
+        finite, known = np.isfinite(loss), np.isfinite(correct)
+        add(codes, n=np.ones(len(codes)), n_worst=table.at_worst_case, n_losses=finite)
+        add(
+            codes,
+            loss=np.where(finite, loss, 0),
+            n_known=known,
+            correct=np.where(known, correct, 0),
+        )
+        if len(epsilons) <= histogram.MOST_EXACT:
+            kept.append((table.epsilon, codes))
+        else:
+            own = Histogram.of([table.epsilon], codes)
+            counted = own if counted is None else merged([counted, own])
+    for frame in frames_of(test, known_columns(test, columns)):
+        codes, correct = codes_of(frame), to_floats(frame["correct"])
+        known = np.isfinite(correct)
+        add(codes, n_test=np.ones(len(codes)), n_test_known=known)
+        add(codes, test_correct=np.where(known, correct, 0))
+    if counted is not None:
+        largest = counted.largest[0]
+        return _Cells(counted.means(), largest, counted.counts, counted.cells(), sums)
+    epsilon, codes = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+    return _Cells(epsilon, epsilon, np.ones(len(epsilon), np.int64), codes, sums)
+
+
+def _described(
+    cells: _Cells, means: Resampled, min_size: int, top: float, n_labels: int = 1
+) -> dict[str, Any]:
+    """Columns of `GROUPS` for each cell; n_labels: of cells that are compared within a label."""
+    sums, n = cells.sums, cells.sums["n"]
+    size, small, largest = len(n), n < min_size, np.zeros(len(n))
+    np.maximum.at(largest, cells.codes, cells.largest)
+    quantiles = quantiles_by_cell(
+        cells.epsilon, cells.weights, cells.codes, size, tuple(_QUANTILES.values())
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.bincount(cells.codes, cells.weights * cells.epsilon, size) / n
+        best = np.where(small, np.inf, mean).reshape(-1, n_labels).min(axis=0)
+        to_best = mean / np.tile(
+            np.where((best > 0) & (best < np.inf), best, np.nan), size // n_labels
+        )
+        shares = {
+            "share_at_worst_case": sums["n_worst"] / n,
+            "mean_loss": sums["loss"] / sums["n_losses"],
+        }
+    return {
+        "n": n,
+        "n_test": sums["n_test"],
+        "too_small": small,
+        "mean": mean,
+        "mean_interval": _where(~small, means.intervals(0.0, top)),
+        "ratio_to_best": to_best,
+        **dict(zip(_QUANTILES, quantiles.T, strict=True)),
+        "max": np.where(n > 0, largest, np.nan),
+        **shares,
+        "losses_left_out": n - sums["n_losses"],
+        **_share("train_accuracy", sums["correct"], sums["n_known"]),
+        **_share("test_accuracy", sums["test_correct"], sums["n_test_known"]),
+        "lacks_labels": [()] * size,
+    }
+
+
+def _frame(columns: dict[str, Any], names: Sequence[str], order: list[int]) -> pd.DataFrame:
+    """A table of the groups with these columns (n_groups,) in that order."""
+    found = GROUPS.frame({"name": list(names), **columns}, len(names))
+    return found.iloc[order].reset_index(drop=True)
+
+
+def _where(chosen: Iterable[bool], intervals: Iterable[Interval | None]) -> list[Interval | None]:
+    return [one if mine else None for mine, one in zip(chosen, intervals, strict=True)]
+
+
+def _share(name: str, hits: FloatArray, trials: FloatArray) -> dict[str, Any]:
+    """The columns of a share and its exact interval; unknown without trials."""
+    intervals = [
+        clopper_pearson(k, n) if n else None
+        for k, n in zip(hits.tolist(), trials.tolist(), strict=True)
+    ]
+    with np.errstate(invalid="ignore"):
+        return {name: hits / trials, f"{name}_interval": intervals}
+
+
+def _standardised(
+    counts: FloatArray, labels: Sequence[str], means: Resampled, min_size: int, top: float
+) -> dict[str, Any]:
+    """Columns of label-standardised means; counts: (n_groups, n_labels) training examples."""
+    present = np.flatnonzero(counts.sum(axis=0))
+    own = counts[:, present]
+    least = own.min(axis=1)
+    return {
+        "standardised_mean": np.where(least > 0, means.estimate, np.nan),
+        "standardised_interval": _where(least >= min_size, means.intervals(0.0, top)),
+        "lacks_labels": [tuple(labels[code] for code in present[one == 0]) for one in own],
+        "smallest_label_count": least,
+    }
+
+
+def _positive_class(labels: Sequence[str]) -> str | None:
+    """The second of two classes in sorted order; None of another number of classes."""
+    classes = [name for name in labels if name != MISSING]
+    return classes[1] if len(classes) == 2 else None
+
+
+def _rates(sums: dict[str, FloatArray], labels: Sequence[str]) -> dict[str, Any]:
+    """Columns of true- and false-positive rates; sums by group and label."""
+    classes = [code for code, name in enumerate(labels) if name != MISSING]
+    n, right = (
+        sums[name].reshape(-1, len(labels))[:, classes] for name in ("n_test_known", "test_correct")
+    )
+    if len(classes) < 2:
+        return {}
+    true, false = _RATES
+    if len(classes) == 2:
+        return _share(true, right[:, 1], n[:, 1]) | _share(false, n[:, 0] - right[:, 0], n[:, 0])
+    others = len(classes) - 1  # classes of which an example is a negative
+    found = _share(false, (n - right).sum(axis=1), n.sum(axis=1))
+    with np.errstate(invalid="ignore"):
+        return {
+            true: (right / n).mean(axis=1),
+            false: found[false] / others,
+            f"{false}_interval": [
+                one and Interval(one.low / others, one.high / others)
+                for one in found[f"{false}_interval"]
+            ],
+        }
+
+
+def _ascending(
+    values: FloatArray, names: Sequence[str], chosen: NDArray[np.bool_] | bool = True
+) -> list[int]:
+    """Codes of the chosen groups with a known value, smallest first, ties by name."""
+    codes: list[int] = np.flatnonzero(chosen & ~np.isnan(values)).tolist()
+    return sorted(codes, key=lambda code: (values[code], names[code]))
+
+
+def _ends(ascending: Sequence[int]) -> tuple[int, int] | None:
+    """The last and the first of at least two groups."""
+    return (ascending[-1], ascending[0]) if len(ascending) > 1 else None
+
+
+def _ratio(
+    pair: tuple[int, int] | None,
+    names: Sequence[str],
+    mean: FloatArray,
+    resampled: Resampled,
+    known: Sequence[bool] | None = None,
+) -> Ratio | None:
+    """Mean of the first group over that of the second; known: whose means have an interval."""
+    if pair is None:
+        return None
+    (high, low), (worst, best) = mean[list(pair)].tolist(), (names[code] for code in pair)
+    if np.isnan(high) or np.isnan(low):
+        return Ratio(worst, best, None, f"{worst if np.isnan(high) else best} lacks a label")
+    if low == 0:
+        return Ratio(worst, best, None, f"the mean epsilon of {best} is 0")
+    drawn = known is None or all(known[code] for code in pair)
+    return Ratio(worst, best, high / low, interval=resampled.ratio(*pair) if drawn else None)
+
+
+def _within(
+    cells: _Cells,
+    means: Resampled,
+    names: Sequence[str],
+    labels: Sequence[str],
+    order: list[int],
+    min_size: int,
+    top: float,
+) -> tuple[WithinLabel, ...]:
+    """The table of each label."""
+    every, found = _described(cells, means, min_size, top, len(labels)), []
+    for code, label in enumerate(labels):
+        own = {name: values[code :: len(labels)] for name, values in every.items()}
+        pair = _ends(_ascending(own["mean"], names, ~own["too_small"]))
+        ratio = _ratio(pair, names, own["mean"], means.every(len(labels), code))
+        found.append(WithinLabel(label, _frame(own, names, order), ratio))
+    return tuple(found)
+
+
+def _accuracy_rank(
+    accuracy: FloatArray, epsilon: FloatArray, rng: np.random.Generator
+) -> RankCorrelation | None:
+    """Correlate test accuracy and mean epsilon over groups; None where undefined."""
+    value = spearman(accuracy, epsilon) if len(accuracy) else None
+    if value is None:
+        return None
+    centred = stats.rankdata(epsilon) - (len(epsilon) + 1) / 2
+    found = stats.permutation_test(
+        (stats.rankdata(accuracy),),
+        lambda order, axis: np.sum(order * centred, axis=axis),
+        permutation_type="pairings",
+        vectorized=True,
+        n_resamples=_ORDERS,
+        batch=max(1, int(1e6) // len(epsilon)),
+        rng=rng,
+    )
+    return RankCorrelation(value, len(epsilon), float(found.pvalue))
+
+
+def _reversals(
+    cells: _Cells,
+    pair: tuple[int, int],
+    labels: Sequence[str],
+    min_size: int,
+    rng: np.random.Generator,
+) -> tuple[Reversal, ...]:
+    """The labels within which the order of two groups reverses, each tested.
+
+    pair: codes of the group with the larger mean over all labels and of the other one; a label with
+    fewer than min_size examples of either is too small to read.
+    """
+    groups, strata = np.divmod(cells.codes, len(labels))
+    chosen = np.isin(groups, pair)
+    values, weights, strata = cells.epsilon[chosen], cells.weights[chosen], strata[chosen]
+    sides = 2 * strata + (groups[chosen] == pair[1])
+    n, total = (
+        np.bincount(sides, one, 2 * len(labels)).reshape(-1, 2)
+        for one in (weights, weights * values)
+    )
+    readable = n.min(axis=1) >= min_size
+    with np.errstate(invalid="ignore"):
+        reverse = readable & np.less(*(total / n).T)
+    if not reverse.any():
+        return ()
+    test = permutation_test(
+        values, sides, strata, tested=np.repeat(readable, 2), rng=rng, weights=weights
+    )
+    p_values = [None] * 2 * len(labels) if test is None else test.adjusted
+    found = [(labels[code], p_values[2 * code]) for code in np.flatnonzero(reverse).tolist()]
+    return tuple(Reversal(label, 1.0 if p_value is None else p_value) for label, p_value in found)

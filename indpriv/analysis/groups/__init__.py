@@ -1,1 +1,0 @@
-"""Who is worse off: epsilon, loss and accuracy by group."""
