@@ -19,7 +19,7 @@ import numpy as np
 
 from audits.training.config import AuditConfig
 from audits.training.shadows import train_shadows
-from indpriv.analysis.attacks.results import attack_result
+from indpriv.analysis.attacks.rates import ALL, exceeds, parts, rates_of
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.train_references import open_signals
@@ -65,11 +65,12 @@ def study(config: AuditConfig, *, without_dp: bool, models: int) -> None:
         f"\n{config.name}, {'without DP' if without_dp else 'DP'}: {models} models, "
         f"{trained / models:.1f} s of one core each, all attacks {attacked:.1f} s"
     )
-    for found in rates:
-        low, high = found.auc_interval.low, found.auc_interval.high
+    for attack in rates["attack"].unique():
+        found = parts(rates, attack=attack)[ALL]
+        auc = found["auc"]
         print(
-            f"  {found.title:52s} AUC {found.auc:.4f} [{low:.4f}, {high:.4f}]  TPR at 1 % "
-            f"{100 * found.tpr_at_fpr['0.01']:.2f} %, at 0.1 % {100 * found.tpr_at_fpr['0.001']:.2f} %"
+            f"  {attack:52s} AUC {auc.value:.4f} [{auc.low:.4f}, {auc.high:.4f}]  TPR at 1 % "
+            f"{100 * found['tpr_0.01'].value:.2f} %, at 0.1 % {100 * found['tpr_0.001'].value:.2f} %"
         )
 
 
@@ -84,15 +85,9 @@ def memory(n_examples: int = 1_000_000, n_models: int = 64) -> None:
     started = time.process_time()
     used = [attack for attack in ATTACKS.values() if attack.can_use(material)]
     for attack in used:
-        scores = attack.scores(material, None)
-        attack_result(
-            scores,
-            name=attack.name,
-            model="dp",
-            references=n_models - 1,
-            guarantee=(3.0, 1e-5),
-            tests=len(used),
-        )
+        scores = attack.scores(material)
+        rates_of(scores, tests=len(used))
+        exceeds(scores, (3.0, 1e-5), tests=len(used))
     print(
         f"{n_examples:,} examples x {n_models} models: {len(used)} attacks in "
         f"{time.process_time() - started:.1f} s, peak memory of the process "

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from indpriv._plain import Limits, from_json, json_schema, to_json
+import pandas as pd
+
+from indpriv._plain import Limits, from_json, json_schema, records, to_json
 from indpriv.analysis.attacks.attributes import AttributeFindings
-from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon
+from indpriv.analysis.attacks.by_epsilon import BINS
 from indpriv.analysis.attacks.canary_findings import CanaryResults
-from indpriv.analysis.attacks.measures import AttackMeasures
-from indpriv.analysis.attacks.results import AttackResults, UpdateRates
-from indpriv.analysis.attacks.strongest import StrongestAttack, UnitRates
-from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
+from indpriv.analysis.attacks.ceilings import Ceilings
+from indpriv.analysis.attacks.rates import RATES, TRIED, AttackMeasures, table
+from indpriv.analysis.attacks.threshold_attack import UnequalAttack
 from indpriv.analysis.disclosures import Disclosure
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.exactness import Exactness
@@ -54,37 +55,57 @@ class Provenance:
     command: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttackFindings:
     """What attacks on the run achieved.
 
     Attributes:
-        by_group: success of each attack by column, on the DP model and on the non-private baseline.
-        by_epsilon: one attack in bins of epsilon; None where the norms of the hold-out were not
+        tried: every attack on this model and on the non-private baseline; those on this model
+            first, the strongest by AUC first.
+        rates: of these attacks over all examples, by group and by unit, and of gradient canaries.
+        ceilings: what any attack can reach; None where the unit has several rows.
+        unchecked: what could not be checked about the reference models, in sentences.
+        roc: (false-positive rate, true-positive rate) of thresholds on the loss, by model.
+        most_exposed: tests of the group with the largest mean epsilon, by model and column.
+        seed: of the random choices of attacks; not a seed of training.
+        by_epsilon: one attack in bins of epsilon; empty where the norms of the hold-out were not
             recorded.
         canaries: what canaries prove about the worst case; None where the run had none.
         gradient_canaries: what gradient canaries prove, beside the account; None where the run had
             none.
-        updates: rates on gradient canaries; None where the run had none of some length.
-        strongest: which groups the strongest attack reaches; None unless it uses reference models.
-        by_unit: rates of attacks on people with several rows; empty where each unit has one row.
-        every: every attack that was run, over all examples, beside what any attack can reach.
         attributes: attacks that guess attributes; empty where the audit file names none.
         reconstruction: attacks on gradients that someone reads, one for each file of RUN/leakage.
     """
 
-    by_group: tuple[ThresholdAttack, ...] = field(default=(), metadata={"json": "attacks"})
-    by_epsilon: AttackByEpsilon | None = field(default=None, metadata={"json": "attack_by_epsilon"})
+    # Without a default: an audit of before rates were a table lacks this key, and is refused.
+    rates: Annotated[pd.DataFrame, RATES]
+    tried: Annotated[pd.DataFrame, TRIED] = field(metadata={"json": "attacks"})
+    by_epsilon: Annotated[pd.DataFrame, BINS] = field(
+        default_factory=lambda: table(BINS), metadata={"json": "attack_by_epsilon"}
+    )
+    ceilings: Ceilings | None = None
+    unchecked: tuple[str, ...] = ()
+    roc: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    most_exposed: tuple[UnequalAttack, ...] = ()
+    seed: int = field(default=0, metadata={"json": "attack_seed"})
     canaries: AttackMeasures | None = None
     gradient_canaries: CanaryResults | None = None
-    updates: UpdateRates | None = field(default=None, metadata={"json": "attack_on_updates"})
-    strongest: StrongestAttack | None = field(default=None, metadata={"json": "strongest_attack"})
-    by_unit: tuple[UnitRates, ...] = field(default=(), metadata={"json": "attacks_on_units"})
-    every: AttackResults = field(default=AttackResults(), metadata={"json": "every_attack"})
     attributes: tuple[AttributeFindings, ...] = field(
         default=(), metadata={"json": "attribute_attacks"}
     )
     reconstruction: tuple[Reconstruction, ...] = ()
+
+    def of(self, model: str) -> list[Any]:
+        """Rows of the attacks on one model, the strongest first."""
+        return list(records(self.tried[self.tried["model"] == model]))
+
+    @property
+    def above_worst_case(self) -> int:
+        """Number of attacks, and of bins of epsilon, that do better than the worst case allows."""
+        return int(sum(of["above_worst_case"].sum() for of in (self.tried, self.by_epsilon)))
+
+
+NO_ATTACKS = AttackFindings(table(RATES), table(TRIED))
 
 
 @dataclass(frozen=True)

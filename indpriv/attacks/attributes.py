@@ -13,12 +13,11 @@ from indpriv.errors import InputError
 ATTRIBUTES = "attribute inference, beyond imputation"
 
 
-def attribute_scores(material: Material, by: str | None = None) -> AttackScores:
+def attribute_scores(material: Material) -> AttackScores:
     """Score examples by what the model adds to the probability of their true attributes.
 
     Args:
         material: must have `attributes`.
-        by: group the scores by "label" or a metadata column; see `indpriv._columns`.
 
     Returns:
         for each training example, and each test example that imputation was not fitted on, the
@@ -39,10 +38,4 @@ def attribute_scores(material: Material, by: str | None = None) -> AttackScores:
         ):
             raise InputError(f"{known.name} is of other examples than {first.name}")
         total += known.of_truth(known.log_posterior()) - known.of_truth(known.imputed)
-    return AttackScores(
-        scores=total,
-        member=first.member,
-        method=ATTRIBUTES,
-        groups=None if by is None else material.groups(by, first.example_ids, first.member),
-        example_ids=first.example_ids,
-    )
+    return AttackScores(total, first.member, ATTRIBUTES, example_ids=first.example_ids)

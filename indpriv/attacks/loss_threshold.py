@@ -17,14 +17,13 @@ LOSS_THRESHOLD = "loss threshold"
 LABEL_GAP = "right or wrong label"
 
 
-def loss_scores(material: Material, by: str | None = None) -> AttackScores:
+def loss_scores(material: Material) -> AttackScores:
     """Score every training and test example by minus its loss.
 
     A model has a small loss on what it has memorised.
 
     Args:
         material: must have `final_losses`.
-        by: group the scores by "label" or a metadata column; see `indpriv._columns`.
 
     Returns:
         one score for each example with a loss, training examples first. An infinite loss counts as
@@ -41,15 +40,14 @@ def loss_scores(material: Material, by: str | None = None) -> AttackScores:
     array([-0.1, -0.9])
     """
     examples = examples_of(material)
-    return _scores(material, by, -column_of(examples, "loss"), LOSS_THRESHOLD)
+    return _scores(material, -column_of(examples, "loss"), LOSS_THRESHOLD)
 
 
-def label_scores(material: Material, by: str | None = None) -> AttackScores:
+def label_scores(material: Material) -> AttackScores:
     """Score every training and test example by whether the model gets its label right.
 
     Args:
         material: must have `final_losses`.
-        by: group the scores by "label" or a metadata column; see `indpriv._columns`.
 
     Returns:
         1 or 0 for each example whose correctness is known, training examples first. Their AUC is
@@ -60,7 +58,7 @@ def label_scores(material: Material, by: str | None = None) -> AttackScores:
             accuracy.
     """
     examples = examples_of(material)
-    return _scores(material, by, column_of(examples, "correct"), LABEL_GAP)
+    return _scores(material, column_of(examples, "correct"), LABEL_GAP)
 
 
 def needs_of_losses(material: Material) -> str | None:
@@ -91,23 +89,17 @@ def column_of(examples: ExampleTable, column: str) -> FloatArray:
 
 
 def scores_of_examples(
-    material: Material, by: str | None, scores: FloatArray, used: NDArray[np.bool_], method: str
+    material: Material, scores: FloatArray, used: NDArray[np.bool_], method: str
 ) -> AttackScores:
     """Scores of the examples that are used, from those of all, training examples first."""
     examples = examples_of(material)
     ids = np.concatenate([examples.train["example_id"], examples.test["example_id"]])[used]
     member = (np.arange(len(scores)) < len(examples.train))[used]
-    return AttackScores(
-        scores=scores[used],
-        member=member,
-        method=method,
-        groups=None if by is None else material.groups(by, ids, member),
-        example_ids=ids,
-    )
+    return AttackScores(scores[used], member, method, example_ids=ids)
 
 
-def _scores(material: Material, by: str | None, scores: FloatArray, method: str) -> AttackScores:
-    return scores_of_examples(material, by, scores, ~np.isnan(scores), method)
+def _scores(material: Material, scores: FloatArray, method: str) -> AttackScores:
+    return scores_of_examples(material, scores, ~np.isnan(scores), method)
 
 
 def _known(split: str, column: "pd.Series[Any]", name: str) -> FloatArray:

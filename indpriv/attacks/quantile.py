@@ -28,7 +28,7 @@ _RIDGE = 1e-3
 _SEED = 0  # of the half of the hold-out that the regression uses
 
 
-def quantile_scores(material: Material, by: str | None = None) -> AttackScores:
+def quantile_scores(material: Material) -> AttackScores:
     """Score examples by how far their confidence lies above that of similar non-members.
 
     A random half of the test examples gives the regression; the scores are of the training examples
@@ -37,7 +37,6 @@ def quantile_scores(material: Material, by: str | None = None) -> AttackScores:
 
     Args:
         material: must have `final_losses`.
-        by: group the scores by "label" or a metadata column; see `indpriv._columns`.
 
     Raises:
         InputError: no losses, a loss below 0, or fewer than 40 test examples with a finite one
@@ -59,7 +58,7 @@ def quantile_scores(material: Material, by: str | None = None) -> AttackScores:
     mean = _fit(features, confidence, fitting)
     residual = np.log(np.abs(confidence - mean) + 1e-6)
     scale = np.exp(_fit(features, residual, fitting))
-    return scores_of_examples(material, by, (confidence - mean) / scale, known & ~fitting, QUANTILE)
+    return scores_of_examples(material, (confidence - mean) / scale, known & ~fitting, QUANTILE)
 
 
 def needs_of_regression(material: Material) -> str | None:

@@ -33,7 +33,7 @@ class Attack:
     Attributes:
         name: identifies the attack in code and files.
         title: in a few words, for reports; also the method of its scores.
-        scores: from what is known about a model, and a column to group by or None, to scores.
+        scores: from what is known about a model to scores.
         needs: the fields of `Material` that it uses.
         source: the paper that it follows.
         caveat: what a reader must know about its results.
@@ -44,7 +44,7 @@ class Attack:
 
     name: str
     title: str
-    scores: Callable[[Material, str | None], AttackScores]
+    scores: Callable[[Material], AttackScores]
     needs: frozenset[str]
     source: str
     caveat: str
@@ -75,7 +75,6 @@ def _on_signals(
     need: str,
     title: str,
     material: Material,
-    by: str | None,
 ) -> AttackScores:
     """Attack the audited row of the signals that the field `need` of the material holds."""
     signals = getattr(material, need)
@@ -84,10 +83,7 @@ def _on_signals(
             "this attack needs signals of reference models and the audited run among them: "
             "indpriv.attacks.train_references"
         )
-    found = replace(attack(signals, signals.audited), method=title)
-    if by is None or found.example_ids is None:
-        return found
-    return replace(found, groups=material.groups(by, found.example_ids, found.member))
+    return replace(attack(signals, signals.audited), method=title)
 
 
 _SEEN = {"signals": "references", "label_signals": "labels", "checkpoint_signals": "checkpoints"}

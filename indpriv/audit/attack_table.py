@@ -11,7 +11,7 @@ import pandas as pd
 
 from indpriv._columns import to_floats
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of, true_positive_rate
-from indpriv.analysis.attacks.strongest import UnitRates, unit_rates
+from indpriv.analysis.attacks.rates import RATES, rates_of, table
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks import Attack
 from indpriv.attacks.units import UNIT_RULES, calibrated_unit_scores
@@ -73,11 +73,14 @@ def attack_table(
 
 
 def rates_of_units(
-    recorded: RecordedRun, scored: Sequence[ScoredAttack], table: EpsilonTable, seed: int
-) -> tuple[UnitRates, ...]:
-    """Rates of every attack on the run by every rule; empty unless the unit has several rows."""
-    found = list(_scores(recorded, scored, table, seed))
-    return tuple(unit_rates(name, rule, scores, tests=len(found)) for name, rule, scores in found)
+    recorded: RecordedRun, scored: Sequence[ScoredAttack], epsilons: EpsilonTable, seed: int
+) -> pd.DataFrame:
+    """Rates of every attack on the run by every rule; no rows unless the unit has several rows."""
+    found = list(_scores(recorded, scored, epsilons, seed))
+    frames = [
+        rates_of(scores, attack=name, part=rule, tests=len(found)) for name, rule, scores in found
+    ]
+    return pd.concat(frames) if frames else table(RATES)
 
 
 def unit_attack_table(

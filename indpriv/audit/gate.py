@@ -301,7 +301,7 @@ def _always(summary: AuditSummary) -> list[Condition]:
         ),
     ]
     if attacks.canaries is not None:
-        proven = attacks.canaries.overall.bound.epsilon
+        proven = attacks.canaries.overall["epsilon"].value
         passed = proven <= summary.guarantee.worst_case_epsilon
         name, text = "epsilon that canaries prove", format_lower_bound(proven)
         found.append(Condition(name, passed, text, "at most the worst case", private=True))
@@ -316,9 +316,9 @@ def _always(summary: AuditSummary) -> list[Condition]:
                 private=True,
             )
         )
-    if attacks.by_epsilon or attacks.every.results or attacks.attributes or attacks.reconstruction:
-        above = attacks.every.findings + sum(one.above_ceiling for one in attacks.attributes)
-        above += attacks.by_epsilon.findings if attacks.by_epsilon else 0
+    tried = len(attacks.by_epsilon) + len(attacks.tried)
+    if tried or attacks.attributes or attacks.reconstruction:
+        above = attacks.above_worst_case + sum(one.above_ceiling for one in attacks.attributes)
         above += sum(one.findings for one in attacks.reconstruction)
         name = "attacks above what the account allows"
         found.append(Condition(name, above == 0, f"{above}", "none", private=True))

@@ -195,7 +195,7 @@ def _write(
             lookup = _lookup(log, epsilons, recorded, summary)
             attacks = unit_attack_table(epsilons, recorded, scored)
             if attacks is None and recorded.references:
-                attacks = attack_table(epsilons, recorded, scored, summary.attacks.every.ceilings)
+                attacks = attack_table(epsilons, recorded, scored, summary.attacks.ceilings)
         ids = log.example_ids
         write_audit(output_dir, epsilons, recorded, summary, images, lookup, attacks, ids)
 

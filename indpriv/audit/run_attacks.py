@@ -1,6 +1,7 @@
 """Running the attacks of the registry on a recorded run. Sensitive."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,28 +9,25 @@ import pandas as pd
 
 from indpriv._checks import check_choice
 from indpriv._files import first_at
-from indpriv.analysis.attacks.attributes import AttributeFindings
-from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
-from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
-from indpriv.analysis.attacks.ceilings import Ceilings, ceilings_of
-from indpriv.analysis.attacks.measures import measure_attack
-from indpriv.analysis.attacks.results import (
-    AttackResults,
-    attack_result,
-    ranked,
-    rates_on_updates,
+from indpriv.analysis.attacks import rates
+from indpriv.analysis.attacks.attributes import (
+    AttributeFindings,
+    EpsilonsOfExamples,
+    measure_attribute,
 )
-from indpriv.analysis.attacks.strongest import StrongestAttack, strongest_attack
-from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
+from indpriv.analysis.attacks.by_epsilon import BINS, attack_by_epsilon
+from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
+from indpriv.analysis.attacks.ceilings import Ceilings, ceilings_of, mu_of
+from indpriv.analysis.attacks.threshold_attack import UnequalAttack, threshold_attack
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.reconstruction import reconstructions_of
-from indpriv.analysis.summary import AttackFindings
+from indpriv.analysis.summary import NO_ATTACKS, AttackFindings
+from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
-from indpriv.attacks.attribute_knowledge import AttributeKnowledge
+from indpriv.attacks.attribute_knowledge import GUESSERS, AttributeKnowledge
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
 from indpriv.audit.attack_table import ScoredAttack, rates_of_units
-from indpriv.audit.attribute_attacks import attribute_attacks
 from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_directory import RecordedRun, knowledge_of
 from indpriv.epsilon_table import EpsilonTable
@@ -48,7 +46,7 @@ def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[Scored
     names: the attacks to choose from; all if empty.
     """
     return [
-        ScoredAttack(attack, model, attack.references_in(material), attack.scores(material, None))
+        ScoredAttack(attack, model, attack.references_in(material), attack.scores(material))
         for model, material in materials(run).items()
         for attack in ATTACKS.values()
         if attack.can_use(material) and attack.name in (names or ATTACKS)
@@ -58,7 +56,7 @@ def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[Scored
 def run_attacks(
     run: RecordedRun,
     log: NormLog,
-    table: EpsilonTable,
+    epsilons: EpsilonTable,
     groups: Sequence[GroupTable],
     scored: Sequence[ScoredAttack] | None,
     *,
@@ -71,79 +69,104 @@ def run_attacks(
     Args:
         run: what is known about the run.
         log: its norm log.
-        table: epsilons of the log.
+        epsilons: of the log.
         groups: tables of mean epsilon, which say what to group by and who is most exposed.
         scored: attacks with their scores; None for all whose needs are met.
         members: epsilons of the training examples, to compare with those of the hold-out, as far as
-            they are not the table; canaries test the guarantee at their delta.
+            they are not those of the log; canaries test the guarantee at their delta.
         holdout: epsilons that the test examples would have had on the same trajectory.
         seed: of the random choices.
     """
-    members = table if members is None else members
+    members = epsilons if members is None else members
     scored = scored_attacks(run) if scored is None else scored
-    columns = [found.by for found in groups]
-    ceilings = ceilings_of(log, table) if run.references or run.attributes else None
-    canaries, delta = run.canaries, members.account.delta
-    guarantee = (members.worst_case_epsilon, delta)
-    every = _ranked(scored, guarantee, seed, ceilings, run.unchecked)
-    strongest = _strongest(every, scored, run, columns)
-    return AttackFindings(
-        every=every,
-        strongest=strongest,
-        by_group=_by_group(run, groups, seed),
-        by_epsilon=_by_epsilon(every, strongest, scored, members, holdout, seed),
-        canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
+    columns, delta = [found.by for found in groups], members.account.delta
+    found = _tried(scored, (members.worst_case_epsilon, delta), seed)
+    best, materials_of = _strongest(found, scored), materials(run)
+    frames, most_exposed = [found.rates], []
+    if best is not None:
+        for by in columns if best.scores.example_ids is not None else ():
+            scores = _in_groups(best, materials_of["dp"], by)
+            frames.append(rates.accused(scores, attack=best.attack.name, by=by))
+            frames.append(rates.rates_of(scores, attack=best.attack.name, by=by))
+    by_loss = [each for each in scored if each.attack.name == BY_GROUP] if groups else []
+    for each in by_loss:
+        success, tests = _success(each, materials_of[each.model], groups, seed)
+        frames += success
+        most_exposed += tests
+    frames.append(rates_of_units(run, scored, epsilons, seed))
+    if run.gradient_canaries is not None:
+        frames.append(rates.rates_on_updates(run.gradient_canaries))
+    ceilings = ceilings_of(log, epsilons) if run.references or run.attributes else None
+    return replace(
+        found,
+        rates=pd.concat(frames, ignore_index=True),
+        ceilings=ceilings,
+        unchecked=tuple(dict.fromkeys(run.unchecked)),
+        roc={each.model: rates.roc(each.scores) for each in by_loss},
+        most_exposed=tuple(most_exposed),
+        by_epsilon=_by_epsilon(best, scored, members, holdout, len(found.of("dp")), seed),
+        canaries=None
+        if run.canaries is None
+        else rates.measure_attack(run.canaries, delta=delta, seed=seed),
         attributes=attribute_attacks(
-            materials(run), columns, members=members, holdout=holdout, ceilings=ceilings
+            materials_of, columns, members=members, holdout=holdout, ceilings=ceilings
         ),
-        updates=None if run.gradient_canaries is None else rates_on_updates(run.gradient_canaries),
         gradient_canaries=None
         if run.gradient_canaries is None
         else measure_gradient_canaries(run.gradient_canaries, log.settings, delta=delta, seed=seed),
-        by_unit=rates_of_units(run, scored, table, seed),
-        reconstruction=reconstructions_of(run.leakage, table),
+        reconstruction=reconstructions_of(run.leakage, epsilons),
     )
 
 
-def _strongest(
-    every: AttackResults,
-    scored: Sequence[ScoredAttack],
-    run: RecordedRun,
-    columns: Sequence[str],
-) -> StrongestAttack | None:
-    """Whom the strongest attack reaches; None unless it uses reference models."""
-    best = next(iter(every.of("dp")), None)
+def _tried(
+    scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int
+) -> AttackFindings:
+    """Every attack over all examples, those on the audited model first, the largest AUC first."""
+    rows, frames, tests = [], [], len(scored)
+    for each in scored:
+        attack, scores, ours = each.attack, each.scores, each.model == "dp"
+        frames.append(rates.rates_of(scores, attack=attack.name, model=each.model, tests=tests))
+        auc = frames[-1].loc[frames[-1]["rate"] == "auc", "value"].sum()  # 0 where there is none
+        row = {name: getattr(attack, name) for name in ("title", "sees", "source", "caveat")}
+        row |= {"attack": attack.name, "model": each.model, "references": each.references}
+        row |= {"title": scores.method, "adversary": scores.adversary}
+        n = int(scores.member.sum())
+        row |= {"n_members": n, "n_others": len(scores.member) - n}
+        row["above_worst_case"] = rates.exceeds(scores, guarantee, tests=tests, seed=seed) and ours
+        rows.append(((not ours, -auc, attack.name), row))
+    tried = rates.table(rates.TRIED, [row for _, row in sorted(rows, key=lambda found: found[0])])
+    frames = frames or [NO_ATTACKS.rates]
+    return AttackFindings(pd.concat(frames, ignore_index=True), tried, seed=seed)
+
+
+def _strongest(found: AttackFindings, scored: Sequence[ScoredAttack]) -> ScoredAttack | None:
+    """The strongest attack on the run; None unless it uses reference models."""
+    best = next(iter(found.of("dp")), None)
     if best is None or not best.references:
         return None
-    (scores,) = (of.scores for of in scored if (of.model, of.attack.name) == ("dp", best.name))
-    material, ids = materials(run)["dp"], scores.example_ids
-    groups = {} if ids is None else {by: material.groups(by, ids, scores.member) for by in columns}
-    return strongest_attack(best.name, scores, groups)
+    return next(of for of in scored if (of.model, of.attack.name) == ("dp", best.attack))
 
 
-def _by_group(
-    run: RecordedRun, groups: Sequence[GroupTable], seed: int
-) -> tuple[ThresholdAttack, ...]:
-    """Success by column, on the DP model and then on the non-private baseline."""
-    attack, found = ATTACKS[BY_GROUP], []
-    overall: dict[str, AttackRow] = {}
-    for table in groups:
-        column = table.by
-        readable = table.rows["name"][~table.rows["too_small"]].tolist()
-        for model, material in materials(run).items():
-            if attack.can_use(material):
-                result = threshold_attack(
-                    attack.scores(material, column),
-                    model=model,
-                    by=column,
-                    caveat=attack.caveat,
-                    seed=seed,
-                    overall=overall.get(model),
-                    by_epsilon=readable,
-                )
-                overall[model] = result.overall
-                found.append(result)
-    return tuple(found)
+def _in_groups(each: ScoredAttack, material: Material, by: str) -> AttackScores:
+    ids = np.asarray(each.scores.example_ids)
+    return replace(each.scores, groups=material.groups(by, ids, each.scores.member))
+
+
+def _success(
+    each: ScoredAttack, material: Material, groups: Sequence[GroupTable], seed: int
+) -> tuple[list[pd.DataFrame], list[UnequalAttack]]:
+    """Success of the loss threshold on one model, over all examples and by column."""
+    name, model = each.attack.name, each.model
+    frames, tests = [threshold_attack(each.scores, attack=name, model=model, seed=seed)[0]], []
+    for of in groups:
+        readable = of.rows["name"][~of.rows["too_small"]].tolist()
+        scores = _in_groups(each, material, of.by)
+        success, test = threshold_attack(
+            scores, attack=name, model=model, by=of.by, seed=seed, by_epsilon=readable
+        )
+        frames += [success, rates.rates_of(scores, attack=name, model=model, by=of.by)]
+        tests += [] if test is None else [test]
+    return frames, tests
 
 
 def attributes_of_run(run_dir: Path) -> tuple[AttributeFindings, ...]:
@@ -157,7 +180,7 @@ def attributes_of_run(run_dir: Path) -> tuple[AttributeFindings, ...]:
 
 def results_of_run(
     run_dir: Path, signals: Path | None, names: Collection[str] = ()
-) -> AttackResults:
+) -> AttackFindings:
     """Attacks on a finished run, without an audit of it.
 
     Args:
@@ -188,34 +211,8 @@ def results_of_run(
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:
         raise InputError(f"{run_dir / RUN_JSON} has no guarantee; is the run finished?")
-    unchecked = unchecked_facts(run_dir, run.references)
-    guarantee = (float(epsilon), float(delta))
-    return _ranked(scored_attacks(run, names), guarantee, 0, None, unchecked)
-
-
-def _ranked(
-    scored: Sequence[ScoredAttack],
-    guarantee: tuple[float, float],
-    seed: int,
-    ceilings: Ceilings | None,
-    unchecked: Sequence[str],
-) -> AttackResults:
-    results = [
-        attack_result(
-            each.scores,
-            name=each.attack.name,
-            model=each.model,
-            references=each.references,
-            guarantee=guarantee,
-            tests=len(scored),
-            source=each.attack.source,
-            caveat=each.attack.caveat,
-            sees=each.attack.sees,
-            seed=seed,
-        )
-        for each in scored
-    ]
-    return ranked(results, ceilings, unchecked)
+    found = _tried(scored_attacks(run, names), (float(epsilon), float(delta)), 0)
+    return replace(found, unchecked=tuple(dict.fromkeys(unchecked_facts(run_dir, run.references))))
 
 
 def materials(run: RecordedRun) -> dict[str, Material]:
@@ -243,25 +240,88 @@ def material_of(
 
 
 def _by_epsilon(
-    every: AttackResults,
-    strongest: StrongestAttack | None,
+    best: ScoredAttack | None,
     scored: Sequence[ScoredAttack],
-    table: EpsilonTable,
+    members: EpsilonTable,
     holdout: EpsilonTable | None,
+    attacks: int,
     seed: int,
-) -> AttackByEpsilon | None:
+) -> pd.DataFrame:
     """The strongest attack, or the loss threshold, in bins of epsilon, which the hold-out has too.
 
-    None without epsilons of the hold-out.
+    Empty without epsilons of the hold-out. attacks: number that the strongest was chosen from.
     """
-    name, attacks = (BY_GROUP, 1) if strongest is None else (strongest.name, len(every.of("dp")))
-    chosen = [of.scores for of in scored if (of.model, of.attack.name) == ("dp", name)]
-    if holdout is None or not chosen or chosen[0].example_ids is None:
-        return None
-    ids, member = chosen[0].example_ids, chosen[0].member
+    losses = (of for of in scored if (of.model, of.attack.name) == ("dp", BY_GROUP))
+    chosen = next(losses, None) if best is None else best
+    if holdout is None or chosen is None or chosen.scores.example_ids is None:
+        return rates.table(BINS)
+    ids, member = chosen.scores.example_ids, chosen.scores.member
     place = np.empty(len(ids), np.int64)  # training ids may be texts
-    place[member] = pd.Index(table.example_ids).get_indexer(ids[member])
+    place[member] = pd.Index(members.example_ids).get_indexer(ids[member])
     place[~member] = pd.Index(holdout.example_ids.astype(str)).get_indexer(ids[~member].astype(str))
-    scores, known = chosen[0].take(place >= 0), place[place >= 0]
+    scores, known = chosen.scores.take(place >= 0), place[place >= 0]
     mine, others = known[scores.member], holdout.epsilon[known[~scores.member]]
-    return attack_by_epsilon(scores, table.take(mine), others, seed=seed, attacks=attacks)
+    attacks = 1 if best is None else attacks
+    return attack_by_epsilon(scores, members.take(mine), others, seed=seed, attacks=attacks)
+
+
+def attribute_attacks(
+    materials: dict[str, Material],
+    columns: Sequence[str] = (),
+    *,
+    members: EpsilonTable | None = None,
+    holdout: EpsilonTable | None = None,
+    ceilings: Ceilings | None = None,
+) -> tuple[AttributeFindings, ...]:
+    """Every attack on every attribute that a run names, on the run and on its baseline.
+
+    Args:
+        materials: what attacks can use of the audited model ("dp") and of the baseline ("non_dp").
+        columns: to group by; an attribute is not grouped by itself.
+        members: epsilons of the training examples.
+        holdout: epsilons that the test examples would have had on the same trajectory.
+        ceilings: what any attack can reach.
+    """
+    tasks = [
+        (model, material, known, guesser)
+        for model, material in materials.items()
+        for known in material.attributes or ()
+        for guesser in GUESSERS
+    ]
+    found = []
+    for model, material, known, guesser in tasks:
+        ours = model == "dp"
+        found.append(
+            measure_attribute(
+                known,
+                guesser,
+                model=model,
+                groups={
+                    column: material.groups(column, known.example_ids, known.member)
+                    for column in columns
+                    if column != known.name
+                },
+                account=_epsilons(known, members, holdout) if ours else None,
+                ceiling=ceilings.advantage if ours and ceilings is not None else None,
+                tests=len(tasks),
+            )
+        )
+    return tuple(found)
+
+
+def _epsilons(
+    known: AttributeKnowledge, members: EpsilonTable | None, holdout: EpsilonTable | None
+) -> EpsilonsOfExamples | None:
+    """The account of these examples; None of units of several rows."""
+    if members is None or members.account.rows_per_unit is not None:
+        return None
+    inside, ids = known.member, known.example_ids
+    mine = pd.Index(members.example_ids).get_indexer(ids[inside])
+    mu = np.full(len(ids), np.nan)
+    mu[inside] = mu_of(members)[mine]
+    epsilon = None
+    if holdout is not None:
+        others = pd.Index(holdout.example_ids).get_indexer(ids[~inside])
+        epsilon = np.empty(len(ids))
+        epsilon[inside], epsilon[~inside] = members.epsilon[mine], holdout.epsilon[others]
+    return EpsilonsOfExamples(members, mu, epsilon)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_choice
-from indpriv.analysis.attacks.over_models import RatesOverModels, rates_over_models
+from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack
@@ -21,7 +21,7 @@ from indpriv.errors import InputError
 
 def attack_study(
     signals: Mapping[str, AttackSignals], names: Collection[str] = (), *, unit_rule: str = "mean"
-) -> tuple[RatesOverModels, ...]:
+) -> pd.DataFrame:
     """Run attacks on every model of a study, leaving that model out of the references.
 
     Args:
@@ -30,7 +30,8 @@ def attack_study(
         unit_rule: how the scores of a unit's rows become one, where units have several rows.
 
     Returns:
-        mean rates over the models, the largest AUC first; without names, a loss threshold too.
+        mean rates over the models (rows of `indpriv.analysis.attacks.rates.RATES`), the attack with
+        the largest AUC first; without names, a loss threshold too.
 
     Raises:
         InputError: an unknown attack, or one whose needs are not met.
@@ -50,7 +51,9 @@ def attack_study(
     found = [rates_over_models(_scores(attack, signals, unit_rule)) for attack in used]
     if not names and CONFIDENCE in signals:
         found.append(rates_over_models(_thresholds(signals[CONFIDENCE])))
-    return tuple(sorted(found, key=lambda rates: -rates.auc))
+    order = np.argsort([-one["value"].iloc[0] for one in found], kind="stable")
+    rates: pd.DataFrame = pd.concat([found[place] for place in order], ignore_index=True)
+    return rates
 
 
 def _scores(
@@ -61,7 +64,7 @@ def _scores(
     units = next(iter(signals.values())).unit_ids
     for target in range(n_models):
         chosen = {name: _target(part, target) for name, part in signals.items()}
-        found = attack.scores(material_of(None, chosen), None)
+        found = attack.scores(material_of(None, chosen))
         if units is None or found.example_ids is None:
             yield found
             continue

@@ -45,7 +45,7 @@ from indpriv.analysis.summary import (
 from indpriv.analysis.units import unit_sizes
 from indpriv.audit.attack_table import ScoredAttack
 from indpriv.audit.groups import choose_groups
-from indpriv.audit.run_attacks import run_attacks
+from indpriv.audit.run_attacks import BY_GROUP, run_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.audit.variants import MOST_COMPARED
 from indpriv.epsilon_table import Epsilons, EpsilonTable
@@ -231,7 +231,8 @@ def _notes(
 ) -> Notes:
     account, checks = epsilons.account, recorded.checks
     brackets = _brackets(epsilons)
-    caveats = dict.fromkeys(attack.caveat for attack in attacks.by_group)
+    by_group = attacks.tried["attack"].eq(BY_GROUP) & bool(attacks.roc)
+    caveats = attacks.tried.loc[by_group, "caveat"].unique()
     return Notes(
         checks=tuple(checks),
         disclosures=disclosures(run, account, guarantee, checks, versions, brackets),

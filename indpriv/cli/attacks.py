@@ -94,7 +94,7 @@ def attack(
         raise InputError("pass the scores of an attack, --scores FILE, or run one: attack run RUN")
     from dataclasses import replace
 
-    from indpriv.analysis.attacks.measures import measure_attack
+    from indpriv.analysis.attacks.rates import measure_attack
     from indpriv.analysis.reconstruction import reconstructions_of
     from indpriv.attack_scores import AttackScores
     from indpriv.report.screens.attack import attack_document, print_attack
@@ -160,6 +160,8 @@ def attack_run(
 
 
 def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_json: bool) -> None:
+    from dataclasses import replace
+
     from indpriv._plain import to_json
     from indpriv.audit import attributes_of_run, results_of_run
     from indpriv.report.screens.attack_run import print_results
@@ -167,7 +169,7 @@ def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_
     results = results_of_run(run_dir, signals, attacks)
     attributes = attributes_of_run(run_dir) if not attacks or "attributes" in attacks else ()
     if as_json:
-        print_json({**to_json(results), "attribute_attacks": to_json(attributes)})
+        print_json(to_json(replace(results, attributes=attributes)))
     else:
         print_results(results, attributes, Console())
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from indpriv._files import read_json
-from indpriv._plain import to_json
+from indpriv._plain import records, to_json
 from indpriv.analysis.attacks.effects import membership_effects
-from indpriv.analysis.attacks.over_models import rates_over_models
+from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, rates_over_models
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS
@@ -22,7 +24,7 @@ from indpriv.norm_log.run_files import EXAMPLES_NON_DP
 from reports.attacks.training import AUDIT, BASELINE, DP, RUN, SEED, TIMING, Task
 
 FEW = {"rmia": (1, 2, 4, 16), "lira": (4, 16), "lira_plain": (4, 16)}  # numbers of references
-KEPT = ("title", "model", "references", "discrimination", "above_worst_case")
+KEPT = ("title", "model", "references", "above_worst_case")
 
 
 def figures(task: Task, folder: Path) -> dict[str, Any]:
@@ -40,9 +42,9 @@ def figures(task: Task, folder: Path) -> dict[str, Any]:
         found[kind] = {
             "models": main.n_models,
             "targets": main.n_examples,
-            "rates": to_json(attack_study(signals)),
+            "rates": [of_study(rates) for _, rates in by_attack(attack_study(signals))],
             "few": [
-                {"references": count, **to_json(rates_over_models(few(main, name, count)))}
+                {"references": count, **of_study(rates_over_models(few(main, name, count)))}
                 for name, counts in FEW.items()
                 for count in counts
                 if count < main.n_models - 1
@@ -55,16 +57,60 @@ def figures(task: Task, folder: Path) -> dict[str, Any]:
 def run_figures(folder: Path) -> dict[str, Any]:
     """The audited run: its guarantee, its accuracy, and the attacks of its audit."""
     summary = read_summary(folder / AUDIT)
-    every = summary["every_attack"]
+    rates = pd.DataFrame(summary["rates"])
     return {
         "epsilon": summary["guarantee"]["worst_case_epsilon"],
         "delta": summary["account"]["delta"],
         "train_accuracy": summary["run"]["train_accuracy"],
         "test_accuracy": summary["run"]["test_accuracy"],
         "baseline_accuracy": baseline_accuracy(folder / RUN),
-        "ceilings": every["ceilings"],
-        "results": [{key: one[key] for key in KEPT} for one in every["results"]],
+        "ceilings": summary["ceilings"],
+        "results": [
+            {key: one[key] for key in KEPT}
+            | {"discrimination": of_attack(rates, one["attack"], one["model"])}
+            for one in summary["attacks"]
+        ],
     }
+
+
+def by_attack(rates: pd.DataFrame) -> Any:
+    """(attack, its rows), in their order."""
+    return rates.groupby("attack", sort=False)
+
+
+def of_study(rates: pd.DataFrame) -> dict[str, Any]:
+    """Rates of one attack over the models of a study."""
+    first = rates.iloc[0]
+    return {
+        "title": first["attack"],
+        "n_models": int(first["n"]),
+        "n_scores": int(first["n_members"] + first["n_others"]),
+        **figures_of(rates),
+    }
+
+
+def of_attack(rates: pd.DataFrame, attack: str, model: str) -> dict[str, Any] | None:
+    """Rates of one attack over all examples of one model; None without members or others."""
+    chosen = (rates["attack"] == attack) & (rates["model"] == model) & (rates["by"] == "")
+    found = rates[chosen]
+    return figures_of(found) if (found["rate"] == "auc").any() else None
+
+
+def figures_of(rates: pd.DataFrame) -> dict[str, Any]:
+    """AUC, true-positive rates and advantage of one attack, with their intervals."""
+    rows = {row.rate: row for row in records(rates)}
+    spans = {
+        name: None if row.low is None else {"low": row.low, "high": row.high}
+        for name, row in rows.items()
+    }
+    found: dict[str, Any] = {}
+    for name in ("auc", "advantage"):
+        if name in rows:
+            found |= {name: rows[name].value, f"{name}_interval": spans[name]}
+    tprs = [f"{rate:g}" for rate in FALSE_POSITIVE_RATES]
+    found["tpr_at_fpr"] = {rate: rows[f"tpr_{rate}"].value for rate in tprs}
+    found["tpr_at_fpr_intervals"] = {rate: spans[f"tpr_{rate}"] for rate in tprs}
+    return found
 
 
 def baseline_accuracy(run_dir: Path) -> list[float]:
@@ -78,4 +124,4 @@ def few(signals: AttackSignals, name: str, references: int) -> Iterator[AttackSc
     for target in range(signals.n_models):
         rows = [(target + k) % signals.n_models for k in range(references + 1)]
         part = replace(signals, signal=signals.signal[rows], member=signals.member[rows], audited=0)
-        yield ATTACKS[name].scores(material_of(None, {CONFIDENCE: part}), None)
+        yield ATTACKS[name].scores(material_of(None, {CONFIDENCE: part}))

@@ -19,7 +19,7 @@ from indpriv.analysis.attacks.account_test import (
     identities,
     separation_of,
 )
-from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES, discriminate
+from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, discriminate
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE
 from indpriv.errors import InputError
 from reports.validation.study import Study, StudyData
@@ -152,7 +152,7 @@ def rates(evidence: Evidence, scores: np.ndarray) -> dict[str, Any]:
 
 
 def _rates(scores: np.ndarray, member: np.ndarray) -> np.ndarray:
-    found = discriminate(scores[member], scores[~member], with_roc=False)
-    if found is None:
+    found = discriminate(scores[member], scores[~member])["value"]
+    if found.empty:
         raise InputError("these runs have no members, or no others")
-    return np.array([found.auc, *found.tpr_at_fpr.values()])
+    return found[["auc", *(f"tpr_{rate:g}" for rate in FALSE_POSITIVE_RATES)]].to_numpy()

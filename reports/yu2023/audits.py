@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from indpriv.analysis.attacks.rates import MIN_TRIALS
+
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports"
 INDIVIDUAL = "_individual"  # behind the name of the same audit with individual clipping
@@ -112,11 +114,25 @@ def accuracies_of(summary: Summary, by: str) -> dict[str, float]:
 
 
 def attack_of(summary: Summary, model: str, by: str) -> Summary | None:
-    """The attack on a model ("dp" or "non_dp") by a column, or None."""
-    return next(
-        (found for found in summary["attacks"] if (found["model"], found["by"]) == (model, by)),
-        None,
-    )
+    """Success of the loss threshold on a model ("dp" or "non_dp") by a column, or None.
+
+    overall: its row over all examples; rows: those of groups, the largest rate first; unequal: the
+    test of the most exposed group.
+    """
+    rows = [
+        {"name": row["part"], "success_rate": row["value"], "trials": row["n"], **row}
+        | {"successes": round((row["value"] or 0.0) * row["n"])}
+        | {"too_small": row["n"] < MIN_TRIALS}
+        for row in summary["rates"]
+        if row["rate"] == "success" and row["model"] == model and row["by"] in ("", by)
+    ]
+    overall = next((row for row in rows if not row["by"]), None)
+    groups = [row for row in rows if row["by"]]
+    if overall is None or not groups:
+        return None
+    groups.sort(key=lambda row: (-(row["success_rate"] or 0.0), row["name"]))
+    tests = (one for one in summary["most_exposed"] if (one["model"], one["by"]) == (model, by))
+    return {"overall": overall, "rows": groups, "unequal": next(tests, None)}
 
 
 def fidelity_of(summary: Summary, gammas: tuple[float, ...]) -> dict[float, Summary]:

@@ -26,7 +26,7 @@ def test_the_posterior_is_that_of_bayes():
 
 def test_a_leak_tells_members_from_others_and_chance_does_not():
     for leak, low, high in ((0.0, 0.47, 0.53), (1.0, 0.7, 1.0)):
-        found = ATTACKS["attributes"].scores(Material(attributes=(knowledge(leak=leak),)), None)
+        found = ATTACKS["attributes"].scores(Material(attributes=(knowledge(leak=leak),)))
         inside, outside = (found.scores[found.member == side] for side in (True, False))
         auc = stats.mannwhitneyu(inside, outside).statistic / (len(inside) * len(outside))
         assert low < auc < high
@@ -34,12 +34,12 @@ def test_a_leak_tells_members_from_others_and_chance_does_not():
 
 def test_several_attributes_add_up():
     one, two = knowledge(leak=0.3), knowledge(leak=0.3, name="size", seed=0)
-    alone = ATTACKS["attributes"].scores(Material(attributes=(one,)), None)
-    both = ATTACKS["attributes"].scores(Material(attributes=(one, two)), None)
+    alone = ATTACKS["attributes"].scores(Material(attributes=(one,)))
+    both = ATTACKS["attributes"].scores(Material(attributes=(one, two)))
     np.testing.assert_allclose(both.scores, 2 * alone.scores)
     other = knowledge(3000)
     with pytest.raises(InputError, match="other examples"):
-        ATTACKS["attributes"].scores(Material(attributes=(one, other)), None)
+        ATTACKS["attributes"].scores(Material(attributes=(one, other)))
     assert not ATTACKS["attributes"].can_use(Material())
 
 

@@ -79,7 +79,7 @@ def test_it_runs_only_with_all_that_it_needs(attack: Attack):
         without = replace(EVERYTHING, **{need: None})
         assert not attack.can_use(without)
         with pytest.raises(InputError):
-            attack.scores(without, None)
+            attack.scores(without)
 
 
 @pytest.mark.parametrize(
@@ -100,28 +100,27 @@ def test_it_runs_only_with_enough_references(attack: Attack):
         assert attack.can_use(replace(EVERYTHING, **{need: few})) == enough
         if not enough:
             with pytest.raises(InputError, match="reference models"):
-                attack.scores(replace(EVERYTHING, **{need: few}), None)
+                attack.scores(replace(EVERYTHING, **{need: few}))
 
 
 @every_attack
-def test_it_scores_members_and_non_members_in_groups(attack: Attack):
-    found = attack.scores(EVERYTHING, "sex")
+def test_it_scores_members_and_non_members_whose_groups_are_known(attack: Attack):
+    found = attack.scores(EVERYTHING)
     assert found.method == attack.title
     assert set(found.member.tolist()) == {True, False}
     frame = EXAMPLES.frame.assign(train=EXAMPLES.frame["split"] == "train")
     sex = frame.set_index(["train", "example_id"])["sex"]
     keys = zip(found.member.tolist(), found.example_ids.tolist(), strict=True)
-    assert found.groups.tolist() == [sex[key] for key in keys]
-    ungrouped = attack.scores(EVERYTHING, None)
-    assert ungrouped.groups is None
-    assert np.array_equal(ungrouped.scores, found.scores)
+    groups = EVERYTHING.groups("sex", found.example_ids, found.member)
+    assert groups.tolist() == [sex[key] for key in keys]
+    assert found.groups is None
 
 
 @every_attack
 def test_scores_do_not_depend_on_the_order_of_the_examples(attack: Attack):
     order = np.random.default_rng(0).permutation(len(EXAMPLES.frame))
-    mine = by_example(attack.scores(EVERYTHING, None))
-    other = by_example(attack.scores(material(EXAMPLES, order), None))
+    mine = by_example(attack.scores(EVERYTHING))
+    other = by_example(attack.scores(material(EXAMPLES, order)))
     assert other == pytest.approx(mine, abs=1e-9)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from indpriv.analysis.attacks.roc import discriminate
+from indpriv.analysis.attacks.rates import discriminate
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.lira import calibrated, effects, lira, offline_lira, plain_lira
 from indpriv.attacks.references import moments
@@ -18,7 +18,7 @@ every_variant = pytest.mark.parametrize("attack", [lira, plain_lira, offline_lir
 
 
 def auc(scores):
-    return discriminate(scores.scores[scores.member], scores.scores[~scores.member]).auc
+    return discriminate(scores.scores[scores.member], scores.scores[~scores.member]).value["auc"]
 
 
 @every_variant

@@ -24,10 +24,12 @@ def test_a_small_loss_is_a_high_score():
 
 
 def test_examples_without_a_loss_are_left_out():
-    found = loss_scores(losses([0.1, np.nan], [np.nan, 0.9], sex=["f", "m", "m", None]), by="sex")
+    material = losses([0.1, np.nan], [np.nan, 0.9], sex=["f", "m", "m", None])
+    found = loss_scores(material)
     assert found.scores.tolist() == [-0.1, -0.9]
     assert found.member.tolist() == [True, False]
-    assert found.groups.tolist() == ["f", "(missing)"]
+    groups = material.groups("sex", found.example_ids, found.member)
+    assert groups.tolist() == ["f", "(missing)"]
 
 
 @pytest.mark.parametrize(

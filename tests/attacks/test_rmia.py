@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import expit
 
-from indpriv.analysis.attacks.roc import discriminate
+from indpriv.analysis.attacks.rates import discriminate
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.rmia import rmia
 from indpriv.errors import InputError
@@ -56,7 +56,7 @@ def test_it_is_algorithm_1(seed, n_models, gamma, a, offline):
 def test_a_planted_effect_is_found_up_to_the_optimum():
     signals = signals_with_effect(0.8, 100, 3000, spread=0.5)
     found = rmia(signals, 0)
-    auc = discriminate(found.scores[found.member], found.scores[~found.member]).auc
+    auc = discriminate(found.scores[found.member], found.scores[~found.member]).value["auc"]
     best = stats.norm.cdf(0.8 / np.sqrt(2))
     assert best - 0.04 < auc < best + 0.03
 
@@ -66,8 +66,8 @@ def test_one_reference_is_enough_where_a_threshold_sees_nothing():
     raw = signals.signal[0]
     members = signals.member[0]
     found = rmia(signals, 0)
-    auc = discriminate(found.scores[found.member], found.scores[~found.member]).auc
-    assert auc > discriminate(raw[members], raw[~members]).auc + 0.03
+    auc = discriminate(found.scores[found.member], found.scores[~found.member]).value["auc"]
+    assert auc > discriminate(raw[members], raw[~members]).value["auc"] + 0.03
     offline = rmia(signals, 0, offline=True)
     assert set(offline.example_ids) == set(np.flatnonzero(~signals.member[1]))
 
@@ -116,5 +116,5 @@ def test_equal_ratios_do_not_give_members_away(levels, offline):
     signal = np.broadcast_to(rng.integers(0, levels, 4000) / 2, (5, 4000))
     signals = AttackSignals.from_arrays(signal, rng.random((5, 4000)) < 0.7)
     found = rmia(signals, 0, offline=offline)
-    auc = discriminate(found.scores[found.member], found.scores[~found.member]).auc
+    auc = discriminate(found.scores[found.member], found.scores[~found.member]).value["auc"]
     assert auc == pytest.approx(0.5, abs=0.04)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from indpriv import AttackScores, InputError
-from indpriv.analysis.attacks.strongest import unit_rates
+from indpriv.analysis.attacks.rates import parts, rates_of
 from indpriv.attacks.units import UNIT_RULES, calibrated_unit_scores
 
 SIZES = np.repeat([1, 2, 7, 20], 60)
@@ -28,11 +28,10 @@ def test_ranks_are_uniform_without_a_leak_and_high_with_one(rule):
     assert len(units) == len(SIZES)
     for size in (1, 20):  # whatever the number of rows
         assert abs(units[size == SIZES].mean() - 0.5) < 4 / np.sqrt(12 * 60)
-    null = unit_rates("a", rule, found, tests=1)
-    assert null.auc_interval.low < 0.5 < null.auc_interval.high
+    null = parts(rates_of(found, part=rule, tests=1))[rule]["auc"]
+    assert null.joint_low < 0.5 < null.joint_high
     leak = calibrated_unit_scores(row_scores(rng, 0.8), OWNERS, rule)
-    rates = unit_rates("a", rule, leak, tests=1)
-    assert rates.auc_interval.low > 0.6
+    assert parts(rates_of(leak, part=rule, tests=1))[rule]["auc"].joint_low > 0.6
     many = leak.scores[leak.member][SIZES == 20]
     assert many.mean() > leak.scores[leak.member][SIZES == 1].mean()
 

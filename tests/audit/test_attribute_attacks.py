@@ -49,7 +49,7 @@ def test_an_audit_measures_the_attributes_that_its_file_names(a_run):
     assert race.bins
     assert 0 < race.overall.individual_ceiling <= race.ceiling < 1
     assert found[4].ceiling is found[4].overall.individual_ceiling is None
-    assert "attributes" in {each.name for each in summary.attacks.every.results}
+    assert "attributes" in set(summary.attacks.tried["attack"])
     assert 'id="attributes"' in (folder / "audit" / "report.html").read_text()
 
 
@@ -62,7 +62,7 @@ def test_a_run_is_attacked_without_references(a_run, capsys):
     assert run(["attack", "run", str(run_dir), "--attack", "attributes", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert len(content["attribute_attacks"]) == 8
-    assert [each["name"] for each in content["results"]] == ["attributes"]
+    assert [each["attack"] for each in content["attacks"]] == ["attributes"]
     assert len(attributes_of_run(run_dir)) == 8
     assert run(["attack", "run", str(run_dir), "--attack", "rmia"]) == 2
     assert "takes them, for --signals" in " ".join(capsys.readouterr().err.split())

@@ -84,6 +84,6 @@ def test_members_and_hold_out_are_binned_by_full_records_alone(run_dir, tmp_path
     found = audit(run, tmp_path / "audit", delta=1e-5, between_records="closest").attacks.by_epsilon
     method = Method(delta=1e-5, between_records="closest")
     alike, free = table_for(replace(log, batch_norms=None), method), table_for(log, method)
-    edges = {row.high for row in found.thresholds[0].bins} - {alike.worst_case_epsilon}
+    edges = set(found["up_to"]) - {alike.worst_case_epsilon}
     assert edges <= set(alike.epsilon.tolist())
     assert not edges <= set(free.epsilon.tolist())

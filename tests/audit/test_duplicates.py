@@ -13,6 +13,7 @@ import indpriv
 from indpriv import ExampleTable, InputError, NormLog, account
 from indpriv._files import read_parquet
 from indpriv._formatting import format_epsilon
+from indpriv.analysis.attacks.rates import parts
 from indpriv.analysis.duplicates import undeclared_people
 from indpriv.audit import audit, groups_of, read_audit, read_summary
 from indpriv.release.publish import Request, release
@@ -204,6 +205,6 @@ def test_people_have_a_row_of_attack_scores_and_rates(audited_people):
     assert ranks.to_numpy().max() <= 1
     surest = frame["loss_threshold_mean"].idxmax()
     assert frame.loc[surest, "loss"] < frame["loss"].median()  # small losses have high ranks
-    found = {(row.name, row.rule): row for row in summary.attacks.by_unit}
-    assert found["loss_threshold", "mean"].n_units == len(frame)
+    found = parts(summary.attacks.rates, by="", attack="loss_threshold")
+    assert found["mean"]["auc"].n_members == len(frame)
     assert "Attacks by user" in (folder / "audit.md").read_text()

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from indpriv.analysis.attacks.attributes import measure_attribute
-from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, EpsilonBin, ThresholdBins
+from indpriv.analysis.attacks.by_epsilon import BINS
 from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
-from indpriv.analysis.attacks.measures import measure_attack
-from indpriv.analysis.attacks.results import attack_result, ranked
+from indpriv.analysis.attacks.rates import TRIED, exceeds, measure_attack, table
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.hazards import Hazard
@@ -122,42 +121,44 @@ def test_what_is_always_asked(run, summary):
     member = np.arange(400) % 2 == 0
     canaries = AttackScores(member.astype(float), member, "canaries", fair_coins=True)
     proven = summary_of(*run, evidence={"canaries": canaries}, fidelity=FidelityFindings())
-    assert proven.attacks.canaries.overall.bound.epsilon > proven.guarantee.worst_case_epsilon
-    bin_above = EpsilonBin(0.0, 1.0, 9, 9, 1.0, None, 0.0, 0.1, 0.1, True, True)
-    bins = (ThresholdBins(0.01, 0.0, (bin_above,)),)
-    by_epsilon = AttackByEpsilon("a threshold", 1.9, 1e-5, 0.95, 0, bins)
+    assert proven.attacks.canaries.overall["epsilon"].value > proven.guarantee.worst_case_epsilon
     found = replace(
         summary,
         guarantee=replace(summary.guarantee, delta_times_n=1.0),
-        attacks=replace(proven.attacks, by_epsilon=by_epsilon),
+        attacks=replace(proven.attacks, **bin_above_the_worst_case()),
         notes=replace(summary.notes, checks=(*summary.notes.checks, RECORDS.failed("odd"))),
     )
     assert failed(found.to_json()) == [
         "delta times n", "evidence", "epsilon that canaries prove", ABOVE
     ]  # fmt: skip
-    harmless = replace(bin_above, above_worst_case=False)
-    harmless = replace(by_epsilon, thresholds=(ThresholdBins(0.01, 0.0, (harmless,)),))
-    quiet = replace(summary, attacks=replace(summary.attacks, by_epsilon=harmless))
-    assert failed(quiet.to_json()) == []
+    assert failed(a_place_to_look(summary).to_json()) == []
 
 
 LENGTH = StepSettings.from_values(60, 1.0, 1.0, 0.1)
 
 
-def above_the_worst_case():
+def above_the_worst_case(model="dp"):
     """An attack that names every member, beside a guarantee of next to nothing."""
     member = np.arange(400) < 200
     scores = AttackScores(member.astype(float), member, "an attack")
-    found = attack_result(
-        scores, name="rmia", model="dp", references=1, guarantee=(0.1, 1e-5), tests=1
-    )
-    return {"every": ranked([found], None)}
+    row = {"attack": "rmia", "title": "RMIA", "model": model, "references": 1, "n_members": 200}
+    row |= dict.fromkeys(("sees", "source", "caveat"), "") | {"n_others": 200}
+    row |= {"adversary": scores.adversary}
+    above = model == "dp" and exceeds(scores, (0.1, 1e-5), tests=1)
+    return {"tried": table(TRIED, [row | {"above_worst_case": above}])}
 
 
 def bin_above_the_worst_case(above_worst_case=True):
-    row = EpsilonBin(0.0, 1.0, 9, 9, 1.0, None, 0.0, 0.1, 0.1, True, above_worst_case)
-    bins = (ThresholdBins(0.01, 0.0, (row,)),)
-    return {"by_epsilon": AttackByEpsilon("a threshold", 1.9, 1e-5, 0.95, 0, bins)}
+    row = {
+        "attack": "a threshold",
+        "target_fpr": 0.01,
+        "threshold": 0.0,
+        "above": 0.0,
+        "up_to": 1.0,
+    }
+    row |= {"n_members": 9, "n_others": 9, "tpr": 1.0, "fpr": 0.0, "reference": 0.1}
+    row |= {"above_reference": True, "above_worst_case": above_worst_case}
+    return {"by_epsilon": table(BINS, [row])}
 
 
 def attribute_above_the_ceiling():
@@ -247,9 +248,8 @@ def canaries_that_agree(summary):
 
 
 def an_attack_on_the_baseline(summary):
-    found = above_the_worst_case()["every"].results[0]
-    found = ranked([replace(found, model="non_dp", above_worst_case=False)], None)
-    return replace(summary, attacks=replace(summary.attacks, every=found))
+    found = above_the_worst_case("non_dp")
+    return replace(summary, attacks=replace(summary.attacks, **found))
 
 
 @pytest.mark.parametrize(

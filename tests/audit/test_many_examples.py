@@ -3,9 +3,10 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from indpriv.analysis.attacks.roc import discriminate
+from indpriv.analysis.attacks.rates import discriminate
 from indpriv.analysis.exactness import exactness_of
 from indpriv.analysis.statistics import histogram
 from indpriv.audit import audit, run_directory
@@ -76,36 +77,41 @@ def test_what_is_said_to_be_exact_is(audits):
 def test_attacks_use_samples_of_both_splits(audits):
     (exact, _), (binned, _) = audits
     error = binned["exactness"]["attack_error"]
-    assert {mine["model"] for mine in exact["attacks"]} == {"dp", "non_dp"}
-    for mine, other in zip(exact["attacks"], binned["attacks"], strict=True):
-        whole, some = mine["overall"], other["overall"]
-        assert (whole["n_members"], some["n_members"]) == (400, MOST)
-        assert (whole["n_nonmembers"], some["n_nonmembers"]) == (200, MOST)
-        for name in ("auc", "advantage"):
-            assert abs(some["discrimination"][name] - whole["discrimination"][name]) <= 2 * error
-        assert abs(some["discrimination"]["auc"] - whole["discrimination"]["auc"]) <= error
+    key = ["model", "attack", "rate"]
+    whole, some = (
+        pd.DataFrame(of["rates"]).query("by == '' and attack == 'loss_threshold'").set_index(key)
+        for of in (exact, binned)
+    )
+    assert set(whole.index.get_level_values("model")) == {"dp", "non_dp"}
+    assert set(whole.index) == set(some.index)
+    for of, n in ((whole, (400, 200)), (some, (MOST, MOST))):
+        sides = of[["n_members", "n_others"]].drop_duplicates()
+        assert sides.to_numpy().tolist() == [[*n]]
+    off = (some["value"] - whole["value"]).abs().unstack()
+    assert (off["advantage"] <= 2 * error).all()
+    assert (off["auc"] <= error).all()
 
 
 def test_the_hold_out_is_of_the_test_examples_that_are_attacked(audits):
     for (document, _), n_members, n_others in zip(audits, (400, MOST), (200, MOST), strict=True):
         # half of the non-members choose the thresholds
-        for part in document["attack_by_epsilon"]["thresholds"]:
-            assert sum(row["n_members"] for row in part["bins"]) == n_members
-            assert sum(row["n_nonmembers"] for row in part["bins"]) == n_others // 2
+        bins = pd.DataFrame(document["attack_by_epsilon"]).groupby("target_fpr")
+        for _, part in bins:
+            assert part[["n_members", "n_others"]].sum().tolist() == [n_members, n_others // 2]
 
 
 def test_the_error_of_attacks_holds_for_the_auc_and_for_shares_above_a_threshold():
     rng = np.random.default_rng(0)
     members, others = rng.normal(0.3, 1, 4000), rng.normal(0, 1, 3000)
     error = exactness_of(2_000_000, None, 200, 200, None).attack_error
-    every, missed = discriminate(members, others).auc, np.zeros(3)
+    every, missed = discriminate(members, others).value["auc"], np.zeros(3)
     for _ in range(400):
         some = [rng.choice(side, 200, replace=False) for side in (members, others)]
         shares = [
             abs((own > 0.2).mean() - (side > 0.2).mean()) > error
             for own, side in zip(some, (members, others), strict=True)
         ]
-        missed += [*shares, abs(discriminate(*some).auc - every) > error]
+        missed += [*shares, abs(discriminate(*some).value["auc"] - every) > error]
     assert (missed <= 0.08 * 400).all()  # 5 %, and four standard errors above hardly any
     assert exactness_of(2_000_000, None, None, None, None).attack_error is None
 

@@ -93,9 +93,10 @@ def test_what_was_declared_is_used(audited):
     assert summary.name == "tiny"
     assert summary.account.delta == DELTA
     assert [table.by for table in summary.groups] == ["sex", "label"]
-    assert {(attack.by, attack.model) for attack in summary.attacks.by_group} == {
-        ("sex", "dp"), ("sex", "non_dp"), ("label", "dp"), ("label", "non_dp")
-    }  # fmt: skip
+    success = summary.attacks.rates.query("rate == 'success'")
+    assert set(success[["by", "model"]].itertuples(index=False, name=None)) == {
+        (by, model) for by in ("", "sex", "label") for model in ("dp", "non_dp")
+    }
     statuses = {hazard.short: hazard.status for hazard in summary.notes.hazards}
     assert statuses["duplicates"] == "declared"
     assert statuses["preprocessing"] == "declared"
@@ -225,7 +226,7 @@ def test_a_run_that_was_killed_before_the_end(artifacts, tmp_path):
     output = tmp_path / "audit"
     summary = audit(folder, output, delta=DELTA)
     assert summary.individual.n == 240
-    assert (summary.loss, summary.groups, summary.attacks.by_group) == (None, (), ())
+    assert (summary.loss, summary.groups, len(summary.attacks.rates)) == (None, (), 0)
     assert any("examples.parquet is absent" in text for text in summary.notes.missing)
     assert summary.guarantee.status == "unproven"
     assert list(read_parquet(output / "epsilon.parquet").columns[:2]) == ["example_id", "epsilon"]
@@ -457,10 +458,10 @@ def test_a_run_is_not_written_over(artifacts, tmp_path):
 def test_a_run_with_a_recorded_holdout(artifacts, tmp_path):
     log, examples = artifacts
     run = write_run(tmp_path / "run", log, examples)
-    assert audit(run, tmp_path / "without", delta=DELTA).attacks.by_epsilon is None
+    assert audit(run, tmp_path / "without", delta=DELTA).attacks.by_epsilon.empty
     write_run(run / "holdout", log.take(range(len(examples.test))), None)
     found = audit(run, tmp_path / "audit", delta=DELTA).attacks.by_epsilon
-    assert [sum(row.n_members for row in part.bins) for part in found.thresholds] == [240] * 3
-    assert [sum(row.n_nonmembers for row in part.bins) for part in found.thresholds] == [60] * 3
+    for _, part in found.groupby("target_fpr"):
+        assert part[["n_members", "n_others"]].sum().tolist() == [240, 60]
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())
-    assert document["attack_by_epsilon"]["delta"] == DELTA
+    assert len(document["attack_by_epsilon"]) == len(found)

@@ -10,6 +10,7 @@ from indpriv._columns import to_floats
 from indpriv._files import read_json, read_parquet, write_json
 from indpriv._formatting import capitalised
 from indpriv._signals_files import SignalsFolder
+from indpriv.analysis.attacks.rates import ALL, parts
 from indpriv.attack_scores import RUNGS
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks import ATTACKS
@@ -61,21 +62,21 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
         signals=tmp_path / "signals.npz",
         baseline_signals=tmp_path / "baseline.npz",
     )
-    ours, baseline = summary.attacks.every.of("dp"), summary.attacks.every.of("non_dp")
-    assert {"rmia", "lira", "loss_threshold", "quantile"} <= {found.name for found in ours}
-    names = {found.name for found in baseline}
+    attacks = summary.attacks
+    ours, baseline = attacks.of("dp"), attacks.of("non_dp")
+    assert {"rmia", "lira", "loss_threshold", "quantile"} <= {found.attack for found in ours}
+    names = {found.attack for found in baseline}
     assert "rmia" in names
     assert "lira" not in names  # it needs four references, and there is one
-    assert not {found.name for found in ours} & {"label_rmia", "trajectory_rmia"}
-    assert [found.auc for found in ours] == sorted((found.auc for found in ours), reverse=True)
-    rmia = next(found for found in ours if found.name == "rmia")
-    for one, joint in (
-        (rmia.discrimination.auc_interval, rmia.auc_joint),
-        (rmia.discrimination.tpr_at_fpr_intervals["0.01"], rmia.tpr_joint["0.01"]),
-    ):
-        assert joint.low <= one.low < one.high < joint.high
-    assert (rmia.references, rmia.n_members, rmia.n_nonmembers) == (4, 240, 120)
-    ceilings = summary.attacks.every.ceilings
+    assert not {found.attack for found in ours} & {"label_rmia", "trajectory_rmia"}
+    rates = {found.attack: parts(attacks.rates, attack=found.attack, model="dp") for found in ours}
+    aucs = [of[ALL]["auc"].value for of in rates.values()]
+    assert aucs == sorted(aucs, reverse=True)
+    for row in (rates["rmia"][ALL][name] for name in ("auc", "tpr_0.01")):
+        assert row.joint_low <= row.low < row.high < row.joint_high
+    rmia = next(found for found in ours if found.attack == "rmia")
+    assert (rmia.references, rmia.n_members, rmia.n_others) == (4, 240, 120)
+    ceilings = attacks.ceilings
     assert 0.01 < ceilings.common_threshold["0.01"] <= ceilings.worst_case["0.01"] < 1
     rows = read_parquet(tmp_path / "audit" / "attacks.parquet")
     assert (len(rows), int(rows["member"].sum())) == (360, 240)
@@ -90,18 +91,17 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     assert rows["loss_threshold"].to_numpy() == pytest.approx(-rows["loss"].to_numpy())
     page = (tmp_path / "audit" / "audit.md").read_text()
     assert "RMIA, offline" in page
-    strongest = summary.attacks.strongest
-    assert strongest.name == ours[0].name
-    by_sex = [row for row in strongest.groups if row.by == "sex"]
-    assert sum(row.n_nonmembers for row in by_sex) == ours[0].n_nonmembers
-    assert sum(row.fpr * row.n_nonmembers for row in by_sex) <= 0.01 * ours[0].n_nonmembers
-    assert summary.attacks.by_epsilon is None  # nobody knows the epsilons of the test examples
+    by_sex = attacks.rates.query("by == 'sex' and rate == 'falsely_accused'")
+    assert by_sex["attack"].unique().tolist() == [ours[0].attack]
+    assert by_sex["n"].sum() == ours[0].n_others
+    assert (by_sex["value"] * by_sex["n"]).sum() <= 0.01 * ours[0].n_others
+    assert attacks.by_epsilon.empty  # nobody knows the epsilons of the test examples
     ladder = page[page.index("The ladder") :]
     order = [ladder.index(capitalised(title)) for key, title in RUNGS.items() if key in SEEN]
     assert order == sorted(order)
     assert "An attack that fails is no evidence of privacy" in ladder
     assert "train with gradient_canaries = 1000" in ladder.replace("\\", "")
-    assert [text for text in summary.attacks.every.unchecked if text in page]
+    assert [text for text in attacks.unchecked if text in page]
     assert "Ceiling at these norms" in page
     assert f"--signals {tmp_path / 'signals.npz'}" in page.replace("\\", "")
 
@@ -114,14 +114,12 @@ def test_the_strongest_attack_is_judged_by_the_epsilons_of_both_sides(artifacts,
     signals.save(tmp_path / "signals.npz")
     found = audit(run, tmp_path / "audit", delta=1e-5, signals=tmp_path / "signals.npz")
     attacks = found.attacks
-    by_epsilon, best = attacks.by_epsilon, attacks.every.results[0]
-    assert (by_epsilon.method, best.name) == (best.title, attacks.strongest.name)
+    by_epsilon, best = attacks.by_epsilon, attacks.of("dp")[0]
+    assert by_epsilon["attack"].unique().tolist() == [best.title]
     assert best.references == 4
-    for part in by_epsilon.thresholds:
-        assert sum(row.n_members for row in part.bins) == best.n_members
-        assert (
-            sum(row.n_nonmembers for row in part.bins) == best.n_nonmembers - best.n_nonmembers // 2
-        )
+    for _, part in by_epsilon.groupby("target_fpr"):
+        assert part["n_members"].sum() == best.n_members
+        assert part["n_others"].sum() == best.n_others - best.n_others // 2
 
 
 @pytest.mark.usefixtures("no_extras")
@@ -129,13 +127,13 @@ def test_an_audit_scores_each_attack_once(run_dir, signals, tmp_path, monkeypatc
     signals.save(tmp_path / "signals.npz")
     calls, rmia = [], ATTACKS["rmia"]
 
-    def counted(material, by):
-        calls.append(by)
-        return rmia.scores(material, by)
+    def counted(material):
+        calls.append(material)
+        return rmia.scores(material)
 
     monkeypatch.setitem(ATTACKS, "counted", replace(rmia, name="counted", scores=counted))
     audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
-    assert calls == [None]
+    assert len(calls) == 1
     assert "counted" in read_parquet(tmp_path / "audit" / "attacks.parquet")
 
 
@@ -233,7 +231,7 @@ def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):
     write_json(run_dir / "run.json", {**record, "guarantee": guarantee})
     try:
         found = results_of_run(run_dir, tmp_path / "signals.npz", ("rmia", "calibrated"))
-        assert {of.name for of in found.results} == {"rmia", "calibrated"}
+        assert set(found.tried["attack"]) == {"rmia", "calibrated"}
         with pytest.raises(InputError, match="label_rmia needs label_signals"):
             results_of_run(run_dir, tmp_path / "signals.npz", ("label_rmia",))
         with pytest.raises(InputError, match="attack='rmai' is not known"):
@@ -248,11 +246,11 @@ def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
     folder, _ = audited
     study = signals_with_effect(1.0, 9, 240)
     found = attack_study({"confidence": study})
-    assert {of.n_models for of in found} == {9}
-    assert [of.auc for of in found] == sorted((of.auc for of in found), reverse=True)
-    assert "RMIA" in {of.title for of in found}
-    assert "loss threshold" in {of.title for of in found}
-    assert len(attack_study({"confidence": study}, ("rmia",))) == 1
+    assert set(found["n"]) == {9}
+    auc = found[found["rate"] == "auc"].set_index("attack")["value"]
+    assert auc.is_monotonic_decreasing
+    assert {"RMIA", "loss threshold"} <= set(auc.index)
+    assert set(attack_study({"confidence": study}, ("rmia",))["attack"]) == {"RMIA"}
     with pytest.raises(InputError, match="of references for a run"):
         attack_study({"confidence": replace(study, audited=0)})
     study.save(tmp_path / "study.npz")
@@ -265,7 +263,7 @@ def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
     assert "no trend over epsilon" in shown
     assert run_command([*command, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["rates"][0]["auc"] == next(of.auc for of in found if of.title == "RMIA")
+    assert (printed["rates"][0]["rate"], printed["rates"][0]["value"]) == ("auc", auc["RMIA"])
     assert len(printed["effects"]["bins"]) > 1
     assert run_command(["attack"]) == 2
 

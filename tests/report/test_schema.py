@@ -63,6 +63,10 @@ def test_an_audit_of_another_version_is_refused(summary):
     del lacking["guarantee"]["delta"]
     with pytest.raises(InputError, match=r"audit.json lacks guarantee\.delta; make the audit"):
         AuditSummary.from_json(lacking)
+    older = summary.to_json()
+    del older["rates"]  # which had its attacks elsewhere: a finding of theirs must not be lost
+    with pytest.raises(InputError, match="lacks rates; make the audit again"):
+        AuditSummary.from_json(older)
 
 
 def test_audit_json_is_what_the_schema_says(summary):

@@ -13,15 +13,16 @@ that limit shows that the run or its account is wrong.
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from indpriv._arrays import BoolArray, FloatArray
+from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
+from indpriv._plain import Columns, Count, Share
+from indpriv.analysis.attacks.rates import bonferroni, table
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -31,80 +32,27 @@ _BINS = 10
 _LEAST = 40  # with fewer members or non-members, no bin could show anything
 _INTERVALS = "a binomial interval over examples"
 _LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
-
-
-@dataclass(frozen=True)
-class EpsilonBin:
-    """One bin of individual epsilon under one threshold.
-
-    Attributes:
-        low, high: epsilon above low (or at 0) and at most high.
-        n_members, n_nonmembers: number in the bin; non-members that chose the threshold are not
-            counted.
-        tpr: share of its members accused; None without members.
-        tpr_interval: exact binomial, for this bin by itself.
-        fpr: share of its non-members accused; None without non-members.
-        reference: largest true-positive rate that an epsilon of `high` would allow at these rates,
-            at most 1; None without members.
-        worst_case_reference: the same for the worst-case epsilon.
-        above_reference: the true-positive rate is above the limit by more than chance, corrected
-            for all bins and thresholds: look here.
-        above_worst_case: the same for the limit of the worst case: the run or its account is wrong.
-    """
-
-    low: float
-    high: float
-    n_members: int
-    n_nonmembers: int
-    tpr: float | None
-    tpr_interval: Interval | None
-    fpr: float | None
-    reference: float | None
-    worst_case_reference: float | None
-    above_reference: bool
-    above_worst_case: bool
-
-
-@dataclass(frozen=True)
-class ThresholdBins:
-    """The bins under one threshold.
-
-    Examples above it are accused, at most target_fpr of half of the non-members.
-    """
-
-    target_fpr: float
-    threshold: float
-    bins: tuple[EpsilonBin, ...]
-
-
-@dataclass(frozen=True)
-class AttackByEpsilon:
-    """An attack by individual epsilon.
-
-    Attributes:
-        method: what produced the scores.
-        worst_case_epsilon, delta: of the guarantee.
-        confidence: that no bin under any threshold is called above a limit that holds.
-        seed: of the split of the non-members; not a seed of training.
-        thresholds: one entry for each intended false-positive rate.
-    """
-
-    method: str
-    worst_case_epsilon: float
-    delta: float
-    confidence: float
-    seed: int
-    thresholds: tuple[ThresholdBins, ...]
-
-    @property
-    def findings(self) -> int:
-        """Number of bins above the limit of the worst case, over all thresholds."""
-        return sum(found.above_worst_case for part in self.thresholds for found in part.bins)
-
-    @property
-    def places_to_look(self) -> int:
-        """Number of bins above their own limit, over all thresholds."""
-        return sum(found.above_reference for part in self.thresholds for found in part.bins)
+BINS = Columns(
+    "EpsilonBin",
+    "One bin of individual epsilon under one threshold.",
+    {
+        "attack": (str, "What produced the scores."),
+        "target_fpr": (Share, "The threshold accuses at most this share of those who chose it."),
+        "threshold": (float, "Members are accused above it; half of the non-members chose it."),
+        "above": (float, "Epsilon of the bin is above this, or 0."),
+        "up_to": (float, "Epsilon of the bin is at most this."),
+        "n_members": (Count, "Number of members in the bin."),
+        "n_others": (Count, "Number of non-members in it that did not choose the threshold."),
+        "tpr": (Share | None, "Share of its members accused; null without members."),
+        "low": (Share | None, "Lower end of the exact 95 % interval, for this bin by itself."),
+        "high": (Share | None, "Upper end of that interval."),
+        "fpr": (Share | None, "Share of its non-members accused; null without non-members."),
+        "reference": (Share | None, "Largest such share of members if up_to were a guarantee."),
+        "worst_case_reference": (Share | None, "The same for the worst-case epsilon."),
+        "above_reference": (bool, "Above it by more than chance in all rows together: look here."),
+        "above_worst_case": (bool, "The same of the worst case: the run or its account is wrong."),
+    },
+)
 
 
 def attack_by_epsilon(
@@ -114,7 +62,7 @@ def attack_by_epsilon(
     *,
     seed: int = 0,
     attacks: int = 1,
-) -> AttackByEpsilon | None:
+) -> pd.DataFrame:
     """Compare an attack's success in bins of epsilon with what epsilon allows.
 
     Args:
@@ -127,7 +75,7 @@ def attack_by_epsilon(
         attacks: number of attacks that this one was chosen from, which is corrected for.
 
     Returns:
-        None with fewer than forty members or non-members.
+        rows of `BINS`; none with fewer than forty members or non-members.
 
     Raises:
         InputError: numbers that do not match, scores of an adversary whose scores are not
@@ -136,36 +84,54 @@ def attack_by_epsilon(
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary(_INTERVALS, ("updates", "full"))
     scores.check_one_model(_INTERVALS)
-    member = scores.member
+    mine, others = (scores.scores[scores.member == side] for side in (True, False))
     for side, count, found in (
-        ("members", len(members), int(member.sum())),
-        ("non-members", len(nonmember_epsilon), int((~member).sum())),
+        ("members", len(members), len(mine)),
+        ("non-members", len(nonmember_epsilon), len(others)),
     ):
         if count != found:
             raise InputError(
                 f"there are {found} scores of {side} and {count} epsilons; pass one epsilon for "
                 "each score"
             )
-    if min(len(members), len(nonmember_epsilon)) < _LEAST:
-        return None
-    mine, others = scores.scores[member], scores.scores[~member]
+    if min(len(mine), len(others)) < _LEAST:
+        return table(BINS)
     order = np.random.default_rng(seed).permutation(len(others))
-    choosing, reporting = order[: len(order) // 2], order[len(order) // 2 :]
+    choosing, reporting = np.sort(others[order[: len(order) // 2]]), order[len(order) // 2 :]
     edges = epsilon_edges(members)
-    tests = len(TARGET_RATES) * (len(edges) - 1) * attacks
-    worst, delta = members.worst_case_epsilon, members.account.delta
-    parts = []
-    for rate in TARGET_RATES:
-        threshold = float(np.sort(others[choosing])[::-1][int(rate * len(choosing))])
-        accused = (mine > threshold, others[reporting] > threshold)
-        epsilons = (members.epsilon, nonmember_epsilon[reporting])
-        bins = [
-            _bin(low, high, epsilons, accused, worst, delta, tests)
-            for low, high in itertools.pairwise(edges)
-        ]
-        finite = threshold if np.isfinite(threshold) else float(np.sign(threshold)) * 1e308
-        parts.append(ThresholdBins(rate, finite, tuple(bins)))
-    return AttackByEpsilon(scores.method, worst, delta, CONFIDENCE, seed, tuple(parts))
+    level = bonferroni(len(TARGET_RATES) * (len(edges) - 1) * attacks)
+    n, n_others = len(mine), len(reporting)
+    rows = []
+    for target, (low, high) in itertools.product(TARGET_RATES, itertools.pairwise(edges)):
+        threshold = float(choosing[::-1][int(target * len(choosing))])
+        inside, outside = (
+            ((low < epsilon) | (low == 0.0)) & (epsilon <= high)
+            for epsilon in (members.epsilon, nonmember_epsilon[reporting])
+        )
+        hits = int((inside & (mine > threshold)).sum())
+        false = int((outside & (others[reporting] > threshold)).sum())
+        least = clopper_pearson(hits, n, level).low
+        most = clopper_pearson(false, n_others, level).high
+        limits = (high, members.worst_case_epsilon)
+        row: dict[str, Any] = {
+            "attack": scores.method,
+            "target_fpr": target,
+            "threshold": threshold if np.isfinite(threshold) else np.sign(threshold) * 1e308,
+            "above": low,
+            "up_to": high,
+            "n_members": int(inside.sum()),
+            "n_others": int(outside.sum()),
+        }
+        for name, epsilon in zip(("reference", "worst_case_reference"), limits, strict=True):
+            ratio, delta = np.exp(min(epsilon, _LARGEST_EXPONENT)), members.account.delta
+            row[f"above_{name.removesuffix('_reference')}"] = least > ratio * most + delta
+            if row["n_members"]:
+                allowed = (ratio * (false / n_others) + delta) / (row["n_members"] / n)
+                row[name] = min(1.0, allowed)
+        if row["n_members"]:
+            row |= {"tpr": hits / row["n_members"], **vars(clopper_pearson(hits, row["n_members"]))}
+        rows.append(row | ({"fpr": false / row["n_others"]} if row["n_others"] else {}))
+    return table(BINS, rows)
 
 
 def epsilon_edges(members: EpsilonTable) -> list[float]:
@@ -178,41 +144,3 @@ def epsilon_edges(members: EpsilonTable) -> list[float]:
     )
     top = max(members.worst_case_epsilon, float(members.epsilon.max()))
     return sorted({0.0, *inner, top})
-
-
-def _bin(
-    low: float,
-    high: float,
-    epsilons: Sequence[FloatArray],
-    accused: Sequence[BoolArray],
-    worst: float,
-    delta: float,
-    tests: int,
-) -> EpsilonBin:
-    inside = [((low < part) | (low == 0.0)) & (part <= high) for part in epsilons]
-    totals = [len(part) for part in epsilons]
-    counts = [int(part.sum()) for part in inside]
-    hits = [int((part & named).sum()) for part, named in zip(inside, accused, strict=True)]
-    level = 1 - (1 - CONFIDENCE) / tests
-    least = clopper_pearson(hits[0], totals[0], level).low
-    most = clopper_pearson(hits[1], totals[1], level).high
-    share = counts[0] / totals[0]
-
-    def allowed(epsilon: float, rate: float) -> float:
-        return float(np.exp(min(epsilon, _LARGEST_EXPONENT)) * rate + delta)
-
-    return EpsilonBin(
-        low=low,
-        high=high,
-        n_members=counts[0],
-        n_nonmembers=counts[1],
-        tpr=hits[0] / counts[0] if counts[0] else None,
-        tpr_interval=clopper_pearson(hits[0], counts[0]) if counts[0] else None,
-        fpr=hits[1] / counts[1] if counts[1] else None,
-        reference=min(1.0, allowed(high, hits[1] / totals[1]) / share) if share else None,
-        worst_case_reference=min(1.0, allowed(worst, hits[1] / totals[1]) / share)
-        if share
-        else None,
-        above_reference=least > allowed(high, most),
-        above_worst_case=least > allowed(worst, most),
-    )

@@ -17,8 +17,7 @@ from indpriv._arrays import BoolArray, FloatArray
 from indpriv._plain import AtLeastZero, Share
 from indpriv.accountant.per_example import account
 from indpriv.accountant.predicted_evidence import predicted_evidence
-from indpriv.analysis.attacks.gaussian import gaussian_epsilon
-from indpriv.analysis.attacks.lower_bound import NULL_TRIALS, lower_bound
+from indpriv.analysis.attacks.lower_bound import NULL_TRIALS, gaussian_epsilon, lower_bound
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.norm_log.norm_log import NormLog

@@ -23,7 +23,7 @@ from indpriv.analysis.attacks.canary_bounds import (
     predicted_separation,
     separation,
 )
-from indpriv.analysis.attacks.measures import group_indices
+from indpriv.analysis.attacks.rates import group_indices
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval, generator_of
 from indpriv.attack_scores import AttackScores
@@ -111,7 +111,7 @@ def measure_gradient_canaries(
         )
     judged: list[tuple[str, IntArray]] = []
     left_out: list[str] = []
-    for name, index in zip(*group_indices(scores), strict=True):
+    for name, index in group_indices(scores).items():
         inside, outside = (int((scores.member[index] == side).sum()) for side in (True, False))
         if min(inside, outside) >= _LEAST:
             judged.append((name, index))

@@ -23,7 +23,7 @@ from indpriv.accountant.relations.clipping_norm import (
     rate_after_release,
 )
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
-from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES
+from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 

@@ -24,7 +24,7 @@ from scipy import optimize, special, stats
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_choice
 from indpriv._plain import AtLeastZero, Share
-from indpriv.analysis.attacks.gaussian import gaussian_epsilon
+from indpriv.accountant.pld.closed_form import gaussian_delta, invert_delta
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 
@@ -260,3 +260,14 @@ PROOFS = {
     "steinke2023": Proof(_refutes_zero, _largest_refuted),
     "mahloujifar2024": Proof(_refutes_no_difference, _largest_gaussian),
 }
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon at delta of the Gaussian mechanism with shift mu, at most the truth; 0 for mu <= 0.
+
+    Balle and Wang 2018 (arXiv:1805.06530), Theorem 8.
+    """
+    if mu <= 0:
+        return 0.0
+    lower, _ = invert_delta(lambda epsilon, _: gaussian_delta(epsilon, mu), np.array([delta]))
+    return float(lower[0])

@@ -3,54 +3,26 @@
 Sensitive.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 from scipy import stats
 
 from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._plain import Count, Share
-from indpriv.analysis.attacks.measures import MIN_TRIALS, OVERALL, group_indices
-from indpriv.analysis.attacks.roc import Discrimination, discriminate
+from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, RATES, group_indices, table
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval, generator_of
+from indpriv.analysis.statistics.bootstrap import generator_of
 from indpriv.attack_scores import AttackScores
 
 PROTOCOL = (
     "In each group, as many random members as non-members are taken. A random half of each chooses "
     "the threshold; the success rate is measured on the other half. Chance is 50 %."
 )
-
-
-@dataclass(frozen=True)
-class AttackRow:
-    """Success of a threshold on one group.
-
-    Attributes:
-        name: the group.
-        n_members, n_nonmembers: number of scores; equal numbers of both are used.
-        trials: number of guesses, half on members and half on non-members; 0 where there are too
-            few scores.
-        successes: number of guesses that were right.
-        success_rate: None without trials.
-        interval: exact binomial (Clopper and Pearson 1934), of the success rate; None without
-            trials.
-        too_small: fewer than ten trials, too few to read.
-        discrimination: over all thresholds and all scores; the curve itself for all examples only.
-    """
-
-    name: str
-    n_members: Count
-    n_nonmembers: Count
-    trials: Count
-    successes: Count
-    success_rate: Share | None
-    interval: Interval | None = field(metadata={"flatten": True})
-    too_small: bool
-    discrimination: Discrimination | None
 
 
 @dataclass(frozen=True)
@@ -62,6 +34,8 @@ class UnequalAttack:
     once. Fisher's exact test compares the two success rates.
 
     Attributes:
+        model: "dp", or "non_dp" for the non-private baseline.
+        by: the column of the groups.
         exposed: the group with the largest mean epsilon among those large enough to read.
         trials, successes: guesses on that group, and how many of them were right.
         rest_trials, rest_successes: the same of all other groups together.
@@ -71,6 +45,8 @@ class UnequalAttack:
             undefined.
     """
 
+    model: str
+    by: str
     exposed: str
     trials: Count
     successes: Count
@@ -80,46 +56,18 @@ class UnequalAttack:
     chi_squared_p: Share | None
 
 
-@dataclass(frozen=True)
-class ThresholdAttack:
-    """Success of one attack on one model.
-
-    Attributes:
-        method: what produced the scores.
-        model: "dp", or "non_dp" for the non-private baseline.
-        by: the column of the groups; "" where only all examples together were attacked.
-        protocol: how the success rate is measured.
-        caveat: what a reader must know about this attack.
-        seed: of the random choice of members and halves: an analysis seed, not one of training.
-        confidence: of each interval by itself.
-        overall: all examples together.
-        rows: one per group, most successful first.
-        unequal: test of the most exposed group against all others; None where there are no two
-            groups to compare.
-    """
-
-    method: str
-    model: str
-    by: str
-    protocol: str
-    caveat: str
-    seed: int
-    confidence: Share
-    overall: AttackRow
-    rows: tuple[AttackRow, ...]
-    unequal: UnequalAttack | None = None
+_Half = tuple[FloatArray, FloatArray]  # scores of members and of as many non-members
 
 
 def threshold_attack(
     scores: AttackScores,
     *,
+    attack: str = "",
     model: str = "dp",
     by: str = "",
-    caveat: str = "",
     seed: int = 0,
-    overall: AttackRow | None = None,
     by_epsilon: Sequence[str] = (),
-) -> ThresholdAttack:
+) -> tuple[pd.DataFrame, UnequalAttack | None]:
     """Success rate of the best threshold, chosen on half of the scores and measured on the rest.
 
     After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient
@@ -128,14 +76,18 @@ def threshold_attack(
     Args:
         scores: higher means more likely a member. Of two groups of different size the smaller is
             used whole.
+        attack: its name; by default the method of the scores.
         model: which model the scores are of, "dp" or "non_dp".
-        by: the column that the groups of the scores come from.
-        caveat: what a reader must know about this attack.
+        by: the column of the scores' groups, each of which is attacked by itself; "" for all
+            examples together.
         seed: of the random choices. A group's choices depend only on the seed, its name and its
             size, so the same examples are drawn for a model and its non-private baseline.
-        overall: the row of all examples, if another grouping of the same scores has computed it.
         by_epsilon: groups that are large enough to read, the largest mean epsilon first; the first
             one with enough scores is tested against all others.
+
+    Returns:
+        rows of `RATES`, of the rate "success"; and the test of the most exposed group, None where
+        there are no two groups to compare.
 
     Raises:
         InputError: a negative seed, scores of an adversary whose scores are not independent, or of
@@ -144,78 +96,66 @@ def threshold_attack(
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary("a binomial interval over examples")
     scores.check_one_model("a binomial interval over examples")
-    names, indices = group_indices(scores)
-    rows = [
-        _attack_group(name, scores, index, seed) for name, index in zip(names, indices, strict=True)
-    ]
-    return ThresholdAttack(
-        method=scores.method,
-        model=model,
-        by=by,
-        protocol=PROTOCOL,
-        caveat=caveat,
-        seed=seed,
-        confidence=CONFIDENCE,
-        overall=overall or _attack_group(None, scores, np.arange(len(scores.scores)), seed),
-        rows=tuple(sorted(rows, key=lambda row: (-(row.success_rate or 0.0), row.name))),
-        unequal=_unequal(scores, dict(zip(names, indices, strict=True)), rows, by_epsilon, seed),
-    )
+    rows, counts, halves = [], {}, {}
+    parts = group_indices(scores) if by else {None: np.arange(len(scores.scores))}
+    for name, index in parts.items():
+        member, values, rng = scores.member[index], scores.scores[index], generator_of(seed, name)
+        mine, others = rng.permutation(values[member]), rng.permutation(values[~member])
+        pairs = min(len(mine), len(others))
+        half = pairs // 2
+        chosen, rest = ((side[:half], side[half:pairs]) for side in (mine, others))
+        pair = (chosen[0], rest[0]), (chosen[1], rest[1])
+        right, n = _right(best_threshold(*pair[0]), pair[1]) if half else (0, 0)
+        row: dict[str, Any] = {"attack": attack or scores.method, "model": model, "by": by}
+        row |= {"part": ALL if name is None else name, "rate": "success", "n": n}
+        row |= {"n_members": len(mine), "n_others": len(others)}
+        row |= {"value": right / n, **vars(clopper_pearson(right, n))} if n else {}
+        rows.append(row)
+        if name is not None:
+            counts[name], halves[name] = (right, n), pair
+    return table(RATES, rows), _unequal(model, by, counts, halves, by_epsilon)
+
+
+def _right(threshold: float, half: _Half) -> tuple[int, int]:
+    """How many guesses of a threshold are right, and their number."""
+    members, others = half
+    right = int((members >= threshold).sum()) + int((others < threshold).sum())
+    return right, len(members) + len(others)
 
 
 def _unequal(
-    scores: AttackScores,
-    indices: dict[str, NDArray[np.int64]],
-    rows: Sequence[AttackRow],
+    model: str,
+    by: str,
+    counts: Mapping[str, tuple[int, int]],
+    halves: Mapping[str, tuple[_Half, _Half]],
     by_epsilon: Sequence[str],
-    seed: int,
 ) -> UnequalAttack | None:
     """The test of the most exposed group; see `UnequalAttack`."""
-    readable = {row.name: row for row in rows if not row.too_small}
+    readable = {name: found for name, found in counts.items() if found[1] >= MIN_TRIALS}
     exposed = next((name for name in by_epsilon if name in readable), None)
     if exposed is None or len(readable) < 2:
         return None
-    halves = {
-        name: _halves(*_shuffled(name, scores, index, seed)) for name, index in indices.items()
-    }
-    counts = {True: [0, 0], False: [0, 0]}
+    own, rest = np.zeros(2, int), np.zeros(2, int)
     for chosen in (0, 1):
         pooled = [
             np.concatenate([pair[chosen][side] for pair in halves.values()]) for side in (0, 1)
         ]
         threshold = best_threshold(*pooled)
         for name, pair in halves.items():
-            members, nonmembers = pair[1 - chosen]
-            right = int((members >= threshold).sum()) + int((nonmembers < threshold).sum())
-            own = counts[name == exposed]
-            own[0], own[1] = own[0] + right, own[1] + len(members) + len(nonmembers)
-    table = [(row.successes, row.trials) for row in readable.values()]
-    (own_right, own_n), (rest_right, rest_n) = counts[True], counts[False]
-    return unequal_attack(exposed, (own_right, own_n), (rest_right, rest_n), table)
-
-
-def unequal_attack(
-    exposed: str, own: tuple[int, int], rest: tuple[int, int], rows: Sequence[tuple[int, int]]
-) -> UnequalAttack:
-    """Test whether an attack succeeds more often on one group than on all others.
-
-    Args:
-        exposed: the group, chosen before the attack.
-        own: (successes, trials) on it.
-        rest: the same on all other groups together.
-        rows: the same of each readable group of the table, for the chi-squared test.
-
-    >>> unequal_attack("a", (60, 100), (45, 100), [(30, 50), (20, 50)]).p_value < 0.05
-    True
-    """
-    counts = np.array([(right, trials - right) for right, trials in (own, rest)])
+            guesses = np.array(_right(threshold, pair[1 - chosen]))
+            own, rest = (own + guesses, rest) if name == exposed else (own, rest + guesses)
+    counted = np.array([(right, trials - right) for right, trials in (own, rest)])
+    p_value = stats.fisher_exact(counted, alternative="greater").pvalue
     return UnequalAttack(
+        model=model,
+        by=by,
         exposed=exposed,
-        trials=own[1],
-        successes=own[0],
-        rest_trials=rest[1],
-        rest_successes=rest[0],
-        p_value=min(1.0, float(stats.fisher_exact(counts, alternative="greater").pvalue)),
-        chi_squared_p=_chi_squared(rows),
+        trials=int(own[1]),
+        successes=int(own[0]),
+        rest_trials=int(rest[1]),
+        rest_successes=int(rest[0]),
+        p_value=min(1.0, float(p_value)),
+        chi_squared_p=_chi_squared(list(readable.values())),
     )
 
 
@@ -226,49 +166,6 @@ def _chi_squared(rows: Sequence[tuple[int, int]]) -> float | None:
         return None
     table = [(hits, n - hits) for hits, n in rows]
     return float(stats.chi2_contingency(table).pvalue)
-
-
-_Half = tuple[FloatArray, FloatArray]  # scores of members and of as many non-members
-
-
-def _halves(members: FloatArray, nonmembers: FloatArray) -> tuple[_Half, _Half]:
-    """Two halves of as many members as non-members, of scores in random order."""
-    pairs = min(len(members), len(nonmembers))
-    half = pairs // 2
-    return (members[:half], nonmembers[:half]), (members[half:pairs], nonmembers[half:pairs])
-
-
-def _shuffled(
-    group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int
-) -> _Half:
-    """Scores of members and of non-members of a group, in random order."""
-    member, values = scores.member[index], scores.scores[index]
-    rng = generator_of(seed, group)
-    return rng.permutation(values[member]), rng.permutation(values[~member])
-
-
-def _attack_group(
-    group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int
-) -> AttackRow:
-    """The row of one group, or of all examples where group is None."""
-    members, nonmembers = _shuffled(group, scores, index, seed)
-    (choosing, others), (mine, theirs) = _halves(members, nonmembers)
-    trials = successes = 0
-    if len(choosing):
-        threshold = best_threshold(choosing, others)
-        trials = 2 * len(mine)
-        successes = int((mine >= threshold).sum()) + int((theirs < threshold).sum())
-    return AttackRow(
-        name=OVERALL if group is None else group,
-        n_members=len(members),
-        n_nonmembers=len(nonmembers),
-        trials=trials,
-        successes=successes,
-        success_rate=successes / trials if trials else None,
-        interval=clopper_pearson(successes, trials) if trials else None,
-        too_small=trials < MIN_TRIALS,
-        discrimination=discriminate(members, nonmembers, with_roc=group is None),
-    )
 
 
 def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:

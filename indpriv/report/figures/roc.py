@@ -1,24 +1,19 @@
 """The ROC curves of an attack."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.report.figures.svg import ACCENT, MUTED, SECOND, bare, new_figure, style, to_svg
 
 
-def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
+def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]], name: str = "roc") -> str:
     """ROC of all examples, of this model and of the one trained without DP; "" without a curve."""
     lines = []
     for model, label, colour in (("dp", "this model", ACCENT), ("non_dp", "without DP", SECOND)):
-        found = next(
-            (attack.overall.discrimination for attack in attacks if attack.model == model), None
-        )
-        if found is not None:
-            points = [(x, y) for x, y in found.roc if x > 0 and y > 0]
-            if len(points) > 1:
-                lines.append((points, label, colour))
+        points = [(x, y) for x, y in curves.get(model, ()) if x > 0 and y > 0]
+        if len(points) > 1:
+            lines.append((points, label, colour))
     if not lines:
         return ""
     lowest = min(min(x, y) for points, _, _ in lines for x, y in points)

@@ -1,25 +1,25 @@
 """What `indpriv attack run` prints: rates of attacks, and effects of membership. Sensitive."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import pandas as pd
 from rich.console import Console
 
 from indpriv._formatting import format_epsilon, format_number, format_p_value, format_share
 from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.effects import MembershipEffects
-from indpriv.analysis.attacks.over_models import RatesOverModels
-from indpriv.analysis.attacks.results import AttackResults
-from indpriv.analysis.statistics.bootstrap import Interval
-from indpriv.analysis.summary import SENSITIVE
+from indpriv.analysis.attacks.rates import ALL, interval, parts
+from indpriv.analysis.summary import SENSITIVE, AttackFindings
 from indpriv.report.document import Paragraph, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
 from indpriv.report.sections.attacks.attributes import attribute_table
-from indpriv.report.sections.attacks.every_attack import rate_table, unchecked_lines
+from indpriv.report.sections.attacks.membership import rate_table, unchecked_lines
 from indpriv.report.wording import NO_EVIDENCE, span
 
 
 def print_results(
-    results: AttackResults, attributes: Sequence[AttributeFindings], console: Console
+    results: AttackFindings, attributes: Sequence[AttributeFindings], console: Console
 ) -> None:
     """Print the attacks on one run, and on attributes of its model and of the baseline."""
     blocks: list[Paragraph | Table] = [
@@ -38,22 +38,16 @@ def _attribute_tables(found: Sequence[AttributeFindings]) -> list[Table]:
     return [attribute_table(part, name) for name, part in chosen if part]
 
 
-def print_rates(rates: Sequence[RatesOverModels], console: Console) -> None:
+def print_rates(rates: pd.DataFrame, console: Console) -> None:
     """Print the attacks on every model of a study."""
     head = ("attack", "models", "AUC", "95 %", "TPR at 1 % FPR", "95 %", "at 0.1 %", "95 %")
-    rows = [
-        (
-            found.title,
-            f"{found.n_models}",
-            f"{found.auc:.4f}",
-            _span(found.auc_interval, 1, 4),
-            format_share(found.tpr_at_fpr["0.01"], 2),
-            _span(found.tpr_at_fpr_intervals.get("0.01"), 100, 2),
-            format_share(found.tpr_at_fpr["0.001"], 2),
-            _span(found.tpr_at_fpr_intervals.get("0.001"), 100, 2),
-        )
-        for found in rates
-    ]
+    rows = []
+    for attack in rates["attack"].unique():
+        of = parts(rates, attack=attack)[ALL]
+        cells = [attack, f"{of['auc'].n}", f"{of['auc'].value:.4f}", _span(of["auc"], 1, 4)]
+        for row in (of["tpr_0.01"], of["tpr_0.001"]):
+            cells += [format_share(row.value, 2), _span(row, 100, 2)]
+        rows.append(cells)
     blocks: list[Paragraph | Table] = [
         paragraph(SENSITIVE, style="alarm"),
         table(head, rows, caption="Means over models; intervals are over models"),
@@ -62,10 +56,11 @@ def print_rates(rates: Sequence[RatesOverModels], console: Console) -> None:
     print_blocks(blocks, console)
 
 
-def _span(interval: Interval | None, scale: int, digits: int) -> str:
-    if interval is None:
+def _span(row: Any, scale: int, digits: int) -> str:
+    ends = interval(row)
+    if ends is None:
         return "–"
-    return f"{scale * interval.low:.{digits}f} to {scale * interval.high:.{digits}f}"
+    return f"{scale * ends.low:.{digits}f} to {scale * ends.high:.{digits}f}"
 
 
 def print_effects(found: MembershipEffects, console: Console) -> None:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Section
 from indpriv.report.sections.attacks.attributes import attribute_attacks
-from indpriv.report.sections.attacks.by_epsilon import attack_by_epsilon
 from indpriv.report.sections.attacks.canaries import canaries, gradient_canaries
-from indpriv.report.sections.attacks.section import attacks
+from indpriv.report.sections.attacks.membership import attack_by_epsilon, attacks
 from indpriv.report.sections.batch_norms import batch_norms
 from indpriv.report.sections.distribution import distribution, lookup
 from indpriv.report.sections.fidelity import fidelity

@@ -11,8 +11,7 @@ from indpriv.analysis.attacks.canary_bounds import (
     predicted_separation,
 )
 from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
-from indpriv.analysis.attacks.gaussian import gaussian_epsilon
-from indpriv.analysis.attacks.lower_bound import PROOFS, refutes_gaussian
+from indpriv.analysis.attacks.lower_bound import PROOFS, gaussian_epsilon, refutes_gaussian
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.norm_log.step_settings import StepSettings
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
 from indpriv.analysis.attacks.effects import membership_effects
-from indpriv.analysis.attacks.over_models import rates_over_models
+from indpriv.analysis.attacks.rates import ALL, parts, rates_over_models
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.lira import calibrated
 from indpriv.attacks.rmia import rmia
@@ -83,18 +83,23 @@ def test_a_ceiling_is_that_of_a_gaussian_mechanism():
     assert true_positive_rate(mu, 0.01) == pytest.approx(grid)
 
 
+def auc_of(scores):
+    return parts(rates_over_models(scores))[ALL]["auc"]
+
+
 def test_rates_over_models_are_means_with_errors_over_models():
     signals = signals_with_effect(0.5, 12, 600, spread=1.0)
     scores = [rmia(signals, target) for target in range(12)]
-    found = rates_over_models(iter(scores))
-    aucs = [rates_over_models([of]).auc for of in scores]
-    assert found.auc == pytest.approx(np.mean(aucs))
+    found = auc_of(iter(scores))
+    aucs = [auc_of([of]).value for of in scores]
+    assert found.value == pytest.approx(np.mean(aucs))
     interval = stats.t.interval(0.95, 11, np.mean(aucs), stats.sem(aucs))
-    assert (found.auc_interval.low, found.auc_interval.high) == pytest.approx(interval)
-    assert (found.n_models, found.n_scores) == (12, 7200)
+    assert (found.low, found.high) == pytest.approx(interval)
+    assert (found.n, found.n_members + found.n_others) == (12, 7200)
+    assert auc_of([scores[0]]).low is None  # of one model
     with pytest.raises(InputError, match="no scores"):
         rates_over_models([])
-    with pytest.raises(InputError, match="a rate of one model does not hold"):
+    with pytest.raises(InputError, match="adversary 'full'"):
         rates_over_models([replace(scores[0], adversary="full")])
 
 
@@ -116,6 +121,6 @@ def test_people_with_several_rows_are_attacked_as_one(rule):
         "log_sum": [np.log(sum(np.exp(x) for x in part)) for part in parts],
     }
     assert people.scores == pytest.approx(slow[rule])
-    assert rates_over_models([people]).auc > rates_over_models([rows]).auc
+    assert auc_of([people]).value > auc_of([rows]).value
     with pytest.raises(InputError, match="both members and non-members"):
         unit_scores(rows, np.arange(2000) % 7, rule)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from indpriv.analysis.attacks.lower_bound import lower_bound, refutation
-from indpriv.analysis.attacks.measures import measure_attack
+from indpriv.analysis.attacks.rates import measure_attack, parts
 from indpriv.attack_scores import AttackScores
 from oracles import one_run_p_value
 
@@ -90,10 +90,10 @@ def false_alarms(trials, draw, fair_coins):
         scores = AttackScores(rng.normal(size=len(member)), member, "noise", groups, fair_coins)
         measures = measure_attack(scores, seed=seed)
         found += (
-            measures.overall.bound.epsilon > 0,
-            any(row.bound.epsilon > 0 for row in measures.groups),
+            measures.overall["epsilon"].value > 0,
+            any(of["epsilon"].value > 0 for of in parts(measures.rates, by="group").values()),
         )
-        stated.append(measures.overall.bound.false_alarm_rate)
+        stated.append(measures.overall["false_alarms"].value)
     return found / trials, float(np.mean(stated))
 
 

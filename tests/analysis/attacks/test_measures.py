@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from indpriv.analysis.attacks.measures import measure_attack
-from indpriv.analysis.attacks.results import rates_on_updates
+from indpriv._plain import to_json
+from indpriv.analysis.attacks.rates import ALL, accused, measure_attack, parts, rates_on_updates
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 
@@ -22,37 +22,39 @@ def test_groups_are_measured_alone_and_corrected_together():
     groups = np.repeat(np.array(["leaky", "safe", "tiny"], dtype=object), [290, 290, 20])
     values = np.where(groups == "leaky", member, 0.0) + rng.normal(0, 0.1, 600)
     found = measure_attack(scores_of(values, member, groups, fair_coins=True))
-    assert [row.name for row in found.groups] == ["leaky", "safe", "tiny"]
-    leaky, safe, tiny = found.groups
-    assert leaky.discrimination.auc == 1.0
-    assert leaky.bound.epsilon > 2.0 > 0.0 == safe.bound.epsilon
+    groups = parts(found.rates, by="group")
+    assert list(groups) == ["leaky", "safe", "tiny"]
+    leaky, safe, tiny = groups.values()
+    assert leaky["auc"].value == 1.0
+    assert leaky["epsilon"].value > 2.0 > 0.0 == safe["epsilon"].value
     alone = measure_attack(scores_of(values[:290], member[:290], fair_coins=True), delta=1e-9)
-    assert leaky.bound.epsilon < alone.overall.bound.epsilon
-    assert tiny.too_small
-    assert (tiny.discrimination.roc, len(found.overall.discrimination.roc) > 5) == ((), True)
+    assert leaky["epsilon"].value < alone.overall["epsilon"].value
+    assert (tiny["auc"].n, leaky["auc"].n, found.overall["auc"].n) == (20, 290, 600)
+    assert len(found.roc) > 5
 
 
 def test_many_more_members_than_others_prove_nothing_by_number():
     rng = np.random.default_rng(1)
     found = measure_attack(scores_of(rng.normal(size=3000), np.arange(3000) < 2800))
-    assert found.overall.bound.epsilon == 0.0
-    assert found.overall.bound.guesses <= 400
+    assert found.overall["epsilon"].value == 0.0
+    assert found.overall["right"].n <= 400
     assert "equal numbers of random members" in found.method
 
 
 def test_one_sided_scores_are_defined():
     found = measure_attack(scores_of([1.0, 2.0], [True, True], np.array(["a", "b"], dtype=object)))
-    assert (found.overall.discrimination, found.overall.bound.epsilon, found.overall.too_small) == (
+    assert set(found.overall) == {"epsilon", "right", "false_alarms"}
+    assert (found.overall["epsilon"].value, found.overall["right"].value, found.roc) == (
+        0,
         None,
-        0.0,
-        True,
+        (),
     )
 
 
 def test_the_same_seed_gives_the_same_bound():
     rng = np.random.default_rng(2)
     scores = scores_of(rng.integers(0, 4, 300), rng.random(300) < 0.6)
-    assert measure_attack(scores, seed=3) == measure_attack(scores, seed=3)
+    assert to_json(measure_attack(scores, seed=3)) == to_json(measure_attack(scores, seed=3))
 
 
 def test_bad_arguments_are_refused():
@@ -77,15 +79,16 @@ def test_the_trap_of_scores_that_share_their_noise():
     delta = stats.norm.sf(truth / 0.5 - 0.25) - np.exp(truth) * stats.norm.sf(truth / 0.5 + 0.25)
     assert delta == pytest.approx(1e-5, rel=0.05)
     forced = [measure_attack(scores_that_share_noise("final_model", seed)) for seed in range(9)]
-    assert np.median([found.overall.bound.epsilon for found in forced]) > 2 * truth
-    assert all(found.overall.discrimination.auc == 1.0 for found in forced)
+    assert np.median([found.overall["epsilon"].value for found in forced]) > 2 * truth
+    assert all(found.overall["auc"].value == 1.0 for found in forced)
 
 
 def test_scores_of_several_models_prove_nothing_from_one_run():
     several = scores_of(np.arange(4.0), [1, 0, 1, 0], model=np.array([0, 0, 1, 1]))
     with pytest.raises(InputError, match="several models"):
         measure_attack(several)
-    assert measure_attack(replace(several, model=np.ones(4, np.int64))).overall.n_members == 2
+    found = measure_attack(replace(several, model=np.ones(4, np.int64)))
+    assert found.overall["auc"].n_members == 2
 
 
 def test_scores_that_share_the_noise_of_a_run_have_no_rates():
@@ -93,7 +96,26 @@ def test_scores_that_share_the_noise_of_a_run_have_no_rates():
     rng = np.random.default_rng(0)
     member = rng.random(1000) < 0.5
     shared = 0.5 * member + rng.normal()  # noise along one direction, known to the attacker
-    with pytest.raises(InputError, match="a rate of one run"):
+    with pytest.raises(InputError, match="adversary 'full'"):
         rates_on_updates(AttackScores(shared, member, "white box", adversary="full"))
     found = rates_on_updates(AttackScores(shared, member, "canaries", adversary="updates"))
-    assert (found.auc, found.tpr) == (1.0, 1.0)  # of one direction, wrongly declared as canaries
+    (found,) = parts(found).values()
+    assert (found["auc"].value, found["tpr_0.01"].value) == (1.0, 1.0)  # wrongly declared canaries
+
+
+def test_one_threshold_accuses_one_other_in_a_hundred_of_all_groups():
+    rng = np.random.default_rng(5)
+    member, groups = rng.random(4000) < 0.5, rng.choice(["a", "b", "c"], 4000).astype(object)
+    values = rng.normal(np.where(groups == "a", 1.0, 0.0))  # whose scores are high, members or not
+    found = parts(accused(scores_of(values, member, groups), attack="x", by="kind"))
+    sides = [of["falsely_accused"] for of in found.values()]
+    n, false = [row.n for row in sides], [row.value for row in sides]
+    assert np.dot(n, false) == int(0.01 * (~member).sum())
+    assert false[0] > 2 * max(false[1:])
+    threshold = np.sort(values[~member])[::-1][int(0.01 * (~member).sum())]
+    for name, of in found.items():
+        inside, row = member & (groups == name), of["accused"]
+        assert (row.value, row.n) == ((values[inside] > threshold).mean(), inside.sum())
+        assert row.low < row.value < row.high
+    assert accused(scores_of([1.0], [True], np.array(["a"], object)), attack="x", by="y").empty
+    assert ALL not in found

@@ -114,6 +114,6 @@ def test_a_model_that_overfits_leaks_attributes(adult):
         found = measure_attribute(each, "with_imputation", model="non_dp", groups={})
         assert found.overall.interval.low > 0
         assert found.overall.guessed > found.overall.imputed
-    scores = ATTACKS["attributes"].scores(Material(attributes=known), None)
+    scores = ATTACKS["attributes"].scores(Material(attributes=known))
     inside, outside = (scores.scores[scores.member == side] for side in (True, False))
     assert np.mean(inside) > np.mean(outside) + 0.1

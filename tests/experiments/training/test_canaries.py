@@ -8,7 +8,7 @@ from audits.training.canaries import train_with_canaries
 from audits.training.config import DataConfig
 from indpriv import NormLog
 from indpriv._files import read_json
-from indpriv.analysis.attacks.measures import ONE_RUN, measure_attack
+from indpriv.analysis.attacks.rates import ONE_RUN, measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit
 from indpriv.errors import InputError
@@ -55,13 +55,12 @@ def test_a_cap_on_rows_would_drop_canaries(tmp_path):
 
 def test_the_audit_of_the_run_has_them(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", by=["canary"])
-    assert (
-        summary.attacks.canaries.overall.n_members + summary.attacks.canaries.overall.n_nonmembers
-        == 100
-    )
-    assert summary.attacks.by_epsilon.findings == 0
-    assert summary.attacks.canaries.delta == summary.account.delta
-    assert summary.attacks.canaries.overall.bound.epsilon < summary.guarantee.worst_case_epsilon
+    canaries = summary.attacks.canaries
+    assert canaries.overall["auc"].n == 100
+    assert not summary.attacks.by_epsilon.empty
+    assert summary.attacks.above_worst_case == 0
+    assert canaries.delta == summary.account.delta
+    assert canaries.overall["epsilon"].value < summary.guarantee.worst_case_epsilon
     assert set(summary.groups[0].rows["name"]) == {"True", "False"}
 
 

@@ -463,9 +463,10 @@ def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_p
     )
     train(mine, tmp_path / "run", dataset=toy(), seed=3)
     found = audit(tmp_path / "run", tmp_path / "audit")
-    rates, longest = found.attacks.updates, found.attacks.gradient_canaries.lengths[-1]
-    assert (rates.n_members, rates.n_nonmembers) == (longest.n_members, longest.n_others)
-    assert rates.auc_interval.low < rates.auc < rates.auc_interval.high
+    rates = found.attacks.rates.query("part == 'longest canaries'").set_index("rate").loc["auc"]
+    longest = found.attacks.gradient_canaries.lengths[-1]
+    assert (rates.n_members, rates.n_others) == (longest.n_members, longest.n_others)
+    assert rates.low < rates.value < rates.high
     assert "| Every noisy update | " in (tmp_path / "audit" / "audit.md").read_text()
     gradients = found.attacks.gradient_canaries
     assert [one.length for one in gradients.lengths] == [0.5, 1.0]

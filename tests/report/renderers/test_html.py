@@ -12,7 +12,7 @@ import pytest
 
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups import Reversal
-from indpriv.analysis.summary import AttackFindings, FidelityFindings
+from indpriv.analysis.summary import NO_ATTACKS, FidelityFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import RecordedRun, summarise
 from indpriv.epsilon_table import DISCLAIMER
@@ -269,7 +269,7 @@ def test_a_huge_epsilon_reads_well(summary):
                 summary,
                 guarantee=huge,
                 groups=(),
-                attacks=AttackFindings(),
+                attacks=NO_ATTACKS,
                 loss=None,
                 fidelity=FidelityFindings(),
             )
@@ -290,7 +290,7 @@ def test_a_large_delta_withholds_the_sentence(summary):
                 summary,
                 guarantee=large,
                 groups=(),
-                attacks=AttackFindings(),
+                attacks=NO_ATTACKS,
                 loss=None,
                 fidelity=FidelityFindings(),
             )
@@ -309,7 +309,7 @@ def test_edges_of_bins_are_rounded_up(summary):
             summary,
             individual=small,
             groups=(),
-            attacks=AttackFindings(),
+            attacks=NO_ATTACKS,
             loss=None,
             fidelity=FidelityFindings(),
         )
@@ -376,7 +376,7 @@ def test_an_estimate_says_so(summary):
             replace(
                 summary,
                 groups=(),
-                attacks=AttackFindings(),
+                attacks=NO_ATTACKS,
                 fidelity=FidelityFindings(),
                 claim="estimate",
                 claim_reason="Only 3 of 30 steps were recorded.",
@@ -400,7 +400,7 @@ def test_bins_of_epsilon_stand_beside_their_line(run):
     found = summarise(
         log, table, RecordedRun(ExampleTable(leaky)), name="x", by=["sex"], holdout=holdout
     )
-    assert found.attacks.by_epsilon.findings > 0
+    assert found.attacks.by_epsilon["above_worst_case"].any()
     assert "A finding against the run" in Page(render_html(found)).text
 
 

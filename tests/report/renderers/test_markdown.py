@@ -66,13 +66,11 @@ def test_what_may_be_published_agrees_with_the_table(text, run):
 def test_both_models_stand_among_the_attacks(text, summary):
     attacks = text.split("## Attacks")[1].split("## ")[0]
     assert attacks.count("Chance is 50 %") == 1
-    cells = ["all examples", f"{summary.attacks.by_group[0].overall.trials:,}"]
-    for attack in summary.attacks.by_group[:2]:
-        row = attack.overall
-        cells += [
-            format_share(row.success_rate, 1),
-            f"{100 * row.interval.low:.1f} to {100 * row.interval.high:.1f} %",
-        ]
+    rows = summary.attacks.rates.query("rate == 'success' and by == ''")
+    assert rows["model"].tolist() == ["dp", "non_dp"]
+    cells = ["all examples", f"{rows['n'].iloc[0]:,}"]
+    for row in rows.itertuples():
+        cells += [format_share(row.value, 1), f"{100 * row.low:.1f} to {100 * row.high:.1f} %"]
     assert f"| {' | '.join(cells)} |" in attacks
 
 

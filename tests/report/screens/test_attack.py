@@ -4,11 +4,11 @@ import json
 import numpy as np
 from rich.console import Console
 
-from indpriv.analysis.attacks.measures import measure_attack
+from indpriv.analysis.attacks.rates import measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.report.screens.attack import attack_document, print_attack
 
-NAMES = {"auc", "tpr_at_fpr", "advantage", "epsilon_lower_bound"}
+RATES = ("auc", "tpr_0.001", "tpr_0.01", "advantage", "epsilon", "right", "false_alarms")
 
 
 def measures(n=400, groups=None):
@@ -20,13 +20,11 @@ def measures(n=400, groups=None):
 def test_the_document_has_the_named_keys_of_all_examples_and_of_each_group():
     groups = np.array(["<b>", "=a", "a,b", "\x1b[31m"], dtype=object)[np.arange(400) % 4]
     document = json.loads(json.dumps(attack_document(measures(groups=groups)), allow_nan=False))
-    assert {*NAMES, "method", "confidence"} <= set(document)
-    assert set(document["tpr_at_fpr"]) == {"0.001", "0.01"}
-    assert [row["name"] for row in document["groups"]] == sorted(set(groups))
-    for row in document["groups"]:
-        assert set(row) >= NAMES
-        assert row["null_calibration"]["false_alarm_rate"] <= 0.05
-    assert document["epsilon_lower_bound"] > 0
+    found = {(row["by"], row["part"], row["rate"]): row for row in document["rates"]}
+    every = [("", "all examples"), *(("group", name) for name in sorted(set(groups)))]
+    assert list(found) == [(*part, name) for part in every for name in RATES]
+    assert all(found[(*part, "false_alarms")]["value"] <= 0.05 for part in every)
+    assert found["", "all examples", "epsilon"]["value"] > 0
     assert "not on the output-specific epsilon of any one" in document["meaning"]
 
 
@@ -55,5 +53,9 @@ def test_many_groups_and_none_at_all():
     )
     assert "360 more groups are in --json" in buffer.getvalue()
     one = measure_attack(AttackScores(np.ones(1), np.ones(1, bool), "x"))
-    assert attack_document(one)["auc"] is None
+    assert {row["rate"] for row in attack_document(one)["rates"]} == {
+        "epsilon",
+        "right",
+        "false_alarms",
+    }
     print_attack(one, Console(file=buffer, width=80))

@@ -2,34 +2,18 @@
 
 from collections.abc import Sequence
 
-from indpriv._formatting import (
-    format_share,
-    format_share_up,
-)
+from indpriv._formatting import format_share, format_share_up
 from indpriv.analysis.attacks.attributes import AttributeFindings, AttributeRow
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.summary import AuditSummary
-from indpriv.report.document import (
-    Block,
-    Entry,
-    Section,
-    Span,
-    Table,
-    paragraph,
-    table,
-)
-from indpriv.report.sections.attacks.every_attack import ABOVE
+from indpriv.report.document import Block, Entry, Section, Span, Table, paragraph, table
+from indpriv.report.sections.attacks.membership import ABOVE
 from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE, finding
 
 _STRONGEST = "with_imputation"  # the attack shown by group and by epsilon
 _ATTRIBUTE_HEAD = (
-    "Imputed",
-    "Guessed with the model",
-    "Others imputed",
-    "Others guessed",
-    "Advantage",
-    "95 % interval",
-    "Individual ceiling",
+    *("Imputed", "Guessed with the model", "Others imputed", "Others guessed", "Advantage"),
+    *("95 % interval", "Individual ceiling"),
 )
 
 

@@ -9,6 +9,7 @@ from indpriv._formatting import (
 )
 from indpriv.analysis.attacks.canary_bounds import BOUNDS
 from indpriv.analysis.attacks.canary_findings import EACH_BY_ITSELF, CanaryResults
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Block, Entry, Paragraph, Section, Span, Table, paragraph, table
 from indpriv.report.wording import finding
@@ -28,16 +29,15 @@ def canaries(summary: AuditSummary) -> Section | None:
     found = summary.attacks.canaries
     if found is None:
         return None
-    bound, n = found.overall.bound, found.overall.n_members + found.overall.n_nonmembers
-    least, worst = (
-        format_lower_bound(bound.epsilon),
-        format_epsilon(summary.guarantee.worst_case_epsilon),
-    )
-    confidence = format_share(found.confidence)
+    bound, right, alarms = (found.overall[name] for name in ("epsilon", "right", "false_alarms"))
+    hits = round((right.value or 0.0) * right.n)
+    n, confidence = bound.n_members + bound.n_others, format_share(CONFIDENCE)
+    least = format_lower_bound(bound.value)
+    worst = format_epsilon(summary.guarantee.worst_case_epsilon)
     blocks: list[Block] = []
     line = f"{n:,} canaries: worst-case epsilon at least {least} with {confidence} confidence"
     entry = Entry("CANARIES", (paragraph(f"{line} (accounted: {worst})"),))
-    if bound.epsilon > summary.guarantee.worst_case_epsilon:
+    if bound.value > summary.guarantee.worst_case_epsilon:
         blocks.append(
             finding(
                 f"The canaries prove a worst-case epsilon of at least {least}, above the {worst} "
@@ -52,12 +52,12 @@ def canaries(summary: AuditSummary) -> Section | None:
             f"the coins from the model proves, with {confidence} confidence, a worst-case epsilon "
             "of at least ",
             Span(least),
-            f" at delta {format_delta(found.delta)} ({bound.correct} of {bound.guesses} guesses "
-            f"right, corrected for {bound.tried} numbers of guesses; Steinke, Nasr and Jagielski "
+            f" at delta {format_delta(found.delta)} ({hits} of {right.n} guesses "
+            f"right, corrected for {bound.n} numbers of guesses; Steinke, Nasr and Jagielski "
             "2023). It bounds the worst case that the guarantee promises for every example, not "
             "the individual epsilon of any one. Null calibration: for coins drawn at random the "
-            f"bound was above 0 in {format_share(bound.false_alarm_rate, 1)} of "
-            f"{found.null_trials:,} trials.",
+            f"bound was above 0 in {format_share(alarms.value, 1)} of "
+            f"{alarms.n:,} trials.",
         )
     )
     return Section("canaries", "Canaries", tuple(blocks), (entry,), nested=True)

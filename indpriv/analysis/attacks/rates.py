@@ -1,0 +1,512 @@
+"""What attacks achieve, as tidy tables: one row for each attack, part of the examples and rate.
+
+Sensitive. `RATES` and `TRIED` describe the columns.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import expit, logit
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._checks import check_delta, check_positive_int
+from indpriv._plain import Columns, Count, records
+from indpriv.analysis.attacks.lower_bound import LEAST_GUESSES, NULL_TRIALS, lower_bound
+from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval, generator_of
+from indpriv.analysis.statistics.student import student_interval
+from indpriv.attack_scores import AttackScores
+from indpriv.errors import InputError
+
+# What matters is the rate at few false positives (Carlini et al. 2022, arXiv:2112.03570).
+FALSE_POSITIVE_RATES = (0.001, 0.01)
+MIN_TRIALS = 10  # with fewer guesses the result says more about these examples than about the group
+ALL, UPDATES = "all examples", "longest canaries"  # parts that are no groups of a column
+ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
+BALANCED = (
+    "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and "
+    "non-members, as if fair coins had chosen them: valid if members were chosen at random"
+)
+_COMMON = 0.01  # false-positive rate of the threshold that all groups share
+_ROC_POINTS = 50
+_LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
+_INTERVALS = "a binomial interval over examples"
+_Row = dict[str, Any]
+_KINDS = {
+    "auc": "the probability that a member scores above a non-member, ties count half",
+    "tpr_0.001, tpr_0.01": "true-positive rate of the lowest threshold with no more false ones",
+    "advantage": "largest difference of true- and false-positive rate, above 0 even by chance",
+    "accused, falsely_accused": "share of a group's members, and of its non-members, above the "
+    "threshold that accuses one non-member in a hundred of all groups",
+    "success": "share of right guesses by the best threshold of the other half of the scores",
+    "epsilon": "lower bound on the worst-case epsilon, corrected for groups; 0 proves nothing",
+    "right": "share of right guesses that gives this bound",
+    "false_alarms": "how often random memberships give a bound above 0",
+}
+_WHICH = {
+    "attack": (str, "Its name in the registry, or what produced the scores."),
+    "model": (str, 'The audited model ("dp"), or the non-private baseline ("non_dp").'),
+}
+_SIDES = {
+    "n_members": (Count, "Number of scores of members."),
+    "n_others": (Count, "Number of scores of non-members."),
+}
+_PARTS = (
+    f'The group; "{ALL}"; "{UPDATES}" of gradient canaries; or, of people with several rows, how '
+    "scores of rows become one."
+)
+_N = (
+    "Number of guesses, trials or scores that the value is of; of models, for a mean over models; "
+    "of an epsilon, how many numbers of guesses were tried."
+)
+_ABOVE = (
+    "The rates exceed what the worst case allows, by more than chance over all attacks: the run or "
+    "its account is wrong, if the test examples were split off at random. False for the baseline."
+)
+RATES = Columns(
+    "Rate",
+    "One rate of one attack on some examples.",
+    {
+        **_WHICH,
+        "by": (str, 'The column of the groups; "" where the part is none of a column\'s groups.'),
+        "part": (str, _PARTS),
+        "rate": (str, "; ".join(f"{name}: {text}" for name, text in _KINDS.items()) + "."),
+        "value": (float | None, "Null where it is undefined."),
+        "low": (float | None, "Lower end of the 95 % interval of this row by itself."),
+        "high": (float | None, "Upper end of that interval."),
+        "joint_low": (float | None, "Lower end of the one for all attacks together (Bonferroni)."),
+        "joint_high": (float | None, "Upper end of that interval."),
+        "n": (Count, _N),
+        **_SIDES,
+    },
+    optional=("low", "high", "joint_low", "joint_high"),
+)
+TRIED = Columns(
+    "TriedAttack",
+    "One attack on one model, over all examples.",
+    {
+        **_WHICH,
+        "title": (str, "In a few words."),
+        "adversary": (str, "What the attacker sees, in the terms of proofs."),
+        "sees": (str, 'What the attacker sees, as the ladder names it; "" in older audits.'),
+        "references": (Count, "Number of reference models; 0 where it uses none."),
+        **_SIDES,
+        "above_worst_case": (bool, _ABOVE),
+        "source": (str, "The paper that it follows."),
+        "caveat": (str, "What a reader must know about its results."),
+    },
+)
+
+
+def table(columns: Columns, rows: Iterable[Mapping[str, Any]] = ()) -> pd.DataFrame:
+    """A frame of these rows; what a row lacks is unknown."""
+    rows = list(rows)
+    return columns.frame(
+        {name: [row.get(name) for row in rows] for name in columns.kinds}, len(rows)
+    )
+
+
+def parts(rates: pd.DataFrame, **of: str) -> dict[str, dict[str, Any]]:
+    """Part -> rate -> row, of those rows whose columns have these values; None for unknown."""
+    for name, value in of.items():
+        rates = rates[rates[name] == value]
+    found: dict[str, dict[str, Any]] = {}
+    for row in records(rates):
+        found.setdefault(row.part, {})[row.rate] = row
+    return found
+
+
+def interval(row: Any, prefix: str = "") -> Interval | None:
+    """The interval of a row, by itself or ("joint_") with others; None where there is none."""
+    low, high = (getattr(row, f"{prefix}{end}", None) for end in ("low", "high"))
+    return None if low is None or high is None else Interval(low, high)
+
+
+def bonferroni(tests: int) -> float:
+    """Confidence of each of several intervals that hold together."""
+    return 1 - (1 - CONFIDENCE) / max(1, tests)
+
+
+def group_indices(scores: AttackScores) -> dict[str, IntArray]:
+    """Positions of the scores of each group, by sorted name; empty without groups."""
+    if scores.groups is None:
+        return {}
+    uniques, codes = np.unique(scores.groups.astype(str), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    cuts = np.searchsorted(codes[order], np.arange(1, len(uniques)))
+    return dict(zip(uniques.tolist(), np.split(order, cuts), strict=True))
+
+
+def rates_of(
+    scores: AttackScores,
+    *,
+    attack: str = "",
+    model: str = "dp",
+    by: str = "",
+    part: str = ALL,
+    tests: int | None = None,
+) -> pd.DataFrame:
+    """AUC, true-positive rates and advantage of one attack on one model.
+
+    Args:
+        scores: of the attack.
+        attack: its name; by default the method of the scores.
+        model: "dp" or "non_dp".
+        by: the column of the scores' groups, each of which is measured by itself; "" for all
+            scores together.
+        part: what all scores together are called.
+        tests: number of attacks in all, for which joint intervals hold; None for no such intervals.
+
+    Returns:
+        rows of `RATES`; none for a part without members or without others.
+
+    Raises:
+        InputError: scores of an adversary whose scores are not independent, or of several models.
+    """
+    scores.check_adversary(_INTERVALS)
+    scores.check_one_model(_INTERVALS)
+    every = {part: np.arange(len(scores.scores))}
+    rows: list[_Row] = []
+    for name, index in (group_indices(scores) if by else every).items():
+        member, values = scores.member[index], scores.scores[index]
+        key = {"attack": attack or scores.method, "model": model, "by": by, "part": name}
+        rows += [key | row for row in _separation(values[member], values[~member], tests=tests)]
+    return table(RATES, rows)
+
+
+def accused(scores: AttackScores, *, attack: str, by: str) -> pd.DataFrame:
+    """Whom one threshold accuses: the one at which one non-member in a hundred is accused.
+
+    In a group it accuses another share of them, which stands beside. Every interval is for one
+    row alone.
+
+    Args:
+        scores: of one model, with groups.
+        attack: its name.
+        by: the column of the groups.
+    """
+    others = np.sort(scores.scores[~scores.member])[::-1]
+    rows: list[_Row] = []
+    for name, index in group_indices(scores).items() if len(others) else ():
+        above = scores.scores[index] > others[int(_COMMON * len(others))]
+        sides = [above[scores.member[index] == side] for side in (True, False)]
+        for rate, side in zip(("accused", "falsely_accused"), sides, strict=True):
+            row: _Row = {"attack": attack, "model": "dp", "by": by, "part": name, "rate": rate}
+            row |= {"n": len(side), "n_members": len(sides[0]), "n_others": len(sides[1])}
+            row |= {"value": float(side.mean())} if len(side) else {}
+            if rate == "accused" and len(side):
+                row |= vars(clopper_pearson(int(side.sum()), len(side)))
+            rows.append(row)
+    return table(RATES, rows)
+
+
+def rates_on_updates(scores: AttackScores) -> pd.DataFrame:
+    """Rates of gradient canaries of the largest length; no rows without members or others.
+
+    Raises:
+        InputError: scores of the white-box attack. Those of one run are computed with the true
+            noise, which they share: ranked among each other, they give memberships away.
+    """
+    if scores.groups is not None:
+        lengths = scores.groups.astype(np.float64)
+        scores = scores.take(lengths == lengths.max(initial=0.0))
+    return rates_of(scores, part=UPDATES)
+
+
+def rates_over_models(scores: Iterable[AttackScores]) -> pd.DataFrame:
+    """Means over models, each attacked with the others as references, with Student's intervals.
+
+    Examples of one model share its noise, so that errors over models are the ones to trust; the
+    models also share references, which these errors leave out. Only one model's scores are held at
+    once.
+
+    Raises:
+        InputError: no scores, a model without members or without non-members, or scores that share
+            the noise of their model's training, which ranks within a model do not hold for.
+    """
+    found = [rates_of(of_model) for of_model in scores]
+    if not found or any(one.empty for one in found):
+        raise InputError(
+            "there are no scores of models, or an attacked model has no members or no non-members"
+        )
+    rows: list[_Row] = []
+    every = pd.concat(found)
+    for rate, of in every[every["rate"] != "advantage"].groupby("rate", sort=False):
+        values = of["value"].to_numpy(float)
+        row: _Row = {"attack": of["attack"].iloc[0], "model": "dp", "by": "", "part": ALL}
+        row |= {"rate": rate, "value": float(np.mean(values)), "n": len(values)}
+        row |= {name: int(of[name].sum()) for name in ("n_members", "n_others")}
+        rows.append(row | _ends(student_interval(values, 0.0, 1.0)))
+    return table(RATES, rows)
+
+
+def exceeds(
+    scores: AttackScores, guarantee: tuple[float, float], *, tests: int, seed: int = 0
+) -> bool:
+    """Whether accusations refute (epsilon, delta), corrected for attacks and thresholds.
+
+    A random half of the non-members chooses each threshold. Members and non-members are examples of
+    one model: the limit holds for each example over runs, and these rates are means over examples.
+
+    Args:
+        scores: of one model.
+        guarantee: worst-case epsilon and delta.
+        tests: number of attacks in all.
+        seed: of the half of the non-members that chooses thresholds.
+
+    Raises:
+        InputError: scores of an adversary whose scores are not independent, or of several models.
+    """
+    scores.check_adversary(_INTERVALS, ("updates", "full"))
+    scores.check_one_model(_INTERVALS)
+    members, others = (scores.scores[scores.member == side] for side in (True, False))
+    (epsilon, delta), half = guarantee, len(others) // 2
+    if not half or not len(members):
+        return False
+    order = np.random.default_rng(seed).permutation(len(others))
+    choosing, reporting = np.sort(others[order[:half]])[::-1], others[order[half:]]
+    level = bonferroni(tests * len(FALSE_POSITIVE_RATES))
+    for rate in FALSE_POSITIVE_RATES:
+        threshold = choosing[int(rate * half)]
+        hits = int((members > threshold).sum()), int((reporting > threshold).sum())
+        least = clopper_pearson(hits[0], len(members), level).low
+        most = clopper_pearson(hits[1], len(reporting), level).high
+        if least > math.exp(min(epsilon, _LARGEST_EXPONENT)) * most + delta:
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class AttackMeasures:
+    """What the scores of one attack prove about the worst case.
+
+    Attributes:
+        attack: what produced the scores.
+        method: how the lower bound is found, and what it assumes.
+        delta: of the (epsilon, delta) that is bounded.
+        seed: of the analysis, not of training.
+        rates: of all examples and of each group, lower bounds included.
+        roc: (false-positive rate, true-positive rate) of thresholds on all scores.
+    """
+
+    attack: str
+    method: str
+    delta: float
+    seed: int
+    rates: Annotated[pd.DataFrame, RATES]
+    roc: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        bound = parts(self.rates, by="", rate="epsilon").get(ALL)
+        if bound is None or bound["epsilon"].value is None:
+            raise InputError(f"no lower bound stands among the rates of {self.attack}; audit again")
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        """Rows of all examples by rate."""
+        return parts(self.rates, by="")[ALL]
+
+
+def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) -> AttackMeasures:
+    """Measure an attack, and bound the worst-case epsilon from below.
+
+    The lower bound needs members that were chosen by fair coins. From other scores, equal numbers
+    of random members and non-members are taken, so that unequal numbers cannot prove anything. The
+    bound over all examples holds at 95 % by itself, those of the groups all together.
+
+    Args:
+        scores: of any attack; higher means more likely a member.
+        delta: of the (epsilon, delta)-DP that is tested.
+        seed: of the random choices: which scores are left out, and the order of ties.
+
+    Raises:
+        InputError: a delta outside (0, 1), a negative seed, scores of an adversary for whom the
+            bound does not hold, or of several models.
+    """
+    delta = check_delta(delta)
+    check_positive_int("seed", seed, minimum=0)
+    scores.check_adversary("a lower bound from one run", ("full", "gradients"))
+    scores.check_one_model("a lower bound from one run")
+    groups = group_indices(scores)
+    joint = bonferroni(sum(len(index) >= 2 * LEAST_GUESSES for index in groups.values()))
+    whole = np.arange(len(scores.scores))
+    every: list[tuple[str | None, IntArray]] = [(None, whole), *groups.items()]
+    rows: list[_Row] = []
+    for name, index in every:
+        values, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
+        by, part = ("", ALL) if name is None else ("group", name)
+        key: _Row = {"attack": scores.method, "model": "dp", "by": by, "part": part}
+        used = np.arange(len(index)) if scores.fair_coins else _balanced(member, rng)
+        bound = lower_bound(
+            values[used],
+            member[used],
+            delta=delta,
+            n_coins=len(scores.scores),
+            rng=rng,
+            balanced=not scores.fair_coins,
+            confidence=CONFIDENCE if name is None else joint,
+        )
+        right = {"value": bound.correct / bound.guesses} if bound.guesses else {}
+        alarms = {"value": bound.false_alarm_rate, **vars(bound.false_alarm_interval)}
+        n = {"n_members": int(member.sum()), "n_others": int((~member).sum())}
+        rows += [key | row for row in _separation(values[member], values[~member])]
+        rows += [
+            {**key, **n, "rate": "epsilon", "value": bound.epsilon, "n": bound.tried},
+            {**key, **n, "rate": "right", **right, "n": bound.guesses},
+            {**key, **n, "rate": "false_alarms", **alarms, "n": NULL_TRIALS},
+        ]
+    return AttackMeasures(
+        attack=scores.method,
+        method=ONE_RUN if scores.fair_coins else BALANCED,
+        delta=delta,
+        seed=seed,
+        rates=table(RATES, rows),
+        roc=roc(scores),
+    )
+
+
+def _balanced(member: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
+    """Positions of equal numbers of random members and non-members."""
+    sides = [rng.permutation(np.flatnonzero(member == side)) for side in (True, False)]
+    pairs = min(map(len, sides))
+    return np.concatenate([side[:pairs] for side in sides])
+
+
+def discriminate(
+    members: FloatArray, others: FloatArray, *, confidence: float = CONFIDENCE
+) -> pd.DataFrame:
+    """How well scores separate members from others; "member" is guessed at or above a threshold.
+
+    Intervals of the AUC: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; of 0 or 1 the
+    exact binomial one over as many pairs as are independent; none where all scores are equal. Of
+    true-positive rates: at that false-positive rate of all possible non-members, whose threshold
+    lies between two order statistics of these ones. Each end is that of the exact binomial interval
+    at one of them; so both must be missed, and at 95 percent each the whole covers 97 to 100
+    percent (simulated). Of the advantage: valid for all thresholds together (Dvoretzky, Kiefer and
+    Wolfowitz; Massart 1990).
+
+    Args:
+        members: (n_members,) their scores.
+        others: (n_others,) scores of non-members.
+        confidence: of each interval.
+
+    Returns:
+        rate -> value, low, high (see `RATES`); empty without members or without others.
+
+    >>> discriminate(np.array([3.0, 2.0]), np.array([1.0, 0.0])).value["auc"]
+    1.0
+    """
+    rows = _separation(members, others, confidence=confidence)
+    return table(RATES, rows).set_index("rate")[["value", "low", "high"]]
+
+
+def roc(scores: AttackScores) -> tuple[tuple[float, float], ...]:
+    """(false-positive rate, true-positive rate) of up to 50 thresholds, strictest first."""
+    members, others = (scores.scores[scores.member == side] for side in (True, False))
+    if not len(members) or not len(others):
+        return ()
+    curve = _curve(members, others)
+    at = np.geomspace(1 / len(others), 1.0, _ROC_POINTS)
+    shown = np.unique(np.searchsorted(curve.fpr, at, side="right") - 1)
+    return tuple(zip(curve.fpr[shown].tolist(), curve.tpr[shown].tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """How many members and others have each distinct score, smallest score first.
+
+    fpr, tpr: of every threshold, of which the first accuses no example.
+    """
+
+    members: FloatArray
+    others: FloatArray
+    fpr: FloatArray
+    tpr: FloatArray
+
+
+def _curve(members: FloatArray, others: FloatArray) -> _Curve:
+    distinct, codes = np.unique(np.concatenate([members, others]), return_inverse=True)
+    sides = (codes[: len(members)], codes[len(members) :])
+    counts = [np.bincount(side, minlength=len(distinct)).astype(np.float64) for side in sides]
+    tpr, fpr = (np.concatenate([[0.0], np.cumsum(of[::-1])]) / of.sum() for of in counts)
+    return _Curve(counts[0], counts[1], fpr, tpr)
+
+
+def _separation(
+    members: FloatArray,
+    others: FloatArray,
+    *,
+    confidence: float = CONFIDENCE,
+    tests: int | None = None,
+) -> Iterator[_Row]:
+    """Rows of AUC, true-positive rates and advantage; none without members or without others."""
+    n, n_others = len(members), len(others)
+    if not n or not n_others:
+        return
+    curve = _curve(members, others)
+    auc, advantage = _auc(curve), float(np.max(curve.tpr - curve.fpr))
+    found: list[tuple[str, float, int, Any]] = [
+        ("auc", auc[0], n + n_others, lambda level: _auc_interval(*auc, min(n, n_others), level))
+    ]
+    for at in FALSE_POSITIVE_RATES:
+        hits = np.round(curve.tpr[np.searchsorted(curve.fpr, at, side="right") - 1] * n)
+        found.append((f"tpr_{at:g}", float(hits) / n, n, partial(_tpr_interval, curve, at)))
+    sides = {"n_members": n, "n_others": n_others}
+    row: _Row
+    for rate, value, trials, ends in found:
+        row = {"rate": rate, "value": value, "n": trials, **sides, **_ends(ends(confidence))}
+        yield row if tests is None else row | _ends(ends(bonferroni(tests)), "joint_")
+    band = sum(np.sqrt(np.log(4 / (1 - confidence)) / (2 * side)) for side in sides.values())
+    row = {"rate": "advantage", "value": advantage, "n": n + n_others, **sides}
+    yield row | {"low": max(0.0, advantage - band), "high": min(1.0, advantage + band)}
+
+
+def _ends(interval: Interval | None, prefix: str = "") -> dict[str, float]:
+    return {} if interval is None else {f"{prefix}{end}": x for end, x in vars(interval).items()}
+
+
+def _tpr_interval(curve: _Curve, rate: float, confidence: float) -> Interval:
+    n_members, n_others = int(curve.members.sum()), int(curve.others.sum())
+    ends = np.array([1 - confidence, 1 + confidence]) / 2
+    false = (stats.binom.ppf(ends, n_others, rate) - [1, 0]) / n_others
+    place = np.maximum(np.searchsorted(curve.fpr, false, side="right") - 1, 0)
+    hits = np.round(curve.tpr[place] * n_members).tolist()
+    low, high = (clopper_pearson(n, n_members, confidence) for n in hits)
+    return Interval(low.low, high.high)
+
+
+def _auc(curve: _Curve) -> tuple[float, float]:
+    """The AUC and its variance."""
+    n_members, n_others = int(curve.members.sum()), int(curve.others.sum())
+    # For each distinct score: the share of the other side below it (or above it); ties count half.
+    beaten = (np.cumsum(curve.others) - curve.others / 2) / n_others
+    beating = 1 - (np.cumsum(curve.members) - curve.members / 2) / n_members
+    # A whole number, so that an AUC of 1/2 is exact.
+    doubled = curve.members @ (2 * np.cumsum(curve.others) - curve.others)
+    variance = _variance_of_mean(beaten, curve.members) + _variance_of_mean(beating, curve.others)
+    return float(doubled) / (2.0 * n_members * n_others), variance
+
+
+def _auc_interval(auc: float, variance: float, pairs: int, confidence: float) -> Interval | None:
+    if auc in (0.0, 1.0):
+        return clopper_pearson(pairs * auc, pairs, confidence)
+    if variance == 0:
+        return None
+    width = stats.norm.ppf((1 + confidence) / 2) * np.sqrt(variance) / (auc * (1 - auc))
+    return Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
+
+
+def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
+    """Variance of the mean of values in [0, 1]; the largest possible for a single value."""
+    n = float(counts.sum())
+    if n < 2:
+        return 0.25
+    deviations = values - counts @ values / n
+    return float(counts @ deviations**2) / (n - 1) / n
