@@ -24,7 +24,7 @@ from indpriv._storage import location
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.distribution import describe
-from indpriv.analysis.groups.group_table import group_tables
+from indpriv.analysis.groups import group_tables
 from indpriv.analysis.guarantee import SUPPORTED, guarantee_of
 from indpriv.analysis.run_facts import run_facts
 from indpriv.analysis.summary import AuditSummary
