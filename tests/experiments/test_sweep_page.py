@@ -46,7 +46,7 @@ def test_curves_are_compared_where_every_run_came(found):
 
 def test_gaps_are_of_the_groups_that_can_be_read(summary, found):
     (groups, *_) = summary.groups
-    means = [row.epsilon.mean for row in groups.rows if not row.too_small]
+    means = groups.rows["mean"][~groups.rows["too_small"]]
     figure = found.settings[0].figures[f"epsilon_gap: {groups.by}"]
     assert figure.mean == pytest.approx(max(means) - min(means))
     assert figure.interval.low == pytest.approx(figure.interval.high)
