@@ -33,12 +33,12 @@ import indpriv.analysis.attacks.ceilings
 import indpriv.analysis.guarantee
 import indpriv.audit.audit_directory
 import indpriv.audit.variants
+from command_lines import run as run_command
 from indpriv._files import parquet_bytes, read_json, read_parquet, write_json, write_private_parquet
 from indpriv._journal import read_journal
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.audit import audit
-from indpriv.cli import run as run_command
 from indpriv.errors import InputError
 from synthetic import knowledge, small_run, write_run
 
@@ -92,7 +92,7 @@ COMMANDS = {
     "model-card": (["model-card", "{audit}"], {0}),
     "statement": (["statement", "create", "{audit}", "--example", "3", "--output-dir", "{new}"], {0}),
     "lint": (["lint", "{run}"], {0}),
-    "lint file": (["lint", "{toml}"], {0}),
+    "lint file": (["audits", "lint", "{toml}"], {0}),
     "attack": (["attack", "--scores", "{csv}"], {0}),
     "attack run": (["attack", "run", "{run}"], {0}),
     "convert": (["convert", "{npz}", "--run", "{settings}", "--output-dir", "{new}"], {0}),

@@ -215,8 +215,10 @@ def _all_of(
 
 
 def is_signals(path: str | Path) -> bool:
-    """Whether the folder holds signals of `train_references`, of one kind or several."""
+    """Whether these are signals of `train_references`: an .npz, or a folder of one kind or more."""
     path = Path(path)
+    if path.suffix == ".npz":
+        return path.is_file()
     return any((folder / SIGNALS).is_file() for folder in (path, *(path / name for name in _FACTS)))
 
 

@@ -85,7 +85,9 @@ def test_examples_and_references_in_another_order_keep_their_scores():
 
 def test_what_it_does_not_hold_for_is_refused():
     signals = signals_with_effect(1.0, 3, 50)
-    with pytest.raises(InputError, match=r"models is 0, and this attack needs 1; .*--models$"):
+    with pytest.raises(
+        InputError, match=r"models is 0, and this attack needs 1; .*train_references$"
+    ):
         rmia(AttackSignals.from_arrays(signals.signal[:1], signals.member[:1]), 0)
     with pytest.raises(InputError, match="of the kind 'other'"):
         rmia(AttackSignals.from_arrays(signals.signal, signals.member, kind="other"), 0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from command_lines import run as run_command
 from indpriv._columns import to_floats
 from indpriv._files import read_json, read_parquet, write_json
 from indpriv._formatting import capitalised
@@ -19,7 +20,6 @@ from indpriv.audit import attack_study, audit, results_of_run
 from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_attacks import scored_attacks
 from indpriv.audit.run_directory import RecordedRun
-from indpriv.cli import run as run_command
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -255,7 +255,7 @@ def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
         attack_study({"confidence": replace(study, audited=0)})
     study.save(tmp_path / "study.npz")
     (tmp_path / "audit.toml").write_text(AUDIT)
-    command = ["attack", "run", str(tmp_path / "audit.toml"), "--attack", "rmia"]
+    command = ["audits", "attack", str(tmp_path / "audit.toml"), "--attack", "rmia"]
     command += ["--signals", str(tmp_path / "study.npz"), "--epsilon", str(folder)]
     assert run_command(command) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -263,6 +263,11 @@ def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
     assert "no trend over epsilon" in shown
     assert run_command([*command, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
+    assert (
+        run_command(["attack", "run", str(tmp_path / "study.npz"), "--attack", "rmia", "--json"])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["rates"] == printed["rates"]
     assert (printed["rates"][0]["rate"], printed["rates"][0]["value"]) == ("auc", auc["RMIA"])
     assert len(printed["effects"]["bins"]) > 1
     assert run_command(["attack"]) == 2

@@ -28,6 +28,7 @@ from indpriv.accountant import PrivacyFilter
 from indpriv.analysis.lint.training_facts import facts_of_plan, facts_of_run
 from indpriv.audit import audit
 from indpriv.audit.run_directory import recorded_run
+from indpriv.cli import app as indpriv_app
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
@@ -71,7 +72,8 @@ def run(tmp_path_factory):
 
 
 def command(*arguments):
-    found = CliRunner().invoke(app, [str(part) for part in arguments])
+    commands = app if arguments[0] in ("train", "lint") else indpriv_app
+    found = CliRunner().invoke(commands, [str(part) for part in arguments])
     return found.exit_code, " ".join(found.output.split()), found.exception
 
 
