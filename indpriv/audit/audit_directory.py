@@ -86,7 +86,8 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
 def made_here(folder: Path) -> bool:
     """Whether an audit began a directory on this system, and it was neither unpacked nor copied.
 
-    No archive can bring the number and the time of change that a system gives to a file.
+    No archive can bring the number and the time of change that a system gives to a file. New modes
+    or owners, and another name for the file, change that time too.
     """
     if is_remote(folder):
         return True
@@ -212,8 +213,9 @@ def audit_in(folder: Path) -> Path:
         return folder
     if not made_here(inside):
         raise InputError(
-            f"{inside} came with the run, or was copied: whoever gave it to you wrote its figures. "
-            f"Make an audit of your own (indpriv audit {folder}), or pass {inside} itself"
+            f"{inside} came with the run, was copied, or had its modes changed (chmod -R): its "
+            f"figures may be another person's. If you made it, pass {inside} itself; if not, audit "
+            f"the run yourself (indpriv audit {folder} --output-dir DIR) and pass DIR"
         )
     return inside
 

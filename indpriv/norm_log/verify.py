@@ -139,6 +139,6 @@ def _permissions(run_dir: Path) -> Check:
     if exposed:
         return PERMISSIONS.failed(
             f"sensitive files can be read by others: {len(exposed)}, e.g. {exposed[0]}; run "
-            f"chmod -R go= {run_dir}"
+            f"find {run_dir} ! -name .here -exec chmod go= {{}} +"
         )
     return PERMISSIONS.passed("sensitive files are readable by their owner only")
