@@ -12,7 +12,7 @@ something about the data.
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -141,9 +141,6 @@ def judge_audit(
     content = read_summary(audit_dir)
     said = AuditSummary.from_json(content)
     found, known = _recomputed(location(audit_dir), said, limits, run_dir)
-    signed = []
-    if signed_by is not None:
-        signed = [_signed(said, run_dir or audit_dir.absolute().parent, signed_by)]
     if found is said:  # there is no table
         if run_dir is not None or signed_by is not None:
             raise InputError(
@@ -151,9 +148,14 @@ def judge_audit(
                 "(--run, --signed-by); make the audit again"
             )
         return judge(content, limits)
+    signed = []
+    if signed_by is not None:
+        signed = [_signed(said, run_dir or audit_dir.absolute().parent, signed_by)]
     close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
-    reads = {name: attrgetter(path) for name, path in _COMPARED.items()}
-    reads["log"] = lambda one: one.run.recorder.get("log_sha256")
+    reads: dict[str, Callable[[AuditSummary], Any]] = {
+        "log": lambda one: one.run.recorder.get("log_sha256"),
+        **{name: attrgetter(path) for name, path in _COMPARED.items()},
+    }
     wrong = ", ".join(
         name for name, read in reads.items() if _differ(read(said), read(found), close)
     )
