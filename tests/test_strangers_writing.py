@@ -580,10 +580,19 @@ def test_the_modes_of_a_run_are_mended_as_the_audit_says_and_its_audit_stays_one
     capsys.readouterr()
     command("audit", tiny)
     assert f"If {tiny} is yours, --output-dir {tiny}/audit writes there" in capsys.readouterr().err
+    (tiny / "audit/.here.json").write_text("{")
     command("audit", tiny, "--output-dir", tiny / "audit")
     shutil.rmtree("tiny-audit")
     command("audit", tiny)
     assert not Path("tiny-audit").exists()
+
+
+@linux
+def test_what_the_system_says_is_shown_with_the_file_alone(tiny, capsys):
+    (tiny / "audit/.here").mkdir(parents=True)
+    assert code_of("audit", tiny, "--output-dir", tiny / "audit") == 2
+    shown = capsys.readouterr().err
+    assert f"'{tiny}/audit/.here'; check the path" in " ".join(shown.split())
 
 
 @linux

@@ -32,7 +32,7 @@ from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
 from indpriv.epsilon_table.parts import MARKER, write_epsilons
-from indpriv.errors import InputError, PrivacyWarning
+from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.pictures import data_uri, pictures_of
@@ -91,7 +91,9 @@ def made_here(folder: Path) -> bool:
     """
     if is_remote(folder):
         return True
-    return (folder / _MADE).is_file() and read_json(folder / _MADE) == _made(folder) != []
+    with suppress(EvidenceError):  # a damaged mark is none
+        return (folder / _MADE).is_file() and read_json(folder / _MADE) == _made(folder) != []
+    return False
 
 
 def _made(folder: Path) -> list[int]:

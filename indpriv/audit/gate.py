@@ -30,7 +30,7 @@ from indpriv.analysis.groups import group_tables
 from indpriv.analysis.guarantee import SUPPORTED, guarantee_of
 from indpriv.analysis.run_facts import run_facts
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.audit_directory import EPSILON, read_summary
+from indpriv.audit.audit_directory import EPSILON, SUMMARY, read_summary
 from indpriv.audit.groups import groups_of
 from indpriv.audit.method_of_run import as_checked
 from indpriv.audit.run_directory import in_rows_of, recorded_run, with_units
@@ -250,7 +250,10 @@ def _recomputed(
         return replace(summary, guarantee=guarantee), frozenset()
     log, recorded, known = run.log, recorded_run(run, "worst_case"), {"log"}
     if account.rows_per_unit is not None and log.unit_ids is None:
-        log, recorded = with_units(log, recorded, _unit_column(summary))
+        with named(audit_dir / SUMMARY, "make the audit again"):  # the column is not in the log
+            words = shlex.split(summary.provenance.command)
+            column = words[words.index("--unit-column") + 1]
+        log, recorded = with_units(log, recorded, column)
     secret = account.participation == "secret"
     checks = recorded.checks if secret else if_known(recorded.checks)
     # The account of everybody, unless it takes as long as the audit did.
@@ -280,13 +283,6 @@ def _recomputed(
         run=run_facts(log, recorded.examples, recorded.recorder, recorded.declared),
         notes=replace(summary.notes, checks=kept),
     ), frozenset(known)
-
-
-def _unit_column(summary: AuditSummary) -> str:
-    """The column of the examples that names the units of an audit: they are not in the log."""
-    with named("audit.json", "make the audit again"):
-        words = shlex.split(summary.provenance.command)
-        return words[words.index("--unit-column") + 1]
 
 
 def _method_of(account: Account) -> Method:
