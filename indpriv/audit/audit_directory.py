@@ -86,8 +86,7 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
 def made_here(folder: Path) -> bool:
     """Whether an audit began a directory on this system, and it was neither unpacked nor copied.
 
-    No archive can bring the number and the time of change that a system gives to a file. New modes
-    or owners, and another name for the file, change that time too.
+    No archive brings a file's number and time of change; new modes or owners change that time too.
     """
     if is_remote(folder):
         return True

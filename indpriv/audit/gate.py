@@ -252,8 +252,7 @@ def _recomputed(
     if account.rows_per_unit is not None and log.unit_ids is None:
         with named(audit_dir / SUMMARY, "make the audit again"):  # the column is not in the log
             words = shlex.split(summary.provenance.command)
-            column = words[words.index("--unit-column") + 1]
-        log, recorded = with_units(log, recorded, column)
+            log, recorded = with_units(log, recorded, words[words.index("--unit-column") + 1])
     secret = account.participation == "secret"
     checks = recorded.checks if secret else if_known(recorded.checks)
     # The account of everybody, unless it takes as long as the audit did.
