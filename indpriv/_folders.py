@@ -58,7 +58,8 @@ def path_named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if os.sep not in str(error.filename):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            del error.filename2  # None would be shown
         raise
 
 

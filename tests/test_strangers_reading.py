@@ -35,7 +35,7 @@ import indpriv.audit.audit_directory
 import indpriv.audit.variants
 from command_lines import run as run_command
 from indpriv._files import parquet_bytes, read_json, read_parquet, write_json, write_private_parquet
-from indpriv._journal import read_journal
+from indpriv._journal import JournalWriter, read_journal
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.audit import audit
@@ -882,6 +882,21 @@ def test_without_the_run_the_log_is_believed_unless_it_is_passed(valid, tmp_path
         (top / "audit" / name).unlink()
     found = state(json.loads(check_outcome(words, {0})["out"])["conditions"])
     assert {known for _, known in found.values()} == {"believed"}  # fmt: skip
+    for more in ([], ["--signed-by", str(TOML)]):  # a missing table switches nothing off
+        error = check_outcome([*words, "--run", str(top / "run"), *more], {2})["err"]
+        assert "holds no epsilon.parquet, so nothing in it can be compared with the log" in error
+
+
+def test_a_gate_says_when_the_audit_is_of_another_log(inside):
+    """With the same figures too: a line more at the end of a closed log changes none."""
+    with JournalWriter(inside / "run") as journal:
+        last = {
+            name: one for name, one in journal.entries[-1].items() if name not in ("seq", "kind")
+        }
+        journal.append("close", **last)
+    code, conditions = gate(inside, "--max-worst-case-epsilon", "8", "--max-epsilon", "8")
+    assert [one["found"] for one in conditions if not one["passed"]] == ["another log"]
+    assert code == 1
 
 
 EDITS = {

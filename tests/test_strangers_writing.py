@@ -4,6 +4,7 @@ Every name that a command writes is collected on a clean directory; then a link 
 at it, and the command is run again: what lies outside stays as it was, and there is a right result or one message.
 """
 
+import json
 import os
 import shutil
 import stat
@@ -459,7 +460,7 @@ def test_the_audit_of_anothers_run_is_outside_it(tiny, capsys):
     assert state_of(tiny) == before
     assert is_whole(Path("tiny-audit"))
     shown = capsys.readouterr()
-    assert "is another user's, came from elsewhere, or cannot be written: " in shown.err
+    assert "is another user's, came from elsewhere, had its modes changed" in shown.err
     assert "the audit is written to tiny-audit" in shown.err
     assert "tiny-audit/report.html" in shown.out
 
@@ -537,6 +538,61 @@ def test_an_audit_that_came_with_a_run_is_not_ones_own(tiny, capsys):
     assert state_of(given / "audit/epsilon.parquet") == {
         name: found for name, found in before.items() if name.endswith("epsilon.parquet")
     }
+
+
+@linux
+@pytest.mark.parametrize("kind", ["link", "directory", "dangling"])
+def test_what_lies_where_an_audit_goes_by_default_is_not_overwritten(tiny, tmp_path, kind, capsys):
+    """Whoever gives a run away may put a link beside it, where an audit outside the run goes."""
+    command("audit", tiny)
+    given = unpacked(tiny, tmp_path / "unpacked")
+    mine = Path("tiny-audit") if kind == "directory" else tmp_path / "elsewhere"
+    if kind != "dangling":
+        (mine / "epsilon.parquet").mkdir(parents=True)
+        (mine / "epsilon.parquet/thesis.txt").write_text("mine")
+    if kind != "directory":
+        Path("tiny-audit").symlink_to(mine)
+    before = state_of(tmp_path)
+    capsys.readouterr()
+    assert code_of("audit", given) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("error:") == 1
+    assert "tiny-audit, where the audit of" in shown
+    assert "is not known to be an audit of yours; name a directory with --output-dir" in shown
+    assert state_of(tmp_path) == before
+
+
+@linux
+def test_the_modes_of_a_run_are_mended_as_the_audit_says_and_its_audit_stays_ones_own(tiny, capsys):
+    command("audit", tiny)
+    (tiny / "audit/epsilon.parquet").chmod(0o644)
+    capsys.readouterr()
+    assert code_of("verify", tiny, "--json") == 1
+    said = [
+        one for one in json.loads(capsys.readouterr().out)["checks"] if "chmod" in one["detail"]
+    ]
+    subprocess.run(said[0]["detail"].split("; run ")[1], shell=True, check=True)
+    assert not [path for path in (tiny, *tiny.rglob("*")) if path.stat().st_mode & 0o077]
+    command("audit", tiny)
+    assert is_whole(tiny / "audit")
+    assert not Path("tiny-audit").exists()
+    subprocess.run(["chmod", "-R", "go=", tiny], check=True)  # as people do
+    capsys.readouterr()
+    command("audit", tiny)
+    assert f"If {tiny} is yours, --output-dir {tiny}/audit writes there" in capsys.readouterr().err
+    (tiny / "audit/.here.json").write_text("{")
+    command("audit", tiny, "--output-dir", tiny / "audit")
+    shutil.rmtree("tiny-audit")
+    command("audit", tiny)
+    assert not Path("tiny-audit").exists()
+
+
+@linux
+def test_what_the_system_says_is_shown_with_the_file_alone(tiny, capsys):
+    (tiny / "audit/.here").mkdir(parents=True)
+    assert code_of("audit", tiny, "--output-dir", tiny / "audit") == 2
+    shown = capsys.readouterr().err
+    assert f"'{tiny}/audit/.here'; check the path" in " ".join(shown.split())
 
 
 @linux

@@ -32,7 +32,7 @@ from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
 from indpriv.epsilon_table.parts import MARKER, write_epsilons
-from indpriv.errors import InputError, PrivacyWarning
+from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.pictures import data_uri, pictures_of
@@ -86,11 +86,13 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
 def made_here(folder: Path) -> bool:
     """Whether an audit began a directory on this system, and it was neither unpacked nor copied.
 
-    No archive can bring the number and the time of change that a system gives to a file.
+    No archive brings a file's number and time of change; new modes or owners change that time too.
     """
     if is_remote(folder):
         return True
-    return (folder / _MADE).is_file() and read_json(folder / _MADE) == _made(folder) != []
+    with suppress(EvidenceError):  # a damaged mark is none
+        return (folder / _MADE).is_file() and read_json(folder / _MADE) == _made(folder) != []
+    return False
 
 
 def _made(folder: Path) -> list[int]:
@@ -212,8 +214,9 @@ def audit_in(folder: Path) -> Path:
         return folder
     if not made_here(inside):
         raise InputError(
-            f"{inside} came with the run, or was copied: whoever gave it to you wrote its figures. "
-            f"Make an audit of your own (indpriv audit {folder}), or pass {inside} itself"
+            f"{inside} came with the run, was copied, or had its modes changed (chmod -R): its "
+            f"figures may be another person's. If you made it, pass {inside} itself; if not, audit "
+            f"the run yourself (indpriv audit {folder} --output-dir DIR) and pass DIR"
         )
     return inside
 

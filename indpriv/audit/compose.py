@@ -19,8 +19,7 @@ from indpriv.analysis.composed_runs import ComposedRun, Composition, composed_st
 from indpriv.analysis.guarantee import STATUSES, Guarantee, guarantee_of
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.audit.method_of_run import as_checked
-from indpriv.audit.pipeline import with_units
-from indpriv.audit.run_directory import RecordedRun, recorded_run
+from indpriv.audit.run_directory import RecordedRun, recorded_run, with_units
 from indpriv.audit.summarise import divisor_of_run
 from indpriv.audit.variants import usual_participation, usual_relation
 from indpriv.epsilon_table import EpsilonTable

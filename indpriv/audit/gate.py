@@ -11,7 +11,8 @@ something about the data.
 """
 
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from indpriv._formatting import format_delta, format_epsilon, format_lower_bound, format_share
+from indpriv._reading import named
 from indpriv._storage import location
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
@@ -28,10 +30,10 @@ from indpriv.analysis.groups import group_tables
 from indpriv.analysis.guarantee import SUPPORTED, guarantee_of
 from indpriv.analysis.run_facts import run_facts
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.audit_directory import EPSILON, read_summary
+from indpriv.audit.audit_directory import EPSILON, SUMMARY, read_summary
 from indpriv.audit.groups import groups_of
 from indpriv.audit.method_of_run import as_checked
-from indpriv.audit.run_directory import in_rows_of, recorded_run
+from indpriv.audit.run_directory import in_rows_of, recorded_run, with_units
 from indpriv.audit.summarise import divisor_of_run
 from indpriv.epsilon_table import Account, EpsilonParts
 from indpriv.epsilon_table.parts import LARGEST_FILE
@@ -139,13 +141,21 @@ def judge_audit(
     content = read_summary(audit_dir)
     said = AuditSummary.from_json(content)
     found, known = _recomputed(location(audit_dir), said, limits, run_dir)
+    if found is said:  # there is no table
+        if run_dir is not None or signed_by is not None:
+            raise InputError(
+                f"{audit_dir} holds no {EPSILON}, so nothing in it can be compared with the log "
+                "(--run, --signed-by); make the audit again"
+            )
+        return judge(content, limits)
     signed = []
     if signed_by is not None:
         signed = [_signed(said, run_dir or audit_dir.absolute().parent, signed_by)]
-    if found is said:  # there is no table
-        return [*judge(content, limits), *signed]
     close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
-    reads = {name: attrgetter(path) for name, path in _COMPARED.items()}
+    reads: dict[str, Callable[[AuditSummary], Any]] = {
+        "log": lambda one: one.run.recorder.get("log_sha256"),
+        **{name: attrgetter(path) for name, path in _COMPARED.items()},
+    }
     wrong = ", ".join(
         name for name, read in reads.items() if _differ(read(said), read(found), close)
     )
@@ -233,19 +243,24 @@ def _recomputed(
     near = audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY
     there = run_dir is not None or holds_log(near)  # one that was named must have a log
     run = open_run(run_dir or near, unreadable="worst_case") if there else None
-    # Units that a column of the examples names are not in the log.
-    if run is None or (account.rows_per_unit is not None and run.log.unit_ids is None):
+    if run is None:
         delta = account.delta
         said: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
         guarantee = replace(summary.guarantee, **said, delta_times_n=delta * len(table))
         return replace(summary, guarantee=guarantee), frozenset()
     log, recorded, known = run.log, recorded_run(run, "worst_case"), {"log"}
+    if account.rows_per_unit is not None and log.unit_ids is None:
+        with named(audit_dir / SUMMARY, "make the audit again"):  # the column is not in the log
+            words = shlex.split(summary.provenance.command)
+            log, recorded = with_units(log, recorded, words[words.index("--unit-column") + 1])
     secret = account.participation == "secret"
     checks = recorded.checks if secret else if_known(recorded.checks)
     # The account of everybody, unless it takes as long as the audit did.
     everybody = len(table) <= LARGEST_FILE and (account.accountant == "rdp" or not secret)
     everybody |= log.unit_ids is not None
-    own = table_for(log if everybody else log.take(np.arange(1)), _method_of(account))
+    with named(audit_dir / EPSILON, "make the audit again"):
+        method = _method_of(account)
+    own = table_for(log if everybody else log.take(np.arange(1)), method)
     if everybody:
         table, known = own, {"log", "table"}
         summary = replace(summary, individual=describe(own))

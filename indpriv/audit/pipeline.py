@@ -26,7 +26,7 @@ from indpriv.audit.groups import compared_groups
 from indpriv.audit.method_of_run import MethodOptions, as_checked, method_of_run
 from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_attacks import scored_attacks
-from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
+from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run, with_units
 from indpriv.audit.summarise import summarise
 from indpriv.audit.variants import (
     effect_of_spacing,
@@ -233,22 +233,6 @@ def _read(
     units = "" if log.unit_ids is None else fingerprint(log.unit_ids)
     hashes = [run.state.fingerprint, units, *sorted(run.faults)]
     return log, _with_references(recorded, path, *folders), hashes
-
-
-def with_units(
-    log: NormLog, recorded: RecordedRun, unit_column: str
-) -> tuple[NormLog, RecordedRun]:
-    """The same, with the owner of each row from a metadata column."""
-    if recorded.examples is None:
-        raise InputError(
-            f"{unit_column} should name the owners of rows, but this run has no {EXAMPLES}, which "
-            "holds such columns"
-        )
-    examples = recorded.examples.with_units(unit_column)
-    units = examples.aligned(np.asarray(log.example_ids))["unit_id"].to_numpy()
-    one = "client" if log.sampler == "by_client" else "user"
-    unit = one if log.unit == "example" else log.unit
-    return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
 
 
 def _with_references(

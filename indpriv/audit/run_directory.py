@@ -20,6 +20,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.attribute_knowledge import AttributeKnowledge, read_knowledge
 from indpriv.epsilon_table import Epsilons
+from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
 from indpriv.norm_log.evidence import Check
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
@@ -174,6 +175,22 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
             "training_seconds": state.training_seconds,
         },
     )
+
+
+def with_units(
+    log: NormLog, recorded: RecordedRun, unit_column: str
+) -> tuple[NormLog, RecordedRun]:
+    """The same, with the owner of each row from a metadata column."""
+    if recorded.examples is None:
+        raise InputError(
+            f"{unit_column} should name the owners of rows, but this run has no {EXAMPLES}, which "
+            "holds such columns"
+        )
+    examples = recorded.examples.with_units(unit_column)
+    units = examples.aligned(np.asarray(log.example_ids))["unit_id"].to_numpy()
+    one = "client" if log.sampler == "by_client" else "user"
+    unit = one if log.unit == "example" else log.unit
+    return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
 
 
 def _scores(path: Path) -> AttackScores | None:

@@ -304,17 +304,22 @@ def _default_output(path: Path) -> Path:
     is_own &= not inside.exists() or made_here(inside)
     if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
         return inside
-    audited = ("run", "recorder", "log_sha256")
-    if (outside / SUMMARY).is_file() and (
+    audited, found = ("run", "recorder", "log_sha256"), ""
+    if outside.is_symlink() or (outside.exists() and not made_here(outside)):
+        found = "is a link, or is not known to be an audit of yours"
+    elif (outside / SUMMARY).is_file() and (
         first_at(read_summary(outside), audited) != read_state(path).fingerprint
     ):
+        found = "holds the audit of another run"
+    if found:
         raise InputError(
-            f"{outside}, where the audit of {path} would be written, holds the audit of another "
-            "run; name a directory with --output-dir"
+            f"{outside}, where the audit of {path} would be written, {found}; name a directory "
+            "with --output-dir"
         )
     text = (
-        f"{path} or its audit is another user's, came from elsewhere, or cannot be written: the "
-        f"audit is written to {outside}"
+        f"{path} or its audit is another user's, came from elsewhere, had its modes changed "
+        f"(chmod -R), or cannot be written: the audit is written to {outside}. If {path} is yours, "
+        f"--output-dir {inside} writes there"
     )
     Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
     return outside

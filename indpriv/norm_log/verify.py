@@ -1,6 +1,7 @@
 """Verify what a run recorded: hashes, coverage, sampling, accountant. Sensitive in its counts."""
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +140,6 @@ def _permissions(run_dir: Path) -> Check:
     if exposed:
         return PERMISSIONS.failed(
             f"sensitive files can be read by others: {len(exposed)}, e.g. {exposed[0]}; run "
-            f"chmod -R go= {run_dir}"
+            f"find {shlex.quote(str(run_dir))} ! -name .here -exec chmod go= {{}} +"
         )
     return PERMISSIONS.passed("sensitive files are readable by their owner only")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -11,11 +12,12 @@ import pytest
 
 import indpriv
 from indpriv import ExampleTable, InputError, NormLog, account
-from indpriv._files import read_parquet
+from indpriv._files import read_json, read_parquet, write_json
 from indpriv._formatting import format_epsilon
 from indpriv.analysis.attacks.rates import parts
 from indpriv.analysis.duplicates import undeclared_people
 from indpriv.audit import audit, groups_of, read_audit, read_summary
+from indpriv.audit.gate import Limits, judge_audit
 from indpriv.release.publish import Request, release
 from indpriv.release.statement import owners, statement
 from synthetic import rows, small_run, write_run
@@ -44,6 +46,27 @@ def audited_people(households, tmp_path_factory):
     write_run(run, log, examples)
     summary = audit(run, run / "audit", delta=DELTA, unit_column="home")
     return run / "audit", summary
+
+
+def test_a_gate_computes_units_of_a_column_again(audited_people, tmp_path):
+    """What an audit says of its units switches no recomputation off."""
+    run = shutil.copytree(audited_people[0].parent, tmp_path / "run")
+    limits = Limits(max_worst_case_epsilon=0.6, max_epsilon=0.6, unit="user", verified=True)
+    found = {one.name: one for one in judge_audit(run / "audit", limits)}
+    assert found.pop("attacks above what the account allows").known == "believed"
+    assert {one.known for one in found.values()} == {"recomputed"}
+    assert found["audit.json agrees with tables and log"].passed
+    content = read_json(run / "audit/audit.json")
+    content["guarantee"]["worst_case_epsilon"] = 0.5
+    write_json(run / "audit/audit.json", content)
+    forged = {one.name: one for one in judge_audit(run / "audit", limits)}
+    assert forged["worst-case epsilon"] == found["worst-case epsilon"]
+    assert not forged["worst-case epsilon"].passed
+    assert not forged["audit.json agrees with tables and log"].passed
+    content["command"] = "indpriv audit RUN"
+    write_json(run / "audit/audit.json", content)
+    with pytest.raises(InputError, match=r"audit\.json"):
+        judge_audit(run / "audit", limits)
 
 
 def test_an_audit_by_a_unit_column_is_of_people(audited_people, households):
