@@ -333,8 +333,10 @@ def test_scores_from_outside(in_process, tmp_path):
     document = json.loads(
         in_process("attack", "--scores", tmp_path / "scores.csv", "--json").stdout
     )
-    assert (document["auc"], document["epsilon_lower_bound"]) == (0.5, 0.0)
-    assert [row["name"] for row in document["groups"]] == ["a", "b"]
+    rates = {(row["by"], row["part"], row["rate"]): row["value"] for row in document["rates"]}
+    assert rates["", "all examples", "auc"] == 0.5
+    assert rates["", "all examples", "epsilon"] == 0.0  # the lower bound
+    assert {part for by, part, _ in rates if by == "group"} == {"a", "b"}
     coins = in_process("attack", "--scores", tmp_path / "scores.csv", "--fair-coins").stdout
     assert "independent fair coins" in " ".join(coins.split())
 

@@ -227,7 +227,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
             RECORDER: "a_seeded_run_says_so a_seed_that_can_be_guessed_is_told",
             RANKS: "ranks_that_do_not_train_one_model_stop_together",
             "audit/test_pipeline.py": "a_seeded_run_is_void",
-            "training/test_dp_sgd.py": "a_seeded_run_repeats_and_is_labelled_void",
+            "experiments/training/test_dp_sgd.py": "a_seeded_run_repeats_and_is_labelled_void",
         },
     ),
     38: (
@@ -249,7 +249,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
     40: (
         "selection and preprocessing outside the account",
         {
-            "training/test_dp_sgd.py": "the_record_says_what_was_done_and_what_is_on_trust",
+            "experiments/training/test_dp_sgd.py": "the_record_says_what_was_done_and_what_is_on_trust",
             "audit/test_pipeline.py": "what_was_declared_is_used",
         },
     ),

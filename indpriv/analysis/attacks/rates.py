@@ -400,7 +400,7 @@ def discriminate(
     Returns:
         rate -> value, low, high (see `RATES`); empty without members or without others.
 
-    >>> discriminate(np.array([3.0, 2.0]), np.array([1.0, 0.0])).value["auc"]
+    >>> float(discriminate(np.array([3.0, 2.0]), np.array([1.0, 0.0])).value["auc"])
     1.0
     """
     rows = _separation(members, others, confidence=confidence)
