@@ -79,5 +79,5 @@ def checked_audit_file(path: Path | None, command: str) -> Path:
     lines = "".join(f"\n  {typed(command, file, PROGRAM)}" for file in files)
     if len(lines) > _LONGEST:  # a message is cut somewhat later
         names = ", ".join(file.name for file in files)
-        lines = f"\n  {typed(command, files[0], PROGRAM)}\nor with another of {folder}: {names}"
+        lines = f"\n  {typed(command, files[0], PROGRAM)}\n  or with another of {folder}: {names}"
     raise InputError(f"{reason}; type one of:{lines}")
