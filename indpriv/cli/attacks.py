@@ -143,7 +143,7 @@ def attack_run(
     """
     from indpriv.attacks.train_references import is_signals
 
-    if is_signals(target) or target.suffix == ".npz":
+    if is_signals(target):
         if signals is not None:
             raise InputError(f"{target} holds signals itself; leave out --signals {signals}")
         show_study(target, attacks or (), epsilon, unit_rule, as_json)
