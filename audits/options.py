@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from indpriv.report.document import Page
 
 PROGRAM = "python -m audits"  # as it is typed
+_LONGEST = 1500  # characters of a list
 FILES = Path(__file__).parent  # of the audit files
 
 
@@ -76,4 +77,7 @@ def checked_audit_file(path: Path | None, command: str) -> Path:
         if files := sorted(folder.glob("*.toml")):
             break
     lines = "".join(f"\n  {typed(command, file, PROGRAM)}" for file in files)
+    if len(lines) > _LONGEST:  # a message is cut somewhat later
+        names = ", ".join(file.name for file in files)
+        lines = f"\n  {typed(command, files[0], PROGRAM)}\n  or with another of {folder}: {names}"
     raise InputError(f"{reason}; type one of:{lines}")

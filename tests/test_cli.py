@@ -242,17 +242,22 @@ def test_pictures_only_where_asked_for_and_only_of_the_runs_data(audited, in_pro
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        (b"no numbers", "no .npy file of numbers"),
-        (np.array([{}], dtype=object), "no .npy file of numbers"),
+        (b"no numbers", "no .npy file"),
+        (np.array([{}], dtype=object), "no .npy file"),
+        (np.full((3, 1, 8, 8), "0"), "no .npy file"),
+        ({"images": np.zeros((3, 1, 8, 8))}, "no .npy file"),
         (np.zeros((3, 8, 8)), "are not images"),
         (np.zeros((3, 1, 8, 8)), "is not a position in the 3 images"),
     ],
-    ids=["bytes", "objects", "no channels", "too few"],
+    ids=["bytes", "objects", "texts", "archive", "no channels", "too few"],
 )
 def test_only_images_are_shown(in_process, tmp_path, images, words):
     path = tmp_path / "images.npy"
     if isinstance(images, bytes):
         path.write_bytes(images)
+    elif isinstance(images, dict):
+        with path.open("wb") as file:
+            np.savez(file, **images)
     else:
         np.save(path, images, allow_pickle=True)
     refused = in_process(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from audits.options import AuditFile, DataDir, Device, checked_audit_file
+from audits.options import PROGRAM, AuditFile, DataDir, Device, checked_audit_file
 from indpriv._shown import Console, escape
 from indpriv._storage import location
 from indpriv.cli.attacks import Attacks, Epsilon, UnitRule, show_study
-from indpriv.cli.first_contact import checked_run
+from indpriv.cli.first_contact import checked_run, typed
 from indpriv.cli.leak import leak as packaged_leak
 from indpriv.cli.leak import leak_as_told
 from indpriv.cli.lint import Strict, show_findings
@@ -350,8 +350,12 @@ def attack(
     """
     from audits.training.config import AuditConfig
 
-    config = AuditConfig.from_toml(checked_audit_file(audit_file, "attack"))
-    show_study(signals or Path("shadows") / config.name, attacks or (), epsilon, unit_rule, as_json)
+    path = checked_audit_file(audit_file, "attack")
+    signals = signals or Path("shadows") / AuditConfig.from_toml(path).name
+    if not signals.exists():
+        line = f"{typed('shadow', path, PROGRAM)} --models 4"
+        raise InputError(f"{signals} does not exist; to train its models, type: {line}")
+    show_study(signals, attacks or (), epsilon, unit_rule, as_json)
 
 
 def lint(
@@ -379,7 +383,7 @@ def leak(data_dir: DataDir = None, **options: Any) -> None:
     from audits.training.leakage import observations, read_run
 
     def subject(folder: Path, plan: LeakagePlan) -> tuple[AuditSpec, ObservationAt]:
-        run_dir = checked_run(folder, "leak")
+        run_dir = checked_run(folder, "leak", PROGRAM)
         return read_run(run_dir, data_dir), observations(run_dir, plan)
 
     leak_as_told(subject, **options)
@@ -413,7 +417,7 @@ def images(
     from indpriv.norm_log.run_files import RUN_JSON
     from indpriv.norm_log.schema import read_run_json
 
-    run_dir = checked_run(run_dir, "images")
+    run_dir = checked_run(run_dir, "images", PROGRAM)
     data = read_run_json(run_dir).get("data") or {}
     if not isinstance(data.get("dataset"), str):
         raise InputError(

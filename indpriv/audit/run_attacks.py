@@ -9,6 +9,7 @@ import pandas as pd
 
 from indpriv._checks import check_choice
 from indpriv._files import first_at
+from indpriv.accountant.per_example import table_for
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.attributes import (
     AttributeFindings,
@@ -28,13 +29,14 @@ from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.attribute_knowledge import GUESSERS, AttributeKnowledge
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
 from indpriv.audit.attack_table import ScoredAttack, rates_of_units
+from indpriv.audit.method_of_run import method_of_run
 from indpriv.audit.references import read_references, unchecked_facts
-from indpriv.audit.run_directory import RecordedRun, knowledge_of
+from indpriv.audit.run_directory import RecordedRun, knowledge_of, recorded_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, RUN_JSON
+from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES
 from indpriv.norm_log.schema import read_run_json
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
@@ -209,8 +211,11 @@ def results_of_run(
             )
     record = read_run_json(run_dir)
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
-    if epsilon is None or delta is None:
-        raise InputError(f"{run_dir / RUN_JSON} has no guarantee; is the run finished?")
+    if epsilon is None or delta is None:  # of a loop of somebody's own
+        opened = open_run(run_dir, unreadable="worst_case")
+        recorded = recorded_run(opened, "worst_case")
+        account = table_for(opened.log, method_of_run(opened.log, recorded, run_dir, {})[0])
+        epsilon, delta = account.worst_case_epsilon, account.account.delta
     found = _tried(scored_attacks(run, names), (float(epsilon), float(delta)), 0)
     return replace(found, unchecked=tuple(dict.fromkeys(unchecked_facts(run_dir, run.references))))
 

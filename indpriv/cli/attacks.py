@@ -10,10 +10,7 @@ import typer
 
 from indpriv._shown import Console
 from indpriv.cli.first_contact import checked_run
-from indpriv.cli.options import (
-    Json,
-    print_json,
-)
+from indpriv.cli.options import Json, print_json
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,9 +42,6 @@ AttackSeed = Annotated[
     typer.Option(
         help="Seed that orders ties and chooses scores to leave out. No effect on training."
     ),
-]
-AuditFile = Annotated[
-    Path, typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml.")
 ]
 Attacks = Annotated[
     list[str] | None,

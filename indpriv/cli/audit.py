@@ -220,11 +220,13 @@ def _images(path: Path) -> NDArray[np.float32]:
 
     try:
         images: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, TypeError) as error:
+    except (ValueError, EOFError, TypeError):
+        images = np.empty(0, object)
+    if not isinstance(images, np.ndarray) or images.dtype.kind not in "biuf":
         raise InputError(
-            f"--show-examples {path} is no .npy file of numbers ({error}); write it with "
-            "numpy.save(path, images)"
-        ) from error
+            f"--show-examples {path} is no .npy file of real numbers; write it with "
+            "numpy.save(path, images), of shape (examples, channels, height, width)"
+        )
     return images
 
 

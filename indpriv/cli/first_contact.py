@@ -19,22 +19,26 @@ _MOVED = {  # to audits/
     "shadow": "shadow",
     "lint": "lint",
     "attack run": "attack",
+    "leak": "leak",
 }
 _DELETES = {"--without", "--without-ids"}
 _TRAINS = _DELETES | {"--subsets", "--seeds", "--jobs"}  # of advise: it trained new runs
 _ARCHIVES = {".zip": "zipfile", ".tar": "tarfile", ".tgz": "tarfile", ".gz": "tarfile"}
 
 
-def checked_run(path: Path | None, command: str) -> Path:
+def checked_run(path: Path | None, command: str, program: str = "indpriv") -> Path:
     """The path, if it is a run directory.
+
+    command, program: as they are typed before it.
 
     Raises:
         InputError: it is missing or something else; the message says what to type next.
     """
     from indpriv.norm_log.run_files import JOURNAL, RUN_DIRECTORY, holds_log
 
+    command = f"{program} {command}"
     if path is None:
-        raise InputError(f"indpriv {command} needs a run directory; {_type_one(command, Path())}")
+        raise InputError(f"{command} needs a run directory; {_type_one(command, Path())}")
     path = location(path)
     if holds_log(path):
         return path
@@ -51,8 +55,8 @@ def _of_folder(path: Path, command: str) -> str:
 
     if (path / SUMMARY).is_file():
         return (
-            f"{path} is an audit directory, and indpriv {command} needs a run directory. To read "
-            f"the audit, open {path / REPORT} or type: {typed('groups', path)}\n  "
+            f"{path} is an audit directory, and {command} needs a run directory. To read the "
+            f"audit, open {path / REPORT} or type: {typed('groups', path)}\n  "
             f"For a run, {_type_one(command, path, path.parent)}"
         )
     if _runs_in(path):
@@ -68,7 +72,7 @@ def _of_file(path: Path, command: str) -> str:
 
     folder = path.parent
     if holds_log(folder):
-        return f"{path} is one file of a run; type: {typed(command, folder)}"
+        return f"{path} is one file of a run; type: {typed(command, folder, '')}"
     if (folder / SUMMARY).is_file():
         return _of_folder(folder, command)
     unpacked = path.with_name(path.name.split(".")[0])
@@ -78,13 +82,13 @@ def _of_file(path: Path, command: str) -> str:
         unpack = shlex.join(["python", "-m", _ARCHIVES[path.suffix], "-e", str(path)])
         return (
             f"{path} is an archive, and a run is a directory; type: {unpack} "
-            f"{shlex.quote(str(unpacked))}, then: {typed(command, unpacked)}"
+            f"{shlex.quote(str(unpacked))}, then: {typed(command, unpacked, '')}"
         )
     if path.suffix == ".toml":
         return (
             f"{path} is an audit file, which says how to train; in a clone of indpriv, type: "
             f"{typed('train', path, 'python -m audits')}, then: "
-            f"{typed(command, Path('runs', path.stem))}"
+            f"{typed(command, Path('runs', path.stem), '')}"
         )
     return f"{path} is a file, and a run is a directory. {_replayed(folder)}"
 
@@ -104,7 +108,7 @@ def _type_one(command: str, *folders: Path) -> str:
             "no run was found here. To record one, type: indpriv demo, or attach a Recorder to "
             "your own training loop"
         )
-    return f"type one of{_lines([(command, run) for run in found[:_NAMED]])}"
+    return f"type one of{_lines([(command, run) for run in found[:_NAMED]], '')}"
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -130,6 +134,7 @@ def typed(command: str, path: Path, program: str = "indpriv") -> str:
 
 def check_moved(words: Sequence[str]) -> None:
     """Raise InputError if they are a command that is an experiment now, with the line to type."""
+    _check_images(words)
     for old, new in _MOVED.items():
         rest = words[len(old.split()) :]
         if list(words[: len(old.split())]) != old.split():
@@ -139,10 +144,28 @@ def check_moved(words: Sequence[str]) -> None:
             if not (names & _TRAINS or any(_is_audit_file(word) for word in rest)):
                 continue
             new = "deletion" if names & _DELETES else "subsets"
-        elif old in ("lint", "attack run") and not any(word.endswith(".toml") for word in rest):
+        elif (old == "leak" and not any(word.startswith("--data-dir") for word in rest)) or (
+            old in ("lint", "attack run") and not any(word.endswith(".toml") for word in rest)
+        ):
             continue
         line = shlex.join(["python", "-m", "audits", new, *rest])
         raise InputError(f"this is an experiment now; in a clone of indpriv, type: {line}")
+
+
+def _check_images(words: Sequence[str]) -> None:
+    """Refuse --show-examples of audit as it was: without a file."""
+    if "audit" not in words[:1]:
+        return
+    after = dict(zip(words, [*words[1:], "-"], strict=True))
+    images = after.get("--show-examples", "images.npy")
+    if images.startswith("-") or Path(images).is_dir() or "--data-dir" in after:
+        names = [word for word in (images, *words[1:2]) if Path(word).is_dir()]
+        line = typed("images", Path(*names[:1] or ["RUN"]), "python -m audits")
+        raise InputError(
+            "--show-examples takes a .npy file of images now, and --data-dir is gone; for a run of "
+            f"the experiments, in a clone of indpriv, type: {line} images.npy (with --data-dir, if "
+            "its data set needs that), then audit it with --show-examples images.npy"
+        )
 
 
 def _is_audit_file(word: str) -> bool:

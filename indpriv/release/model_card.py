@@ -62,7 +62,8 @@ def read_release(audit_dir: Path) -> dict[str, Any] | None:
     content: dict[str, Any] = read_json(path)
     check(_RELEASE, content, str(path))
     with named(path, "make it again with indpriv release"):
-        from_json(Figures, content)  # and what a page shows of it is there:
+        for figures in (content.get("groups") or {"": content}).values():
+            from_json(Figures, figures, RELEASE_JSON)  # and what a page shows of it is there:
         figures_table(content), error_notes(content), spending(content)
     return content
 

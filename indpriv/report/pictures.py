@@ -16,8 +16,8 @@ def check_images(inputs: NDArray[np.float32]) -> None:
     """Raise InputError unless inputs is (n_examples, one or three channels, height, width)."""
     if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
         raise InputError(
-            f"examples of shape {inputs.shape[1:]} are not images with one or three channels; "
-            "leave out --show-examples or --pictures"
+            f"examples of shape {inputs.shape[1:]} are not images with one or three channels, "
+            "(channels, height, width); leave out --show-examples or --pictures"
         )
 
 

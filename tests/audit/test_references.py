@@ -227,11 +227,15 @@ def test_signals_of_another_series_are_refused(run_dir, signals, tmp_path):
 def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):
     signals.save(tmp_path / "signals.npz")
     record = read_json(run_dir / "run.json")
-    guarantee = {"epsilon": 1.9, "delta": 1e-5}
-    write_json(run_dir / "run.json", {**record, "guarantee": guarantee})
     try:
+        less = {key: record[key] for key in record if key not in ("guarantee", "delta")}
+        write_json(run_dir / "run.json", {**less, "delta": 1e-5})  # as of a loop of one's own
+        own = results_of_run(run_dir, tmp_path / "signals.npz", ("rmia", "calibrated"))
+        guarantee = {"epsilon": 1.9, "delta": 1e-5}
+        write_json(run_dir / "run.json", {**record, "guarantee": guarantee})
         found = results_of_run(run_dir, tmp_path / "signals.npz", ("rmia", "calibrated"))
         assert set(found.tried["attack"]) == {"rmia", "calibrated"}
+        assert own.tried["attack"].tolist() == found.tried["attack"].tolist()
         with pytest.raises(InputError, match="label_rmia needs label_signals"):
             results_of_run(run_dir, tmp_path / "signals.npz", ("label_rmia",))
         with pytest.raises(InputError, match="attack='rmai' is not known"):

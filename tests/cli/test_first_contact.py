@@ -18,6 +18,7 @@ from indpriv._files import writer_of
 from indpriv._journal import JournalWriter
 
 STEPS = {"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5}
+EXAMPLE = Path(__file__).parents[2] / "audits/digits.toml"
 KINDS = {"sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}
 
 
@@ -146,8 +147,10 @@ def test_a_file_instead_of_a_run(indpriv, a_run):
 
 
 def test_train_without_a_file_lists_those_there_are(indpriv):
-    shipped = [words[1] for words in typed(indpriv("audits", "train", code=2).err, "train")[1:]]
-    assert {Path(path).name for path in shipped} >= {"adult.toml", "digits.toml"}
+    message = indpriv("audits", "train", code=2).err
+    shipped = [words[1] for words in typed(message.split("type one of")[1], "train")]
+    assert "digits.toml" in message
+    assert message.endswith("utkface_gender_individual.toml\n")  # not cut
     assert all(Path(path).is_file() for path in shipped)
     for folder, name in (("audits", "mine.toml"), ("other", "theirs.toml")):
         Path(folder).mkdir()
@@ -215,6 +218,8 @@ def test_completion(shell, words, indpriv, monkeypatch):
         ("advise --target 1 a.toml", "subsets --target 1 a.toml"),
         ("advise a.toml --without race=Black", "deletion a.toml --without race=Black"),
         ("advise runs/x --without-ids=ids.txt", "deletion runs/x --without-ids=ids.txt"),
+        ("leak runs/x --data-dir d", "leak runs/x --data-dir d"),
+        ("leak runs/x --data-dir=d", "leak runs/x --data-dir=d"),
         (
             "advise gone.toml --target 1 --subsets=0.5,1",
             "subsets gone.toml --target 1 --subsets=0.5,1",
@@ -228,6 +233,29 @@ def test_a_command_that_moved_says_what_to_type(typed, line, tmp_path, monkeypat
     printed = capsys.readouterr().err
     assert printed.endswith(f"in a clone of indpriv, type: python -m audits {line}\n")
     assert printed.count("error:") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "{} --show-examples",
+        "--show-examples {}",
+        "{} --show-examples --by label",
+        "{} --show-examples --data-dir d",
+        "{} --data-dir d",
+    ],
+)
+def test_show_examples_without_a_file_says_how_to_make_one(words, indpriv, a_run):
+    message = indpriv("audit", *words.format(a_run).split(), code=2).err
+    assert typed(message, "images") == [["images", str(a_run)]]
+
+
+def test_a_run_of_experiments_is_named_for_their_commands(indpriv, a_run):
+    for command in ("images", "leak"):
+        message = indpriv("audits", command, "runs", code=2).err
+        assert f"\n  python -m audits {command} {a_run}" in message
+    message = indpriv("audits", "attack", EXAMPLE, code=2).err
+    assert typed(message, "shadow") == [["shadow", str(EXAMPLE)]]
 
 
 def test_experiments_list_the_audit_files_to_choose_from(tmp_path, monkeypatch, capsys):

@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 
 import indpriv.release
+from indpriv._files import read_json
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.release import Budget, Request, mechanisms, publish, release
 from indpriv.release.ledger import Ledger
+from indpriv.release.model_card import read_release, render_model_card
 from indpriv.release.sources import _norm_grid
 from processes import running
 from synthetic import small_run, write_run
@@ -49,6 +51,8 @@ def test_every_request_is_answered_as_the_schema_says(audit_dir, name):
     jsonschema.validate(content, SCHEMA, cls=jsonschema.Draft202012Validator)
     assert published.fresh
     assert content == published.content
+    assert read_release(audit_dir) == content
+    assert content["quantity"] in render_model_card(read_json(audit_dir / "audit.json"), content)
     for figures in (content["groups"] or {"": content}).values():
         values = [figures["quantiles"][f"{quantile:g}"] for quantile in request.quantiles]
         assert values == sorted(values)
