@@ -46,7 +46,7 @@ BeforeNoise = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(help="Examples in a batch or an update.")]
 LocalSteps = Annotated[int, typer.Option(help="Steps of SGD in an update.")]
-LearningRate = Annotated[float, typer.Option(help="Of these steps.")]
+LearningRate = Annotated[float, typer.Option(help="Learning rate of the local SGD steps.")]
 Share = Annotated[float, typer.Option(help="Share of coordinates that is sent, the largest first.")]
 KnowsLabels = Annotated[bool, typer.Option("--knows-labels", help="The attacker knows the labels.")]
 ForgetsClipping = Annotated[
