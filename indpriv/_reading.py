@@ -256,8 +256,8 @@ _BY_DICTIONARY, _REPEATING = {2, 8}, {7}
 
 def _pages(source: Any, chunk: Any) -> tuple[int, set[int]]:
     """Bytes that the pages of a column in a row group unpack to, and their encodings."""
-    starts = [chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset]
-    source.seek(min(starts))
+    starts = [chunk.data_page_offset, chunk.dictionary_page_offset]  # 0 or None: has none
+    source.seek(min(filter(None, starts), default=0))
     content = source.read(chunk.total_compressed_size)
     total, encodings, at = 0, set[int](), 0
     while at < len(content):

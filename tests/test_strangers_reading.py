@@ -1045,3 +1045,32 @@ def test_no_text_of_a_file_reaches_a_terminal_or_a_page_as_it_is(valid, tmp_path
         texts[file] = (new / file).read_text(encoding="utf-8")
     for name, text in texts.items():
         assert not BAD & set(text), (name, BAD & set(text))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_whatever_pyarrow_writes_is_read_back(data, tmp_path):
+    """Empty row groups, unknown values, dictionaries, any compression and version of the pages."""
+    n = data.draw(st.sampled_from([0, 0, 1, 3, 3000]))
+    unknown = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    hidden = np.random.default_rng(n).random(n) < unknown
+    columns = {
+        "floats": pa.array(np.linspace(0, 1, n), pa.float32(), mask=hidden),
+        "whole": pa.array(np.arange(n) % 7, pa.int64(), mask=hidden),
+        "flags": pa.array(np.arange(n) % 2 == 0, mask=hidden),
+        "texts": pa.array([f"group {number % 5}" for number in range(n)], pa.string(), mask=hidden),
+    }
+    table, path = pa.table(columns), tmp_path / "table.parquet"
+    options = {
+        "compression": data.draw(st.sampled_from(["none", "snappy", "zstd", "gzip", "lz4"])),
+        "use_dictionary": data.draw(st.booleans()),
+        "data_page_version": data.draw(st.sampled_from(["1.0", "2.0"])),
+        "write_statistics": data.draw(st.booleans()),
+        "write_page_checksum": data.draw(st.booleans()),
+    }
+    with pq.ParquetWriter(path, table.schema, **options) as writer:
+        for _ in range(data.draw(st.integers(1, 3))):
+            writer.write_table(table, row_group_size=data.draw(st.sampled_from([1000, 100_000])))
+    pd.testing.assert_frame_equal(read_parquet(path), pq.read_table(path).to_pandas())

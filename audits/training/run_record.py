@@ -206,7 +206,9 @@ def record_to_resume(run_dir: Path, config: AuditConfig, state: str) -> dict[str
     """
     record = dict(read_run_json(run_dir))
     if not record:
-        raise InputError(f"{run_dir} is no run of audits train; there is nothing to resume")
+        raise InputError(
+            f"{run_dir} is no run of python -m audits train; there is nothing to resume"
+        )
     if record.get("status") == "finished":
         raise InputError(f"{run_dir} is finished; there is nothing to resume")
     if not (run_dir / state).is_file():
