@@ -222,7 +222,11 @@ def test_several_audits_are_compared(audited, in_process, tmp_path):
 def test_pictures_only_where_asked_for_and_only_of_the_runs_data(audited, in_process, tmp_path):
     assert "data:image/png" not in (audited / "audit" / "report.html").read_text(encoding="utf-8")
     images = tmp_path / "images.npy"
+    (tmp_path / "kept").write_bytes(b"kept")
+    images.symlink_to(tmp_path / "kept")  # it is replaced, and not written through
     in_process("audits", "images", "run", images)
+    assert images.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "kept").read_bytes() == b"kept"
     shown = ("--show-examples", images, "--json")
     in_process("audit", "run", "--output-dir", tmp_path / "shown", *shown)
     assert (tmp_path / "shown" / "report.html").read_text(encoding="utf-8").count(

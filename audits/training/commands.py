@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from indpriv.recording import AuditSpec
 
 StudySignals = Annotated[
-    Path | None, typer.Option("--signals", help="Signals of shadow.", show_default="shadows/NAME")
+    Path | None,
+    typer.Option("--signals", help="Signals that shadow wrote.", show_default="shadows/NAME"),
 ]
 Models = Annotated[
     int | None,
@@ -364,7 +365,7 @@ def lint(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """Compare an audit file with the literature before any training, as indpriv lint a run.
+    """Compare an audit file with the literature before training, as indpriv lint does a run.
 
     Example: python -m audits lint audits/adult.toml
     """
@@ -414,6 +415,7 @@ def images(
     import numpy as np
 
     from audits.training.datasets import load_dataset
+    from indpriv._files import written_atomically
     from indpriv.norm_log.run_files import RUN_JSON
     from indpriv.norm_log.schema import read_run_json
 
@@ -429,7 +431,8 @@ def images(
             f"{run_dir} was trained on other data than {data['dataset']} as loaded (canaries, a "
             "subset or another version), so the ids would name other examples"
         )
-    np.save(output, dataset.train.inputs)
+    with written_atomically(output) as file:
+        np.save(file, dataset.train.inputs)
 
 
 def _facts_of_file(path: Path, data_dir: Path | None) -> TrainingFacts:

@@ -96,8 +96,7 @@ def leak(
 
     It writes CHECKPOINTS/leakage/SEE-ATTACK.parquet, which indpriv audit shows. Keep it secret.
     """
-    options = dict(locals())
-    leak_as_told(None, **options)
+    leak_as_told(None, **locals())
 
 
 def leak_as_told(subject: SubjectOf | None, **told: Any) -> None:
