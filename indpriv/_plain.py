@@ -189,6 +189,26 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
     return value
 
 
+def read_fields(
+    kinds: Mapping[str, tuple[Any, str]], content: Mapping[str, Any], where: str = "audit.json"
+) -> dict[str, Any]:
+    """Read values by key, where each key has a kind and a meaning; errors as in `from_json`."""
+    for key in kinds:
+        if key not in content:
+            raise InputError(f"{where} lacks {key}; make the audit again")
+    return {key: _read(kind, content[key], where, key) for key, (kind, _) in kinds.items()}
+
+
+def empty(kind: Any) -> Any:
+    """The value of a kind that holds nothing: None, no rows, no items, or 0."""
+    if _allows_none(kind):
+        return None
+    if typing.get_origin(kind) is Annotated and isinstance(of := typing.get_args(kind)[1], Columns):
+        return of.frame({}, 0)
+    kind = _without_limits(kind)
+    return () if typing.get_origin(kind) is tuple else {} if typing.get_origin(kind) else kind()
+
+
 def _read(kind: Any, content: Any, where: str, path: str) -> Any:
     if typing.get_origin(kind) is Annotated:
         kind, limits = typing.get_args(kind)
@@ -282,6 +302,22 @@ def json_schema(kind: type) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     top = _object(kind, definitions)
     return {**top, "$defs": dict(sorted(definitions.items()))}
+
+
+def fields_schema(kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """The JSON Schema of what `read_fields` reads."""
+    definitions: dict[str, Any] = {}
+    properties = {
+        key: {"description": text} | _schema(kind, definitions)
+        for key, (kind, text) in kinds.items()
+    }
+    return {
+        "type": "object",
+        "required": list(kinds),
+        "additionalProperties": False,
+        "properties": properties,
+        "$defs": dict(sorted(definitions.items())),
+    }
 
 
 def _object(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,17 @@
 """Summaries of small hand-made audits, for tests of reports and gates."""
 
+from indpriv._plain import empty
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.comparison import compare_with_exact
-from indpriv.analysis.summary import FidelityFindings
+from indpriv.analysis.summary import KEYS
 from indpriv.audit import RecordedRun, summarise
 from indpriv.norm_log.evidence import COVERAGE
 from synthetic import epsilon_table, sound_checks
 
+NO_ATTACKS = {
+    key: empty(KEYS[key][0])
+    for key in ("attacks", "rates", "attack_by_epsilon", "ceilings", "roc", "most_exposed")
+}
 CHECKS = (*sound_checks(), COVERAGE.not_checked("10 of 30 steps have a record"))
 
 
@@ -35,7 +40,7 @@ def summary_of(log, examples, **options):
     evidence |= options.pop("evidence", {})
     settings = {
         "name": "tiny",
-        "fidelity": FidelityFindings(tuple(fidelity)),
+        "fidelity": {"fidelity": tuple(fidelity)},
         "command": "indpriv audit run",
     } | options
     return summarise(log, table, RecordedRun(**evidence), **settings)

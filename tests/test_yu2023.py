@@ -15,7 +15,6 @@ from indpriv._files import write_json
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.summary import FidelityFindings
 from indpriv.audit import RecordedRun, fidelity_against_k, summarise
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
@@ -93,7 +92,7 @@ def known():
         log = indpriv.NormLog.from_arrays(norms, np.arange(60), **settings, rounding_mode=mode)
         method = Method(delta=1e-5, neighbouring="zero_out", **options)  # batches of 100 of 600
         table = table_for(log, method)
-        fidelity = FidelityFindings(fidelity_against_k(log, method, table))
+        fidelity = {"fidelity": fidelity_against_k(log, method, table)}
         summaries.append(summarise(log, table, evidence, name="mnist", fidelity=fidelity).to_json())
     measured = {
         "distribution": {

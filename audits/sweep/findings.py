@@ -16,7 +16,7 @@ from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.schedule.curve import Curve
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.statistics.student import student_interval
-from indpriv.analysis.summary import SENSITIVE, AuditSummary
+from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
 
@@ -45,7 +45,7 @@ class TrialResult:
         smallest: the smallest individual epsilon.
     """
 
-    summary: AuditSummary
+    summary: Audit
     smallest: float
 
     @property

@@ -1,17 +1,16 @@
-"""AuditSummary: everything an audit found, as plain data; what every report shows. Sensitive."""
+"""Audit: everything an audit found, by key of audit.json; what every report shows. Sensitive."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import pandas as pd
 
-from indpriv._plain import Limits, from_json, json_schema, records, to_json
+from indpriv._plain import Limits, empty, fields_schema, read_fields, records, to_json
 from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import BINS
 from indpriv.analysis.attacks.canary_findings import CanaryResults
 from indpriv.analysis.attacks.ceilings import Ceilings
-from indpriv.analysis.attacks.rates import RATES, TRIED, AttackMeasures, table
+from indpriv.analysis.attacks.rates import RATES, TRIED, AttackMeasures
 from indpriv.analysis.attacks.threshold_attack import UnequalAttack
 from indpriv.analysis.disclosures import Disclosure
 from indpriv.analysis.distribution import Distribution
@@ -32,170 +31,141 @@ from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import Check
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SENSITIVE = "SENSITIVE: for the curator only"
 NO_EXACT_VALUES = (
     "There are no exact values to compare the estimate with: record every step, some reference "
     "examples, or batch norms."
 )
+# Key of audit.json: the kind of its value, and what it holds. A key without a value is empty.
+KEYS: dict[str, tuple[Any, str]] = {
+    "name": (str, "Of the run."),
+    "created": (str, "ISO 8601, UTC."),
+    "versions": (Mapping[str, str], "Of the tool and its libraries."),
+    "command": (str, "Reproduces the audit."),
+    "account": (Account, "What every epsilon here means."),
+    "claim": (
+        Annotated[str, Limits(texts=("exact", "estimate"))],
+        "Of the individual epsilons: exact or estimate.",
+    ),
+    "claim_reason": (str, "Why."),
+    "guarantee": (Guarantee, "The worst case, the only figure that is a guarantee."),
+    "run": (RunFacts, "What was run."),
+    "individual": (Distribution, "Distribution of individual epsilon."),
+    "unit_sizes": (
+        tuple[UnitSizes, ...],
+        "Units by their number of rows, and what a cap on it would cost; empty where each has one "
+        "row.",
+    ),
+    "drivers": (Drivers, "Norms over training by class, and the examples at both ends."),
+    "loss": (LossRelation | None, "Epsilon and loss; null without an example table."),
+    "groups": (tuple[GroupTable, ...], "One table per column asked for."),
+    "schedule": (ScheduleFindings | None, "Noise, clipping and accuracy over training."),
+    "views": (
+        tuple[View, ...],
+        "What each observer of a federated run can learn; empty for other runs.",
+    ),
+    "exactness": (
+        Exactness | None,
+        "How exact the figures are; null if each comes from every example by itself.",
+    ),
+    "attacks": (
+        Annotated[pd.DataFrame, TRIED],
+        "Every attack on this model and on the non-private baseline; those on this model first, "
+        "the strongest by AUC first.",
+    ),
+    "rates": (
+        Annotated[pd.DataFrame, RATES],
+        "Of these attacks over all examples, by group and by unit, and of gradient canaries.",
+    ),
+    "ceilings": (
+        Ceilings | None,
+        "What any attack can reach; null where the unit has several rows.",
+    ),
+    "unchecked": (
+        tuple[str, ...],
+        "What could not be checked about the reference models, in sentences.",
+    ),
+    "roc": (
+        Mapping[str, tuple[tuple[float, float], ...]],
+        "(false-positive rate, true-positive rate) of thresholds on the loss, by model.",
+    ),
+    "most_exposed": (
+        tuple[UnequalAttack, ...],
+        "Tests of the group with the largest mean epsilon, by model and column.",
+    ),
+    "attack_seed": (int, "Of the random choices of attacks; not a seed of training."),
+    "attack_by_epsilon": (
+        Annotated[pd.DataFrame, BINS],
+        "One attack in bins of epsilon; empty where the norms of the hold-out were not recorded.",
+    ),
+    "canaries": (
+        AttackMeasures | None,
+        "What canaries prove about the worst case; null where the run had none.",
+    ),
+    "gradient_canaries": (
+        CanaryResults | None,
+        "What gradient canaries prove, beside the account; null where the run had none.",
+    ),
+    "attribute_attacks": (
+        tuple[AttributeFindings, ...],
+        "Attacks that guess attributes; empty where the run says nothing of them.",
+    ),
+    "reconstruction": (
+        tuple[Reconstruction, ...],
+        "Attacks on gradients that someone reads, one for each file of RUN/leakage.",
+    ),
+    "fidelity": (
+        tuple[Fidelity, ...],
+        "What larger K would have given, where exact values exist.",
+    ),
+    "batch_norms": (
+        BatchNormFidelity | None,
+        "What batch norms prove about the estimate; null where the account uses none.",
+    ),
+    "sensitivity": (
+        tuple[Sensitivity, ...],
+        "How far epsilons move with the rounding of norms and with what is assumed between "
+        "records.",
+    ),
+    "spacing": (
+        Spacing | None,
+        "How far the estimate still moves with the spacing of records, where no exact values "
+        "exist.",
+    ),
+    "checks": (
+        tuple[Check, ...],
+        "What the session counts and the files prove about the assumptions.",
+    ),
+    "disclosures": (tuple[Disclosure, ...], "Facts about the run, each with how it is known."),
+    "hazards": (tuple[Hazard, ...], "How this account can be wrong or misread."),
+    "missing": (tuple[str, ...], "What this audit lacks, and why."),
+}
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """Where an audit comes from.
+class Audit:
+    """What an audit found: an attribute for each key of `KEYS`; without a value, it is empty."""
 
-    Attributes:
-        created: ISO 8601, UTC.
-        versions: of the tool and its libraries.
-        command: reproduces the audit.
-    """
+    def __init__(self, **values: Any) -> None:
+        self._values = values
 
-    created: str
-    versions: Mapping[str, str]
-    command: str
+    def __getattr__(self, key: str) -> Any:
+        if key not in KEYS:
+            raise AttributeError(f"an audit has no {key!r}")
+        return self._values[key] if key in self._values else empty(KEYS[key][0])
 
-
-@dataclass(frozen=True, eq=False)
-class AttackFindings:
-    """What attacks on the run achieved.
-
-    Attributes:
-        tried: every attack on this model and on the non-private baseline; those on this model
-            first, the strongest by AUC first.
-        rates: of these attacks over all examples, by group and by unit, and of gradient canaries.
-        ceilings: what any attack can reach; None where the unit has several rows.
-        unchecked: what could not be checked about the reference models, in sentences.
-        roc: (false-positive rate, true-positive rate) of thresholds on the loss, by model.
-        most_exposed: tests of the group with the largest mean epsilon, by model and column.
-        seed: of the random choices of attacks; not a seed of training.
-        by_epsilon: one attack in bins of epsilon; empty where the norms of the hold-out were not
-            recorded.
-        canaries: what canaries prove about the worst case; None where the run had none.
-        gradient_canaries: what gradient canaries prove, beside the account; None where the run had
-            none.
-        attributes: attacks that guess attributes; empty where the audit file names none.
-        reconstruction: attacks on gradients that someone reads, one for each file of RUN/leakage.
-    """
-
-    # Without a default: an audit of before rates were a table lacks this key, and is refused.
-    rates: Annotated[pd.DataFrame, RATES]
-    tried: Annotated[pd.DataFrame, TRIED] = field(metadata={"json": "attacks"})
-    by_epsilon: Annotated[pd.DataFrame, BINS] = field(
-        default_factory=lambda: table(BINS), metadata={"json": "attack_by_epsilon"}
-    )
-    ceilings: Ceilings | None = None
-    unchecked: tuple[str, ...] = ()
-    roc: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    most_exposed: tuple[UnequalAttack, ...] = ()
-    seed: int = field(default=0, metadata={"json": "attack_seed"})
-    canaries: AttackMeasures | None = None
-    gradient_canaries: CanaryResults | None = None
-    attributes: tuple[AttributeFindings, ...] = field(
-        default=(), metadata={"json": "attribute_attacks"}
-    )
-    reconstruction: tuple[Reconstruction, ...] = ()
-
-    def of(self, model: str) -> list[Any]:
-        """Rows of the attacks on one model, the strongest first."""
-        return list(records(self.tried[self.tried["model"] == model]))
-
-    @property
-    def above_worst_case(self) -> int:
-        """Number of attacks, and of bins of epsilon, that do better than the worst case allows."""
-        return int(sum(of["above_worst_case"].sum() for of in (self.tried, self.by_epsilon)))
-
-
-NO_ATTACKS = AttackFindings(table(RATES), table(TRIED))
-
-
-@dataclass(frozen=True)
-class FidelityFindings:
-    """How far the epsilons can lie from exact ones.
-
-    Attributes:
-        against_k: what larger K would have given, where exact values exist.
-        batch_norms: what batch norms prove about the estimate; None where the account uses none.
-        sensitivity: how far epsilons move with the rounding of norms and with what is assumed
-            between records.
-        spacing: how far the estimate still moves with the spacing of records, where no exact values
-            exist.
-    """
-
-    against_k: tuple[Fidelity, ...] = field(default=(), metadata={"json": "fidelity"})
-    batch_norms: BatchNormFidelity | None = field(default=None, metadata={"json": "free_fidelity"})
-    sensitivity: tuple[Sensitivity, ...] = ()
-    spacing: Spacing | None = None
-
-    @property
-    def has_exact_values(self) -> bool:
-        """Whether the estimate could be compared with exact values."""
-        return bool(self.against_k) or self.batch_norms is not None
-
-
-@dataclass(frozen=True)
-class Notes:
-    """What a reader must know beside the figures.
-
-    Attributes:
-        checks: what the session counts and the files prove about the assumptions.
-        disclosures: facts about the run, each with how it is known.
-        hazards: how this account can be wrong or misread.
-        missing: what this audit lacks, and why.
-    """
-
-    checks: tuple[Check, ...]
-    disclosures: tuple[Disclosure, ...]
-    hazards: tuple[Hazard, ...]
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class AuditSummary:
-    """What an audit found.
-
-    Attributes:
-        name: of the run.
-        account: what every epsilon here means.
-        claim, claim_reason: of the individual epsilons: "exact" or "estimate", and why.
-        guarantee: the worst case, the only figure that is a guarantee.
-        run: what was run.
-        individual: distribution of individual epsilon.
-        unit_sizes: units by their number of rows, and what a cap on it would cost; empty where each
-            has one row.
-        drivers: norms over training by class, and the examples at both ends.
-        loss: epsilon and loss; None without an example table.
-        groups: one table per column asked for.
-        schedule: noise, clipping and accuracy over training.
-        exactness: how exact the figures are; None if each comes from every example by itself.
-        views: what each observer of a federated run can learn; empty for other runs.
-    """
-
-    name: str
-    provenance: Provenance = field(metadata={"flatten": True})
-    account: Account
-    claim: Annotated[str, Limits(texts=("exact", "estimate"))]
-    claim_reason: str
-    guarantee: Guarantee
-    run: RunFacts
-    individual: Distribution
-    unit_sizes: tuple[UnitSizes, ...]
-    drivers: Drivers
-    loss: LossRelation | None
-    groups: tuple[GroupTable, ...]
-    attacks: AttackFindings = field(metadata={"flatten": True})
-    fidelity: FidelityFindings = field(metadata={"flatten": True})
-    notes: Notes = field(metadata={"flatten": True})
-    schedule: ScheduleFindings | None = None
-    views: tuple[View, ...] = ()
-    exactness: Exactness | None = None
+    def replace(self, **values: Any) -> "Audit":
+        """The same with other values."""
+        return Audit(**(self._values | values))
 
     def to_json(self) -> dict[str, Any]:
         """The content of audit.json: dicts, lists, texts and finite numbers."""
         fixed = {key: schema["const"] for key, schema in _FIXED.items()}
-        return {**fixed, "meaning": self.account.describe(), **to_json(self)}
+        content = {key: to_json(getattr(self, key)) for key in KEYS}
+        return {**fixed, "meaning": self.account.describe(), **content}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "AuditSummary":
+    def from_json(cls, content: Mapping[str, Any]) -> "Audit":
         """Read the content of audit.json.
 
         Raises:
@@ -209,7 +179,23 @@ class AuditSummary:
             )
         if isinstance(guarantee := content.get("guarantee"), Mapping):
             content = {**content, "guarantee": as_read(guarantee)}
-        return from_json(cls, content)
+        return cls(**read_fields(KEYS, content))
+
+
+def attacks_on(found: Audit, model: str) -> list[Any]:
+    """Rows of the attacks on one model, the strongest first."""
+    return list(records(found.attacks[found.attacks["model"] == model]))
+
+
+def above_worst_case(found: Audit) -> int:
+    """Number of attacks, and of bins of epsilon, that do better than the worst case allows."""
+    tried = (found.attacks, found.attack_by_epsilon)
+    return int(sum(of["above_worst_case"].sum() for of in tried))
+
+
+def has_exact_values(found: Audit) -> bool:
+    """Whether the estimate could be compared with exact values."""
+    return bool(found.fidelity) or found.batch_norms is not None
 
 
 _FIXED: dict[str, dict[str, Any]] = {
@@ -221,7 +207,7 @@ _FIXED: dict[str, dict[str, Any]] = {
 
 def audit_schema() -> dict[str, Any]:
     """The JSON Schema of audit.json, which report/audit.schema.json holds."""
-    schema = json_schema(AuditSummary)
+    schema = fields_schema(KEYS)
     meaning = {
         "description": "What every epsilon in this file means, in one line.",
         "type": "string",
@@ -229,7 +215,7 @@ def audit_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:indpriv:audit:{SCHEMA_VERSION}",
-        "title": "indpriv audit summary",
+        "title": "indpriv audit",
         **schema,
         "description": f"audit.json of an audit directory. {SENSITIVE}. "
         "Every number is finite; what is undefined is null.",

@@ -28,7 +28,7 @@ from indpriv._reading import Text, check, named, table
 from indpriv._storage import is_remote, location, remove_tree
 from indpriv.analysis.guarantee import as_read
 from indpriv.analysis.lookup import Lookup
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
 from indpriv.epsilon_table.parts import MARKER, write_epsilons
@@ -106,7 +106,7 @@ def write_audit(
     output_dir: Path,
     epsilons: Epsilons,
     recorded: RecordedRun,
-    summary: AuditSummary,
+    summary: Audit,
     images: NDArray[np.float32] | None = None,
     lookup: Lookup | None = None,
     attacks: pd.DataFrame | None = None,
@@ -229,5 +229,5 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
     summary = read_json(path)
     check(_SUMMARY, summary, str(path))
     with named(path, "make the audit again"):
-        AuditSummary.from_json(summary)
+        Audit.from_json(summary)
     return {**summary, "guarantee": as_read(summary["guarantee"])}

@@ -10,7 +10,7 @@ from indpriv._plain import to_json
 from indpriv.analysis.comparison import compare_tables
 from indpriv.analysis.schedule.readings import CurveReading, read_curve
 from indpriv.analysis.stability import AuditComparison, stability_of
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.audit.audit_directory import audit_in, read_audit, read_summary
 from indpriv.audit.groups import choose_groups
 from indpriv.errors import InputError
@@ -69,8 +69,7 @@ def compare_audits(
     readings: tuple[CurveReading | None, ...] = ()
     if at_epsilon is not None or at_accuracy is not None:
         readings = tuple(
-            read_curve(AuditSummary.from_json(summary), at_epsilon, at_accuracy)
-            for summary in summaries
+            read_curve(Audit.from_json(summary), at_epsilon, at_accuracy) for summary in summaries
         )
     return AuditComparison(summaries, comparisons, stability, at_epsilon, at_accuracy, readings)
 

@@ -29,7 +29,7 @@ from indpriv.analysis.distribution import describe
 from indpriv.analysis.groups import group_tables
 from indpriv.analysis.guarantee import SUPPORTED, guarantee_of
 from indpriv.analysis.run_facts import run_facts
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit, above_worst_case
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, read_summary
 from indpriv.audit.groups import groups_of
 from indpriv.audit.method_of_run import as_checked
@@ -139,7 +139,7 @@ def judge_audit(
         InputError: as `judge`, or a table or log that cannot be read.
     """
     content = read_summary(audit_dir)
-    said = AuditSummary.from_json(content)
+    said = Audit.from_json(content)
     found, known = _recomputed(location(audit_dir), said, limits, run_dir)
     if found is said:  # there is no table
         if run_dir is not None or signed_by is not None:
@@ -152,7 +152,7 @@ def judge_audit(
     if signed_by is not None:
         signed = [_signed(said, run_dir or audit_dir.absolute().parent, signed_by)]
     close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
-    reads: dict[str, Callable[[AuditSummary], Any]] = {
+    reads: dict[str, Callable[[Audit], Any]] = {
         "log": lambda one: one.run.recorder.get("log_sha256"),
         **{name: attrgetter(path) for name, path in _COMPARED.items()},
     }
@@ -181,7 +181,7 @@ def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
     Raises:
         InputError: an audit of another schema, or one that lacks what is judged.
     """
-    summary = AuditSummary.from_json(content)
+    summary = Audit.from_json(content)
     return [
         *_always(summary),
         *_guarantee(summary, limits),
@@ -190,7 +190,7 @@ def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
     ]
 
 
-def _signed(said: AuditSummary, run_dir: Path, keys: Path) -> Condition:
+def _signed(said: Audit, run_dir: Path, keys: Path) -> Condition:
     """Whether the log that was audited is the one in run_dir, signed and whole."""
     run = open_run(run_dir, hash_all=True)
     check = journal_check(run.state, keys)
@@ -225,8 +225,8 @@ def _differ(said: Any, found: Any, tolerance: float) -> bool:
 
 
 def _recomputed(
-    audit_dir: Path, summary: AuditSummary, limits: Limits, run_dir: Path | None
-) -> tuple[AuditSummary, frozenset[str]]:
+    audit_dir: Path, summary: Audit, limits: Limits, run_dir: Path | None
+) -> tuple[Audit, frozenset[str]]:
     """The summary with what table and log give, and what the log gave; see `Condition`.
 
     A table alone proves nothing: whoever could edit audit.json could edit it too.
@@ -238,8 +238,8 @@ def _recomputed(
     account = table.account
     by = [group.by for group in summary.groups] if limits.max_group_ratio is not None else []
     groups = groups_of(audit_dir, by) if by else summary.groups
-    summary = replace(summary, account=account, claim=table.claim, groups=groups)
-    summary = replace(summary, individual=describe(table))
+    summary = summary.replace(account=account, claim=table.claim, groups=groups)
+    summary = summary.replace(individual=describe(table))
     near = audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY
     there = run_dir is not None or holds_log(near)  # one that was named must have a log
     run = open_run(run_dir or near, unreadable="worst_case") if there else None
@@ -247,11 +247,11 @@ def _recomputed(
         delta = account.delta
         said: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
         guarantee = replace(summary.guarantee, **said, delta_times_n=delta * len(table))
-        return replace(summary, guarantee=guarantee), frozenset()
+        return summary.replace(guarantee=guarantee), frozenset()
     log, recorded, known = run.log, recorded_run(run, "worst_case"), {"log"}
     if account.rows_per_unit is not None and log.unit_ids is None:
         with named(audit_dir / SUMMARY, "make the audit again"):  # the column is not in the log
-            words = shlex.split(summary.provenance.command)
+            words = shlex.split(summary.command)
             log, recorded = with_units(log, recorded, words[words.index("--unit-column") + 1])
     secret = account.participation == "secret"
     checks = recorded.checks if secret else if_known(recorded.checks)
@@ -263,24 +263,23 @@ def _recomputed(
     own = table_for(log if everybody else log.take(np.arange(1)), method)
     if everybody:
         table, known = own, {"log", "table"}
-        summary = replace(summary, individual=describe(own))
+        summary = summary.replace(individual=describe(own))
         if by and recorded.examples is not None:
             examples = in_rows_of(own, recorded.examples)
             train, test = examples.aligned(own.example_ids), examples.test
-            summary = replace(summary, groups=group_tables(own, train, test, by))
+            summary = summary.replace(groups=group_tables(own, train, test, by))
             known = {"log", "table", "groups"}
     divisor, said_of = divisor_of_run(log, table, recorded.recorder), recorded.declared.of_lines
     guarantee = guarantee_of(table, checks, recorded.recorder, None, divisor, said_of)
     # Who can read the files of a copy says nothing of the run.
-    permissions = [one for one in summary.notes.checks if one.key == PERMISSIONS.key]
+    permissions = [one for one in summary.checks if one.key == PERMISSIONS.key]
     kept = (*(one for one in checks if one.key != PERMISSIONS.key), *permissions)
-    return replace(
-        summary,
+    return summary.replace(
         account=own.account,
         guarantee=replace(guarantee, worst_case_epsilon=own.worst_case_epsilon),
         claim=as_checked(own, checks).claim,
         run=run_facts(log, recorded.examples, recorded.recorder, recorded.declared),
-        notes=replace(summary.notes, checks=kept),
+        checks=kept,
     ), frozenset(known)
 
 
@@ -298,14 +297,13 @@ def _method_of(account: Account) -> Method:
     )
 
 
-def _always(summary: AuditSummary) -> list[Condition]:
+def _always(summary: Audit) -> list[Condition]:
     """The guarantee, the checks, and every finding of an attack that contradicts the account.
 
     Individual epsilon is no guarantee, so attacks that do better than it are notes.
     """
     guarantee, times_n = summary.guarantee, summary.guarantee.delta_times_n
-    attacks = summary.attacks
-    failed = ", ".join(check.title for check in summary.notes.checks if check.status == FAILED)
+    failed = ", ".join(check.title for check in summary.checks if check.status == FAILED)
     found = [
         Condition(
             "guarantee", guarantee.stands, guarantee.status, "supported or declared", False, "log"
@@ -315,12 +313,12 @@ def _always(summary: AuditSummary) -> list[Condition]:
             "evidence", not failed, failed or "no check failed", "no check failed", False, "log"
         ),
     ]
-    if attacks.canaries is not None:
-        proven = attacks.canaries.overall["epsilon"].value
+    if summary.canaries is not None:
+        proven = summary.canaries.overall["epsilon"].value
         passed = proven <= summary.guarantee.worst_case_epsilon
         name, text = "epsilon that canaries prove", format_lower_bound(proven)
         found.append(Condition(name, passed, text, "at most the worst case", private=True))
-    if (gradients := attacks.gradient_canaries) is not None:
+    if (gradients := summary.gradient_canaries) is not None:
         wrong = [f"{one.length:g}" for one in gradients.lengths if not one.agrees]
         found.append(
             Condition(
@@ -331,16 +329,16 @@ def _always(summary: AuditSummary) -> list[Condition]:
                 private=True,
             )
         )
-    tried = len(attacks.by_epsilon) + len(attacks.tried)
-    if tried or attacks.attributes or attacks.reconstruction:
-        above = attacks.above_worst_case + sum(one.above_ceiling for one in attacks.attributes)
-        above += sum(one.findings for one in attacks.reconstruction)
+    tried = len(summary.attack_by_epsilon) + len(summary.attacks)
+    if tried or summary.attribute_attacks or summary.reconstruction:
+        above = sum(one.above_ceiling for one in summary.attribute_attacks)
+        above += above_worst_case(summary) + sum(one.findings for one in summary.reconstruction)
         name = "attacks above what the account allows"
         found.append(Condition(name, above == 0, f"{above}", "none", private=True))
     return found
 
 
-def _guarantee(summary: AuditSummary, limits: Limits) -> list[Condition]:
+def _guarantee(summary: Audit, limits: Limits) -> list[Condition]:
     found, guarantee = [], summary.guarantee
     if (limit := limits.max_worst_case_epsilon) is not None:
         worst = guarantee.worst_case_epsilon
@@ -363,7 +361,7 @@ def _guarantee(summary: AuditSummary, limits: Limits) -> list[Condition]:
     return found
 
 
-def _individual(summary: AuditSummary, limits: Limits) -> list[Condition]:
+def _individual(summary: Audit, limits: Limits) -> list[Condition]:
     claim, found = summary.claim, []
     if limits.exact:
         found.append(Condition("claim", claim == "exact", claim, "exact", False, "log"))
@@ -383,7 +381,7 @@ def _individual(summary: AuditSummary, limits: Limits) -> list[Condition]:
     return found
 
 
-def _groups(summary: AuditSummary, limits: Limits) -> list[Condition]:
+def _groups(summary: Audit, limits: Limits) -> list[Condition]:
     if (limit := limits.max_group_ratio) is None:
         return []
     ratios = [(table.by, table.ratio) for table in summary.groups]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts, table_for
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup, look_up
-from indpriv.analysis.summary import AuditSummary, FidelityFindings
+from indpriv.analysis.summary import Audit
 from indpriv.audit.attack_table import ScoredAttack, attack_table, unit_attack_table
 from indpriv.audit.audit_directory import in_progress, write_audit
 from indpriv.audit.groups import compared_groups
@@ -61,7 +61,7 @@ def audit(
     bucket_is_private: bool = False,
     progress: StageProgress | None = None,
     **method: Unpack[MethodOptions],
-) -> AuditSummary:
+) -> Audit:
     """Account, analyse and attack a recorded run, and write an audit directory.
 
     Args:
@@ -157,7 +157,7 @@ def _analyse(
     seed: int,
     command: str,
     tell: StageProgress,
-) -> tuple[AuditSummary, Sequence[ScoredAttack]]:
+) -> tuple[Audit, Sequence[ScoredAttack]]:
     """All that is found, and scores of attacks; name: of the run, where run.json has none."""
     holdout, members = _holdout(log, recorded, method, epsilons, seed)
     fidelity = _fidelity(log, method, epsilons, compared_groups(log, recorded, by), tell)
@@ -184,7 +184,7 @@ def _write(
     log: NormLog,
     epsilons: Epsilons,
     recorded: RecordedRun,
-    summary: AuditSummary,
+    summary: Audit,
     scored: Sequence[ScoredAttack],
     images: NDArray[np.float32] | None,
     tell: StageProgress,
@@ -195,13 +195,13 @@ def _write(
             lookup = _lookup(log, epsilons, recorded, summary)
             attacks = unit_attack_table(epsilons, recorded, scored)
             if attacks is None and recorded.references:
-                attacks = attack_table(epsilons, recorded, scored, summary.attacks.ceilings)
+                attacks = attack_table(epsilons, recorded, scored, summary.ceilings)
         ids = log.example_ids
         write_audit(output_dir, epsilons, recorded, summary, images, lookup, attacks, ids)
 
 
 def _lookup(
-    log: NormLog, table: EpsilonTable, recorded: RecordedRun, summary: AuditSummary
+    log: NormLog, table: EpsilonTable, recorded: RecordedRun, summary: Audit
 ) -> Lookup | None:
     if len(table) > MOST_EXAMPLES:
         return None
@@ -278,16 +278,17 @@ def _fidelity(
     epsilons: Epsilons,
     groups: dict[str, Partition],
     tell: StageProgress,
-) -> FidelityFindings:
+) -> dict[str, Any]:
     if method.participation == "known":  # nothing is assumed between records
-        return FidelityFindings()
+        return {}
     against_k = fidelity_against_k(log, method, epsilons, tell, groups)
-    return FidelityFindings(
-        against_k=against_k,
-        batch_norms=free_fidelity(log, method) if epsilons.account.rows_per_unit is None else None,
-        spacing=None if against_k else effect_of_spacing(log, method, epsilons, tell),
-        sensitivity=sensitivity(log, method, epsilons, tell),
-    )
+    one_row = epsilons.account.rows_per_unit is None
+    return {
+        "fidelity": against_k,
+        "batch_norms": free_fidelity(log, method) if one_row else None,
+        "spacing": None if against_k else effect_of_spacing(log, method, epsilons, tell),
+        "sensitivity": sensitivity(log, method, epsilons, tell),
+    }
 
 
 def _command(

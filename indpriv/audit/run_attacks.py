@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from indpriv.analysis.attacks.ceilings import Ceilings, ceilings_of, mu_of
 from indpriv.analysis.attacks.threshold_attack import UnequalAttack, threshold_attack
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.reconstruction import reconstructions_of
-from indpriv.analysis.summary import NO_ATTACKS, AttackFindings
+from indpriv.analysis.summary import Audit, attacks_on
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
@@ -65,8 +66,8 @@ def run_attacks(
     members: EpsilonTable | None,
     holdout: EpsilonTable | None,
     seed: int,
-) -> AttackFindings:
-    """What the attacks on a run found.
+) -> dict[str, Any]:
+    """What the attacks on a run found, by key of audit.json.
 
     Args:
         run: what is known about the run.
@@ -99,30 +100,30 @@ def run_attacks(
     if run.gradient_canaries is not None:
         frames.append(rates.rates_on_updates(run.gradient_canaries))
     ceilings = ceilings_of(log, epsilons) if run.references or run.attributes else None
-    return replace(
-        found,
-        rates=pd.concat(frames, ignore_index=True),
-        ceilings=ceilings,
-        unchecked=tuple(dict.fromkeys(run.unchecked)),
-        roc={each.model: rates.roc(each.scores) for each in by_loss},
-        most_exposed=tuple(most_exposed),
-        by_epsilon=_by_epsilon(best, scored, members, holdout, len(found.of("dp")), seed),
-        canaries=None
+    chosen_from = len(attacks_on(found, "dp"))
+    return {
+        "attacks": found.attacks,
+        "rates": pd.concat(frames, ignore_index=True),
+        "ceilings": ceilings,
+        "unchecked": tuple(dict.fromkeys(run.unchecked)),
+        "roc": {each.model: rates.roc(each.scores) for each in by_loss},
+        "most_exposed": tuple(most_exposed),
+        "attack_seed": seed,
+        "attack_by_epsilon": _by_epsilon(best, scored, members, holdout, chosen_from, seed),
+        "canaries": None
         if run.canaries is None
         else rates.measure_attack(run.canaries, delta=delta, seed=seed),
-        attributes=attribute_attacks(
+        "attribute_attacks": attribute_attacks(
             materials_of, columns, members=members, holdout=holdout, ceilings=ceilings
         ),
-        gradient_canaries=None
+        "gradient_canaries": None
         if run.gradient_canaries is None
         else measure_gradient_canaries(run.gradient_canaries, log.settings, delta=delta, seed=seed),
-        reconstruction=reconstructions_of(run.leakage, epsilons),
-    )
+        "reconstruction": reconstructions_of(run.leakage, epsilons),
+    }
 
 
-def _tried(
-    scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int
-) -> AttackFindings:
+def _tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int) -> Audit:
     """Every attack over all examples, those on the audited model first, the largest AUC first."""
     rows, frames, tests = [], [], len(scored)
     for each in scored:
@@ -137,13 +138,13 @@ def _tried(
         row["above_worst_case"] = rates.exceeds(scores, guarantee, tests=tests, seed=seed) and ours
         rows.append(((not ours, -auc, attack.name), row))
     tried = rates.table(rates.TRIED, [row for _, row in sorted(rows, key=lambda found: found[0])])
-    frames = frames or [NO_ATTACKS.rates]
-    return AttackFindings(pd.concat(frames, ignore_index=True), tried, seed=seed)
+    frames = frames or [rates.table(rates.RATES)]
+    return Audit(rates=pd.concat(frames, ignore_index=True), attacks=tried, attack_seed=seed)
 
 
-def _strongest(found: AttackFindings, scored: Sequence[ScoredAttack]) -> ScoredAttack | None:
+def _strongest(found: Audit, scored: Sequence[ScoredAttack]) -> ScoredAttack | None:
     """The strongest attack on the run; None unless it uses reference models."""
-    best = next(iter(found.of("dp")), None)
+    best = next(iter(attacks_on(found, "dp")), None)
     if best is None or not best.references:
         return None
     return next(of for of in scored if (of.model, of.attack.name) == ("dp", best.attack))
@@ -180,9 +181,7 @@ def attributes_of_run(run_dir: Path) -> tuple[AttributeFindings, ...]:
     return attribute_attacks(materials(run))
 
 
-def results_of_run(
-    run_dir: Path, signals: Path | None, names: Collection[str] = ()
-) -> AttackFindings:
+def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] = ()) -> Audit:
     """Attacks on a finished run, without an audit of it.
 
     Args:
@@ -217,7 +216,7 @@ def results_of_run(
         account = table_for(opened.log, method_of_run(opened.log, recorded, run_dir, {})[0])
         epsilon, delta = account.worst_case_epsilon, account.account.delta
     found = _tried(scored_attacks(run, names), (float(epsilon), float(delta)), 0)
-    return replace(found, unchecked=tuple(dict.fromkeys(unchecked_facts(run_dir, run.references))))
+    return found.replace(unchecked=tuple(dict.fromkeys(unchecked_facts(run_dir, run.references))))
 
 
 def materials(run: RecordedRun) -> dict[str, Material]:

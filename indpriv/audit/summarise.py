@@ -32,16 +32,9 @@ from indpriv.analysis.guarantee import (
 from indpriv.analysis.hazards import hazards
 from indpriv.analysis.loss.relation import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import describe_drivers
-from indpriv.analysis.run_facts import RunFacts, run_facts
+from indpriv.analysis.run_facts import run_facts
 from indpriv.analysis.schedule.findings import schedule_of
-from indpriv.analysis.summary import (
-    NO_EXACT_VALUES,
-    AttackFindings,
-    AuditSummary,
-    FidelityFindings,
-    Notes,
-    Provenance,
-)
+from indpriv.analysis.summary import NO_EXACT_VALUES, Audit, has_exact_values
 from indpriv.analysis.units import unit_sizes
 from indpriv.audit.attack_table import ScoredAttack
 from indpriv.audit.groups import choose_groups
@@ -54,7 +47,6 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP
 
 _LIBRARIES = ("indpriv", "numpy", "scipy", "pandas", "pyarrow")
-_NO_FIDELITY = FidelityFindings()
 
 
 def summarise(
@@ -64,13 +56,13 @@ def summarise(
     *,
     name: str,
     by: Sequence[str] = (),
-    fidelity: FidelityFindings = _NO_FIDELITY,
+    fidelity: Mapping[str, Any] | None = None,
     holdout: EpsilonTable | None = None,
     members: EpsilonTable | None = None,
     scored: Sequence[ScoredAttack] | None = None,
     seed: int = 0,
     command: str = "",
-) -> AuditSummary:
+) -> Audit:
     """Analyse the artifacts of one run.
 
     Args:
@@ -80,7 +72,8 @@ def summarise(
         recorded: what else is known about the run.
         name: of the run.
         by: columns to group by; see `audit`.
-        fidelity: how far the epsilons can lie from exact ones.
+        fidelity: how far the epsilons can lie from exact ones: fidelity, batch_norms, sensitivity
+            and spacing of an audit.
         holdout: epsilons that the test examples would have had on the same trajectory.
         members: epsilons to compare with those of the hold-out, as far as these are not `epsilons`.
         scored: attacks on `recorded.for_attacks(seed)`; default all whose needs are met.
@@ -90,14 +83,20 @@ def summarise(
     Raises:
         InputError: a column that does not exist, or groups without an example table.
     """
-    found = _of_examples(log, epsilons, recorded, by, seed, fidelity)
+    tried = Audit(**(fidelity or {}))
+    found = _of_examples(log, epsilons, recorded, by, seed, tried)
     attacks = _attacks(log, epsilons, recorded, found.groups, scored, (members, holdout), seed)
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
-    provenance, account = _provenance(command), epsilons.account
-    guarantee, versions = _guarantee(log, epsilons, recorded), provenance.versions
-    return AuditSummary(
+    account, guarantee = epsilons.account, _guarantee(log, epsilons, recorded)
+    versions = {name: _version(name) for name in _LIBRARIES} | {"python": platform.python_version()}
+    brackets, by_group = _brackets(epsilons), attacks["attacks"]["attack"].eq(BY_GROUP)
+    caveats = attacks["attacks"].loc[by_group & bool(attacks["roc"]), "caveat"].unique()
+    checks = tuple(recorded.checks)
+    return Audit(
         name=name,
-        provenance=provenance,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions,
+        command=command,
         account=account,
         claim=epsilons.claim,
         claim_reason=epsilons.claim_reason,
@@ -108,12 +107,15 @@ def summarise(
         drivers=describe_drivers(log, epsilons, found.rows),
         loss=found.loss,
         groups=found.groups,
-        attacks=attacks,
-        fidelity=fidelity,
-        notes=_notes(run, epsilons, recorded, guarantee, versions, attacks, found.missing),
+        **attacks,
+        **(fidelity or {}),
+        checks=checks,
+        disclosures=disclosures(run, account, guarantee, checks, versions, brackets),
+        hazards=hazards(run, account, guarantee, checks, caveats=caveats),
+        missing=tuple(found.missing),
         schedule=schedule_of(log, account.delta, recorded.curve),
         views=views_of(log, epsilons, recorded.recorder, recorded.declared.content),
-        exactness=_exactness(epsilons, found.loss, recorded, seed, fidelity),
+        exactness=_exactness(epsilons, found.loss, recorded, seed, tried),
     )
 
 
@@ -125,7 +127,7 @@ def _attacks(
     scored: Sequence[ScoredAttack] | None,
     others: tuple[EpsilonTable | None, EpsilonTable | None],
     seed: int,
-) -> AttackFindings:
+) -> dict[str, Any]:
     """What the attacks found, on all members or on some; others: epsilons as in `summarise`."""
     attacked, (members, holdout) = recorded.for_attacks(seed), others
     if isinstance(epsilons, EpsilonTable):
@@ -144,12 +146,12 @@ def _exactness(
     loss: LossRelation | None,
     recorded: RecordedRun,
     seed: int,
-    fidelity: FidelityFindings,
+    fidelity: Audit,
 ) -> Exactness | None:
     """How exact the figures are."""
     attacked = (recorded.attacked(seed), recorded.attacked_others(seed))
     members, others = (None if found is None else len(found) for found in attacked)
-    tried = fidelity.sensitivity or fidelity.spacing or fidelity.against_k
+    tried = fidelity.sensitivity or fidelity.spacing or fidelity.fidelity
     some = len(epsilons) > MOST_COMPARED and epsilons.account.rows_per_unit is None
     return exactness_of(
         len(epsilons),
@@ -178,7 +180,7 @@ def _of_examples(
     recorded: RecordedRun,
     by: Sequence[str],
     seed: int,
-    fidelity: FidelityFindings,
+    fidelity: Audit,
 ) -> _OfExamples:
     examples, missing = recorded.examples, _missing(recorded, log, epsilons, fidelity)
     if examples is None and by:
@@ -220,27 +222,6 @@ def divisor_of_run(log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any]
     return divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
 
 
-def _notes(
-    run: RunFacts,
-    epsilons: Epsilons,
-    recorded: RecordedRun,
-    guarantee: Guarantee,
-    versions: Mapping[str, str],
-    attacks: AttackFindings,
-    missing: Sequence[str],
-) -> Notes:
-    account, checks = epsilons.account, recorded.checks
-    brackets = _brackets(epsilons)
-    by_group = attacks.tried["attack"].eq(BY_GROUP) & bool(attacks.roc)
-    caveats = attacks.tried.loc[by_group, "caveat"].unique()
-    return Notes(
-        checks=tuple(checks),
-        disclosures=disclosures(run, account, guarantee, checks, versions, brackets),
-        hazards=hazards(run, account, guarantee, checks, caveats=caveats),
-        missing=tuple(missing),
-    )
-
-
 def _brackets(epsilons: Epsilons) -> Counter[str]:
     """How many examples have which kind of bracket; empty where there are no kinds."""
     if isinstance(epsilons, EpsilonTable):
@@ -252,12 +233,6 @@ def _brackets(epsilons: Epsilons) -> Counter[str]:
     return found
 
 
-def _provenance(command: str) -> Provenance:
-    versions = {name: _version(name) for name in _LIBRARIES}
-    versions["python"] = platform.python_version()
-    return Provenance(datetime.now(UTC).isoformat(timespec="seconds"), versions, command)
-
-
 def _version(library: str) -> str:
     try:
         return version(library)
@@ -265,9 +240,7 @@ def _version(library: str) -> str:
         return "not installed (run from its source)"
 
 
-def _missing(
-    recorded: RecordedRun, log: NormLog, epsilons: Epsilons, fidelity: FidelityFindings
-) -> list[str]:
+def _missing(recorded: RecordedRun, log: NormLog, epsilons: Epsilons, fidelity: Audit) -> list[str]:
     """What the audit lacks, in sentences."""
     found = []
     if recorded.examples is None:
@@ -291,7 +264,7 @@ def _missing(
             "with one on a model trained without DP."
         )
     assumes_norms = not log.individually_clipped and epsilons.account.participation == "secret"
-    if assumes_norms and not fidelity.has_exact_values:
+    if assumes_norms and not has_exact_values(fidelity):
         found.append(NO_EXACT_VALUES)
     return found
 

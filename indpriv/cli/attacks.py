@@ -154,8 +154,6 @@ def attack_run(
 
 
 def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_json: bool) -> None:
-    from dataclasses import replace
-
     from indpriv._plain import to_json
     from indpriv.audit import attributes_of_run, results_of_run
     from indpriv.report.screens.attack_run import print_results
@@ -163,7 +161,9 @@ def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_
     results = results_of_run(run_dir, signals, attacks)
     attributes = attributes_of_run(run_dir) if not attacks or "attributes" in attacks else ()
     if as_json:
-        print_json(to_json(replace(results, attributes=attributes)))
+        shown = ("rates", "attacks", "attack_seed", "unchecked")
+        content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
+        print_json(to_json(content))
     else:
         print_results(results, attributes, Console())
 

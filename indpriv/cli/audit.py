@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from indpriv.analysis.summary import AuditSummary
+    from indpriv.analysis.summary import Audit
 
 OutputDir = Annotated[
     Path | None,
@@ -246,7 +246,7 @@ def _options(*given: str | float | None) -> dict[str, Any]:
     return dict(zip(names.split(), spelled, strict=True))
 
 
-def show_audit(summary: AuditSummary, output_dir: Path, *, as_json: bool) -> None:
+def show_audit(summary: Audit, output_dir: Path, *, as_json: bool) -> None:
     """Print the first screen of an audit, or its JSON alone."""
     from indpriv.report.renderers.terminal import print_audit
 

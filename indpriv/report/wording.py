@@ -7,7 +7,7 @@ import pandas as pd
 
 from indpriv._formatting import format_interval, format_p_value
 from indpriv.analysis.statistics.bootstrap import Interval
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Callout, Paragraph, Span, Text, paragraph
 
@@ -33,7 +33,7 @@ def finding(text: str) -> Callout:
     return Callout((paragraph(Span("A finding against the run."), f" {text}"),), warn=True)
 
 
-def disclaimer(summary: AuditSummary) -> Paragraph:
+def disclaimer(summary: Audit) -> Paragraph:
     """What individual epsilon is not, and whether there is a guarantee to quote instead."""
     quote = "" if summary.guarantee.publishable else " This run has no guarantee to quote."
     return paragraph(DISCLAIMER + quote, style="disclaimer")

@@ -15,7 +15,7 @@ from audits.training.datasets import load_dataset
 from audits.training.dp_sgd import train
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.attributes import AttributeFindings, measure_attribute
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.attacks.attribute_knowledge import GUESSERS
 from indpriv.audit import audit
 
@@ -25,7 +25,7 @@ _CONTROL = ("sex", "race", "marital_status", "occupation")
 _SEED = 1
 
 
-def audited_run(folder: Path, tell: Callable[[str], None]) -> AuditSummary:
+def audited_run(folder: Path, tell: Callable[[str], None]) -> Audit:
     """Train on Adult where the folder holds no finished run, and audit it."""
     run_dir, output = folder / "adult", folder / "adult-audit"
     if not (run_dir / "attributes-non-dp.parquet").is_file():

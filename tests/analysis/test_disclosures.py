@@ -29,7 +29,7 @@ def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
         log, epsilon_table([1.0] * 60, delta=delta), evidence, name="x", by=["label"]
     )
     found = disclosures(summary.run, summary.account, summary.guarantee, checks, {})
-    assert summary.notes.disclosures[0] == found[0]
+    assert summary.disclosures[0] == found[0]
     return {row.title: row for row in found}
 
 
@@ -81,11 +81,11 @@ def test_a_relation_is_declared_only_where_somebody_chose_it(run, neighbouring, 
     log, examples = run
     table = epsilon_table([1.0] * 60, neighbouring=neighbouring)
     summary = summarise(log, table, RecordedRun(examples), name="x", by=["label"])
-    row = next(row for row in summary.notes.disclosures if row.key == "neighbouring")
+    row = next(row for row in summary.disclosures if row.key == "neighbouring")
     assert (row.status, row.value.endswith(words)) == (status, True)
     declared = Declared(neighbouring=neighbouring)
     summary = summarise(log, table, RecordedRun(examples, declared=declared), name="x")
-    row = next(row for row in summary.notes.disclosures if row.key == "neighbouring")
+    row = next(row for row in summary.disclosures if row.key == "neighbouring")
     assert row.status == "declared"
 
 
@@ -103,7 +103,7 @@ def test_brackets_of_the_tight_accountant_are_counted(run):
     table = epsilon_table([1.0] * 60, accountant="pld")
     table = replace(table, details={"bracket": np.array(["certified"] * 58 + ["fallback"] * 2)})
     summary = summarise(log, table, RecordedRun(examples), name="x", by=["label"])
-    row = next(row for row in summary.notes.disclosures if row.key == "brackets")
+    row = next(row for row in summary.disclosures if row.key == "brackets")
     assert row.value.startswith("58 certified, 2 fallback")
     assert row.private
     assert "Brackets of individual epsilon" not in rows(run)

@@ -36,7 +36,7 @@ def a_run(tmp_path_factory):
 
 def test_an_audit_measures_the_attributes_that_its_file_names(a_run):
     folder, summary = a_run
-    found = summary.attacks.attributes
+    found = summary.attribute_attacks
     assert [(each.model, each.attribute) for each in found[::2]] == [
         ("dp", "sex"), ("dp", "race"), ("non_dp", "sex"), ("non_dp", "race"),
     ]  # fmt: skip
@@ -49,7 +49,7 @@ def test_an_audit_measures_the_attributes_that_its_file_names(a_run):
     assert race.bins
     assert 0 < race.overall.individual_ceiling <= race.ceiling < 1
     assert found[4].ceiling is found[4].overall.individual_ceiling is None
-    assert "attributes" in set(summary.attacks.tried["attack"])
+    assert "attributes" in set(summary.attacks["attack"])
     assert 'id="attributes"' in (folder / "audit" / "report.html").read_text()
 
 

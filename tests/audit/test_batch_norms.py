@@ -47,8 +47,8 @@ def run_dir(tmp_path_factory):
 def test_it_reaches_every_page(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", delta=1e-5, between_records="closest")
     expected = free_fidelity(NormLog.open(run_dir), Method(delta=1e-5, between_records="closest"))
-    assert summary.fidelity.batch_norms == expected
-    assert not any("No exact values" in text for text in summary.notes.missing)
+    assert summary.batch_norms == expected
+    assert not any("No exact values" in text for text in summary.missing)
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())
     assert document["free_fidelity"]["n_entries"] == expected.errors.n_entries
     console = Console(file=io.StringIO(), width=200)
@@ -62,7 +62,7 @@ def test_it_reaches_every_page(run_dir, tmp_path):
 
 def test_nothing_is_said_where_the_account_uses_none(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", delta=1e-5, between_records="worst_case")
-    assert summary.fidelity.batch_norms is None
+    assert summary.batch_norms is None
     assert "Batch norms" not in render_html(summary)
 
 
@@ -81,7 +81,7 @@ def test_members_and_hold_out_are_binned_by_full_records_alone(run_dir, tmp_path
         "sample_rate": RATE,
     }
     write_run(run / "holdout", NormLog.from_arrays(norms, [0], **settings), None)
-    found = audit(run, tmp_path / "audit", delta=1e-5, between_records="closest").attacks.by_epsilon
+    found = audit(run, tmp_path / "audit", delta=1e-5, between_records="closest").attack_by_epsilon
     method = Method(delta=1e-5, between_records="closest")
     alike, free = table_for(replace(log, batch_norms=None), method), table_for(log, method)
     edges = set(found["up_to"]) - {alike.worst_case_epsilon}

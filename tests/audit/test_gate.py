@@ -14,7 +14,6 @@ from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.reconstruction import reconstruction_of
-from indpriv.analysis.summary import FidelityFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.gate import Limits, judge
 from indpriv.cli import run as run_command
@@ -120,13 +119,13 @@ def test_a_run_that_was_seeded(run):
 def test_what_is_always_asked(run, summary):
     member = np.arange(400) % 2 == 0
     canaries = AttackScores(member.astype(float), member, "canaries", fair_coins=True)
-    proven = summary_of(*run, evidence={"canaries": canaries}, fidelity=FidelityFindings())
-    assert proven.attacks.canaries.overall["epsilon"].value > proven.guarantee.worst_case_epsilon
-    found = replace(
-        summary,
+    proven = summary_of(*run, evidence={"canaries": canaries}, fidelity={})
+    assert proven.canaries.overall["epsilon"].value > proven.guarantee.worst_case_epsilon
+    found = summary.replace(
         guarantee=replace(summary.guarantee, delta_times_n=1.0),
-        attacks=replace(proven.attacks, **bin_above_the_worst_case()),
-        notes=replace(summary.notes, checks=(*summary.notes.checks, RECORDS.failed("odd"))),
+        canaries=proven.canaries,
+        **bin_above_the_worst_case(),
+        checks=(*summary.checks, RECORDS.failed("odd")),
     )
     assert failed(found.to_json()) == [
         "delta times n", "evidence", "epsilon that canaries prove", ABOVE
@@ -145,7 +144,7 @@ def above_the_worst_case(model="dp"):
     row |= dict.fromkeys(("sees", "source", "caveat"), "") | {"n_others": 200}
     row |= {"adversary": scores.adversary}
     above = model == "dp" and exceeds(scores, (0.1, 1e-5), tests=1)
-    return {"tried": table(TRIED, [row | {"above_worst_case": above}])}
+    return {"attacks": table(TRIED, [row | {"above_worst_case": above}])}
 
 
 def bin_above_the_worst_case(above_worst_case=True):
@@ -158,14 +157,14 @@ def bin_above_the_worst_case(above_worst_case=True):
     }
     row |= {"n_members": 9, "n_others": 9, "tpr": 1.0, "fpr": 0.0, "reference": 0.1}
     row |= {"above_reference": True, "above_worst_case": above_worst_case}
-    return {"by_epsilon": table(BINS, [row])}
+    return {"attack_by_epsilon": table(BINS, [row])}
 
 
 def attribute_above_the_ceiling():
     found = measure_attribute(
         knowledge(leak=2.0), "with_imputation", model="dp", groups={}, ceiling=0.05
     )
-    return {"attributes": (found,)}
+    return {"attribute_attacks": (found,)}
 
 
 def reconstruction_above_its_ceiling():
@@ -215,41 +214,41 @@ ABOVE = "attacks above what the account allows"
     ],
 )
 def test_each_finding_against_the_account_fails_alone(summary, finding, condition):
-    found = replace(summary, attacks=replace(summary.attacks, **finding()))
+    found = summary.replace(**finding())
     assert failed(json.loads(json.dumps(found.to_json()))) == [condition]
 
 
 def small_groups(summary):
     table = summary.groups[0]
     rows = table.rows.assign(too_small=True)
-    return replace(summary, groups=(replace(table, rows=rows), *summary.groups[1:]))
+    return summary.replace(groups=(replace(table, rows=rows), *summary.groups[1:]))
 
 
 def reversed_groups(summary):
     table = summary.groups[0]
     reversals = (Reversal("1", 0.001),)
-    return replace(summary, groups=(replace(table, reversals=reversals), *summary.groups[1:]))
+    return summary.replace(groups=(replace(table, reversals=reversals), *summary.groups[1:]))
 
 
 def duplicates(summary):
     twins = Hazard("duplicates", "scope", "twins", "Duplicates", "failed", "some rows are alike")
-    hazards = (*summary.notes.hazards, twins)
-    return replace(summary, notes=replace(summary.notes, hazards=hazards))
+    hazards = (*summary.hazards, twins)
+    return summary.replace(hazards=hazards)
 
 
 def a_place_to_look(summary):
     found = bin_above_the_worst_case(above_worst_case=False)
-    return replace(summary, attacks=replace(summary.attacks, **found))
+    return summary.replace(**found)
 
 
 def canaries_that_agree(summary):
     found = gradient_canaries_that_disagree(noise=1.0)
-    return replace(summary, attacks=replace(summary.attacks, **found))
+    return summary.replace(**found)
 
 
 def an_attack_on_the_baseline(summary):
     found = above_the_worst_case("non_dp")
-    return replace(summary, attacks=replace(summary.attacks, **found))
+    return summary.replace(**found)
 
 
 @pytest.mark.parametrize(

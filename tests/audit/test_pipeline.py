@@ -93,11 +93,11 @@ def test_what_was_declared_is_used(audited):
     assert summary.name == "tiny"
     assert summary.account.delta == DELTA
     assert [table.by for table in summary.groups] == ["sex", "label"]
-    success = summary.attacks.rates.query("rate == 'success'")
+    success = summary.rates.query("rate == 'success'")
     assert set(success[["by", "model"]].itertuples(index=False, name=None)) == {
         (by, model) for by in ("", "sex", "label") for model in ("dp", "non_dp")
     }
-    statuses = {hazard.short: hazard.status for hazard in summary.notes.hazards}
+    statuses = {hazard.short: hazard.status for hazard in summary.hazards}
     assert statuses["duplicates"] == "declared"
     assert statuses["preprocessing"] == "declared"
     assert statuses["tuning"] == "not covered"
@@ -114,15 +114,15 @@ def test_arguments_come_before_what_was_declared(run_dir, tmp_path):
     )
     assert (summary.account.delta, summary.account.conversion) == (1e-6, "mironov2017")
     assert [table.by for table in summary.groups] == ["age:bins=3"]
-    assert "--delta 1e-06" in summary.provenance.command
-    assert "--by age:bins=3" in summary.provenance.command
+    assert "--delta 1e-06" in summary.command
+    assert "--by age:bins=3" in summary.command
 
 
 @quick
 def test_the_command_reproduces_the_audit(run_dir, tmp_path):
     delta = 1 / 60_001
     summary = audit(run_dir, tmp_path / "audit", delta=delta, by=["sex"], unreadable="worst_case")
-    words = shlex.split(summary.provenance.command)
+    words = shlex.split(summary.command)
     options = dict(zip(words[3::2], words[4::2], strict=True))
     assert float(options["--delta"]) == delta
     assert options["--unreadable"] == "worst_case"
@@ -163,11 +163,11 @@ def test_later_commands_need_the_audit_directory_only(run_dir, tmp_path, artifac
 
 def test_fidelity_from_a_log_with_every_step(audited):
     _, summary = audited
-    assert {(row.every, row.between_records) for row in summary.fidelity.against_k} == {
+    assert {(row.every, row.between_records) for row in summary.fidelity} == {
         (every, rule) for every in (3, 10, 20) for rule in ("last", "closest")
     }
-    assert all(row.errors.n == 240 and not row.is_this_log for row in summary.fidelity.against_k)
-    assert all(row.errors.largest_absolute > 0 for row in summary.fidelity.against_k)
+    assert all(row.errors.n == 240 and not row.is_this_log for row in summary.fidelity)
+    assert all(row.errors.largest_absolute > 0 for row in summary.fidelity)
 
 
 def test_fidelity_from_exact_examples(artifacts, tmp_path):
@@ -175,18 +175,16 @@ def test_fidelity_from_exact_examples(artifacts, tmp_path):
     folder = write_run(tmp_path / "run", log.thin(10), examples, exact=7)
     summary = audit(folder, tmp_path / "audit", delta=DELTA)
     assert summary.claim == "estimate"
-    own = [row for row in summary.fidelity.against_k if row.is_this_log]
+    own = [row for row in summary.fidelity if row.is_this_log]
     assert [(row.errors.n, row.every) for row in own] == [(7, 10)]
-    assert {row.source for row in summary.fidelity.against_k} == {
-        "norms at every step of 7 examples"
-    }
+    assert {row.source for row in summary.fidelity} == {"norms at every step of 7 examples"}
     assert summary.run.records.n_exact_examples == 7
 
 
 def test_policy_and_cost_of_recording_are_told(audited):
     folder, summary = audited
     text = "a full pass every step; 3.0 s of norm passes beside 2.0 s of training (150 %)"
-    told = {item.title: (item.value, item.status) for item in summary.notes.disclosures}
+    told = {item.title: (item.value, item.status) for item in summary.disclosures}
     assert told["Recording"] == (text, "verified")
     assert text in (folder / "report.html").read_text().replace("\xa0", " ")
     assert text in " ".join(screen(summary).split())
@@ -208,10 +206,10 @@ def test_individual_clipping_is_exact_where_every_gradient_shows_it(artifacts, t
     summary = audit(folder, tmp_path / "audit", delta=DELTA)
     assert summary.claim == ("exact" if at_levels else "estimate")
     assert summary.guarantee.status == "supported"  # the worst case does not rest on levels
-    told = {item.title: (item.value, item.status) for item in summary.notes.disclosures}
+    told = {item.title: (item.value, item.status) for item in summary.disclosures}
     assert told["Clip mode"][0].startswith("individual: each example at its last recorded level")
     assert told["Clip mode"][1] == ("verified" if at_levels else "failed")
-    assert not any("exact values" in text for text in summary.notes.missing)
+    assert not any("exact values" in text for text in summary.missing)
     assert (
         "clipped each example" in screen(summary)
         if at_levels
@@ -226,8 +224,8 @@ def test_a_run_that_was_killed_before_the_end(artifacts, tmp_path):
     output = tmp_path / "audit"
     summary = audit(folder, output, delta=DELTA)
     assert summary.individual.n == 240
-    assert (summary.loss, summary.groups, len(summary.attacks.rates)) == (None, (), 0)
-    assert any("examples.parquet is absent" in text for text in summary.notes.missing)
+    assert (summary.loss, summary.groups, len(summary.rates)) == (None, (), 0)
+    assert any("examples.parquet is absent" in text for text in summary.missing)
     assert summary.guarantee.status == "unproven"
     assert list(read_parquet(output / "epsilon.parquet").columns[:2]) == ["example_id", "epsilon"]
     with pytest.raises(InputError, match="--by sex: this run has no"):
@@ -458,9 +456,9 @@ def test_a_run_is_not_written_over(artifacts, tmp_path):
 def test_a_run_with_a_recorded_holdout(artifacts, tmp_path):
     log, examples = artifacts
     run = write_run(tmp_path / "run", log, examples)
-    assert audit(run, tmp_path / "without", delta=DELTA).attacks.by_epsilon.empty
+    assert audit(run, tmp_path / "without", delta=DELTA).attack_by_epsilon.empty
     write_run(run / "holdout", log.take(range(len(examples.test))), None)
-    found = audit(run, tmp_path / "audit", delta=DELTA).attacks.by_epsilon
+    found = audit(run, tmp_path / "audit", delta=DELTA).attack_by_epsilon
     for _, part in found.groupby("target_fpr"):
         assert part[["n_members", "n_others"]].sum().tolist() == [240, 60]
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())

@@ -234,8 +234,8 @@ def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):
         guarantee = {"epsilon": 1.9, "delta": 1e-5}
         write_json(run_dir / "run.json", {**record, "guarantee": guarantee})
         found = results_of_run(run_dir, tmp_path / "signals.npz", ("rmia", "calibrated"))
-        assert set(found.tried["attack"]) == {"rmia", "calibrated"}
-        assert own.tried["attack"].tolist() == found.tried["attack"].tolist()
+        assert set(found.attacks["attack"]) == {"rmia", "calibrated"}
+        assert own.attacks["attack"].tolist() == found.attacks["attack"].tolist()
         with pytest.raises(InputError, match="label_rmia needs label_signals"):
             results_of_run(run_dir, tmp_path / "signals.npz", ("label_rmia",))
         with pytest.raises(InputError, match="attack='rmai' is not known"):

@@ -16,7 +16,7 @@ def test_columns_that_test_examples_lack_are_said(artifacts):
         name="x",
         by=["sex"],
     )
-    assert not any("test_metadata" in text for text in whole.notes.missing)
+    assert not any("test_metadata" in text for text in whole.missing)
     frame = examples.frame.assign(sex=examples.frame["sex"].mask(test))
     summary = summarise(
         log,
@@ -25,7 +25,7 @@ def test_columns_that_test_examples_lack_are_said(artifacts):
         name="x",
         by=["sex", "label"],
     )
-    (text,) = [text for text in summary.notes.missing if "test_metadata" in text]
+    (text,) = [text for text in summary.missing if "test_metadata" in text]
     assert text.startswith("Test examples have no sex: ")
 
 

@@ -9,7 +9,6 @@ from indpriv._columns import partition
 from indpriv.accountant import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.statistics import histogram
-from indpriv.analysis.summary import FidelityFindings
 from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity, summarise
 from indpriv.audit.variants import compared_positions
 
@@ -54,7 +53,7 @@ def test_the_papers_preset(artifacts, tmp_path):
     assert {row.between_records for row in rows} == {"last"}
     assert sensitivity(full, method, table) == ()  # it makes those choices itself
     summary = summarise(
-        full, table, RecordedRun(examples), name="paper", fidelity=FidelityFindings(rows)
+        full, table, RecordedRun(examples), name="paper", fidelity={"fidelity": rows}
     )
     assert summary.claim == "estimate"
 

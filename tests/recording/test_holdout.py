@@ -42,7 +42,7 @@ def test_an_interrupted_holdout_goes_on(tmp_path):
 
 def test_training_examples_that_are_named_do_not_lose_the_holdout(tmp_path):
     recorded(tmp_path / "run", make_run(), example_ids=[f"note {number}" for number in range(120)])
-    found = audit(tmp_path / "run", tmp_path / "audit", delta=1e-3).attacks.by_epsilon
+    found = audit(tmp_path / "run", tmp_path / "audit", delta=1e-3).attack_by_epsilon
     for _, part in found.groupby("target_fpr"):
         assert part["n_others"].sum() == 25  # a random half chose the threshold
 

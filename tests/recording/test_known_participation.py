@@ -105,11 +105,11 @@ def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
     page = (tmp_path / "audit" / "audit.md").read_text()
     assert "took part the most" in page
     assert "clipped in every step" not in page
-    assert not any(check.status == "failed" for check in summary.notes.checks)
+    assert not any(check.status == "failed" for check in summary.checks)
     secret = audit(tmp_path / "run", tmp_path / "secret", delta=1e-5, participation="secret")
     assert secret.guarantee.status == "unproven"
     assert "--participation known" in secret.guarantee.reasons[0]
-    assert "--participation secret" in secret.provenance.command
+    assert "--participation secret" in secret.command
 
 
 def test_verify_makes_the_checks_of_known_participation(tmp_path, capsys):
@@ -175,7 +175,7 @@ def test_a_poisson_run_may_be_audited_with_known_participation(tmp_path):
     record(make_run(noise_multiplier=2.0), tmp_path / "run", epochs=1, batch_norms=True)
     known = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5, participation="known")
     assert (known.guarantee.status, known.claim) == ("supported", "exact")
-    assert "--participation known" in known.provenance.command
+    assert "--participation known" in known.command
     replaced = audit(
         tmp_path / "run",
         tmp_path / "b",

@@ -173,7 +173,7 @@ def test_a_bar_tells_its_count_under_the_pointer(summary, tmp_path):
 def test_no_text_of_a_figure_is_cut_off(summary, tmp_path):
     many = summary.individual.counts
     changed = tuple(count * 250_000 for count in many)
-    summary = replace(summary, individual=replace(summary.individual, counts=changed))
+    summary = summary.replace(individual=replace(summary.individual, counts=changed))
     script = """report([...document.querySelectorAll("svg.figure")].flatMap(figure => {
       const box = figure.getBoundingClientRect();
       return [...figure.querySelectorAll("text")].filter(text => {

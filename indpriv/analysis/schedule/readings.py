@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from indpriv._plain import AtLeastZero, Share
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CurveReading:
 
 
 def read_curve(
-    summary: AuditSummary, at_epsilon: float | None, at_accuracy: float | None
+    summary: Audit, at_epsilon: float | None, at_accuracy: float | None
 ) -> CurveReading | None:
     """The reading of an audit; None where its run kept no curve."""
     found = summary.schedule

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from indpriv._shown import clean, shown
 from indpriv.analysis.lookup import Lookup
-from indpriv.analysis.summary import SENSITIVE, AuditSummary
+from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.report.document import Block, Figure, Page
 from indpriv.report.figures import FIGURES
 from indpriv.report.renderers.script import page_script, script_hash, search_data
@@ -24,7 +24,7 @@ _NO_BREAK = re.compile(r"(?<=\d) (?=%)|(?<=\d,) (?=[\d.-]+\])")
 
 
 def render_html(
-    summary: AuditSummary,
+    summary: Audit,
     pictures: Mapping[Any, str] | None = None,
     lookup: Lookup | None = None,
     reconstructed: Mapping[str, str] | None = None,
@@ -39,13 +39,13 @@ def render_html(
             example is on the page.
         reconstructed: data URIs of pictures above their reconstructions, by the name of the attack.
     """
-    run, made = summary.run, summary.provenance
+    run = summary.run
     page = Page(
         title=f"Privacy audit of {summary.name}",
         eyebrow="Individual privacy audit",
         name=summary.name,
         meta=f"{run.n_examples:,} training examples · {run.settings.total_steps:,} steps of DP-SGD "
-        f"· audited {made.created[:10]} with indpriv {made.versions['indpriv']}",
+        f"· audited {summary.created[:10]} with indpriv {summary.versions['indpriv']}",
         sections=sections_of(summary),
         disclaimer=disclaimer(summary),
     )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from indpriv._shown import clean
-from indpriv.analysis.summary import SENSITIVE, AuditSummary
+from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.report.document import (
     Block,
     Callout,
@@ -30,7 +30,7 @@ def escape(text: str) -> str:
     )
 
 
-def render_markdown(summary: AuditSummary) -> str:
+def render_markdown(summary: Audit) -> str:
     """The report of an audit as Markdown, without figures and what the page folds away."""
     return render_sections(f"Privacy audit of {summary.name}", sections_of(summary))
 

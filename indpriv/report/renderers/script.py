@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from indpriv._formatting import format_epsilon, format_share, format_share_up
 from indpriv._shown import clean
 from indpriv.analysis.lookup import CLIPPED, Lookup
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
 
 
@@ -34,7 +34,7 @@ def script_hash() -> str:
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
-def search_data(summary: AuditSummary, lookup: Lookup) -> Markup:
+def search_data(summary: Audit, lookup: Lookup) -> Markup:
     """What the search reads, as JSON that can stand inside a script element.
 
     A coding has the facts that one code per example picks: each a name, and the text of each code.
@@ -63,7 +63,7 @@ def search_data(summary: AuditSummary, lookup: Lookup) -> Markup:
     return Markup(text.replace("<", "\\u003c"))
 
 
-def _figures(summary: AuditSummary, table: EpsilonTable) -> list[dict[str, Any]]:
+def _figures(summary: Audit, table: EpsilonTable) -> list[dict[str, Any]]:
     """Epsilon and what it would mean to an attacker; for units, their rows and their worst case."""
     shown, largest, codes = _shown(table.epsilon)
     facts = [(f"Individual epsilon ({summary.claim})", shown)]

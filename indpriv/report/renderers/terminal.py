@@ -16,7 +16,7 @@ from rich.text import Text as Line
 
 from indpriv._shown import Console as CleanConsole
 from indpriv._shown import clean
-from indpriv.analysis.summary import SENSITIVE, AuditSummary
+from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.report.document import Entry, Paragraph, Span, Table, Text, plain
 from indpriv.report.sections import sections_of
 
@@ -26,7 +26,7 @@ _WIDEST = 500
 _STYLES = {"warn": "yellow", "alarm": "bold red", "disclaimer": "italic", "lead": "bold"}
 
 
-def print_audit(summary: AuditSummary, console: Console) -> None:
+def print_audit(summary: Audit, console: Console) -> None:
     """Print the first screen of an audit."""
     head = Grid.grid(expand=True)
     head.add_column()

@@ -10,7 +10,7 @@ from indpriv._formatting import format_epsilon, format_number, format_p_value, f
 from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.effects import MembershipEffects
 from indpriv.analysis.attacks.rates import ALL, interval, parts
-from indpriv.analysis.summary import SENSITIVE, AttackFindings
+from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.report.document import Paragraph, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
 from indpriv.report.sections.attacks.attributes import attribute_table
@@ -19,7 +19,7 @@ from indpriv.report.wording import NO_EVIDENCE, span
 
 
 def print_results(
-    results: AttackFindings, attributes: Sequence[AttributeFindings], console: Console
+    results: Audit, attributes: Sequence[AttributeFindings], console: Console
 ) -> None:
     """Print the attacks on one run, and on attributes of its model and of the baseline."""
     blocks: list[Paragraph | Table] = [

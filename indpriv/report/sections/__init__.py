@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Section
 from indpriv.report.sections.attacks.attributes import attribute_attacks
 from indpriv.report.sections.attacks.canaries import canaries, gradient_canaries
@@ -25,7 +25,7 @@ from indpriv.report.sections.verdict import verdict
 from indpriv.report.sections.views import views
 
 # In the order of the report. A nested section belongs to the one before it.
-SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
+SECTIONS: tuple[Callable[[Audit], Section | None], ...] = (
     verdict,
     evidence,
     views,
@@ -52,6 +52,6 @@ SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
 )
 
 
-def sections_of(summary: AuditSummary) -> tuple[Section, ...]:
+def sections_of(summary: Audit) -> tuple[Section, ...]:
     """The sections that this audit has something for."""
     return tuple(found for section in SECTIONS if (found := section(summary)) is not None)

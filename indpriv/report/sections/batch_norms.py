@@ -1,13 +1,13 @@
 """What batch norms prove about the estimate."""
 
 from indpriv._formatting import format_share
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Entry, Section, paragraph
 
 
-def batch_norms(summary: AuditSummary) -> Section | None:
+def batch_norms(summary: Audit) -> Section | None:
     """None where the account uses none."""
-    found = summary.fidelity.batch_norms
+    found = summary.batch_norms
     if found is None:
         return None
     errors, weighted = found.errors, ""

@@ -2,18 +2,18 @@
 
 from indpriv._formatting import capitalised, format_edges, format_epsilon, format_share
 from indpriv.analysis.lookup import MOST_EXAMPLES
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Details, Figure, Search, Section, Span, paragraph, table
 
 
-def drawn_worst_case(summary: AuditSummary) -> float | None:
+def drawn_worst_case(summary: Audit) -> float | None:
     """The worst case that figures show; None if that of the largest unit is far off their scale."""
     worst = summary.guarantee.worst_case_epsilon
     beyond = summary.unit_sizes and worst > summary.individual.edges[-1]
     return None if beyond else worst
 
 
-def distribution(summary: AuditSummary) -> Section:
+def distribution(summary: Audit) -> Section:
     """Quantiles and histogram; the tail is always part of it."""
     individual, account = summary.individual, summary.account
     plural, share = account.plural, individual.share_at_worst_case
@@ -59,7 +59,7 @@ def distribution(summary: AuditSummary) -> Section:
     )
 
 
-def lookup(summary: AuditSummary) -> Section:
+def lookup(summary: Audit) -> Section:
     """The file with every epsilon, and the search box of a page that holds them."""
     plural = summary.account.plural
     where = paragraph(

@@ -3,39 +3,39 @@
 from indpriv._formatting import capitalised, format_epsilon, format_number, format_share
 from indpriv.analysis.fidelity.comparison import Fidelity, Spacing
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.summary import NO_EXACT_VALUES, AuditSummary
+from indpriv.analysis.summary import NO_EXACT_VALUES, Audit, has_exact_values
 from indpriv.report.document import Block, Details, Entry, Figure, Row, Section, paragraph, table
 from indpriv.report.wording import correlation, spaced
 
 _MOST_GROUPS = 60  # of one table; audit.json has all
 
 
-def fidelity(summary: AuditSummary) -> Section:
+def fidelity(summary: Audit) -> Section:
     """Errors where exact values exist; otherwise the effect of the spacing of records, if known."""
     blocks: list[Block] = []
     screen = []
-    if summary.fidelity.against_k:
+    if summary.fidelity:
         blocks += _errors(summary)
         screen.append(Entry("FIDELITY", tuple(map(paragraph, _lines(summary)))))
-    elif summary.fidelity.spacing is None:
+    elif summary.spacing is None:
         known = (
             "These epsilons are exact for this trajectory."
             if summary.claim == "exact"
             else "How far these estimates lie from the exact values is unknown."
         )
-        if not (summary.fidelity.has_exact_values or summary.run.settings.individually_clipped):
+        if not (has_exact_values(summary) or summary.run.settings.individually_clipped):
             known = f"{known} {NO_EXACT_VALUES}"
         blocks.append(paragraph(known))
-    if summary.fidelity.spacing is not None:
-        moved = paragraph(_spacing(summary.fidelity.spacing, summary.account.plural))
+    if summary.spacing is not None:
+        moved = paragraph(_spacing(summary.spacing, summary.account.plural))
         blocks.append(moved)
         screen.append(Entry("SPACING", (moved,)))
-    blocks += [_by_group(row) for row in summary.fidelity.against_k if row.groups]
+    blocks += [_by_group(row) for row in summary.fidelity if row.groups]
     return Section("fidelity", "Fidelity", tuple(blocks), tuple(screen))
 
 
-def _errors(summary: AuditSummary) -> list[Block]:
-    found, plural = summary.fidelity.against_k, summary.account.plural
+def _errors(summary: Audit) -> list[Block]:
+    found, plural = summary.fidelity, summary.account.plural
     head = (
         "K, steps",
         "Epochs",
@@ -118,14 +118,14 @@ def _by_group(row: Fidelity) -> Details:
     )
 
 
-def _lines(summary: AuditSummary) -> list[str]:
+def _lines(summary: Audit) -> list[str]:
     """Errors under the rule between records that the account uses by default."""
     return [
         f"{'this log' if row.is_this_log else f'K = {row.every} steps'}: r "
         f"{format_number(row.errors.pearson, 4)}, bias {row.errors.bias:+.3f}, largest "
         f"{row.errors.largest_absolute:.3f}, too small {format_share(row.errors.share_under)}"
-        for row in summary.fidelity.against_k
-        if row.between_records == summary.fidelity.against_k[0].between_records
+        for row in summary.fidelity
+        if row.between_records == summary.fidelity[0].between_records
     ]
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from indpriv._formatting import format_epsilon, format_number, format_share, sentence
 from indpriv._plain import records
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, Ratio
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report import document as doc
 from indpriv.report.sections.distribution import drawn_worst_case
 from indpriv.report.wording import after, counted, p_value, shorten, shown_rows, span
@@ -50,7 +50,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 _NAME, _LABEL = 24, 9  # characters of a group's and a label's name on the first screen
 
 
-def groups(summary: AuditSummary) -> doc.Section | None:
+def groups(summary: Audit) -> doc.Section | None:
     """None without an example table."""
     if not summary.groups:
         return None
@@ -167,7 +167,7 @@ def _value(ratio: Ratio) -> doc.Span:
     return doc.Span(f"{ratio.value:.2f}{after(ratio.interval)}")
 
 
-def _grouping(summary: AuditSummary, found: GroupTable) -> list[doc.Block]:
+def _grouping(summary: Audit, found: GroupTable) -> list[doc.Block]:
     """One grouping on the page: findings, figure, table, and tables within label."""
     shown = shown_rows(found.rows)
     rows = found.rows.iloc[shown]

@@ -2,13 +2,13 @@
 
 from indpriv._formatting import capitalised, format_epsilon, format_number
 from indpriv.analysis.loss.relation import STATED_FLOOR, LossRelation
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report import document as doc
 from indpriv.report.sections.distribution import drawn_worst_case
 from indpriv.report.wording import after
 
 
-def loss(summary: AuditSummary) -> doc.Section | None:
+def loss(summary: Audit) -> doc.Section | None:
     """None without an example table."""
     found = summary.loss
     if found is None:
@@ -31,7 +31,7 @@ def loss(summary: AuditSummary) -> doc.Section | None:
     return doc.Section("loss", "Epsilon against loss", tuple(blocks))
 
 
-def _correlations(summary: AuditSummary, found: LossRelation) -> doc.Paragraph:
+def _correlations(summary: Audit, found: LossRelation) -> doc.Paragraph:
     account, plural = summary.account, capitalised(summary.account.plural)
     whose = "whose rows, by their mean loss, the" if summary.unit_sizes else "that the"
     had = "had" if (found.every.pearson or 0) > 0 else "did not have"
@@ -63,7 +63,7 @@ def _correlations(summary: AuditSummary, found: LossRelation) -> doc.Paragraph:
     )
 
 
-def _figure(summary: AuditSummary, found: LossRelation) -> tuple[doc.Block, ...]:
+def _figure(summary: Audit, found: LossRelation) -> tuple[doc.Block, ...]:
     bins = found.bins
     if bins is None or found.line.slope is None or found.line.intercept is None:
         return ()

@@ -1,19 +1,19 @@
 """What drives individual epsilon: gradient norms over training, and the examples at both ends."""
 
 from indpriv._formatting import format_number, format_share
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.report.document import Block, Details, Examples, Figure, Section, paragraph, table
 
 
-def norms_over_training(summary: AuditSummary) -> Section:
+def norms_over_training(summary: Audit) -> Section:
     """Norms by class, and the ids at both ends."""
     blocks = (*_by_class(summary), *_ends(summary))
     title = "Norms over training" if summary.drivers.classes else "The examples at both ends"
     return Section("norms", title, blocks, nested=True)
 
 
-def _by_class(summary: AuditSummary) -> tuple[Block, ...]:
+def _by_class(summary: Audit) -> tuple[Block, ...]:
     found = summary.drivers
     if not found.classes or not found.steps:
         return ()
@@ -52,7 +52,7 @@ def _by_class(summary: AuditSummary) -> tuple[Block, ...]:
     )
 
 
-def _ends(summary: AuditSummary) -> tuple[Block, ...]:
+def _ends(summary: Audit) -> tuple[Block, ...]:
     found, plural = summary.drivers, summary.account.plural
     ends = (
         ("Least protected", "Largest", found.least_protected, found.n_at_most),

@@ -1,10 +1,10 @@
 """What may be published of an audit."""
 
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Section, paragraph
 
 
-def publish(summary: AuditSummary) -> Section:
+def publish(summary: Audit) -> Section:
     """The sentence that may be published, or that there is none."""
     guarantee = summary.guarantee
     if not guarantee.publishable:

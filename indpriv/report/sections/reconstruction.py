@@ -10,7 +10,7 @@ from indpriv._formatting import (
     format_share_up,
 )
 from indpriv.analysis.reconstruction import CLOSE, Reconstruction
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report import document as doc
 from indpriv.report.wording import NO_EVIDENCE, finding, percent_span
 
@@ -30,9 +30,9 @@ ABOVE = (
 )
 
 
-def reconstruction(summary: AuditSummary) -> doc.Section | None:
+def reconstruction(summary: Audit) -> doc.Section | None:
     """None where no gradients were attacked."""
-    every = summary.attacks.reconstruction
+    every = summary.reconstruction
     if not every:
         return None
     blocks: list[doc.Block] = [reconstruction_rows(every)]

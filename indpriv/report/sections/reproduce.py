@@ -5,17 +5,15 @@ import math
 
 from indpriv._formatting import format_share_up
 from indpriv.analysis.exactness import Exactness
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.norm_log.evidence import PASSED, SEEDS
 from indpriv.report.document import Block, Code, Details, Section, paragraph
 
 
-def reproduce(summary: AuditSummary) -> Section:
+def reproduce(summary: Audit) -> Section:
     """The command, the versions, the fingerprint of the ids, and run.json as declared."""
-    versions = " · ".join(
-        f"{name} {version}" for name, version in summary.provenance.versions.items()
-    )
-    guessed = {check.key for check in summary.notes.checks if check.status != PASSED}
+    versions = " · ".join(f"{name} {version}" for name, version in summary.versions.items())
+    guessed = {check.key for check in summary.checks if check.status != PASSED}
     training = (
         "The training is reproducible from its seed, which is why it gives no privacy."
         if summary.run.recorder.get("seeded")
@@ -29,7 +27,7 @@ def reproduce(summary: AuditSummary) -> Section:
         paragraph(
             "The same log gives the same epsilons on any machine, without the model or the data:"
         ),
-        Code(summary.provenance.command or "indpriv audit RUN --output-dir DIR"),
+        Code(summary.command or "indpriv audit RUN --output-dir DIR"),
         paragraph(training),
         paragraph(
             f"{versions} · example ids, SHA-256: {summary.run.example_ids_sha256}", style="note"

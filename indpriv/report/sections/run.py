@@ -1,10 +1,10 @@
 """What was run, what the account assumes, and what was checked."""
 
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Block, Heading, Section, Span, paragraph, table
 
 
-def evidence(summary: AuditSummary) -> Section | None:
+def evidence(summary: Audit) -> Section | None:
     """Every line of evidence with its word, those that a recorder can verify first."""
     if not (lines := summary.guarantee.lines):
         return None
@@ -21,7 +21,7 @@ def evidence(summary: AuditSummary) -> Section | None:
     return Section("evidence", "What this rests on", blocks)
 
 
-def run(summary: AuditSummary) -> Section:
+def run(summary: Audit) -> Section:
     """Every disclosure and every check with its status."""
     blocks: list[Block] = [
         paragraph(
@@ -39,14 +39,13 @@ def run(summary: AuditSummary) -> Section:
                     Span(item.status, "status"),
                     "not for publication" if item.private else "",
                 )
-                for item in summary.notes.disclosures
+                for item in summary.disclosures
             ],
         ),
     ]
-    if summary.notes.checks:
+    if summary.checks:
         checks = [
-            (check.title, check.detail, Span(check.status, "status"))
-            for check in summary.notes.checks
+            (check.title, check.detail, Span(check.status, "status")) for check in summary.checks
         ]
         blocks += [
             Heading("Checks of the assumptions"),

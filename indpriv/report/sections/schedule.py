@@ -2,7 +2,7 @@
 
 from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.analysis.schedule.findings import ScheduleFindings
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Block, Details, Figure, Section, paragraph, table
 from indpriv.report.wording import BETWEEN_CHECKPOINTS
 
@@ -16,7 +16,7 @@ _RULES = {
 }
 
 
-def schedule(summary: AuditSummary) -> Section | None:
+def schedule(summary: Audit) -> Section | None:
     """Where noise or clipping moved, or the run kept a curve."""
     found = summary.schedule
     if found is None or (not found.moves and found.curve is None):
@@ -77,7 +77,7 @@ def _accuracy(found: ScheduleFindings) -> tuple[Block, ...]:
     )
 
 
-def _rules(summary: AuditSummary, found: ScheduleFindings) -> tuple[Block, ...]:
+def _rules(summary: Audit, found: ScheduleFindings) -> tuple[Block, ...]:
     if found.rules is None:
         return ()
     ours = summary.guarantee.worst_case_epsilon

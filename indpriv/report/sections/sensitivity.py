@@ -1,18 +1,18 @@
 """How far epsilons move under another rounding of norms, or another rule between records."""
 
 from indpriv._formatting import capitalised, format_share
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Entry, Section, Span, paragraph, table
 from indpriv.report.wording import correlation, spaced
 
 
-def sensitivity(summary: AuditSummary) -> Section | None:
+def sensitivity(summary: Audit) -> Section | None:
     """None where no other choice was tried."""
-    if not summary.fidelity.sensitivity:
+    if not summary.sensitivity:
         return None
     head = ("Choice", "Here", "Instead", capitalised(summary.account.plural), "Pearson’s r")
     rows, lines = [], []
-    for row in summary.fidelity.sensitivity:
+    for row in summary.sensitivity:
         choice, here, instead = map(spaced, (row.choice, row.here, row.instead))
         shift, p95, largest = (
             f"{row.mean_shift:+.3f}",

@@ -1,11 +1,11 @@
 """Epsilon by the number of rows of a privacy unit, and what a cap on rows would cost."""
 
 from indpriv._formatting import capitalised, format_epsilon, format_rows, format_share
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Entry, Section, paragraph, table
 
 
-def units(summary: AuditSummary) -> Section | None:
+def units(summary: Audit) -> Section | None:
     """None where each unit has one row."""
     if not summary.unit_sizes:
         return None

@@ -12,7 +12,7 @@ from indpriv._formatting import (
 )
 from indpriv.analysis.disclosures import recording
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
 from indpriv.report import document as doc
 from indpriv.report.wording import disclaimer, joined
@@ -21,7 +21,7 @@ from indpriv.report.wording import disclaimer, joined
 _VACUOUS = 0.9
 
 
-def verdict(summary: AuditSummary) -> doc.Section:
+def verdict(summary: Audit) -> doc.Section:
     """The guarantee and the epsilons of this run, each with what it means."""
     guarantee = summary.guarantee
     title = "Exact for this trajectory." if summary.claim == "exact" else "An estimate."
@@ -35,10 +35,10 @@ def verdict(summary: AuditSummary) -> doc.Section:
         blocks.append(doc.Callout(reasons, warn=True))
     claim = doc.paragraph(doc.Span(title), f" {capitalised(summary.claim_reason)}")
     blocks.append(doc.Callout((claim, disclaimer(summary))))
-    if summary.notes.missing:
+    if summary.missing:
         blocks += [
             doc.paragraph("Not in this audit:", style="note"),
-            doc.Listing(summary.notes.missing),
+            doc.Listing(summary.missing),
         ]
     screen = (
         doc.Entry("GUARANTEE", _guarantee_lines(summary)),
@@ -47,7 +47,7 @@ def verdict(summary: AuditSummary) -> doc.Section:
     return doc.Section("verdict", "Verdict", tuple(blocks), screen)
 
 
-def lead(summary: AuditSummary) -> list[doc.Text]:
+def lead(summary: Audit) -> list[doc.Text]:
     """The verdict in sentences; every epsilon and every bound in it is rounded up."""
     guarantee = summary.guarantee
     if guarantee.status == "void":
@@ -92,7 +92,7 @@ def lead(summary: AuditSummary) -> list[doc.Text]:
     return found
 
 
-def _key_figures(summary: AuditSummary) -> doc.Table:
+def _key_figures(summary: Audit) -> doc.Table:
     guarantee, individual, account = summary.guarantee, summary.individual, summary.account
     name = "Guarantee: worst-case epsilon"
     if not guarantee.publishable:
@@ -120,9 +120,9 @@ def _key_figures(summary: AuditSummary) -> doc.Table:
     )
 
 
-def _facts(summary: AuditSummary) -> doc.Table:
+def _facts(summary: Audit) -> doc.Table:
     account = summary.account
-    of = {item.key: item for item in summary.notes.disclosures}
+    of = {item.key: item for item in summary.disclosures}
     relation, sampler = of["neighbouring"], of["sampler"]
     return doc.table(
         ("Fact", "Value"),
@@ -154,7 +154,7 @@ def _membership(guarantee: Guarantee) -> list[tuple[str, str]]:
     return [("Best test for membership", text)]
 
 
-def _guarantee_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
+def _guarantee_lines(summary: Audit) -> tuple[doc.Paragraph, ...]:
     guarantee, account = summary.guarantee, summary.account
     value = (
         f"worst-case epsilon {format_epsilon(guarantee.worst_case_epsilon)} (delta "
@@ -179,7 +179,7 @@ def _guarantee_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
     )
 
 
-def _run_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
+def _run_lines(summary: Audit) -> tuple[doc.Paragraph, ...]:
     individual, run, account = summary.individual, summary.run, summary.account
     median, p75, p95, p99, largest = map(
         format_epsilon,
@@ -206,7 +206,7 @@ def _run_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
     return (*map(doc.paragraph, lines), disclaimer(summary))
 
 
-def _brackets(summary: AuditSummary) -> list[str]:
+def _brackets(summary: Audit) -> list[str]:
     """For how many the tight accountant is tight; empty for another one."""
     found, plural = summary.individual, summary.account.plural
     if found.wide is None:
@@ -215,7 +215,7 @@ def _brackets(summary: AuditSummary) -> list[str]:
     return [f"{text}; of {found.wide:,} only the upper end says something" if found.wide else text]
 
 
-def _read(summary: AuditSummary) -> str:
+def _read(summary: Audit) -> str:
     """What epsilons were computed from, in few words."""
     account, run = summary.account, summary.run
     total = f"{run.settings.total_steps:,}"

@@ -2,7 +2,7 @@
 
 from indpriv._formatting import format_epsilon, format_number
 from indpriv.analysis.federated.views import OBSERVERS, View
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Entry, Paragraph, Section, paragraph, table
 
 _READ = {
@@ -12,7 +12,7 @@ _READ = {
 }
 
 
-def views(summary: AuditSummary) -> Section | None:
+def views(summary: Audit) -> Section | None:
     """Where the run was federated."""
     found = summary.views
     if not found:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from indpriv import NormLog, account
 from indpriv.accountant.composition.runs import compose
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.audit import RecordedRun, summarise
 from indpriv.report.renderers.markdown import render_markdown
 from indpriv.report.renderers.terminal import print_audit
@@ -58,7 +58,7 @@ def test_wide_rows_are_counted_on_the_screen_on_the_page_and_in_audit_json(lower
     content = summary.to_json()
     assert content["individual"]["wide"] == len(lower)
     del content["individual"]["wide"]  # as earlier versions wrote it
-    assert AuditSummary.from_json(content).individual.wide is None
+    assert Audit.from_json(content).individual.wide is None
 
 
 def test_no_tightness_is_claimed_of_the_other_accountant():

@@ -11,7 +11,7 @@ from scipy.stats import norm as normal
 import indpriv
 from indpriv import RoundRecorder
 from indpriv.analysis.federated.views import views_of
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.audit import audit
 
 DELTA, NOISE = 1e-3, 2.0
@@ -151,13 +151,13 @@ def test_an_audit_shows_them(tmp_path):
     views(tmp_path / "run", None)
     summary = audit(tmp_path / "run", tmp_path / "report")
     assert len(summary.views) == 6
-    assert "beside_updates" in [hazard.key for hazard in summary.notes.hazards]
+    assert "beside_updates" in [hazard.key for hazard in summary.hazards]
     content = json.loads((tmp_path / "report" / "audit.json").read_text())
     assert [view["observer"] for view in content["views"]][:3] == ["outsider", "update", "gradient"]
     page = (tmp_path / "report" / "report.html").read_text()
     assert "Who sees what" in page
     assert "the server adds noise after it has read the updates" in page
-    assert AuditSummary.from_json(content).views == summary.views
+    assert Audit.from_json(content).views == summary.views
 
 
 def test_other_runs_have_no_views(tmp_path):

@@ -55,10 +55,10 @@ def test_a_cap_on_rows_would_drop_canaries(tmp_path):
 
 def test_the_audit_of_the_run_has_them(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", by=["canary"])
-    canaries = summary.attacks.canaries
+    canaries = summary.canaries
     assert canaries.overall["auc"].n == 100
-    assert not summary.attacks.by_epsilon.empty
-    assert summary.attacks.above_worst_case == 0
+    assert not summary.attack_by_epsilon.empty
+    assert summary.above_worst_case == 0
     assert canaries.delta == summary.account.delta
     assert canaries.overall["epsilon"].value < summary.guarantee.worst_case_epsilon
     assert set(summary.groups[0].rows["name"]) == {"True", "False"}

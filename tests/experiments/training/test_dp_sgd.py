@@ -463,12 +463,12 @@ def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_p
     )
     train(mine, tmp_path / "run", dataset=toy(), seed=3)
     found = audit(tmp_path / "run", tmp_path / "audit")
-    rates = found.attacks.rates.query("part == 'longest canaries'").set_index("rate").loc["auc"]
-    longest = found.attacks.gradient_canaries.lengths[-1]
+    rates = found.rates.query("part == 'longest canaries'").set_index("rate").loc["auc"]
+    longest = found.gradient_canaries.lengths[-1]
     assert (rates.n_members, rates.n_others) == (longest.n_members, longest.n_others)
     assert rates.low < rates.value < rates.high
     assert "| Every noisy update | " in (tmp_path / "audit" / "audit.md").read_text()
-    gradients = found.attacks.gradient_canaries
+    gradients = found.gradient_canaries
     assert [one.length for one in gradients.lengths] == [0.5, 1.0]
     assert sum(one.n_members + one.n_others for one in gradients.lengths) == 60
     assert gradients.agree
@@ -564,7 +564,7 @@ def test_a_run_of_each_clipping_is_trained_and_audited(clipping, tmp_path):
     assert found.guarantee.worst_case_epsilon <= run.worst_case_epsilon * (1 + 1e-9)
     epsilon = pd.read_parquet(tmp_path / "audit" / "epsilon.parquet")["epsilon"]
     assert 0 < epsilon.max() <= found.guarantee.worst_case_epsilon
-    assert [check.title for check in found.notes.checks if check.status == "failed"] == []
+    assert [check.title for check in found.checks if check.status == "failed"] == []
 
 
 def test_gradient_canaries_need_flat_clipping():

@@ -236,7 +236,7 @@ def test_an_unseeded_run_that_was_stopped_is_one_run(tmp_path):
     summary = audit(tmp_path / "run", tmp_path / "audit")
     assert summary.claim == "exact"
     assert (summary.guarantee.status, summary.guarantee.reasons) == ("supported", ())
-    assert [check.title for check in summary.notes.checks if check.status == "failed"] == []
+    assert [check.title for check in summary.checks if check.status == "failed"] == []
 
 
 def test_an_unseeded_run_draws_new_random_numbers(tmp_path):

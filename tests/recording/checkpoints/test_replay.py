@@ -313,7 +313,7 @@ def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
     assert summary.claim == "estimate"
     assert summary.guarantee.status == "declared"
     assert summary.run.test_accuracy == result.test_accuracy
-    statuses = {check.title: check.status for check in summary.notes.checks}
+    statuses = {check.title: check.status for check in summary.checks}
     assert (
         statuses["sampler (declared)"]
         == statuses["training"]
@@ -323,9 +323,9 @@ def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
     assert statuses["Opacus's accountant"] == statuses["log closed"] == "passed"
     assert "no voided steps" not in statuses
     assert (
-        summary.fidelity.spacing.n_records,
-        summary.fidelity.spacing.n_kept,
-        summary.fidelity.spacing.every,
+        summary.spacing.n_records,
+        summary.spacing.n_kept,
+        summary.spacing.every,
     ) == (4, 2, 10)
     report = (tmp_path / "audit" / "report.html").read_text()
     assert "With every second record left out (2 of 4 kept" in report
@@ -336,7 +336,7 @@ def test_settings_that_only_options_tell_are_not_checked(checkpoints, tmp_path):
         torch.save(torch.load(path, weights_only=True)["module_state_dict"], path)
     replay(checkpoints, SPEC, tmp_path / "replay", options=ALL_TOLD)
     summary = audit(tmp_path / "replay", tmp_path / "audit")
-    assert {check.title: check.status for check in summary.notes.checks}[
+    assert {check.title: check.status for check in summary.checks}[
         "Opacus's accountant"
     ] == "not checked"
 

@@ -12,7 +12,6 @@ import pytest
 
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups import Reversal
-from indpriv.analysis.summary import NO_ATTACKS, FidelityFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import RecordedRun, summarise
 from indpriv.epsilon_table import DISCLAIMER
@@ -22,10 +21,10 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.report.document import plain
 from indpriv.report.renderers.html import render_html
 from indpriv.report.sections.verdict import lead
-from summaries import CHECKS, summary_of
+from summaries import CHECKS, NO_ATTACKS, summary_of
 from synthetic import epsilon_table
 
-SHORT = {"by": ["sex"], "fidelity": FidelityFindings()}  # fewer figures to draw
+SHORT = {"by": ["sex"], "fidelity": {}}  # fewer figures to draw
 VOID = {"meta", "link", "br"}
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -171,7 +170,7 @@ def test_a_reversal_that_may_be_chance_is_no_second_one(summary):
 
     def with_reversals(*found):
         changed = replace(table, reversals=found)
-        return Page(render_html(replace(summary, groups=(changed,)))).text
+        return Page(render_html(summary.replace(groups=(changed,)))).text
 
     found = with_reversals(chance)
     sentence = f"Among 0, {table.ratio.worst} has a smaller mean epsilon than {table.ratio.best}"
@@ -254,7 +253,7 @@ def test_the_verdict_says_what_the_bound_is(page, summary):
     )  # of the whole curve: below e^1.9 / 100 + 1e-5
     assert limit <= shown < limit + 0.002
     assert shown < 0.0668
-    bare = replace(summary, guarantee=replace(summary.guarantee, membership=None))
+    bare = summary.replace(guarantee=replace(summary.guarantee, membership=None))
     assert "in at most 6.7 % of cases" in " ".join(map(plain, lead(bare)))
     assert "true-positive rate is at most 6.7 times that rate, plus 1e-5" in text
     assert "odds" not in text
@@ -265,13 +264,12 @@ def test_a_huge_epsilon_reads_well(summary):
     huge = replace(summary.guarantee, worst_case_epsilon=143.2, membership=None)
     text = Page(
         render_html(
-            replace(
-                summary,
+            summary.replace(
                 guarantee=huge,
                 groups=(),
-                attacks=NO_ATTACKS,
+                **NO_ATTACKS,
                 loss=None,
-                fidelity=FidelityFindings(),
+                fidelity={},
             )
         )
     ).text
@@ -286,13 +284,12 @@ def test_a_large_delta_withholds_the_sentence(summary):
     large = replace(summary.guarantee, delta=0.01, delta_times_n=2.4)
     text = Page(
         render_html(
-            replace(
-                summary,
+            summary.replace(
                 guarantee=large,
                 groups=(),
-                attacks=NO_ATTACKS,
+                **NO_ATTACKS,
                 loss=None,
-                fidelity=FidelityFindings(),
+                fidelity={},
             )
         )
     ).text
@@ -305,13 +302,12 @@ def test_a_large_delta_withholds_the_sentence(summary):
 def test_edges_of_bins_are_rounded_up(summary):
     small = replace(summary.individual, edges=(0.0, 0.00121, 0.00242), counts=(1, 2))
     page = render_html(
-        replace(
-            summary,
+        summary.replace(
             individual=small,
             groups=(),
-            attacks=NO_ATTACKS,
+            **NO_ATTACKS,
             loss=None,
-            fidelity=FidelityFindings(),
+            fidelity={},
         )
     )
     assert '<td class="n">0.0013</td><td class="n">0.0025</td>' in page
@@ -325,9 +321,7 @@ def test_a_failed_check_unproves_the_guarantee(run):
 
 
 def test_a_run_without_examples_has_a_page(run):
-    bare = summary_of(
-        *run, evidence={"examples": None, "non_dp": None}, fidelity=FidelityFindings()
-    )
+    bare = summary_of(*run, evidence={"examples": None, "non_dp": None}, fidelity={})
     text = Page(render_html(bare)).text
     assert "examples.parquet is absent" in text
     assert "No attack was run" in text
@@ -373,11 +367,10 @@ def test_ten_thousand_groups_stay_small():
 def test_an_estimate_says_so(summary):
     text = Page(
         render_html(
-            replace(
-                summary,
+            summary.replace(
                 groups=(),
-                attacks=NO_ATTACKS,
-                fidelity=FidelityFindings(),
+                **NO_ATTACKS,
+                fidelity={},
                 claim="estimate",
                 claim_reason="Only 3 of 30 steps were recorded.",
             )
@@ -400,7 +393,7 @@ def test_bins_of_epsilon_stand_beside_their_line(run):
     found = summarise(
         log, table, RecordedRun(ExampleTable(leaky)), name="x", by=["sex"], holdout=holdout
     )
-    assert found.attacks.by_epsilon["above_worst_case"].any()
+    assert found.attack_by_epsilon["above_worst_case"].any()
     assert "A finding against the run" in Page(render_html(found)).text
 
 

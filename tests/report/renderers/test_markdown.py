@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from indpriv._formatting import format_share
-from indpriv.analysis.summary import FidelityFindings
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.report.renderers.markdown import escape, render_markdown
@@ -55,9 +54,7 @@ def test_what_may_be_published_agrees_with_the_table(text, run):
     assert "first table of the next section that are not marked “not for publication”" in text
     trusted = "source of the noise on trust; start and rows on trust."
     assert f"Evidence for it: 5 of 5 lines verified; {trusted}" in text
-    declared = render_markdown(
-        summary_of(*run, evidence={"checks": ()}, fidelity=FidelityFindings())
-    )
+    declared = render_markdown(summary_of(*run, evidence={"checks": ()}, fidelity={}))
     assert (
         "Evidence for it: 0 of 5 lines verified; batch declared; contribution declared" in declared
     )
@@ -66,7 +63,7 @@ def test_what_may_be_published_agrees_with_the_table(text, run):
 def test_both_models_stand_among_the_attacks(text, summary):
     attacks = text.split("## Attacks")[1].split("## ")[0]
     assert attacks.count("Chance is 50 %") == 1
-    rows = summary.attacks.rates.query("rate == 'success' and by == ''")
+    rows = summary.rates.query("rate == 'success' and by == ''")
     assert rows["model"].tolist() == ["dp", "non_dp"]
     cells = ["all examples", f"{rows['n'].iloc[0]:,}"]
     for row in rows.itertuples():
@@ -87,7 +84,7 @@ def test_without_examples(run):
         summary_of(
             *run,
             evidence={"examples": None, "non_dp": None, "checks": CHECKS},
-            fidelity=FidelityFindings(),
+            fidelity={},
         )
     )
     assert "No attack was run" in text

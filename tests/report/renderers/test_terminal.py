@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from indpriv.analysis.summary import FidelityFindings
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import BATCH_SIZES
@@ -154,19 +153,13 @@ def test_without_a_guarantee_there_is_none_to_quote(run, summary):
 
 
 def test_a_large_delta_is_said(summary):
-    large = replace(summary, guarantee=replace(summary.guarantee, delta=0.01, delta_times_n=2.4))
+    large = summary.replace(guarantee=replace(summary.guarantee, delta=0.01, delta_times_n=2.4))
     assert "DO NOT PUBLISH: delta is at least 1/n (delta times n is 2.4)" in words(screen(large))
     assert "DO NOT PUBLISH" not in screen(summary)
 
 
 def test_missing_parts_are_said(run):
-    text = words(
-        screen(
-            summary_of(
-                *run, evidence={"examples": None, "non_dp": None}, fidelity=FidelityFindings()
-            )
-        )
-    )
+    text = words(screen(summary_of(*run, evidence={"examples": None, "non_dp": None}, fidelity={})))
     assert "MISSING examples.parquet is absent" in text
     assert "ATTACK No attack was run" in text
 
@@ -204,7 +197,7 @@ def test_groupings_without_a_table_are_named_largest_ratio_first(summary):
 
     many = [renamed(1 + k / 10, f"c{k}") for k in (3, 1, 5, 2, 7, 6, 4)]
     bare = replace(many[0], by="bare", ratio=None)
-    crowded = replace(summary, groups=(tables["sex"], tables["label"], bare, *many))
+    crowded = summary.replace(groups=(tables["sex"], tables["label"], bare, *many))
     text = words(screen(crowded)).split("largest ratio first: ")[1]
     assert re.findall(r"(\w+) \([^()]*: ([\d.]+)\)", text)[:5] == [
         (f"c{k}", f"{1 + k / 10:.2f}") for k in (7, 6, 5, 4, 3)

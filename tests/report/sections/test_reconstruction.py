@@ -1,7 +1,5 @@
 """The section on reconstruction, and the screen of its commands."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from rich.console import Console
@@ -16,9 +14,7 @@ from reconstructions import scores
 
 
 def section_of(summary, found):
-    return reconstruction(
-        replace(summary, attacks=replace(summary.attacks, reconstruction=(found,)))
-    )
+    return reconstruction(summary.replace(reconstruction=(found,)))
 
 
 def test_there_is_no_section_without_reconstructions(summary):
@@ -42,7 +38,7 @@ def test_more_than_the_ceiling_is_a_finding(summary, named, above):
 
 def test_pictures_are_shown_only_where_the_page_is_given_them(summary):
     found = reconstruction_of(scores(np.arange(200) < 4, 1.0), np.linspace(1, 2, 200))
-    changed = replace(summary, attacks=replace(summary.attacks, reconstruction=(found,)))
+    changed = summary.replace(reconstruction=(found,))
     uri = data_uri(b"a picture")
     assert f'src="{uri}"' in render_html(changed, reconstructed={"row": uri})
     assert "below, what was reconstructed" not in render_html(changed)

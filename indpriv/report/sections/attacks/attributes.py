@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from indpriv._formatting import format_share, format_share_up
 from indpriv.analysis.attacks.attributes import AttributeFindings, AttributeRow
 from indpriv.analysis.statistics.bootstrap import Interval
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Block, Entry, Section, Span, Table, paragraph, table
 from indpriv.report.sections.attacks.membership import ABOVE
 from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE, finding
@@ -17,9 +17,9 @@ _ATTRIBUTE_HEAD = (
 )
 
 
-def attribute_attacks(summary: AuditSummary) -> Section | None:
+def attribute_attacks(summary: Audit) -> Section | None:
     """None where the audit file names no attributes."""
-    found = summary.attacks.attributes
+    found = summary.attribute_attacks
     ours = [each for each in found if each.model == "dp"]
     if not ours:
         return None

@@ -10,7 +10,7 @@ from indpriv._formatting import (
 from indpriv.analysis.attacks.canary_bounds import BOUNDS
 from indpriv.analysis.attacks.canary_findings import EACH_BY_ITSELF, CanaryResults
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Block, Entry, Paragraph, Section, Span, Table, paragraph, table
 from indpriv.report.wording import finding
 
@@ -24,9 +24,9 @@ _WHAT = (
 )
 
 
-def canaries(summary: AuditSummary) -> Section | None:
+def canaries(summary: Audit) -> Section | None:
     """None where the run had none. More than the guarantee allows is a finding against the run."""
-    found = summary.attacks.canaries
+    found = summary.canaries
     if found is None:
         return None
     bound, right, alarms = (found.overall[name] for name in ("epsilon", "right", "false_alarms"))
@@ -63,9 +63,9 @@ def canaries(summary: AuditSummary) -> Section | None:
     return Section("canaries", "Canaries", tuple(blocks), (entry,), nested=True)
 
 
-def gradient_canaries(summary: AuditSummary) -> Section | None:
+def gradient_canaries(summary: Audit) -> Section | None:
     """None where the run had none. Scores that the account does not explain are a finding."""
-    found = summary.attacks.gradient_canaries
+    found = summary.gradient_canaries
     if found is None:
         return None
     blocks: list[Block] = [] if found.agree else [finding(_WRONG)]

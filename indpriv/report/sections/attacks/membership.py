@@ -14,7 +14,7 @@ from indpriv._plain import records
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, interval, parts
 from indpriv.analysis.attacks.threshold_attack import PROTOCOL, UnequalAttack
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
-from indpriv.analysis.summary import AttackFindings, AuditSummary
+from indpriv.analysis.summary import Audit, attacks_on
 from indpriv.attack_scores import ADVERSARIES, RUNGS
 from indpriv.report import document as doc
 from indpriv.report.document import Block, Paragraph, Span, Table, paragraph, table
@@ -61,9 +61,9 @@ _NONE_ON_UPDATES = (
 )
 
 
-def attacks(summary: AuditSummary) -> doc.Section:
+def attacks(summary: Audit) -> doc.Section:
     """Every attack, and success rates of the loss threshold by group."""
-    found = summary.attacks
+    found = summary
     rows = found.rates[found.rates["rate"] == "success"]
     columns, models = [by for by in rows["by"].unique() if by], rows["model"].unique().tolist()
     blocks = [*_every_attack(found), *_on_units(found, summary.account.unit)]
@@ -76,16 +76,16 @@ def attacks(summary: AuditSummary) -> doc.Section:
     if not blocks:
         blocks.append(paragraph(_NONE))
     if not screen:
-        screen = [paragraph(NO_EVIDENCE if len(found.tried) else _NONE)]
+        screen = [paragraph(NO_EVIDENCE if len(found.attacks) else _NONE)]
     return doc.Section("attacks", "Attacks", tuple(blocks), (doc.Entry("ATTACK", tuple(screen)),))
 
 
 # --- every attack
 
 
-def _every_attack(found: AttackFindings) -> list[Block]:
+def _every_attack(found: Audit) -> list[Block]:
     """The ladder of attackers and the table of all attacks; empty where none was run."""
-    ours, baseline = found.of("dp"), found.of("non_dp")
+    ours, baseline = attacks_on(found, "dp"), attacks_on(found, "non_dp")
     if not ours:
         return []
     blocks: list[Block] = []
@@ -114,12 +114,12 @@ def _every_attack(found: AttackFindings) -> list[Block]:
     return blocks
 
 
-def unchecked_lines(found: AttackFindings) -> list[Paragraph]:
+def unchecked_lines(found: Audit) -> list[Paragraph]:
     """What could not be checked about the reference models."""
     return [paragraph(text, style="warn") for text in found.unchecked]
 
 
-def rate_table(found: AttackFindings) -> Table:
+def rate_table(found: Audit) -> Table:
     """Rates of the attacks on the audited model, and their ceilings."""
     limits = [
         (name, "–", "–", "–", *(cell for rate in _RATES for cell in (_limit(of, rate), "–")))
@@ -128,7 +128,7 @@ def rate_table(found: AttackFindings) -> Table:
     return table(_HEAD, [*_rows(found, "dp"), *limits], caption="Every attack")
 
 
-def _ceilings(found: AttackFindings, worst_case: str) -> list[tuple[str, Any]]:
+def _ceilings(found: Audit, worst_case: str) -> list[tuple[str, Any]]:
     if found.ceilings is None:
         return []
     limits = (found.ceilings.common_threshold, found.ceilings.worst_case)
@@ -139,13 +139,13 @@ def _limit(of: Any, rate: str) -> str:
     return format_share_up(of[rate.removeprefix("tpr_")])
 
 
-def _of(found: AttackFindings, attack: str, model: str) -> dict[str, Any]:
+def _of(found: Audit, attack: str, model: str) -> dict[str, Any]:
     """Rates of one attack over all examples of one model; empty where there are none."""
     return parts(found.rates, attack=attack, model=model, by="").get(ALL, {})
 
 
-def _rows(found: AttackFindings, model: str) -> list[tuple[str, ...]]:
-    every = [(one, _of(found, one.attack, model)) for one in found.of(model)]
+def _rows(found: Audit, model: str) -> list[tuple[str, ...]]:
+    every = [(one, _of(found, one.attack, model)) for one in attacks_on(found, model)]
     return [
         (
             capitalised(one.title),
@@ -158,12 +158,14 @@ def _rows(found: AttackFindings, model: str) -> list[tuple[str, ...]]:
     ]
 
 
-def _ladder(found: AttackFindings) -> list[Block]:
+def _ladder(found: Audit) -> list[Block]:
     """The strongest attack of every attacker, from the one who sees least; then the ceilings."""
     rows = []
     for sees, title in RUNGS.items():
         on_rung = [
-            (one, _of(found, one.attack, "dp")) for one in found.of("dp") if one.sees == sees
+            (one, _of(found, one.attack, "dp"))
+            for one in attacks_on(found, "dp")
+            if one.sees == sees
         ]
         one, of = next(((one, of) for one, of in on_rung if "auc" in of), (None, {}))
         if one is None:
@@ -203,9 +205,9 @@ def _ladder(found: AttackFindings) -> list[Block]:
     ]
 
 
-def _strongest_lines(found: AttackFindings) -> list[Paragraph]:
+def _strongest_lines(found: Audit) -> list[Paragraph]:
     """Lines of the first screen on the strongest attack; empty where none used references."""
-    ours = found.of("dp")
+    ours = attacks_on(found, "dp")
     of = _of(found, ours[0].attack, "dp") if any(one.references for one in ours) else {}
     if not of:
         return []
@@ -239,12 +241,12 @@ def _strongest_lines(found: AttackFindings) -> list[Paragraph]:
     return lines
 
 
-def _above(found: AttackFindings) -> str:
-    names = found.tried.loc[found.tried["above_worst_case"], "title"]
+def _above(found: Audit) -> str:
+    names = found.attacks.loc[found.attacks["above_worst_case"], "title"]
     return f"Success rates above what the worst case allows: {', '.join(names)}." * (len(names) > 0)
 
 
-def _accused(found: AttackFindings) -> list[tuple[str, str, dict[str, Any]]]:
+def _accused(found: Audit) -> list[tuple[str, str, dict[str, Any]]]:
     """Column, group and rates of those whom the strongest attack accuses at one threshold."""
     of_strongest = found.rates.loc[found.rates["rate"] == "accused"]
     columns = of_strongest[["attack", "by"]].drop_duplicates().itertuples(index=False)
@@ -256,7 +258,7 @@ def _accused(found: AttackFindings) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def _strongest_by_group(found: AttackFindings) -> list[Block]:
+def _strongest_by_group(found: Audit) -> list[Block]:
     rows = [
         (
             by,
@@ -281,7 +283,7 @@ def _strongest_by_group(found: AttackFindings) -> list[Block]:
     return [table(head, rows[:MOST_ROWS], caption=caption), paragraph(note, style="note")]
 
 
-def _on_units(found: AttackFindings, unit: str) -> list[Block]:
+def _on_units(found: Audit, unit: str) -> list[Block]:
     """Attacks on people with several rows; empty where each unit has one row."""
     rates = found.rates[found.rates["by"].eq("") & ~found.rates["part"].isin((ALL, UPDATES))]
     rows = []
@@ -321,10 +323,8 @@ def _rate(row: Any, prefix: str = "") -> tuple[str, str]:
 # --- the loss threshold
 
 
-def _loss_threshold(
-    found: AttackFindings, columns: Sequence[str], models: Sequence[str]
-) -> list[Block]:
-    caveat = next((one.caveat for one in found.of("dp") if one.attack == _BY_GROUP), "")
+def _loss_threshold(found: Audit, columns: Sequence[str], models: Sequence[str]) -> list[Block]:
+    caveat = next((one.caveat for one in attacks_on(found, "dp") if one.attack == _BY_GROUP), "")
     return [
         paragraph(
             "Membership inference by a threshold on the loss. The protocol was fixed before the "
@@ -336,15 +336,15 @@ def _loss_threshold(
         *_discrimination(found, models),
         *(block for by in columns for block in _by_group(found, by, models)),
         paragraph(
-            f"Members and halves are chosen at random with the analysis seed {found.seed}. Success "
-            "rates are not lower bounds on epsilon, and only their intervals tell whether they "
-            "differ from chance: there is no other null calibration.",
+            "Members and halves are chosen at random with the analysis seed "
+            f"{found.attack_seed}. Success rates are not lower bounds on epsilon, and only their "
+            "intervals tell whether they differ from chance: there is no other null calibration.",
             style="note",
         ),
     ]
 
 
-def _discrimination(found: AttackFindings, models: Sequence[str]) -> list[Block]:
+def _discrimination(found: Audit, models: Sequence[str]) -> list[Block]:
     rows = []
     for model, name in _MODELS.items():
         of = _of(found, _BY_GROUP, model) if model in models else {}
@@ -373,7 +373,7 @@ def _discrimination(found: AttackFindings, models: Sequence[str]) -> list[Block]
     ]
 
 
-def _groups(found: AttackFindings, by: str, model: str) -> list[Any]:
+def _groups(found: Audit, by: str, model: str) -> list[Any]:
     """Rows of success in all examples together, then in each group, the largest first."""
     of = {"attack": _BY_GROUP, "model": model, "rate": "success"}
     total = parts(found.rates, by="", part=ALL, **of)
@@ -381,7 +381,7 @@ def _groups(found: AttackFindings, by: str, model: str) -> list[Any]:
     return [total[ALL]["success"], *sorted(groups, key=lambda row: (-(row.value or 0.0), row.part))]
 
 
-def _by_group(found: AttackFindings, by: str, models: Sequence[str]) -> list[Block]:
+def _by_group(found: Audit, by: str, models: Sequence[str]) -> list[Block]:
     total, *groups = _groups(found, by, "dp")
     baseline = _groups(found, by, "non_dp") if "non_dp" in models else []
     others = {(row.by, row.part): row for row in baseline}
@@ -434,11 +434,11 @@ def _percent(row: Any) -> tuple[str, str]:
     return format_share(row.value, 1), percent_span(interval(row))
 
 
-def _lines(
-    found: AttackFindings, columns: Sequence[str], models: Sequence[str]
-) -> tuple[Paragraph, ...]:
+def _lines(found: Audit, columns: Sequence[str], models: Sequence[str]) -> tuple[Paragraph, ...]:
     by = next((column for column in columns if column != "label"), columns[0])
-    title = next((one.title for one in found.of("dp") if one.attack == _BY_GROUP), "attack")
+    title = next(
+        (one.title for one in attacks_on(found, "dp") if one.attack == _BY_GROUP), "attack"
+    )
     ours = _groups(found, by, "dp")
     text = f"{title} {_summary(by, ours)}; "
     if "non_dp" in models:
@@ -465,9 +465,9 @@ def _summary(by: str, rows: Sequence[Any]) -> str:
 # --- by epsilon
 
 
-def attack_by_epsilon(summary: AuditSummary) -> doc.Section | None:
+def attack_by_epsilon(summary: Audit) -> doc.Section | None:
     """None where the norms of the hold-out were not recorded."""
-    found = summary.attacks.by_epsilon
+    found = summary.attack_by_epsilon
     if found.empty:
         return None
     findings, look = (int(found[name].sum()) for name in ("above_worst_case", "above_reference"))
