@@ -36,8 +36,7 @@ from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.pictures import data_uri, pictures_of
-from indpriv.report.renderers.html import render_html
-from indpriv.report.renderers.markdown import render_markdown
+from indpriv.report.report import markdown_audit, render_audit
 
 _SUMMARY = table({Text: "sensitive disclaimer meaning claim", dict[str, Any]: "guarantee"})
 ATTACK_TABLE = "attacks.parquet"
@@ -151,9 +150,9 @@ def write_audit(
         remove_file(output_dir / ATTACK_TABLE)
     else:
         write_private_parquet(attacks, output_dir / ATTACK_TABLE)
-    page = render_html(summary, pictures, lookup, reconstructed)
+    page = render_audit(summary, pictures, lookup, reconstructed)
     write_atomically(output_dir / REPORT, page.encode("utf-8"))
-    write_atomically(output_dir / MARKDOWN, render_markdown(summary).encode("utf-8", "replace"))
+    write_atomically(output_dir / MARKDOWN, markdown_audit(summary).encode("utf-8", "replace"))
     write_json(output_dir / SUMMARY, summary.to_json())
 
 

@@ -248,7 +248,7 @@ def _options(*given: str | float | None) -> dict[str, Any]:
 
 def show_audit(summary: Audit, output_dir: Path, *, as_json: bool) -> None:
     """Print the first screen of an audit, or its JSON alone."""
-    from indpriv.report.renderers.terminal import print_audit
+    from indpriv.report.report import print_audit
 
     if as_json:
         print_json(summary.to_json())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from indpriv.report.figures.dots import hundred_dots
 from indpriv.report.figures.fidelity import fidelity_against_k
 from indpriv.report.figures.groups import group_bars
 from indpriv.report.figures.histogram import epsilon_histogram
@@ -12,6 +13,7 @@ from indpriv.report.figures.schedule import schedule
 
 # By the name that a section gives; each returns an SVG element, or "" if there is nothing to draw.
 FIGURES: Mapping[str, Callable[..., str]] = {
+    "dots": hundred_dots,
     "histogram": epsilon_histogram,
     "norms over training": norms_over_training,
     "groups": group_bars,

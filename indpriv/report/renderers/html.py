@@ -16,7 +16,7 @@ from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.report.document import Block, Figure, Page
 from indpriv.report.figures import FIGURES
-from indpriv.report.renderers.script import page_script, script_hash, search_data
+from indpriv.report.script import page_script, script_hash, search_data
 from indpriv.report.sections import sections_of
 from indpriv.report.wording import disclaimer
 
@@ -62,7 +62,9 @@ def render_html(
 def render_page(page: Page, **content: Any) -> str:
     """A page as text; content: what single blocks of an audit's page show."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(
+            [Path(__file__).parent / "templates", Path(__file__).parents[1] / "templates"]
+        ),
         autoescape=True,
         finalize=shown,
         undefined=StrictUndefined,

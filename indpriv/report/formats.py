@@ -1,0 +1,116 @@
+"""How figures are shown, by name: filters of templates, formats of table columns. Sensitive."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from indpriv._formatting import (
+    capitalised,
+    format_delta,
+    format_epsilon,
+    format_interval,
+    format_lower_bound,
+    format_number,
+    format_p_value,
+    format_rows,
+    format_share,
+    format_share_up,
+    sentence,
+)
+
+_NONE = "–"
+
+
+def _or_dash(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: _NONE if value is None else form(value)
+
+
+def _span(interval: Any, scale: float = 1.0, digits: int = 2, unit: str = "") -> str:
+    """An interval, e.g. 12.1 to 13.4 %."""
+    if interval is None:
+        return _NONE
+    return f"{scale * interval.low:.{digits}f} to {scale * interval.high:.{digits}f}{unit}"
+
+
+def after(interval: Any) -> str:
+    """An interval as it stands after its figure; nothing where there is none."""
+    return "" if interval is None else f" {format_interval(interval.low, interval.high)}"
+
+
+def counted(n: int, what: str) -> str:
+    """A number with its noun: "1 group", "2 groups"."""
+    return f"{n:,} {what}" + "s" * (n != 1)
+
+
+def shorten(text: str, length: int) -> str:
+    """A text of at most this many characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def odds(epsilon: float) -> str:
+    """E to the epsilon, rounded up.
+
+    >>> odds(1.0), odds(8.0), odds(40.0)
+    ('2.8', '2,981', '10^18')
+    """
+    if epsilon > 30:
+        return f"10^{math.ceil(epsilon / math.log(10))}"
+    factor = math.exp(epsilon)
+    return f"{math.ceil(factor * 10) / 10:.1f}" if factor < 100 else f"{math.ceil(factor):,}"
+
+
+def digit_up(bound: float) -> str:
+    """A bound with one digit, rounded up.
+
+    >>> digit_up(0.00213), digit_up(0.0)
+    ('0.003', '0')
+    """
+    if bound == 0:
+        return "0"
+    unit = 10.0 ** math.floor(math.log10(bound))
+    return f"{math.ceil(bound / unit) * unit:.1g}"
+
+
+def listed(texts: Sequence[Any], most: int = 0) -> str:
+    """Texts with commas; of more than `most`, the first ones and how many there are."""
+    if not most or len(texts) <= most:
+        return ", ".join(map(str, texts))
+    return f"{', '.join(map(str, texts[:most]))} and {len(texts) - most:,} more"
+
+
+# Epsilons, limits and ceilings are rounded up, lower bounds down.
+FORMATS: dict[str, Callable[..., str]] = {
+    "text": lambda value: _NONE if value is None else str(value),
+    "eps": format_epsilon,
+    "delta": format_delta,
+    "least": format_lower_bound,
+    "share": format_share,
+    "share1": lambda value: format_share(value, 1),
+    "share2": lambda value: format_share(value, 2),
+    "up": _or_dash(format_share_up),
+    "int": _or_dash("{:,}".format),
+    "num": format_number,
+    "num2": lambda value: format_number(value, 2),
+    "dec2": _or_dash("{:.2f}".format),
+    "dec3": _or_dash("{:.3f}".format),
+    "signed": _or_dash("{:+.3f}".format),
+    "points": _or_dash(lambda value: f"{100 * value:+.2f} %"),
+    "auc": _or_dash("{:.3f}".format),
+    "corr": _or_dash("{:.4f}".format),
+    "p": _or_dash(format_p_value),
+    "span": _or_dash(lambda interval: format_interval(interval.low, interval.high)),
+    "auc_span": _or_dash(lambda found: f"[{found.low:.3f}, {found.high:.3f}]"),
+    "percent_span": lambda interval: _span(interval, 100, 1, " %"),
+    "percent_span2": lambda interval: _span(interval, 100, 2, " %"),
+    "points_span": _or_dash(lambda f: f"[{100 * f.low:+.2f}, {100 * f.high:+.2f}] %"),
+    "after": after,
+    "digit_up": digit_up,
+    "rows": lambda row: format_rows(row.least, row.most),
+    "odds": odds,
+    "cap": capitalised,
+    "sentence": sentence,
+    "spaced": lambda name: str(name).replace("_", " "),
+    "counted": counted,
+    "shorten": shorten,
+    "listed": listed,
+}

@@ -1,0 +1,505 @@
+"""Pages from Markdown templates: one text, as Markdown, as HTML and on a terminal. Sensitive.
+
+A template is Markdown with jinja2 expressions. What an expression gives is text, in which neither
+Markdown nor HTML is obeyed, unless it is `Safe`. Tables, figures and what is folded away are
+blocks: Markdown has their text, HTML and a terminal draw them in the place of their number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup
+from markupsafe import escape as escape_html
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as Grid
+from rich.text import Text
+
+from indpriv._files import write_atomically, write_json
+from indpriv._folders import make_folder
+from indpriv._plain import records
+from indpriv._shown import Console as CleanConsole
+from indpriv._shown import clean, shown
+from indpriv.analysis.summary import SENSITIVE
+from indpriv.epsilon_table import DISCLAIMER
+from indpriv.report.figures import FIGURES
+from indpriv.report.formats import FORMATS
+from indpriv.report.script import page_script, script_hash
+
+Target = Literal["markdown", "html", "terminal"]
+TEMPLATES = Path(__file__).parent / "templates"
+_ACTIVE = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)[_#]|_(?!\w)")
+_LEADING = re.compile(r"^(?:([-+])(?= |$)|(\d+)([.)])(?= |$)|(?==+$))")
+_NUMBER = re.compile(r"(?:[-+−<>\d.,%*()\[\]/ –±]|to|of|e-)*")
+_NO_BREAK = re.compile(r"(?<=\d) (?=%)|(?<=\d,) (?=[\d.-]+\])")
+_LONG = 40  # characters from which a column of texts needs room
+_WIDEST = 500  # of a table on a terminal
+_STYLES = {"warning": "yellow", "caution": "bold red", "em": "italic"}
+
+
+class Safe(str):
+    """Markdown of a template, which is not escaped."""
+
+
+def escape(text: object) -> str:
+    r"""A text on one line, in which neither Markdown nor HTML is obeyed.
+
+    >>> print(escape("a|b <b> *x* _y_ sample_rate"))
+    a\|b \<b\> \*x\* \_y\_ sample_rate
+    """
+    if isinstance(text, Safe):
+        return text
+    found = _ACTIVE.sub(r"\\\g<0>", clean(" ".join(str(text).split())))
+    return _LEADING.sub(lambda m: f"{m[2] or ''}\\{m[1] or m[3] or ''}", found)
+
+
+def _finalized(value: object) -> str:
+    """What an expression gives: text with the spaces that a template puts at its ends."""
+    text = str(value)
+    if isinstance(value, Safe) or not text.strip():
+        return text
+    return " " * (text[0] == " ") + escape(text) + " " * (text[-1] == " ")
+
+
+# --- templates
+
+
+class _Page:
+    """A template that is rendered for one target, and the blocks that it has met."""
+
+    def __init__(self, target: Target, shown_beside: Mapping[str, Any]) -> None:
+        self.target = target
+        self.blocks: list[tuple[str, dict[str, Any]]] = []
+        self.beside = shown_beside
+        self.drawn: dict[int, str] = {}
+        self.sections: list[tuple[str, str]] = []
+        self.end = ""  # of the section that is open
+
+    def text(self, name: str, values: Mapping[str, Any]) -> str:
+        """The Markdown of a template."""
+        environment = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            undefined=StrictUndefined,
+            finalize=_finalized,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
+        own = {name: getattr(self, name) for name in ("table", "figure", "folded", "section")}
+        environment.globals.update(own | {"code": _code, "typed": _typed, "block": self.block})
+        text = environment.get_template(f"{name}.md.j2").render(**values)
+        return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+    def block(self, kind: str, **values: Any) -> Safe:
+        """A block of a page alone, drawn by the macro of this name; empty elsewhere."""
+        return self._place(kind, values) if self.target == "html" else Safe("")
+
+    def _place(self, kind: str, values: dict[str, Any]) -> Safe:
+        self.blocks.append((kind, values))
+        return Safe(f"\n\n```block\n{len(self.blocks) - 1}\n```\n\n")
+
+    def table(self, rows: Any, columns: Any, caption: str = "", **options: Any) -> Safe:
+        """A table; see `Table`."""
+        made = Table(rows, columns, caption, **options)
+        if self.target == "markdown":
+            return Safe(f"\n\n{made.markdown()}\n\n")
+        return self._place("table", {"table": made})
+
+    def figure(self, name: str, *arguments: Any, caption: str = "") -> Safe:
+        """A figure of `FIGURES`; empty where there is nothing to draw."""
+        if self.target != "html" or not (svg := FIGURES[name](*arguments)):
+            return Safe("")
+        return self._place("figure", {"svg": Markup(svg), "caption": inline_html(str(caption))})
+
+    def folded(self, title: str, caller: Callable[[], str]) -> Safe:
+        """What the page folds away; elsewhere it is left out."""
+        if self.target != "html":
+            return Safe("")
+        return self._place("folded", {"title": title, "body": Markup(self.html(caller()))})
+
+    def section(self, name: str, title: str, *, folded: bool = False) -> Safe:
+        """The heading of a section, which the page links to; folded: with its text folded away."""
+        if self.target != "html":
+            return Safe(f"\n\n## {escape(title)}\n\n")
+        end, self.end = self.end, f"</div>{'</details>' * folded}</section>"
+        self.sections.append((name, title))
+        values = {"name": name, "title": title, "folded": folded, "end": Markup(end)}
+        return self._place("section", values)
+
+    def html(self, text: str) -> str:
+        """Markdown with the blocks of this page as HTML."""
+        macros = (
+            _html_templates()
+            .get_template("blocks.html.j2")
+            .make_module({"own": self.beside, "cell": lambda text: Markup(inline_html(text))})
+        )
+        for number, (kind, values) in enumerate(self.blocks):
+            if number not in self.drawn:
+                self.drawn[number] = str(getattr(macros, kind)(**values))
+        rendered: str = _markdown().render(text, {"drawn": self.drawn})
+        return rendered
+
+
+def _code(text: str) -> Safe:
+    """Text as it would be typed."""
+    return Safe(f"`{clean(str(text)).replace('`', ' ')}`")
+
+
+def _typed(text: str) -> Safe:
+    """Text of several lines inside a fence."""
+    return Safe(clean(str(text), kept="\n").replace("`", " "))
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    return {**first, **second}
+
+
+class Table:
+    """A table of Markdown cells.
+
+    Args:
+        rows: of a frame, or objects whose attributes `columns` names, or sequences of texts.
+        columns: heading -> "attribute" or "attribute|format", or a macro of the row; headings alone
+            where rows are sequences.
+        caption: above the table.
+        style: "facts" (names and values), "key" (name, large figure, remark), or "".
+        small, total: attributes of rows that are too few to read, or that sum up the others.
+        first: a page and a terminal show this many columns, and the page folds the others away.
+        wide: a terminal leaves these columns out where they do not fit.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        columns: Mapping[str, Any] | Sequence[str],
+        caption: str = "",
+        *,
+        style: str = "",
+        small: str = "",
+        total: str = "",
+        first: int = 0,
+        wide: Sequence[int] = (),
+        row_names: bool = True,
+    ) -> None:
+        self.head = [escape(str(head).strip()) for head in columns]
+        self.caption, self.style, self.first, self.wide = caption, style, first, frozenset(wide)
+        self.row_names = row_names
+        self.rows: list[tuple[str, list[str]]] = []
+        for row in records(rows) if isinstance(rows, pd.DataFrame) else rows:
+            if isinstance(columns, Mapping):
+                cells = [_cell(row, of) for of in columns.values()]
+            else:
+                cells = [escape(FORMATS["text"](cell)) for cell in row]
+            is_small, is_total = small and _of(row, small), total and _of(row, total)
+            self.rows.append(("small" if is_small else "total" if is_total else "", cells))
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of each column: "name", "number", "text" (long) or "word"."""
+        return [self._kind(column) for column in range(len(self.head))]
+
+    def _kind(self, column: int) -> str:
+        if self.row_names and column == 0:
+            return "name"
+        cells = [plain(cells[column]) for _, cells in self.rows]
+        if all(map(_NUMBER.fullmatch, cells)):
+            return "number"
+        return "text" if max(map(len, cells), default=0) > _LONG else "word"
+
+    def only(self, columns: Iterable[int]) -> Table:
+        """The table with some of its columns."""
+        kept = list(columns)
+        made = Table((), [], self.caption, style=self.style, row_names=self.row_names)
+        made.head = [Safe(self.head[i]) for i in kept]
+        made.rows = [(style, [cells[i] for i in kept]) for style, cells in self.rows]
+        return made
+
+    @property
+    def short(self) -> Table:
+        """The columns that a page does not fold away."""
+        return self.only(range(self.first)) if self.first else self
+
+    def markdown(self) -> str:
+        """The whole table as Markdown."""
+        head = [""] * len(self.head) if self.style else self.head
+        rule = ["---:" if kind == "number" else "---" for kind in self.kinds]
+        lines = (f"| {' | '.join(line)} |" for line in (head, rule, *(row for _, row in self.rows)))
+        return (f"{escape(self.caption)}:\n\n" if self.caption else "") + "\n".join(lines)
+
+    def print(self, console: Console) -> None:
+        """Print it at its full width even if the terminal is narrower: no figure is cut off."""
+        table = self.short
+        grid = table._grid()
+        if self.wide and _width(grid, console) > console.width:
+            grid = table.only(i for i in range(len(table.head)) if i not in self.wide)._grid()
+        width = max(_width(grid, console), console.width)
+        colours: Literal["truecolor"] | None = "truecolor" if console.color_system else None
+        CleanConsole(
+            file=console.file, width=width, force_terminal=console.is_terminal, color_system=colours
+        ).print(grid)
+
+    def _grid(self) -> Grid:
+        grid = Grid(
+            title=Text(clean(self.caption)) if self.caption else None,
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+            header_style="bold",
+            show_header=not self.style,
+        )
+        for head, kind in zip(self.head, self.kinds, strict=True):
+            side: Literal["right", "left"] = "right" if kind == "number" else "left"
+            grid.add_column(_line(head), justify=side, no_wrap=True)
+        for _, cells in self.rows:
+            grid.add_row(*map(_line, cells))
+        return grid
+
+
+def _of(row: Any, name: str) -> Any:
+    if isinstance(row, Mapping):
+        return row[name]
+    return attrgetter(name)(row)
+
+
+def _cell(row: Any, of: Any) -> str:
+    if callable(of):  # a macro, whose text is Markdown
+        return Safe(" ".join(of(row).split()))
+    name, _, form = of.partition("|")
+    return escape(FORMATS[form or "text"](_of(row, name)))
+
+
+def _width(grid: Grid, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=_WIDEST), grid).maximum
+
+
+# --- HTML
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    made = MarkdownIt("commonmark", {"html": False})
+    made.add_render_rule("fence", _html_of_fence)
+    made.add_render_rule("text", _html_of_text)
+    made.add_render_rule("paragraph_open", _html_of_paragraph)
+    made.add_render_rule("blockquote_open", _html_of_quote)
+    return made
+
+
+@cache
+def _html_templates() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _html_of_fence(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
+    token = tokens[at]
+    if token.info == "block":
+        found: str = env["drawn"][int(token.content)]
+        return found
+    return f"<pre><code>{escape_html(token.content)}</code></pre>\n"
+
+
+def _html_of_text(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
+    """Escaped text without line breaks inside 1e-5 or an interval, or before a per cent sign."""
+    text = str(escape_html(_NO_BREAK.sub("\u00a0", clean(tokens[at].content))))
+    return re.sub(r"\d[\d.]*e-\d+", r'<span class="nb">\g<0></span>', text)
+
+
+def _html_of_paragraph(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
+    """A paragraph that is emphasised as a whole is a note."""
+    if tokens[at].hidden:
+        return ""
+    inside = tokens[at + 1].children or []
+    note = len(inside) > 2 and (inside[0].type, inside[-1].type) == ("em_open", "em_close")
+    return '<p class="note">' if note else "<p>"
+
+
+def _html_of_quote(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
+    """A quotation, or a callout, which begins with [!NOTE], [!WARNING] or [!CAUTION]."""
+    kind = _callout(tokens, at)
+    return f'<blockquote class="{kind}">\n' if kind else '<blockquote class="publish">\n'
+
+
+def _callout(tokens: Sequence[Token], at: int) -> str:
+    """The kind of a callout, whose marker is taken out; "" for a quotation."""
+    inline = tokens[at + 2]
+    match = re.match(r"\[!(NOTE|WARNING|CAUTION)\]$", inline.content.partition("\n")[0])
+    if match is None or not inline.children:
+        return str(tokens[at].meta.get("kind", ""))
+    while inline.children and inline.children[0].type != "softbreak":
+        del inline.children[0]
+    del inline.children[:1]
+    inline.content = inline.content.partition("\n")[2]
+    tokens[at].meta["kind"] = match[1].lower()
+    return match[1].lower()
+
+
+def inline_html(text: str) -> str:
+    """Markdown of a cell or a caption as HTML."""
+    rendered: str = _markdown().renderInline(text)
+    return rendered
+
+
+def plain(text: str) -> str:
+    """Markdown of a cell as text."""
+    return "".join(token.content for token in _markdown().parseInline(text)[0].children or ())
+
+
+# --- the terminal
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Markdown of a line as a text with styles."""
+    return _styled(_markdown().parseInline(text)[0].children or (), style)
+
+
+def _styled(tokens: Iterable[Token], style: str = "") -> Text:
+    made, styles = Text(style=style), list[str]()
+    for token in tokens:
+        if token.nesting == 1:
+            styles.append({"strong": "bold", "em": "italic"}.get(token.tag, ""))
+        elif token.nesting == -1:
+            styles.pop()
+        else:
+            content = "\n" if token.type in ("softbreak", "hardbreak") else token.content
+            made.append(clean(content, kept="\n"), " ".join(filter(None, styles)) or None)
+    return made
+
+
+def _print(page: _Page, text: str, console: Console, key_width: int) -> None:
+    """Print Markdown; key_width: of the column of bold words that begin paragraphs, or 0."""
+    tokens, style, bullet = _markdown().parse(text), "", ""
+    for at, token in enumerate(tokens):
+        if token.type == "blockquote_open":
+            style = _STYLES.get(_callout(tokens, at), "")
+        elif token.type == "blockquote_close":
+            style = ""
+        elif token.type == "list_item_open":
+            bullet = "- "
+        elif token.type == "fence" and token.info == "block":
+            page.blocks[int(token.content)][1]["table"].print(console)
+        elif token.type == "fence":
+            console.print(Text(clean(token.content.rstrip("\n"), kept="\n")))
+        elif token.type == "inline":
+            inside = [one for one in token.children or () if one.type != "text" or one.content]
+            if tokens[at - 1].type == "heading_open":
+                console.print(_styled(inside, "bold"))
+            elif key_width and inside[:1] and inside[0].type == "strong_open":
+                _print_key(inside, console, key_width, style)
+            else:
+                mark = "! " if style and not bullet else bullet
+                console.print(Text(mark, style=style) + _styled(inside, style))
+            bullet = ""
+
+
+def _print_key(inside: Sequence[Token], console: Console, width: int, style: str) -> None:
+    """Print a paragraph with its bold first words in a column of their own."""
+    end = next(at for at, token in enumerate(inside) if token.type == "strong_close")
+    key, rest = _styled(inside[: end + 1], style), _styled(inside[end + 1 :], style)
+    rest = rest[len(rest.plain) - len(rest.plain.lstrip()) :]
+    grid = Grid.grid(padding=(0, 0))
+    grid.add_column(width=max(width, cell_len(key.plain) + 1), no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(key, rest)
+    console.print(grid)
+
+
+# --- what other files call
+
+
+def render_markdown(template: str, **values: Any) -> str:
+    """A template as Markdown, without figures and what a page folds away."""
+    return _Page("markdown", {}).text(template, values)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands above a page's text: the document's title, an eyebrow, a heading, a line."""
+
+    title: str
+    eyebrow: str
+    name: str
+    meta: str
+
+
+def render_html(
+    template: str, head: Head, beside: Mapping[str, Any] | None = None, **values: Any
+) -> str:
+    """A template as one HTML page without outside requests, whose policy allows one script: ours.
+
+    Args:
+        template: of the page's text.
+        head: above it.
+        beside: what blocks of a page alone show: pictures, reconstructed, search_data.
+        values: of the template.
+    """
+    page = _Page("html", beside or {})
+    body = page.html(page.text(template, values)) + page.end
+    return (
+        _html_templates()
+        .get_template("page.html.j2")
+        .render(
+            head=head,
+            body=Markup(body),
+            sections=page.sections,
+            sensitive=SENSITIVE,
+            disclaimer=values.get("disclaimer", DISCLAIMER),
+            script=Markup(page_script()),
+            script_hash=script_hash(),
+        )
+    )
+
+
+def print_page(template: str, console: Console, *, key_width: int = 0, **values: Any) -> None:
+    """Print a template; no control character of a text reaches the terminal.
+
+    key_width: of the column in which bold words at the beginning of paragraphs stand; 0 for none.
+    """
+    page = _Page("terminal", {})
+    _print(page, page.text(template, values), console, key_width)
+
+
+def write_page(
+    template: str,
+    head: Head,
+    output_dir: Path,
+    stem: str,
+    content: Mapping[str, Any],
+    **values: Any,
+) -> None:
+    """Write STEM.html and STEM.md, and then STEM.json with the content.
+
+    Args:
+        template: of the page's text.
+        head: above it.
+        output_dir: is made if it does not exist.
+        stem: of the files' names.
+        content: JSON values.
+        values: of the template.
+    """
+    make_folder(output_dir)
+    text = f"**{SENSITIVE}**\n\n# {escape(head.title)}\n\n{render_markdown(template, **values)}"
+    texts = {"html": render_html(template, head, **values), "md": text}
+    for suffix, made in texts.items():
+        write_atomically(output_dir / f"{stem}.{suffix}", made.encode("utf-8", "replace"))
+    write_json(output_dir / f"{stem}.json", dict(content))
