@@ -241,3 +241,16 @@ def test_the_package_keeps_its_budget():
     budget = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["tool"]["house"]
     lines = sum(len(path.read_text("utf-8").splitlines()) for path in MODULES)
     assert lines <= budget["lines"]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Imports for type checkers count: a circle of names is a circle of ideas."""
+    names = {name_of(path): path for path in MODULES}
+    uses = {
+        name: {found for found in imports(path, top_level_only=False) if found in names} - {name}
+        for name, path in names.items()
+    }
+    while free := {name for name, used in uses.items() if not used}:
+        uses = {name: used - free for name, used in uses.items() if name not in free}
+    ends = set(uses) - {used for each in uses.values() for used in each}
+    assert not uses, f"in a circle, or above one: {sorted(set(uses) - ends)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray
 from indpriv._progress import Advance
 from indpriv.accountant.histogram.histogram import Histogram
+from indpriv.accountant.method import Method
 from indpriv.norm_log.norm_log import NormLog
-
-if TYPE_CHECKING:
-    from indpriv.accountant.method import Method
 
 
 @dataclass(frozen=True)

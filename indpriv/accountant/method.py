@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
-from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.histogram.governing_norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import check_orders
-from indpriv.accountant.rdp_orders import CONVERSIONS
 from indpriv.errors import InputError
 from indpriv.norm_log.validation import NEIGHBOURING
 
+ACCOUNTANTS = ("rdp", "pld")  # an engine of each is in `indpriv.accountant.engines`
+CONVERSIONS = ("canonne2020", "mironov2017")
 PRESETS = ("yu2023",)
 PARTICIPATION = ("secret", "known")
 
@@ -43,7 +43,7 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", _checks.check_delta(self.delta))
-        _checks.check_choice("accountant", self.accountant, tuple(ENGINES))
+        _checks.check_choice("accountant", self.accountant, ACCOUNTANTS)
         _checks.check_choice("conversion", self.conversion, CONVERSIONS)
         _checks.check_choice("between_records", self.between_records, BETWEEN_RECORDS)
         object.__setattr__(self, "tolerance", _checks.check_tolerance(self.tolerance))

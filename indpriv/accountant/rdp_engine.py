@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.histogram import Histogram
+from indpriv.accountant.method import Method
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.accountant.worst_case import worst_case_rdp
 from indpriv.norm_log.norm_log import NormLog
-
-if TYPE_CHECKING:
-    from indpriv.accountant.method import Method
 
 _SEARCH_BYTES = 4096  # that the search for the best order takes for one example
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,9 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.counts import Counts
+from indpriv.accountant.method import CONVERSIONS, Method
 from indpriv.accountant.order_search import default_orders, refine
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
-
-if TYPE_CHECKING:
-    from indpriv.accountant.method import Method
-
-CONVERSIONS = ("canonne2020", "mironov2017")
 
 # Closest positions of the search, by number of cells: each order costs all cells.
 _FINEST = {2_048: 1, 4_096: 32, 65_536: 64, math.inf: 256}

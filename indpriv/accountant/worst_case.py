@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.lattice import condensed
 from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
+from indpriv.accountant.method import Method
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
-
-if TYPE_CHECKING:
-    from indpriv.accountant.method import Method
 
 # Distinct settings up to which the worst case is exact. More are shared among the nodes of a fine
 # lattice, which overstates the Rényi bound by about 1e-6, or rounded up or down to one of fewer

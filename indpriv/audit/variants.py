@@ -18,8 +18,7 @@ from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing, compare_with_exact
 from indpriv.analysis.statistics import histogram
 from indpriv.epsilon_table import Epsilons, EpsilonTable
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.views import coarser
+from indpriv.norm_log.norm_log import NormLog, coarser
 
 FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the range of the paper's Figure 4
 BY_GROUP_EPOCHS = 1.0  # the K whose fidelity is also given by group: the paper's own

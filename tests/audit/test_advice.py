@@ -7,7 +7,7 @@ import pytest
 
 from indpriv import NormLog, PrivacyFilter, RoundRecorder, account
 from indpriv.cli import run as run_command
-from indpriv.norm_log.views import noisier
+from indpriv.norm_log.norm_log import noisier
 from runs import make_run, record
 from synthetic import small_run, write_run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.histogram.lattice import Lattice
 from indpriv.accountant.histogram.mechanisms import Participations
+from indpriv.accountant.method import Method
 from indpriv.accountant.pld.brackets import FALLBACK, pld_epsilon
 from indpriv.accountant.pld.chords import SharedDivergences
 from indpriv.accountant.pld.loss_sum import LossSum, SharedLaws
@@ -25,9 +26,6 @@ from indpriv.accountant.worst_case import worst_case_participations
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.step_settings import StepSettings
-
-if TYPE_CHECKING:
-    from indpriv.accountant.method import Method
 
 # Of Renyi bounds, which matter only where nothing better is found: about 10 % in the order, which
 # costs 1e-3 of epsilon and is five times as fast

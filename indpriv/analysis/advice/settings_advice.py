@@ -20,8 +20,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.advice.group_quantiles import HIGH, LOW, MIDDLE, Group, read_quantiles
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.views import clipped_lower, coarser, noisier
+from indpriv.norm_log.norm_log import NormLog, clipped_lower, coarser, noisier
 
 MOST_NOISE = 10.0  # times that of the run; more is not tried
 _NOISE_RATIO = 1.01  # of neighbouring noise multipliers

@@ -21,8 +21,7 @@ from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.accountant.relations.known import known_shifts
 from indpriv.accountant.units import Units
 from indpriv.epsilon_table import Epsilons, EpsilonTable
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.views import noisier
+from indpriv.norm_log.norm_log import NormLog, noisier
 
 OBSERVERS = ("outsider", "update", "gradient")
 CLIENT, ROW = "client", "row"

@@ -9,7 +9,7 @@ from indpriv.accountant.per_example import table_for
 from indpriv.analysis.advice import settings_advice
 from indpriv.analysis.advice.group_quantiles import Group, read_quantiles
 from indpriv.analysis.advice.settings_advice import MOST_NOISE, remedies
-from indpriv.norm_log.views import clipped_lower, coarser, noisier
+from indpriv.norm_log.norm_log import clipped_lower, coarser, noisier
 from synthetic import small_run
 
 METHOD = Method(delta=1e-5)

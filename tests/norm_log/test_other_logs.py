@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog, account
-from indpriv.norm_log.views import clipped_lower, noisier
+from indpriv.norm_log.norm_log import clipped_lower, noisier
 
 STEPS, N, DELTA = 12, 40, 1e-5
 NORMS = np.random.default_rng(0).lognormal(-0.7, 0.8, (STEPS, N))
