@@ -20,7 +20,7 @@ from indpriv.errors import EvidenceError, InputError
 
 _MEMBERSHIP = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 _COINS = "independent_fair_coins"
-_OPTIONAL = ("group", "example_id", "model")
+_OPTIONAL = {"group": "groups", "example_id": "example_ids", "model": "model"}  # column -> field
 _MOST_COLUMNS = 1000  # of a CSV file
 _COLUMNS = ("score", "member", *_OPTIONAL)
 
@@ -76,18 +76,10 @@ class AttackScores:
     details: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.scores.ndim != 1 or self.scores.shape != self.member.shape:
-            raise InputError(
-                f"scores {self.scores.shape} and member {self.member.shape} must have the same "
-                f"length"
-            )
-        columns = {name: getattr(self, name) for name in ("groups", "example_ids", "model")}
-        for name, values in (columns | dict(self.details)).items():
-            if values is not None and values.shape != self.scores.shape:
-                raise InputError(
-                    f"{name} {values.shape} and scores {self.scores.shape} must have the same "
-                    "length"
-                )
+        shape = self.scores.shape
+        for name, values in self._columns().items():
+            if values.shape != shape or values.ndim != 1:
+                raise InputError(f"{name} {values.shape} and scores {shape} must have one length")
         check_choice("adversary", self.adversary, ADVERSARIES)
         if np.isnan(self.scores).any():
             raise InputError(
@@ -97,15 +89,14 @@ class AttackScores:
 
     def take(self, chosen: NDArray[np.bool_]) -> AttackScores:
         """The scores that a mask (n,) chooses."""
-        return replace(
-            self,
-            scores=self.scores[chosen],
-            member=self.member[chosen],
-            groups=None if self.groups is None else self.groups[chosen],
-            example_ids=None if self.example_ids is None else self.example_ids[chosen],
-            model=None if self.model is None else self.model[chosen],
-            details={name: values[chosen] for name, values in self.details.items()},
-        )
+        columns = {name: values[chosen] for name, values in self._columns().items()}
+        details = {name: columns.pop(name) for name in self.details}
+        return replace(self, scores=self.scores[chosen], details=details, **columns)
+
+    def _columns(self) -> dict[str, Any]:
+        """What there is beside the scores, by field or detail."""
+        fields = {name: getattr(self, name) for name in ("member", *_OPTIONAL.values())}
+        return {k: v for k, v in (fields | dict(self.details)).items() if v is not None}
 
     @property
     def several_models(self) -> bool:
@@ -143,12 +134,9 @@ class AttackScores:
 
         Only the owner can read the file (0600).
         """
-        frame = pd.DataFrame({"score": self.scores, "member": self.member})
-        for column, values in zip(_OPTIONAL, self._optional(), strict=True):
-            if values is not None:
-                frame[column] = values
-        for name, numbers in self.details.items():
-            frame[name] = numbers
+        column_of = {field: column for column, field in _OPTIONAL.items()}
+        columns = {column_of.get(name, name): each for name, each in self._columns().items()}
+        frame = pd.DataFrame({"score": self.scores, **columns})
         frame.attrs = {
             "method": self.method,
             _COINS: self.fair_coins,
@@ -188,19 +176,15 @@ class AttackScores:
             scores=_numbers(frame["score"], path),
             member=_memberships(frame["member"], path),
             method=str(frame.attrs.get("method", "scores from outside")),
-            groups=to_texts(frame["group"]) if "group" in frame.columns else None,
+            groups=to_texts(frame["group"]) if "group" in frame else None,
             fair_coins=frame.attrs.get(_COINS) is True,
-            example_ids=frame["example_id"].to_numpy() if "example_id" in frame.columns else None,
-            model=_models(frame["model"], path) if "model" in frame.columns else None,
+            example_ids=frame["example_id"].to_numpy() if "example_id" in frame else None,
+            model=_models(frame["model"], path) if "model" in frame else None,
             adversary=str(frame.attrs.get("adversary", "final_model")),
             details={
                 name: frame[name].to_numpy(np.float64) for name in frame.attrs.get("details", ())
             },
         )
-
-    def _optional(self) -> tuple[NDArray[np.generic] | None, ...]:
-        """The values of the columns `_OPTIONAL`."""
-        return self.groups, self.example_ids, self.model
 
 
 def _read(path: Path) -> pd.DataFrame:

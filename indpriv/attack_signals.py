@@ -2,13 +2,21 @@
 
 The models are trained on random subsets of the examples, so that attacks can compare a model with
 others that were trained with an example, or without it. Models are not kept, only their signals.
+
+They lie in an .npz, or in a folder that grows model by model: `signal.f32` and `member.u8` hold one
+row of n_examples for each model, little-endian, without a header. `signals.json` says how many rows
+count, with a checksum of each; it is replaced atomically, so that a row is there whole or not at
+all. `ids.npz` names the examples.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +26,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_choice
-from indpriv._files import write_atomically
-from indpriv._reading import named, parse_json, read_npz
-from indpriv._signals_files import SignalsFolder
-from indpriv.errors import InputError
+from indpriv._files import read_json, write_atomically, write_json
+from indpriv._folders import make_folder, open_file, refuse_links
+from indpriv._reading import Whole, check, named, parse_json, read_npz, table
+from indpriv.errors import EvidenceError, InputError
 
 KINDS = {
     "confidence": "logit-scaled confidence in the true label, log(p / (1 - p))",
@@ -31,7 +39,14 @@ KINDS = {
 _SEEN = ("final_model", "checkpoints")  # adversaries that a signal of a model can belong to
 _MOST_ALIKE = 0.5  # correlation of two memberships; independent coins give 0 +- 1 / sqrt(n)
 _DEVIATIONS = 5.0  # of that, so that few examples are not refused by chance
-_ARRAYS = ("signal", "member", "example_ids", "unit_ids")
+_FACTS = ("kind", "audited", "coins", "share", "fingerprint", "adversary")
+
+SIGNALS = "signals.json"
+_IDS = "ids.npz"
+_ROWS = {"signal.f32": "<f4", "member.u8": "u1"}
+_SCHEMA = 1
+_MODEL = table({list[Whole]: "crc32", dict[str, Any]: "about?"})
+_CONTENT = table({dict[str, Any]: "facts settings", list[_MODEL]: "models"})  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
@@ -65,63 +80,54 @@ class AttackSignals:
     adversary: str = "final_model"
 
     def __post_init__(self) -> None:
-        self._check_shapes()
+        for problem in self._problems():
+            raise InputError(problem)
         check_choice("kind", self.kind, KINDS)
         check_choice("adversary", self.adversary, _SEEN)
+
+    def _problems(self) -> Iterator[str]:
+        """What does not match, shapes first, as all else needs them."""
+        signal, member = self.signal, self.member
+        if signal.ndim != 2 or signal.shape != member.shape:
+            yield (
+                f"signal {signal.shape} and member {member.shape} must both be (n_models, "
+                "n_examples)"
+            )
+        if signal.dtype != np.float32 or member.dtype != np.bool_:
+            yield (
+                f"signal is {signal.dtype} and member {member.dtype}; make them float32 and bool, "
+                "e.g. with AttackSignals.from_arrays"
+            )
+        for name, ids in (("example_ids", self.example_ids), ("unit_ids", self.unit_ids)):
+            if ids is not None and ids.shape != signal.shape[1:]:
+                yield f"{name} {ids.shape} must name each of the {signal.shape[1]} examples"
         if not 0 < self.share < 1:
-            raise InputError(f"share={self.share} is not between 0 and 1; pass e.g. 0.5")
+            yield f"share={self.share} is not between 0 and 1; pass e.g. 0.5"
         if self.audited is not None and not 0 <= self.audited < self.n_models:
-            raise InputError(
+            yield (
                 f"audited={self.audited} is no row of the {self.n_models} models; number them from "
                 "0"
             )
-        self._check_ids()
-        for model in range(self.n_models):
-            self._check_model(model)
-
-    def _check_ids(self) -> None:
-        ids = pd.DataFrame({"id": self.example_ids})
+        keys = pd.DataFrame({"id": self.example_ids})
         if self.audited is not None:
-            ids["member"] = self.member[self.audited]
-        if ids.duplicated().any():
-            raise InputError(
-                f"example_ids has {ids.loc[ids.duplicated(), 'id'].iloc[0]} twice; each example "
+            keys["member"] = member[self.audited]
+        if keys.duplicated().any():
+            yield (
+                f"example_ids has {keys.loc[keys.duplicated(), 'id'].iloc[0]} twice; each example "
                 "needs its own (a member and a non-member of the audited run may share one)"
             )
-
-    def _check_shapes(self) -> None:
-        if self.signal.ndim != 2 or self.signal.shape != self.member.shape:
-            raise InputError(
-                f"signal {self.signal.shape} and member {self.member.shape} must both be "
-                "(n_models, n_examples)"
-            )
-        if self.signal.dtype != np.float32 or self.member.dtype != np.bool_:
-            raise InputError(
-                f"signal is {self.signal.dtype} and member {self.member.dtype}; make them float32 "
-                "and bool, e.g. with AttackSignals.from_arrays"
-            )
-        for name, ids in (("example_ids", self.example_ids), ("unit_ids", self.unit_ids)):
-            if ids is not None and ids.shape != self.signal.shape[1:]:
-                raise InputError(
-                    f"{name} {ids.shape} must name each of the {self.signal.shape[1]} examples"
+        codes = None if self.unit_ids is None else pd.factorize(self.unit_ids)[0]
+        for model in range(self.n_models):
+            if np.isnan(signal[model]).all():
+                yield (
+                    f"model {model} has no signal (all are NaN, as after training that diverged); "
+                    "leave it out"
                 )
-
-    def _check_model(self, model: int) -> None:
-        if np.isnan(self.signal[model]).all():
-            raise InputError(
-                f"model {model} has no signal (all are NaN, as after training that diverged); "
-                "leave it out"
-            )
-        if self.unit_ids is None:
-            return
-        codes, _ = pd.factorize(self.unit_ids)
-        rows = np.bincount(codes)
-        inside = np.bincount(codes, weights=self.member[model])
-        if split := int(((inside > 0) & (inside < rows)).sum()):
-            raise InputError(
-                f"model {model} was trained on some rows of {split} units and not on their "
-                "others; include or leave out whole units"
-            )
+            if codes is not None and (split := split_units(codes, member[model])):
+                yield (
+                    f"model {model} was trained on some rows of {split} units and not on their "
+                    "others; include or leave out whole units"
+                )
 
     @classmethod
     def from_arrays(
@@ -183,16 +189,13 @@ class AttackSignals:
 
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
-        arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays, facts=np.array(json.dumps(self.facts)))
-        write_atomically(path, buffer.getvalue())
+        arrays = {"signal": self.signal, "member": self.member, **_ids(self)}
+        _write_arrays(path, **arrays, facts=np.array(json.dumps(self.facts)))
 
     @property
     def facts(self) -> dict[str, Any]:
         """What describes the arrays: kind, audited, coins, share, fingerprint and adversary."""
-        names = ("kind", "audited", "coins", "share", "fingerprint", "adversary")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _FACTS}
 
     @classmethod
     def open(cls, path: str | Path) -> AttackSignals:
@@ -211,8 +214,7 @@ class AttackSignals:
             folder = SignalsFolder.open(path)
             with named(path):
                 signal, member = folder.arrays()
-                ids, units = folder.example_ids, folder.unit_ids
-                return cls(signal, member, ids, unit_ids=units, **folder.facts)
+                return cls(signal, member, **_ids(folder), **folder.facts)
         if not path.is_file():
             raise InputError(f"{path} does not exist; pass one of train_references, or an .npz")
         found = read_npz(path)
@@ -221,13 +223,14 @@ class AttackSignals:
             missing = [name for name in ("signal", "member") if name not in found]
             if missing:
                 raise InputError(f"{path} lacks the array {' and '.join(missing)}")
-            return cls.from_arrays(
-                found["signal"],
-                found["member"],
-                found.get("example_ids"),
-                unit_ids=found.get("unit_ids"),
-                **facts,
-            )
+            signal, member, ids = found["signal"], found["member"], found.get("example_ids")
+            return cls.from_arrays(signal, member, ids, unit_ids=found.get("unit_ids"), **facts)
+
+
+def split_units(codes: NDArray[np.int64], member: BoolArray) -> int:
+    """How many units, numbered row by row, have both members and non-members."""
+    rows, inside = np.bincount(codes), np.bincount(codes, weights=member)
+    return int(((inside > 0) & (inside < rows)).sum())
 
 
 def _correlation(a: BoolArray, b: BoolArray) -> float:
@@ -273,3 +276,136 @@ def from_losses(loss: ArrayLike) -> FloatArray:
         small = -np.log(np.expm1(np.minimum(losses, 1.0)))
         large = -(losses + np.log1p(-np.exp(-np.maximum(losses, 1.0))))
     return np.where(losses < 1.0, small, large) + 0.0
+
+
+@dataclass(frozen=True)
+class SignalsFolder:
+    """A folder of signals that grows by one model at a time.
+
+    Attributes:
+        path: the folder.
+        example_ids, unit_ids: (n_examples,); unit_ids may be None.
+        facts: kind, audited, coins, share, fingerprint and adversary.
+        models: one entry for each whole row, with its checksums.
+        settings: what its maker notes about all models, compared when a series goes on.
+    """
+
+    path: Path
+    example_ids: NDArray[np.generic]
+    unit_ids: NDArray[np.generic] | None
+    facts: dict[str, Any]
+    models: tuple[dict[str, Any], ...]
+    settings: dict[str, Any]
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        example_ids: NDArray[np.generic],
+        facts: dict[str, Any],
+        *,
+        unit_ids: NDArray[np.generic] | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> SignalsFolder:
+        """Make a folder without models (0700); InputError if it holds anything else."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{path} exists and holds no signals; choose another folder")
+        make_folder(path)
+        folder = cls(path, example_ids, unit_ids, facts, (), settings or {})
+        _write_arrays(path / _IDS, **_ids(folder))
+        folder._commit()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> SignalsFolder:
+        """Read what a folder holds; EvidenceError where a row that counts is cut short."""
+        content = read_json(path / SIGNALS)
+        check(_CONTENT, content, str(path / SIGNALS))
+        if content.get("schema") != _SCHEMA:
+            raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
+        ids = read_npz(path / _IDS)
+        facts, settings, models = (content[key] for key in ("facts", "settings", "models"))
+        with named(path / _IDS):
+            units = ids.get("unit_ids")
+            folder = cls(path, ids["example_ids"], units, facts, tuple(models), settings)
+        for name, dtype in _ROWS.items():
+            needed = len(models) * len(folder.example_ids) * np.dtype(dtype).itemsize
+            if needed and (not (path / name).is_file() or (path / name).stat().st_size < needed):
+                raise EvidenceError(
+                    f"{path / name} is shorter than the {len(models)} models in {SIGNALS}; make "
+                    "the signals again"
+                )
+        return folder
+
+    def append(self, signal: NDArray[np.float32], member: BoolArray) -> SignalsFolder:
+        """Add one model, durably; the folder with it. A row that was cut short is overwritten."""
+        n = len(self.example_ids)
+        if signal.shape != (n,) or member.shape != (n,):
+            raise InputError(
+                f"a model has {signal.shape} signals and {member.shape} memberships, for {n} "
+                "examples"
+            )
+        checksums = []
+        for (name, dtype), values in zip(_ROWS.items(), (signal, member), strict=True):
+            row = np.ascontiguousarray(values, dtype).tobytes()
+            checksums.append(zlib.crc32(row))
+            with os.fdopen(open_file(self.path / name, os.O_WRONLY | os.O_CREAT), "wb") as file:
+                file.seek(len(self.models) * len(row))  # fdopen did not truncate
+                file.write(row)
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+        added = replace(self, models=(*self.models, {"crc32": checksums}))
+        added._commit()
+        return added
+
+    def first(self, n: int) -> SignalsFolder:
+        """The folder with its first n models only; the others do not count from the next append."""
+        return replace(self, models=self.models[:n])
+
+    def arrays(self) -> tuple[NDArray[np.float32], BoolArray]:
+        """Signals and memberships, (n_models, n_examples) each, mapped from the files.
+
+        Raises:
+            InputError: there is no model.
+            EvidenceError: a row does not match its checksum.
+        """
+        shape = (len(self.models), len(self.example_ids))
+        if not self.models:
+            raise InputError(f"{self.path} holds no model yet; run train_references again")
+        for name in _ROWS:
+            refuse_links(self.path / name)
+        signal, member = (
+            np.memmap(self.path / name, dtype, "r", shape=shape) for name, dtype in _ROWS.items()
+        )
+        for model, entry in enumerate(self.models):
+            found = [zlib.crc32(part[model].tobytes()) for part in (signal, member)]
+            if found != list(entry["crc32"]):
+                raise EvidenceError(
+                    f"model {model} in {self.path} does not match its checksum; make the signals "
+                    "again"
+                )
+        return signal, member.view(np.bool_)
+
+    def _commit(self) -> None:
+        content = {
+            "schema": _SCHEMA,
+            "sensitive": "for the curator only",
+            "facts": self.facts,
+            "settings": self.settings,
+            "models": list(self.models),
+        }
+        write_json(self.path / SIGNALS, content)
+
+
+def _ids(of: AttackSignals | SignalsFolder) -> dict[str, Any]:
+    """The ids of examples, and of units where there are any."""
+    ids = {"example_ids": of.example_ids, "unit_ids": of.unit_ids}
+    return {name: array for name, array in ids.items() if array is not None}
+
+
+def _write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
+    """Write an .npz without pickles, which only its owner can read (0600)."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    write_atomically(path, buffer.getvalue())

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 
 from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.attribute_knowledge import AttributeKnowledge
+from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import ASSUMPTIONS, COMPARISONS, PASSED, Check

@@ -31,7 +31,6 @@ STAGES = {
         "_shown",
         "_repeats",
         "_row_tables",
-        "_signals_files",
         "_signatures",
         "_storage",
         "_temporary",

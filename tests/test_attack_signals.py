@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from indpriv._files import OneWriter
-from indpriv._signals_files import SignalsFolder
-from indpriv.attack_signals import AttackSignals, from_losses
+from indpriv.attack_signals import AttackSignals, SignalsFolder, from_losses
 from indpriv.attacks.train_references import train_references
 from indpriv.errors import EvidenceError, InputError
 from synthetic import signals_with_effect
@@ -14,7 +13,7 @@ def folder_of(signals, path):
         path, signals.example_ids, signals.facts, unit_ids=signals.unit_ids
     )
     for model in range(signals.n_models):
-        folder = folder.append(signals.signal[model], signals.member[model], {"number": model})
+        folder = folder.append(signals.signal[model], signals.member[model])
     return folder
 
 

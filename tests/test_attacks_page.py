@@ -12,7 +12,7 @@ from audits.training.config import AuditConfig
 from audits.training.datasets import load_dataset
 from indpriv._files import read_json
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.rmia import rmia
+from indpriv.attacks.references import rmia
 from reports.attacks.figures import few, figures
 from reports.attacks.page import render, targets
 from reports.attacks.training import BASELINE, DP, SEED, Task

@@ -37,7 +37,7 @@ from command_lines import run as run_command
 from indpriv._files import parquet_bytes, read_json, read_parquet, write_json, write_private_parquet
 from indpriv._journal import JournalWriter, read_journal
 from indpriv.attack_scores import AttackScores
-from indpriv.attacks.attribute_knowledge import write_knowledge
+from indpriv.attacks.attributes import write_knowledge
 from indpriv.audit import audit
 from indpriv.errors import InputError
 from synthetic import knowledge, small_run, write_run
@@ -777,7 +777,7 @@ def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
     from audits.training.checkpoints import TrainingState
     from indpriv._folders import named_by_person
     from indpriv._reading import read_npz
-    from indpriv._signals_files import SignalsFolder
+    from indpriv.attack_signals import SignalsFolder
     from indpriv.recording.checkpoints.discovery import discover
     from runs import blobs, mlp
 

@@ -38,7 +38,7 @@ from indpriv._files import (
 )
 from indpriv._folders import make_folder, named_by_person
 from indpriv._journal import JournalWriter
-from indpriv._signals_files import SignalsFolder
+from indpriv.attack_signals import SignalsFolder
 from indpriv.attacks.train_references import train_references
 from indpriv.audit import audit_directory, pipeline, variants
 from indpriv.cli import run

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from audits.training.datasets.base import Dataset, OneHot, Split
 from indpriv._arrays import BoolArray, FloatArray, IntArray
-from indpriv.attacks.attribute_knowledge import AttributeKnowledge
+from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.errors import InputError
 
 _BATCH = 4096

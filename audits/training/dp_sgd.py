@@ -40,7 +40,7 @@ from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
 from indpriv._signatures import signing_key
-from indpriv.attacks.attribute_knowledge import write_knowledge
+from indpriv.attacks.attributes import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import (

@@ -1,7 +1,6 @@
 """Attacks on a trained model: from what is known about the model to AttackScores. Sensitive."""
 
-from indpriv.attacks.material import Material
-from indpriv.attacks.registry import ATTACKS, Attack
+from indpriv.attacks.registry import ATTACKS, Attack, Material
 from indpriv.attacks.train_references import train_references
 
 __all__ = ["ATTACKS", "Attack", "Material", "train_references"]

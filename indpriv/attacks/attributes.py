@@ -1,23 +1,183 @@
-"""Membership by how much better a model tells an example's attributes than imputation. Sensitive.
+"""What an attacker knows who guesses one attribute of an example. Sensitive.
 
-An attacker who guesses attributes of members better than those of others tells the two apart:
-attribute inference is an attack on membership too, and what limits one limits the other.
+The attacker knows all other columns of the example and its label, and asks the model how likely
+that label is with each value of the attribute. The values can also be imputed from the other
+columns without the model, as the population has it: what that achieves is no leak of the model.
+
+Who guesses attributes of members better than those of others tells the two apart: attribute
+inference is an attack on membership too, and what limits one limits the other.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import log_softmax
 
+from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._files import read_parquet, write_private_parquet
+from indpriv._reading import named
 from indpriv.attack_scores import AttackScores
-from indpriv.attacks.material import Material
-from indpriv.errors import InputError
+from indpriv.errors import EvidenceError, InputError
 
-ATTRIBUTES = "attribute inference, beyond imputation"
+_LOGS = ("likelihood", "prior", "imputed")
 
 
-def attribute_scores(material: Material) -> AttackScores:
+@dataclass(frozen=True)
+class AttributeKnowledge:
+    """One attribute of the training examples and of test examples, and what speaks for each value.
+
+    Attributes:
+        name: of the attribute.
+        values: names of its k values, at least two.
+        truth: (n,) int64 number of the true value of each example.
+        member: (n,) whether the example was trained on.
+        example_ids: (n,) ids within their split. Non-members are test examples that imputation was
+            not fitted on.
+        likelihood: (n, k) log-probability of the label by the attacked model, with each value in
+            place of the true one.
+        prior: (n, k) log-probability of each value by imputation from the other columns, fitted on
+            other test examples.
+        imputed: (n, k) the same from the other columns and the label: the baseline without the
+            model.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    truth: IntArray
+    member: BoolArray
+    example_ids: NDArray[np.generic]
+    likelihood: FloatArray
+    prior: FloatArray
+    imputed: FloatArray
+
+    def __post_init__(self) -> None:
+        n, k = len(self.truth), len(self.values)
+        if {len(self.member), len(self.example_ids)} != {n}:
+            raise InputError(f"{self.name}: {n} true values, but other numbers of ids or members")
+        if not self.member.any() or self.member.all():
+            raise InputError(f"{self.name}: members and non-members are needed")
+        if k < 2 or ((self.truth < 0) | (self.truth >= k)).any():
+            raise InputError(f"{self.name}: true values must be among {k} values, at least two")
+        for name in _LOGS:
+            logs = getattr(self, name)
+            if logs.shape != (n, k) or not (logs <= 1e-6).all():
+                raise InputError(
+                    f"{self.name}: {name} must be log-probabilities of shape {(n, k)}, at most 0 "
+                    "and not NaN"
+                )
+
+    def marginal(self) -> FloatArray:
+        """(k,) log-share of each value in the population, as imputation has it for others."""
+        shares: FloatArray = np.log(np.exp(self.prior[~self.member]).mean(axis=0))
+        return shares
+
+    def log_posterior(self) -> FloatArray:
+        """(n, k) of each value: imputation from the other columns times the model's likelihood."""
+        found: FloatArray = log_softmax(self.prior + self.likelihood, axis=1)
+        return found
+
+    def of_truth(self, logs: FloatArray) -> FloatArray:
+        """(n,) the column of the true value."""
+        return logs[np.arange(len(logs)), self.truth]
+
+
+@dataclass(frozen=True)
+class Guesser:
+    """A rule that guesses the attribute with the model.
+
+    Attributes:
+        title: in a few words.
+        source: the paper that it follows.
+        logs: from what is known to (n, k) scores of the values; the largest is guessed.
+    """
+
+    title: str
+    source: str
+    logs: Callable[[AttributeKnowledge], FloatArray]
+
+
+GUESSERS: Mapping[str, Guesser] = {
+    "inversion": Guesser(
+        "model inversion: share of the value times the model's confidence",
+        "Fredrikson et al. 2014; Yeom et al. 2018 (arXiv:1709.01604), section 5",
+        lambda known: known.marginal() + known.likelihood,
+    ),
+    "with_imputation": Guesser(
+        "imputation times the model's confidence",
+        "after Jayaraman and Evans 2022 (arXiv:2209.01292)",
+        AttributeKnowledge.log_posterior,
+    ),
+}
+
+
+def guesses(logs: FloatArray, seed: int = 0) -> IntArray:
+    """(n,) the value with the largest score; ties are decided at random."""
+    ties = np.random.default_rng(seed).random(logs.shape) * (logs == logs.max(axis=1)[:, None])
+    return np.asarray(ties.argmax(axis=1))
+
+
+def write_knowledge(known: Sequence[AttributeKnowledge], path: Path) -> None:
+    """Write a table with one row for each attribute, example and value (0600)."""
+    parts = []
+    for one in known:
+        n, k = one.likelihood.shape
+        parts.append(
+            pd.DataFrame(
+                {
+                    "attribute": one.name,
+                    "member": np.repeat(one.member, k),
+                    "example_id": np.repeat(one.example_ids, k),
+                    "value": np.tile(np.array(one.values, dtype=object), n),
+                    "true": (one.truth[:, None] == np.arange(k)).ravel(),
+                    **{name: getattr(one, name).ravel() for name in _LOGS},
+                }
+            )
+        )
+    write_private_parquet(pd.concat(parts, ignore_index=True), path)
+
+
+def read_knowledge(path: Path) -> tuple[AttributeKnowledge, ...]:
+    """Read what `write_knowledge` wrote.
+
+    Raises:
+        EvidenceError: the file holds something else.
+    """
+    kinds = {"attribute": "t", "member": "b", "example_id": "", "value": "", "true": "b"}
+    with named(path):
+        frame = read_parquet(path, kinds={**kinds, **dict.fromkeys(_LOGS, "f")})
+        return tuple(
+            _one(str(name), rows, path) for name, rows in frame.groupby("attribute", sort=False)
+        )
+
+
+def _one(name: str, rows: pd.DataFrame, path: Path) -> AttributeKnowledge:
+    values = tuple(rows["value"].drop_duplicates())
+    k = len(values)
+    true = rows["true"].to_numpy(bool)
+    if (
+        len(rows) % k
+        or (rows["value"].to_numpy().reshape(-1, k) != np.array(values)).any()
+        or (true.reshape(-1, k).sum(axis=1) != 1).any()
+    ):
+        raise EvidenceError(f"{path}: {name} does not have one row for each example and value")
+    return AttributeKnowledge(
+        name,
+        values,
+        true.reshape(-1, k).argmax(axis=1),
+        rows["member"].to_numpy(bool)[::k],
+        rows["example_id"].to_numpy()[::k],
+        **{log: rows[log].to_numpy(np.float64).reshape(-1, k) for log in _LOGS},
+    )
+
+
+def attribute_scores(known: Sequence[AttributeKnowledge]) -> AttackScores:
     """Score examples by what the model adds to the probability of their true attributes.
-
-    Args:
-        material: must have `attributes`.
 
     Returns:
         for each training example, and each test example that imputation was not fitted on, the
@@ -27,15 +187,15 @@ def attribute_scores(material: Material) -> AttackScores:
     Raises:
         InputError: nothing is known of attributes, or of other examples for each.
     """
-    if not material.attributes:
+    if not known:
         raise InputError("nothing is known of attributes, and this attack guesses them")
-    first = material.attributes[0]
-    total = np.zeros(len(first.truth))
-    for known in material.attributes:
+    first, total = known[0], np.zeros(len(known[0].truth))
+    for one in known:
         if not (
-            np.array_equal(known.example_ids, first.example_ids)
-            and np.array_equal(known.member, first.member)
+            np.array_equal(one.example_ids, first.example_ids)
+            and np.array_equal(one.member, first.member)
         ):
-            raise InputError(f"{known.name} is of other examples than {first.name}")
-        total += known.of_truth(known.log_posterior()) - known.of_truth(known.imputed)
-    return AttackScores(total, first.member, ATTRIBUTES, example_ids=first.example_ids)
+            raise InputError(f"{one.name} is of other examples than {first.name}")
+        total += one.of_truth(one.log_posterior()) - one.of_truth(one.imputed)
+    method = "attribute inference, beyond imputation"
+    return AttackScores(total, first.member, method, example_ids=first.example_ids)

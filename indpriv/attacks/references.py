@@ -1,43 +1,86 @@
-"""What the reference models of an attack say about each example. Sensitive."""
+"""Attacks that compare a model with reference models: LiRA, calibration and RMIA. Sensitive.
+
+Carlini, Chien, Nasr, Song, Terzis and Tramer 2022, "Membership Inference Attacks From First
+Principles" (arXiv:2112.03570), and a version for few references, whose variances and effects are
+shrunk towards those of all examples. Zarifzadeh, Liu and Shokri 2024, "Low-Cost High-Power
+Membership Inference Attacks" (arXiv:2312.03262), algorithm 1.
+
+Each attack takes signals of the target and of its references, and the row of the target. It raises
+InputError where there are fewer references than it needs.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
+from scipy.special import expit
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._checks import check_choice, check_row
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
+from indpriv.errors import InputError
+
+_LEAST = 4  # references of LiRA; with fewer, each example's direction is mostly noise
+_PRIOR_DEGREES = 4.0  # weight of the median variance
+_SMALLEST = 1e-12  # variance, where all references agree
+_LEAST_OTHERS = 2  # non-members that RMIA ranks among
+_TIE = 1e-9  # weight of RMIA's ratio itself, which orders equal ranks
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Signals of the references by example, with it ("in") and without it ("out").
+    """Signals of the references by example; the first row is with it, the second without it.
 
     Attributes:
-        n_in, n_out: (n_examples,) number of references with a signal.
-        mean_in, mean_out: (n_examples,) of their signals; 0 where there is none.
-        squares_in, squares_out: (n_examples,) sums of squared deviations from these means.
+        count: (2, n_examples) number of references with a signal.
+        means: (2, n_examples) of their signals; 0 where there is none.
+        squares: (2, n_examples) sums of squared deviations from these means.
     """
 
-    n_in: IntArray
-    n_out: IntArray
-    mean_in: FloatArray
-    mean_out: FloatArray
-    squares_in: FloatArray
-    squares_out: FloatArray
+    count: IntArray
+    means: FloatArray
+    squares: FloatArray
 
     @property
     def mean(self) -> FloatArray:
-        """Mean of all references; NaN where there is none."""
-        total: FloatArray = self.n_in * self.mean_in + self.n_out * self.mean_out
-        count = self.n_in + self.n_out
+        """(n_examples,) of all references; NaN where there is none."""
+        total, count = (self.count * self.means).sum(axis=0), self.count.sum(axis=0)
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
+
+@dataclass(frozen=True)
+class Effects:
+    """How far being trained on moves each example's signal, in standard deviations.
+
+    Attributes:
+        variance: (n_examples,) pooled within and without, shrunk to the median.
+        effect: (n_examples,) standardised mean difference (Hedges 1981); NaN where an example has
+            no reference with it, or none without it.
+        error: (n_examples,) variance of the effect, 1 / n_in + 1 / n_out.
+    """
+
+    variance: FloatArray
+    effect: FloatArray
+    error: FloatArray
+
     @property
-    def degrees(self) -> IntArray:
-        """Degrees of freedom of the pooled variance."""
-        return self.n_in + self.n_out - (self.n_in > 0) - (self.n_out > 0)
+    def shrunk(self) -> FloatArray:
+        """Effects shrunk to their weighted mean (DerSimonian and Laird 1986); never NaN."""
+        known = np.isfinite(self.effect)
+        if not known.any():
+            return np.zeros(len(self.effect))
+        effect, weight = self.effect[known], 1 / self.error[known]
+        mean = float(effect @ weight / weight.sum())
+        excess = float(weight @ (effect - mean) ** 2) - (len(effect) - 1)
+        scale = float(weight.sum() - weight @ weight / weight.sum())
+        between = max(0.0, excess / scale) if scale > 0 else 0.0
+        shrunk = np.full(len(self.effect), mean)
+        if between > 0:
+            precision = weight + 1 / between
+            shrunk[known] = (effect * weight + mean / between) / precision
+        return shrunk
 
 
 def reference_signals(
@@ -69,16 +112,33 @@ def moments(signals: AttackSignals, target: int | None = None) -> Moments:
     n = signals.n_examples
     count, total, squares = np.zeros((2, n), dtype=np.int64), np.zeros((2, n)), np.zeros((2, n))
     for signal, member in reference_signals(signals, target):
-        for side, inside in enumerate((member, ~member)):
-            taken = inside & ~np.isnan(signal)
-            count[side] += taken
-            total[side] += np.where(taken, signal, 0.0)
-    mean = total / np.maximum(count, 1)
+        taken = np.stack([member, ~member]) & ~np.isnan(signal)
+        count += taken
+        total += np.where(taken, signal, 0.0)
+    means = total / np.maximum(count, 1)
     for signal, member in reference_signals(signals, target):
-        for side, inside in enumerate((member, ~member)):
-            taken = inside & ~np.isnan(signal)
-            squares[side] += np.where(taken, signal - mean[side], 0.0) ** 2
-    return Moments(*count, *mean, *squares)
+        taken = np.stack([member, ~member]) & ~np.isnan(signal)
+        squares += np.where(taken, signal - means, 0.0) ** 2
+    return Moments(count, means, squares)
+
+
+def effects(found: Moments) -> Effects:
+    """Effects of being trained on, from the moments of references."""
+    degrees = (found.count - (found.count > 0)).sum(axis=0)
+    variance = _shrunk_variance(found.squares.sum(axis=0), degrees)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = (1 / found.count).sum(axis=0)
+        difference = (found.means[0] - found.means[1]) / np.sqrt(variance)
+    unbiased = 1 - 3 / (4 * (degrees + _PRIOR_DEGREES) - 1)
+    return Effects(variance, np.where(np.isfinite(error), unbiased * difference, np.nan), error)
+
+
+def _shrunk_variance(squares: FloatArray, degrees: IntArray) -> FloatArray:
+    """Variances from sums of squares, shrunk to their median as if it had four degrees more."""
+    known = degrees > 0
+    median = float(np.median(squares[known] / degrees[known])) if known.any() else 1.0
+    shrunk = (squares + _PRIOR_DEGREES * median) / (degrees + _PRIOR_DEGREES)
+    return np.maximum(shrunk, _SMALLEST)
 
 
 def scores_of_target(
@@ -100,3 +160,165 @@ def scores_of_target(
         model=np.full(int(known.sum()), target, dtype=np.int64),
         adversary=signals.adversary,
     )
+
+
+def lira(signals: AttackSignals, target: int) -> AttackScores:
+    """Log-likelihood ratio of "in" and "out" at a common variance, with shrunk effects.
+
+    It needs four references.
+    """
+    signals.check_references(target, _LEAST)
+    found = moments(signals, target)
+    of = effects(found)
+    effect, deviation = of.shrunk, np.sqrt(of.variance)
+    share_in = found.count[0] / np.maximum(found.count.sum(axis=0), 1)
+    out = found.mean - share_in * effect * deviation
+    x = (finite_signal(signals, target) - out) / deviation
+    return scores_of_target(signals, target, effect * x - effect**2 / 2, "LiRA, shrunk")
+
+
+def plain_lira(signals: AttackSignals, target: int, *, variance: str = "each") -> AttackScores:
+    """Carlini's online attack: two normal laws for each example.
+
+    It needs four references; 64 or more are recommended.
+
+    Args:
+        signals: of the target and its references.
+        target: the row of the attacked model.
+        variance: "each" for a variance of each example and side (the common one of the side where
+            fewer than two references know it), "fixed" for one of each side.
+
+    Returns:
+        log-likelihood ratios; 0 for an example without references on one side.
+    """
+    check_choice("variance", variance, ("each", "fixed"))
+    signals.check_references(target, _LEAST)
+    found, signal = moments(signals, target), finite_signal(signals, target)
+    logs = []
+    for count, mean, squares in zip(found.count, found.means, found.squares, strict=True):
+        common = max(squares.sum() / max((count - (count > 0)).sum(), 1), _SMALLEST)
+        own = np.maximum(squares / np.maximum(count, 1), _SMALLEST)
+        used = np.where((variance == "each") & (count >= 2), own, common)
+        logs.append(stats.norm.logpdf(signal, mean, np.sqrt(used)))
+    both = (found.count > 0).all(axis=0)
+    score = np.where(both, logs[0] - logs[1], np.where(np.isnan(signal), np.nan, 0.0))
+    method = "LiRA" if variance == "each" else "LiRA, fixed variance"
+    return scores_of_target(signals, target, score, method)
+
+
+def offline_lira(signals: AttackSignals, target: int) -> AttackScores:
+    """How far the signal lies above those of references without the example, standardised.
+
+    Variances are shrunk to their median. An example that every reference was trained on is compared
+    with these. It needs two references.
+    """
+    signals.check_references(target, 2)
+    found = moments(signals, target)
+    outside, every = np.minimum(found.count[1], 1), np.arange(signals.n_examples)
+    mean = np.where(outside, found.means[1], found.mean)
+    degrees = np.maximum(found.count[outside, every] - 1, 0)
+    deviation = np.sqrt(_shrunk_variance(found.squares[outside, every], degrees))
+    score = (finite_signal(signals, target) - mean) / deviation
+    return scores_of_target(signals, target, score, "LiRA, offline")
+
+
+def calibrated(signals: AttackSignals, target: int) -> AttackScores:
+    """How far the signal lies above those of all references, standardised; it needs two of them."""
+    signals.check_references(target, 2)
+    found = moments(signals, target)
+    score = (finite_signal(signals, target) - found.mean) / np.sqrt(effects(found).variance)
+    return scores_of_target(signals, target, score, "calibrated confidence")
+
+
+def rmia(
+    signals: AttackSignals,
+    target: int,
+    *,
+    gamma: float = 1.0,
+    offline_a: float = 0.3,
+    offline: bool = False,
+) -> AttackScores:
+    """Score each example by the share of non-members over which the model prefers it.
+
+    One reference is enough, since only its mean enters and no spread; with one, the randomness of
+    its training is in every score. Attacks that standardise by a spread refuse fewer than two.
+
+    The ratio of an example is the target's probability of the true label over the mean of the
+    references. Its score is the share of the target's non-members z with ratio / ratio_z at least
+    gamma. The order of the scores is that of the ratios, which no membership of the target enters.
+
+    Args:
+        signals: of the target and its references.
+        target: the row of the attacked model.
+        gamma: how much more the model must prefer an example.
+        offline_a: for an example that no reference was trained on, the mean over references of the
+            probability p is taken to be ((1 + a) p + 1 - a) / 2.
+        offline: use only references that were not trained on the example.
+
+    Returns:
+        scores of the examples with a signal of the target and of a reference that counts.
+
+    Raises:
+        InputError: no reference, fewer than two non-members, or signals of the kind "other".
+    """
+    check_row("gamma", gamma, lambda x: x > 0, "above 0")
+    check_row("offline_a", offline_a, lambda x: (x >= 0) & (x <= 1), "from 0 to 1")
+    signals.check_references(target, 1)
+    ratio = _probability(signals, target) / _base(signals, target, offline_a, offline)
+    known = ~np.isnan(ratio)
+    score = np.full(len(ratio), np.nan)
+    score[known] = _rank(ratio[known], signals.member[target][known], gamma)
+    return scores_of_target(signals, target, score, "RMIA" + ", offline" * offline)
+
+
+def needs_of_rmia(signals: AttackSignals, *, offline: bool = False) -> str | None:
+    """What the signals lack for RMIA on their audited row; None if nothing."""
+    target = signals.audited or 0
+    if signals.kind == "other":
+        return "signals that are probabilities, of another kind than 'other'"
+    known = np.zeros(signals.n_examples, dtype=bool)
+    for signal, member in reference_signals(signals, target):
+        known |= ~np.isnan(signal) & ~(offline & member)
+    known &= ~np.isnan(signals.signal[target]) & ~signals.member[target]
+    if known.sum() < _LEAST_OTHERS:
+        return "two non-members with a signal of a reference that counts"
+    return None
+
+
+def _rank(ratio: FloatArray, member: BoolArray, gamma: float) -> FloatArray:
+    """Share of the non-members whose ratio is at most ratio / gamma: a function of the ratio alone.
+
+    A non-member counts in its own population. Leaving it out would score members above non-members
+    wherever ratios are equal, as they often are for labels.
+    """
+    population = np.sort(ratio[~member])
+    if len(population) < _LEAST_OTHERS:
+        raise InputError("RMIA compares with non-members, and the target has fewer than two")
+    beaten = np.searchsorted(population, ratio / gamma, side="right")
+    return np.asarray(beaten / len(population) + _TIE * ratio / (1 + ratio))
+
+
+def _probability(signals: AttackSignals, model: int) -> FloatArray:
+    """Probability of the true label, (n_examples,)."""
+    if signals.kind == "other":
+        raise InputError(
+            "RMIA takes ratios of probabilities, and these signals are of the kind 'other'; use "
+            "calibrated or lira"
+        )
+    signal = np.asarray(signals.signal[model], dtype=np.float64)
+    p = expit(signal) if signals.kind == "confidence" else signal
+    return np.asarray(np.maximum(p, np.finfo(np.float64).tiny))
+
+
+def _base(signals: AttackSignals, target: int, offline_a: float, offline: bool) -> FloatArray:
+    """What the references make of each example, (n_examples,); NaN where none counts."""
+    count, total = np.zeros((2, 2, signals.n_examples))  # over all references, and those without it
+    for model in set(range(signals.n_models)) - {target}:
+        p, outside = _probability(signals, model), ~signals.member[model]
+        taken = np.stack([np.ones_like(outside), outside]) & ~np.isnan(p)
+        count += taken
+        total += np.where(taken, p, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean, mean_out = total / count
+    unseen = ((1 + offline_a) * mean_out + 1 - offline_a) / 2
+    return np.asarray(np.where(offline | (count[1] == count[0]), unseen, mean))

@@ -1,29 +1,89 @@
 """Every attack that an audit can run.
 
-To add one, write a module beside this one and list it in ATTACKS.
+To add one, write a function from what is known about a model to scores, name it in ATTACKS, and
+say in attacks.toml what it needs, follows and is worth.
 """
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
+from indpriv._arrays import BoolArray
+from indpriv._columns import partition
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks import lira, rmia
-from indpriv.attacks.attributes import ATTRIBUTES, attribute_scores
-from indpriv.attacks.loss_threshold import (
-    LABEL_GAP,
-    LOSS_THRESHOLD,
-    label_scores,
-    loss_scores,
-    needs_of_labels,
-    needs_of_losses,
-)
-from indpriv.attacks.material import Material
-from indpriv.attacks.quantile import QUANTILE, needs_of_regression, quantile_scores
+from indpriv.attacks import losses, references
+from indpriv.attacks.attributes import AttributeKnowledge, attribute_scores
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
+
+_SIGNALS = (
+    "signals of reference models and the audited run among them: indpriv.attacks.train_references"
+)
+_NEEDED = {
+    "final_losses": "the losses of the final model, which are not known",
+    "attributes": "to know of attributes, and nothing is known of them",
+}
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is known about one model; a field is None where it is not known. Sensitive.
+
+    Attributes:
+        final_losses: losses of the final model on its training examples (members) and on test
+            examples (non-members).
+        signals: confidences of the model (row `audited`) and of reference models.
+        label_signals: shares of perturbed copies of each example that get its label, of the same
+            models.
+        checkpoint_signals: mean confidences over the checkpoints, of the same models.
+        attributes: what speaks for each value of attributes of its examples.
+    """
+
+    final_losses: ExampleTable | None = None
+    signals: AttackSignals | None = None
+    label_signals: AttackSignals | None = None
+    checkpoint_signals: AttackSignals | None = None
+    attributes: tuple[AttributeKnowledge, ...] | None = None
+
+    def groups(
+        self, by: str, example_ids: NDArray[np.generic], member: BoolArray
+    ) -> NDArray[np.generic]:
+        """The group of each example: members are training examples, the others test examples.
+
+        Args:
+            by: "label" or a metadata column; see `indpriv._columns`.
+            example_ids: (n,) ids within their split.
+            member: (n,) whether each is a training example.
+
+        Raises:
+            InputError: the examples are not known, or an id is not among them.
+        """
+        if self.final_losses is None:
+            raise InputError(f"there is no example table, which holds the groups by {by}")
+        train, test = self.final_losses.train, self.final_losses.test
+        parts = partition(train, test, by)
+        names = np.array(parts.names, dtype=object)
+        found = np.empty(len(example_ids), dtype=object)
+        for split, codes, inside in (
+            (train, parts.train_codes, member),
+            (test, parts.test_codes, ~member),
+        ):
+            rows = pd.Index(split["example_id"].to_numpy()).get_indexer(example_ids[inside])
+            if (rows < 0).any():
+                raise InputError(
+                    f"{int((rows < 0).sum())} attacked examples are not in the example table of "
+                    "the run; signals and run must be of the same data"
+                )
+            found[inside] = names[codes[rows]]
+        return found
 
 
 @dataclass(frozen=True)
@@ -32,25 +92,34 @@ class Attack:
 
     Attributes:
         name: identifies the attack in code and files.
+        attack: from what `need` holds to scores; of signals, from them and the audited row.
+        lacking: what the attack needs of that and it lacks, in words; None if nothing.
         title: in a few words, for reports; also the method of its scores.
-        scores: from what is known about a model to scores.
-        needs: the fields of `Material` that it uses.
         source: the paper that it follows.
         caveat: what a reader must know about its results.
+        need: the field of `Material` that it uses.
         sees: what the attacker sees, one of `indpriv.attack_scores.RUNGS`.
         references: least number of reference models.
-        further_needs: what the attack needs of the data and they lack, in words; None if nothing.
     """
 
     name: str
+    attack: Callable[..., AttackScores]
+    lacking: Callable[[Any], str | None]
     title: str
-    scores: Callable[[Material], AttackScores]
-    needs: frozenset[str]
     source: str
     caveat: str
+    need: str = "final_losses"
     sees: str = "losses"
     references: int = 0
-    further_needs: Callable[[Material], str | None] = lambda _: None
+
+    def scores(self, material: Material) -> AttackScores:
+        """Scores of the attack; InputError where what it needs is not known."""
+        known = getattr(material, self.need)
+        audited = getattr(known, "audited", None)
+        if known is None or (self.references and audited is None):
+            raise InputError(f"this attack needs {_NEEDED.get(self.need, _SIGNALS)}")
+        found = self.attack(known, audited) if self.references else self.attack(known)
+        return replace(found, method=self.title)
 
     def can_use(self, material: Material) -> bool:
         """Whether everything that the attack needs is known."""
@@ -58,210 +127,49 @@ class Attack:
 
     def lacks(self, material: Material) -> str | None:
         """What the attack needs and does not have, in words; None if it can run."""
-        known = all(getattr(material, need) is not None for need in self.needs)
-        if known and self.references_in(material) >= self.references:
-            return self.further_needs(material)
-        needs = ", ".join(sorted(self.needs))
-        return f"{needs} of at least {self.references} references" if self.references else needs
+        if not self.references:
+            known = getattr(material, self.need)
+            return self.need if known is None else self.lacking(known)
+        if self.references_in(material) < self.references:
+            return f"{self.need} of at least {self.references} references"
+        signals: AttackSignals = getattr(material, self.need)
+        if signals.audited is None:
+            return None
+        known, member = ~np.isnan(signals.signal[signals.audited]), signals.member[signals.audited]
+        if min(np.sum(known & member), np.sum(known & ~member)) < 2:
+            return "two members and two non-members with a signal of the attacked model"
+        return self.lacking(signals)
 
     def references_in(self, material: Material) -> int:
         """Number of reference models among what the attack uses."""
-        used = (getattr(material, need) for need in self.needs)
-        return sum(part.n_models - 1 for part in used if isinstance(part, AttackSignals))
+        used = getattr(material, self.need)
+        return used.n_models - 1 if isinstance(used, AttackSignals) else 0
 
 
-def _on_signals(
-    attack: Callable[[AttackSignals, int], AttackScores],
-    need: str,
-    title: str,
-    material: Material,
-) -> AttackScores:
-    """Attack the audited row of the signals that the field `need` of the material holds."""
-    signals = getattr(material, need)
-    if signals is None or signals.audited is None:
-        raise InputError(
-            "this attack needs signals of reference models and the audited run among them: "
-            "indpriv.attacks.train_references"
-        )
-    return replace(attack(signals, signals.audited), method=title)
+def _nothing(_: Any) -> None:
+    """What attacks lack that take whatever there is."""
 
 
-_SEEN = {"signals": "references", "label_signals": "labels", "checkpoint_signals": "checkpoints"}
-
-
-def _with_references(
-    name: str,
-    title: str,
-    attack: Callable[[AttackSignals, int], AttackScores],
-    source: str,
-    caveat: str,
-    references: int,
-    need: str = "signals",
-    *,
-    needs_of: Callable[[AttackSignals], str | None] = lambda _: None,
-) -> Attack:
-    return Attack(
-        name=name,
-        title=title,
-        scores=partial(_on_signals, attack, need, title),
-        needs=frozenset({need}),
-        source=source,
-        caveat=caveat,
-        sees=_SEEN[need],
-        references=references,
-        further_needs=partial(_needs_of_signals, need, needs_of),
-    )
-
-
-def _needs_of_signals(
-    need: str, needs_of: Callable[[AttackSignals], str | None], material: Material
-) -> str | None:
-    """What attacks with references need of the signals and they lack; None if nothing."""
-    signals = getattr(material, need)
-    if signals.audited is None:
-        return None
-    known, member = ~np.isnan(signals.signal[signals.audited]), signals.member[signals.audited]
-    if min(np.sum(known & member), np.sum(known & ~member)) < 2:
-        return "two members and two non-members with a signal of the attacked model"
-    return needs_of(signals)
-
-
-_RMIA = "Zarifzadeh, Liu and Shokri 2024 (arXiv:2312.03262)"
-_LIRA = "Carlini et al. 2022 (arXiv:2112.03570)"
-_REFERENCES = (
-    "Reference models stand for training without the example; they are as good as they are like "
-    "the audited run."
-)
-_ONE = (
-    "It is the only kind of attack that one reference is enough for; the randomness of training "
-    "that reference is then in every score, so train four."
-)
-_LABELS = (
-    "It sees only which perturbed copies of an example get its label, and is compared with "
-    "reference models: by itself, robustness is hardly better than being right."
-)
-_TRAJECTORY = (
-    "It needs every checkpoint of the audit, which the guarantee covers too; the checkpoints of "
-    "the run itself are used, without distillation."
-)
-
-_ALL = (
-    Attack(
-        name="loss_threshold",
-        title=LOSS_THRESHOLD,
-        scores=loss_scores,
-        further_needs=needs_of_losses,
-        needs=frozenset({"final_losses"}),
-        source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604)",
-        caveat="A loss threshold is a weak attack: where it fails, a stronger attack may succeed.",
+# The function of each attack, and what it lacks; texts and needs stand in attacks.toml.
+_FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | None]]] = {
+    "loss_threshold": (losses.loss_scores, losses.needs_of_losses),
+    "label_gap": (losses.label_scores, losses.needs_of_labels),
+    "quantile": (losses.quantile_scores, losses.needs_of_regression),
+    "attributes": (attribute_scores, _nothing),
+    "rmia": (references.rmia, references.needs_of_rmia),
+    "rmia_offline": (
+        partial(references.rmia, offline=True),
+        partial(references.needs_of_rmia, offline=True),
     ),
-    Attack(
-        name="label_gap",
-        title=LABEL_GAP,
-        scores=label_scores,
-        further_needs=needs_of_labels,
-        needs=frozenset({"final_losses"}),
-        source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604)",
-        caveat="It says no more than the difference of training and test accuracy.",
-        sees="labels",
-    ),
-    Attack(
-        name="quantile",
-        title=QUANTILE,
-        scores=quantile_scores,
-        needs=frozenset({"final_losses"}),
-        source="Bertran et al. 2023 (arXiv:2307.03694), in its normal form",
-        caveat="It knows the label and the metadata of an example, not its inputs; half of the "
-        "test examples are used up by its regression.",
-        further_needs=needs_of_regression,
-    ),
-    Attack(
-        name="attributes",
-        title=ATTRIBUTES,
-        scores=attribute_scores,
-        needs=frozenset({"attributes"}),
-        source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604), section 5, with the "
-        "imputation of Jayaraman and Evans 2022 (arXiv:2209.01292)",
-        caveat="Half of the test examples are used up by imputation, which is linear: a better one "
-        "would be a better baseline.",
-    ),
-    _with_references(
-        "rmia", rmia.RMIA, rmia.rmia, _RMIA, f"{_REFERENCES} {_ONE}", 1, needs_of=rmia.needs_of
-    ),
-    _with_references(
-        "rmia_offline",
-        rmia.RMIA_OFFLINE,
-        partial(rmia.rmia, offline=True),
-        _RMIA,
-        "It uses only references without the example, as an attacker who meets the example after "
-        f"training them. {_ONE}",
-        1,
-        needs_of=partial(rmia.needs_of, offline=True),
-    ),
-    _with_references("lira", lira.LIRA, lira.lira, _LIRA, _REFERENCES, 4),
-    _with_references(
-        "lira_plain",
-        lira.LIRA_PLAIN,
-        lira.plain_lira,
-        _LIRA,
-        "It estimates two normal laws for each example, and needs at least 64 references to do "
-        "that well.",
-        4,
-    ),
-    _with_references(
-        "lira_fixed",
-        lira.LIRA_FIXED,
-        partial(lira.plain_lira, variance="fixed"),
-        _LIRA,
-        "It gives all examples one variance, which few references call for.",
-        4,
-    ),
-    _with_references("lira_offline", lira.LIRA_OFFLINE, lira.offline_lira, _LIRA, _REFERENCES, 2),
-    _with_references(
-        "calibrated",
-        lira.CALIBRATED,
-        lira.calibrated,
-        "Watson, Guo, Cormode and Sablayrolles 2022 (arXiv:2111.08440)",
-        _REFERENCES,
-        2,
-    ),
-    _with_references(
-        "label_rmia",
-        "RMIA on labels",
-        rmia.rmia,
-        f"Choquette-Choo et al. 2021 (arXiv:2007.14321), calibrated by {_RMIA}",
-        f"{_LABELS} {_ONE}",
-        1,
-        "label_signals",
-        needs_of=rmia.needs_of,
-    ),
-    _with_references(
-        "label_robustness",
-        "calibrated robustness of labels",
-        lira.calibrated,
-        "Choquette-Choo et al. 2021 (arXiv:2007.14321)",
-        _LABELS,
-        2,
-        "label_signals",
-    ),
-    _with_references(
-        "trajectory_rmia",
-        "RMIA on mean confidence over checkpoints",
-        rmia.rmia,
-        f"Liu et al. 2022 (arXiv:2208.14933), by {_RMIA}",
-        f"{_TRAJECTORY} {_ONE}",
-        1,
-        "checkpoint_signals",
-        needs_of=rmia.needs_of,
-    ),
-    _with_references(
-        "trajectory_lira",
-        "LiRA, shrunk, on mean confidence over checkpoints",
-        lira.lira,
-        f"Liu et al. 2022 (arXiv:2208.14933), by {_LIRA}",
-        _TRAJECTORY,
-        4,
-        "checkpoint_signals",
-    ),
-)
-ATTACKS = {attack.name: attack for attack in _ALL}
+    "lira": (references.lira, _nothing),
+    "lira_plain": (references.plain_lira, _nothing),
+    "lira_fixed": (partial(references.plain_lira, variance="fixed"), _nothing),
+    "lira_offline": (references.offline_lira, _nothing),
+    "calibrated": (references.calibrated, _nothing),
+    "label_rmia": (references.rmia, references.needs_of_rmia),
+    "label_robustness": (references.calibrated, _nothing),
+    "trajectory_rmia": (references.rmia, references.needs_of_rmia),
+    "trajectory_lira": (references.lira, _nothing),
+}
+_TEXTS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
+ATTACKS = {name: Attack(name, *_FUNCTIONS[name], **texts) for name, texts in _TEXTS.items()}

@@ -26,8 +26,7 @@ from indpriv._checks import check_positive_int
 from indpriv._files import OneWriter
 from indpriv._folders import named_by_person
 from indpriv._progress import StageProgress, silent
-from indpriv._signals_files import SIGNALS, SignalsFolder
-from indpriv.attack_signals import AttackSignals, plain_ids
+from indpriv.attack_signals import SIGNALS, AttackSignals, SignalsFolder, plain_ids
 from indpriv.errors import InputError
 
 CONFIDENCE, LABELS, CHECKPOINTS = "confidence", "labels", "checkpoints"
@@ -175,22 +174,22 @@ def train_references(
     check_positive_int("n_models", n_models)
     check_positive_int("workers", workers)
     pool = pool if isinstance(pool, Pool) else study_pool(pool, seed=seed, output=output)
-    series = _Series.start(Path(output), pool, dict(settings or {}))
+    main = _started(Path(output), pool, dict(settings or {}))
     report, rows = progress or silent, int(pool.audited is not None)
-    with closing(OneWriter(series.main.path)):  # one process adds models at a time
-        done = len(series.main.models) - rows
+    with closing(OneWriter(main.path)):  # one process adds models at a time
+        done = len(main.models) - rows
         report(TRAINING, done, n_models)
         started, numbers = time.monotonic(), range(done, n_models)
         train = partial(_train_one, train_fn, signal_fn, pool, seed)
         for number, (signals, member) in zip(
             numbers, _all_of(train, numbers, workers), strict=True
         ):
-            series = series.append(signals, member)
+            main = _added(main, pool, signals, member)
             report(TRAINING, number + 1, n_models)
             if number == done and tell is not None and number + 1 < n_models:
                 seconds = (time.monotonic() - started) * (n_models - number - 1) / workers
                 tell(f"about {timedelta(seconds=round(seconds))} for the models that are left")
-    return AttackSignals.open(series.main.path)
+    return AttackSignals.open(main.path)
 
 
 def _train_one(
@@ -236,24 +235,21 @@ def open_signals(path: str | Path) -> dict[str, AttackSignals]:
     found = {folder.name: AttackSignals.open(folder) for folder in folders}
     if CONFIDENCE not in found:
         raise InputError(f"{path} lacks the folder {CONFIDENCE}, which says how many models count")
-    return {name: _of_series(found[CONFIDENCE], part, path / name) for name, part in found.items()}
-
-
-def _of_series(main: AttackSignals, part: AttackSignals, path: Path) -> AttackSignals:
-    """Other signals of the same models; a model that an interruption left over does not count."""
+    main = found[CONFIDENCE]
     n = main.n_models
-    same = (
-        part.n_models >= n
-        and np.array_equal(part.example_ids, main.example_ids)
-        and np.array_equal(part.member[:n], main.member)
-        and (part.fingerprint, part.audited) == (main.fingerprint, main.audited)
-    )
-    if not same:
-        raise InputError(
-            f"{path} holds signals of other models than {path.parent / CONFIDENCE}; do not mix the "
-            "folders of two series"
-        )
-    return replace(part, signal=part.signal[:n], member=part.member[:n])
+    for name, part in found.items():  # a model that an interruption left over does not count
+        if not (
+            part.n_models >= n
+            and np.array_equal(part.example_ids, main.example_ids)
+            and np.array_equal(part.member[:n], main.member)
+            and (part.fingerprint, part.audited) == (main.fingerprint, main.audited)
+        ):
+            raise InputError(
+                f"{path / name} holds signals of other models than {path / CONFIDENCE}; do not mix "
+                "the folders of two series"
+            )
+        found[name] = replace(part, signal=part.signal[:n], member=part.member[:n])
+    return found
 
 
 def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float32]]:
@@ -266,37 +262,48 @@ def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np
     return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
 
 
-@dataclass(frozen=True)
-class _Series:
-    """The folders of one series; the one called "confidence" says how many models count."""
+def _started(path: Path, pool: Pool, settings: dict[str, Any]) -> SignalsFolder:
+    """The folder that says how many models of a series count: a new one, or that of the same pool.
 
-    main: SignalsFolder
-    path: Path
-    pool: Pool
-
-    @classmethod
-    def start(cls, path: Path, pool: Pool, settings: dict[str, Any]) -> _Series:
-        """A new series, or the one in the folder; InputError if that is of something else."""
-        named_by_person(path)
-        if (path / CONFIDENCE / SIGNALS).is_file():
-            main = SignalsFolder.open(path / CONFIDENCE)
-            _check_continues(main, pool, settings)
-            return cls(main, path, pool)
-        series = cls(_new_folder(path, CONFIDENCE, pool, settings), path, pool)
+    Raises:
+        InputError: it is of other examples or settings.
+    """
+    named_by_person(path)
+    if not (path / CONFIDENCE / SIGNALS).is_file():
+        main = _new_folder(path, CONFIDENCE, pool, settings)
         if pool.audited is None:
-            return series
-        signals, member = pool.audited
-        return series.append(_named(signals), member)
+            return main
+        return _added(main, pool, _named(pool.audited[0]), pool.audited[1])
+    main = SignalsFolder.open(path / CONFIDENCE)
+    if (
+        not np.array_equal(main.example_ids, pool.example_ids)
+        or main.facts["fingerprint"] != pool.fingerprint
+        or main.facts["share"] != pool.share
+    ):
+        raise InputError(f"{path} holds signals of other examples; choose another folder")
+    keys = {*settings, *main.settings}
+    changed = [key for key in sorted(keys) if main.settings.get(key) != settings.get(key)]
+    if changed:
+        raise InputError(
+            f"the models in {path} were trained with another {', '.join(changed)}; choose another "
+            "folder"
+        )
+    return main
 
-    def append(self, signals: Mapping[str, NDArray[np.float32]], member: BoolArray) -> _Series:
-        """Add a model to every folder; last to the one that says how many count."""
-        n = len(self.main.models)
-        for name in set(signals) - {CONFIDENCE}:
-            if n == 0 and not (self.path / name / SIGNALS).is_file():
-                _new_folder(self.path, name, self.pool, self.main.settings)
-            SignalsFolder.open(self.path / name).first(n).append(signals[name], member)
-        main = self.main.append(signals[CONFIDENCE], member)
-        return _Series(main, self.path, self.pool)
+
+def _added(
+    main: SignalsFolder,
+    pool: Pool,
+    signals: Mapping[str, NDArray[np.float32]],
+    member: BoolArray,
+) -> SignalsFolder:
+    """Add a model to every folder of a series; last to the one that says how many count."""
+    n, path = len(main.models), main.path.parent
+    for name in set(signals) - {CONFIDENCE}:
+        if n == 0 and not (path / name / SIGNALS).is_file():
+            _new_folder(path, name, pool, main.settings)
+        SignalsFolder.open(path / name).first(n).append(signals[name], member)
+    return main.append(signals[CONFIDENCE], member)
 
 
 def _new_folder(path: Path, name: str, pool: Pool, settings: dict[str, Any]) -> SignalsFolder:
@@ -310,23 +317,3 @@ def _new_folder(path: Path, name: str, pool: Pool, settings: dict[str, Any]) -> 
     return SignalsFolder.create(
         path / name, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings
     )
-
-
-def _check_continues(main: SignalsFolder, pool: Pool, settings: dict[str, Any]) -> None:
-    same = (
-        np.array_equal(main.example_ids, pool.example_ids)
-        and main.facts["fingerprint"] == pool.fingerprint
-        and main.facts["share"] == pool.share
-    )
-    if not same:
-        raise InputError(
-            f"{main.path.parent} holds signals of other examples; choose another folder"
-        )
-    changed = {
-        key for key in {*settings, *main.settings} if main.settings.get(key) != settings.get(key)
-    }
-    if changed:
-        raise InputError(
-            f"the models in {main.path.parent} were trained with another "
-            f"{', '.join(sorted(changed))}; choose another folder"
-        )

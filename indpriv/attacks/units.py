@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_choice
 from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import split_units
 from indpriv.errors import InputError
 
 _DRAWS = 999  # random groups of each size
@@ -61,8 +62,7 @@ def unit_scores(
     if len(codes) != len(scores.scores):
         raise InputError(f"there are {len(codes)} unit ids for {len(scores.scores)} scores")
     n = len(units)
-    rows, inside = np.bincount(codes, minlength=n), np.bincount(codes, scores.member, n)
-    if split := int(((inside > 0) & (inside < rows)).sum()):
+    if split := split_units(codes, scores.member):
         raise InputError(
             f"{split} units have both members and non-members; attack whole units, whose rows are "
             "all in the training data or all outside"
@@ -70,7 +70,7 @@ def unit_scores(
     return replace(
         scores,
         scores=UNIT_RULES[rule](scores.scores, codes, n),
-        member=inside > 0,
+        member=np.bincount(codes, scores.member, n) > 0,
         groups=None,
         example_ids=np.asarray(units),
         model=None if scores.model is None else scores.model[:1].repeat(n),

@@ -27,7 +27,7 @@ from indpriv.analysis.summary import Audit, attacks_on
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
-from indpriv.attacks.attribute_knowledge import GUESSERS, AttributeKnowledge
+from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
 from indpriv.audit.attack_table import ScoredAttack, rates_of_units
 from indpriv.audit.method_of_run import method_of_run

@@ -18,7 +18,7 @@ from indpriv.analysis.statistics import histogram
 from indpriv.analysis.statistics.bootstrap import generator_of
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.attribute_knowledge import AttributeKnowledge, read_knowledge
+from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
 from indpriv.epsilon_table import Epsilons
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples

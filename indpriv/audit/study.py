@@ -11,7 +11,6 @@ from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack
-from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
 from indpriv.attacks.references import finite_signal, scores_of_target
 from indpriv.attacks.train_references import CONFIDENCE
 from indpriv.attacks.units import unit_scores
@@ -75,7 +74,8 @@ def _scores(
 def _thresholds(signals: AttackSignals) -> Iterator[AttackScores]:
     """The loss threshold on each model, which all other attacks are compared with."""
     for target in range(signals.n_models):
-        yield scores_of_target(signals, target, finite_signal(signals, target), LOSS_THRESHOLD)
+        signal = finite_signal(signals, target)
+        yield scores_of_target(signals, target, signal, ATTACKS["loss_threshold"].title)
 
 
 def _target(signals: AttackSignals, target: int) -> AttackSignals:

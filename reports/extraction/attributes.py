@@ -16,7 +16,7 @@ from audits.training.dp_sgd import train
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.attributes import AttributeFindings, measure_attribute
 from indpriv.analysis.summary import Audit
-from indpriv.attacks.attribute_knowledge import GUESSERS
+from indpriv.attacks.attributes import GUESSERS
 from indpriv.audit import audit
 
 AUDIT = Path(__file__).parent / "adult.toml"

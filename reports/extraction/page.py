@@ -6,7 +6,7 @@ from typing import Any
 from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
 from audits.training.datasets.topics import SOURCE
-from indpriv.attacks.attribute_knowledge import GUESSERS
+from indpriv.attacks.attributes import GUESSERS
 from reports.extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from reports.extraction.secrets import SETTINGS
 from reports.shared.markdown_table import table

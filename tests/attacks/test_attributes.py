@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from indpriv.attacks import ATTACKS, Material
-from indpriv.attacks.attribute_knowledge import (
+from indpriv.attacks.attributes import (
     GUESSERS,
     guesses,
     read_knowledge,

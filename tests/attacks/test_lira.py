@@ -9,8 +9,7 @@ from scipy import stats
 
 from indpriv.analysis.attacks.rates import discriminate
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.lira import calibrated, effects, lira, offline_lira, plain_lira
-from indpriv.attacks.references import moments
+from indpriv.attacks.references import calibrated, effects, lira, moments, offline_lira, plain_lira
 from indpriv.errors import InputError
 from synthetic import signals_with_effect
 

@@ -3,10 +3,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from indpriv._signals_files import SignalsFolder
-from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.lira import lira
-from indpriv.attacks.rmia import rmia
+from indpriv.attack_signals import AttackSignals, SignalsFolder
+from indpriv.attacks.references import lira, rmia
 
 
 @pytest.mark.parametrize("attack", [rmia, lira])

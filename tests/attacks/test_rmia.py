@@ -7,7 +7,7 @@ from scipy.special import expit
 
 from indpriv.analysis.attacks.rates import discriminate
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.rmia import rmia
+from indpriv.attacks.references import rmia
 from indpriv.errors import InputError
 from synthetic import signals_with_effect
 

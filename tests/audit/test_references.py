@@ -10,12 +10,11 @@ from command_lines import run as run_command
 from indpriv._columns import to_floats
 from indpriv._files import read_json, read_parquet, write_json
 from indpriv._formatting import capitalised
-from indpriv._signals_files import SignalsFolder
 from indpriv.analysis.attacks.rates import ALL, parts
 from indpriv.attack_scores import RUNGS
-from indpriv.attack_signals import AttackSignals, from_losses
+from indpriv.attack_signals import AttackSignals, SignalsFolder, from_losses
 from indpriv.attacks import ATTACKS
-from indpriv.attacks.rmia import rmia as rmia_of
+from indpriv.attacks.references import rmia as rmia_of
 from indpriv.audit import attack_study, audit, results_of_run
 from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_attacks import scored_attacks

@@ -22,7 +22,7 @@ from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.by_epsilon import epsilon_edges
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
-from indpriv.attacks.attribute_knowledge import GUESSERS, AttributeKnowledge, guesses
+from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge, guesses
 from indpriv.epsilon_table import EpsilonTable
 
 _RATES = 4  # that an interval of an advantage is made of
@@ -63,7 +63,7 @@ class AttributeFindings:
     Attributes:
         attribute: its name.
         n_values: number of its values.
-        guesser: name of the attack in `indpriv.attacks.attribute_knowledge.GUESSERS`.
+        guesser: name of the attack in `indpriv.attacks.attributes.GUESSERS`.
         title: of the attack, in a few words.
         model: "dp", or "non_dp" for the non-private baseline.
         overall: over all examples.

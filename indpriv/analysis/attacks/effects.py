@@ -18,8 +18,7 @@ from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.ceilings import mu_of
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.lira import Effects, effects
-from indpriv.attacks.references import Moments, reference_signals
+from indpriv.attacks.references import Effects, Moments, effects, reference_signals
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 
@@ -173,14 +172,13 @@ def _taken(
 
 def _effects(values: FloatArray, member: BoolArray) -> Effects:
     """Effects from signals centred by example, which keeps the sums of squares exact."""
-    n_in = member.sum(axis=0)
-    n_out = len(member) - n_in
-    total, total_in = values.sum(axis=0), np.einsum("mn,mn->n", values, member)
-    mean_in = total_in / np.maximum(n_in, 1)
-    mean_out = (total - total_in) / np.maximum(n_out, 1)
-    squares = np.einsum("mn,mn->n", values, values) - n_in * mean_in**2 - n_out * mean_out**2
-    zero = np.zeros(len(n_in))
-    return effects(Moments(n_in, n_out, mean_in, mean_out, np.maximum(squares, 0.0), zero))
+    n_in, total_in = member.sum(axis=0), np.einsum("mn,mn->n", values, member)
+    count = np.stack([n_in, len(member) - n_in])
+    means = np.stack([total_in, values.sum(axis=0) - total_in]) / np.maximum(count, 1)
+    squares = np.einsum("mn,mn->n", values, values)
+    for between in count * means**2:
+        squares = squares - between
+    return effects(Moments(count, means, np.stack([np.maximum(squares, 0.0), 0.0 * squares])))
 
 
 def _redrawn(

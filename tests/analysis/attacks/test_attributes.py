@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from indpriv.analysis.attacks.attributes import EpsilonsOfExamples, measure_attribute
-from indpriv.attacks.attribute_knowledge import GUESSERS, guesses
+from indpriv.attacks.attributes import GUESSERS, guesses
 from synthetic import epsilon_table, knowledge
 
 

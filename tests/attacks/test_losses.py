@@ -3,17 +3,41 @@ import pandas as pd
 import pytest
 
 from indpriv.attacks import ATTACKS, Material
-from indpriv.attacks.quantile import quantile_scores
+from indpriv.attacks.losses import loss_scores, quantile_scores
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from synthetic import rows
 
 
-def material(train_loss, test_loss, **columns):
+def losses(train_loss, test_loss, **columns):
     train = rows("train", [0] * len(train_loss), loss=train_loss)
     test = rows("test", [0] * len(test_loss), loss=test_loss)
-    frame = pd.concat([train, test], ignore_index=True).assign(**columns)
-    return Material(final_losses=ExampleTable(frame))
+    examples = ExampleTable(pd.concat([train, test], ignore_index=True).assign(**columns))
+    return Material(final_losses=examples)
+
+
+def test_a_small_loss_is_a_high_score():
+    found = loss_scores(losses([0.1, np.inf], [0.9]).final_losses)
+    assert found.scores.tolist() == [-0.1, -np.inf, -0.9]
+    assert found.member.tolist() == [True, True, False]
+    assert found.groups is None
+
+
+def test_examples_without_a_loss_are_left_out():
+    material = losses([0.1, np.nan], [np.nan, 0.9], sex=["f", "m", "m", None])
+    found = loss_scores(material.final_losses)
+    assert found.scores.tolist() == [-0.1, -0.9]
+    assert found.member.tolist() == [True, False]
+    groups = material.groups("sex", found.example_ids, found.member)
+    assert groups.tolist() == ["f", "(missing)"]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "named"), [([np.nan], [1.0], "training"), ([1.0], [], "test")]
+)
+def test_both_sides_are_needed(train, test, named):
+    with pytest.raises(InputError, match=f"no {named} example has a loss"):
+        loss_scores(losses(train, test).final_losses)
 
 
 def test_what_is_hard_for_its_group_does_not_count():
@@ -22,7 +46,9 @@ def test_what_is_hard_for_its_group_does_not_count():
     hard = np.arange(800) % 2 == 1
     loss = np.where(hard, 1.0, 0.1) * np.exp(rng.normal(0, 0.1, 800))
     loss[:400] *= 0.8
-    found = quantile_scores(material(loss[:400], loss[400:], sex=np.where(hard, "f", "m")))
+    found = quantile_scores(
+        losses(loss[:400], loss[400:], sex=np.where(hard, "f", "m")).final_losses
+    )
     members = found.scores[found.member]
     assert len(found.scores) == 600  # half of the test examples gave the regression
     assert np.median(members) > np.quantile(found.scores[~found.member], 0.8)
@@ -31,16 +57,16 @@ def test_what_is_hard_for_its_group_does_not_count():
 
 @pytest.mark.parametrize("test_loss", [[0.5] * 39, [0.0] * 50, [np.nan] * 50, [np.inf] * 50])
 def test_too_few_test_examples_are_refused_and_audits_leave_the_attack_out(test_loss):
-    given = material([0.1] * 50, [*test_loss, 0.4])
+    given = losses([0.1] * 50, [*test_loss, 0.4])
     enough = len(test_loss) == 39
     assert ATTACKS["quantile"].can_use(given) == enough
     if not enough:
         with pytest.raises(InputError, match=r"needs 40 test examples .* \(there are 1\)"):
-            quantile_scores(given)
+            quantile_scores(given.final_losses)
 
 
 def test_without_predictions_no_attack_reads_labels():
-    given = material([0.1] * 50, [0.5] * 50, correct=pd.array([None] * 100, dtype="boolean"))
+    given = losses([0.1] * 50, [0.5] * 50, correct=pd.array([None] * 100, dtype="boolean"))
     assert not ATTACKS["label_gap"].can_use(given)
     assert ATTACKS["label_gap"].lacks(given).startswith("training and test predictions")
     assert ATTACKS["loss_threshold"].can_use(given)
@@ -58,7 +84,7 @@ def test_without_predictions_no_attack_reads_labels():
 def test_values_that_only_training_examples_have_do_not_give_members_away(year, middle):
     """The losses know nothing of membership, so a member scores above an other half the time."""
     loss = middle * np.exp(np.random.default_rng(1).normal(0, 0.3, 1000))
-    found = quantile_scores(material(loss[:500], loss[500:], year=year))
+    found = quantile_scores(losses(loss[:500], loss[500:], year=year).final_losses)
     members, others = found.scores[found.member], found.scores[~found.member]
     assert abs((members[:, None] > others).mean() - 0.5) < 0.15
 
@@ -67,14 +93,14 @@ def test_values_that_only_training_examples_have_do_not_give_members_away(year, 
 def test_losses_below_0_are_refused_and_audits_leave_the_attack_out(row):
     loss = np.full(100, 0.5)
     loss[row] = -0.1
-    given = material(loss[:50], loss[50:])
+    given = losses(loss[:50], loss[50:])
     assert ATTACKS["loss_threshold"].can_use(given)
     assert not ATTACKS["quantile"].can_use(given)
     with pytest.raises(InputError, match="none of them below 0"):
-        quantile_scores(given)
+        quantile_scores(given.final_losses)
 
 
 def test_without_any_training_loss_audits_leave_out_what_reads_losses():
-    given = material([np.nan] * 50, [0.5] * 50)
+    given = losses([np.nan] * 50, [0.5] * 50)
     for name in ("loss_threshold", "quantile"):
         assert ATTACKS[name].lacks(given) == "a loss of a training and of a test example"
