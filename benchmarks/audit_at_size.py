@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 
 from indpriv._files import write_private_frames
 from indpriv.analysis.groups import group_table
-from indpriv.analysis.loss.pairs import LossPairs
-from indpriv.analysis.loss.relation import relation_of
+from indpriv.analysis.loss import relation_of
 from indpriv.audit import audit
 from indpriv.epsilon_table import beside
 from indpriv.norm_log.run_files import EXAMPLES
@@ -202,7 +201,7 @@ def statistics_of_parts(n_parts: int) -> None:
         (table.epsilon, table.at_worst_case, frame["loss"].to_numpy())
         for table, frame in beside(parts, parts, ["loss"])
     )
-    relation = relation_of(LossPairs.of(pairs, len(parts)), parts.worst_case_epsilon)
+    relation = relation_of(pairs, len(parts), parts.worst_case_epsilon)
     print(
         f"tables made: {peak():.2f} GiB at the peak; Pearson's r {relation.every.pearson:.4f}, at"
         f" most {relation.pearson_error:.1g} off; ranks {relation.every.spearman:.4f}, at most"

@@ -31,7 +31,7 @@ from audits.training.datasets import DATA_DIR_VARIABLE, load_dataset
 from audits.training.datasets.base import Dataset, Split
 from audits.training.dp_sgd import train
 from indpriv import NormLog, account
-from indpriv.analysis.fidelity.comparison import compare_with_exact
+from indpriv.analysis.fidelity import compare_with_exact
 from indpriv.norm_log.batch_norms import ArrayBatchNorms
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.step_settings import StepSettings
@@ -137,13 +137,13 @@ def measure(name: str, log: NormLog, delta: float, *, hold: bool = True) -> dict
                     epochs=log.total_steps / len(steps) / epoch,
                 )
                 shares = (
-                    found.errors.bias,
-                    found.errors.mean_absolute,
-                    found.errors.p95_absolute,
-                    found.errors.largest_absolute,
+                    found.signed_bias,
+                    found.mean_absolute,
+                    found.p95_absolute,
+                    found.largest_absolute,
                 )
                 bias, mean, high, largest = (100 * value / median for value in shares)
-                r = "-     " if found.errors.pearson is None else f"{found.errors.pearson:.4f}"
+                r = "-     " if found.pearson is None else f"{found.pearson:.4f}"
                 held = ""
                 if hold and target and free and rule == "closest":
                     missed = misses(bias, mean, target)
@@ -153,7 +153,7 @@ def measure(name: str, log: NormLog, delta: float, *, hold: bool = True) -> dict
                     reached[passes] = not missed
                 print(
                     f"  {f'{len(steps):3d}: {passes}':42s} {'yes' if free else '':4s} {rule:8s} {r}  {bias:+6.2f}  {mean:10.2f}  "
-                    f"{high:5.1f}  {largest:9.1f}  {found.errors.share_under_1_percent:5.1%}  {held}",
+                    f"{high:5.1f}  {largest:9.1f}  {found.share_under_1_percent:5.1%}  {held}",
                     flush=True,
                 )
     return reached

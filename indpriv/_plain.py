@@ -413,15 +413,18 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
 
 @functools.cache
 def _descriptions(kind: Any) -> dict[str, str]:
-    """Field -> its text in the Attributes section of the docstring; fields may share a text."""
-    section = re.search(
-        r"^Attributes:\n((?:    .*\n?|\n)+)", inspect.getdoc(kind) or "", re.MULTILINE
-    )
+    """Field -> its text in the Attributes section of the docstring; fields may share a text.
+
+    Classes that it inherits from describe the fields that they have.
+    """
     texts: dict[str, str] = {}
-    for entry in re.split(r"\n    (?! )", "\n" + section[1]) if section else ():
-        if match := _ENTRY.match(entry):
-            text = " ".join(match[2].split())
-            texts |= dict.fromkeys(match[1].split(", "), text[:1].upper() + text[1:])
+    for each in reversed(kind.__mro__):
+        doc = inspect.cleandoc(each.__doc__ or "")
+        section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", doc, re.MULTILINE)
+        for entry in re.split(r"\n    (?! )", "\n" + section[1]) if section else ():
+            if match := _ENTRY.match(entry):
+                text = " ".join(match[2].split())
+                texts |= dict.fromkeys(match[1].split(", "), text[:1].upper() + text[1:])
     return texts
 
 

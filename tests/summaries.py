@@ -2,7 +2,7 @@
 
 from indpriv._plain import empty
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.fidelity.comparison import compare_with_exact
+from indpriv.analysis.fidelity import compare_with_exact
 from indpriv.analysis.summary import KEYS
 from indpriv.audit import RecordedRun, summarise
 from indpriv.norm_log.evidence import COVERAGE

@@ -25,12 +25,11 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._formatting import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv._progress import StageProgress, silent
-from indpriv.analysis.advice.group_quantiles import Group
+from indpriv.analysis.advice import Group
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.statistics.bootstrap import Interval
-from indpriv.analysis.statistics.student import student_interval
+from indpriv.analysis.statistics.intervals import Interval, student_interval
 from indpriv.analysis.summary import SENSITIVE
-from indpriv.audit.advice.of_run import groups_of_run
+from indpriv.audit.advice import groups_of_run
 from indpriv.audit.method_of_run import MethodOptions
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.errors import InputError

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from audits.advice.deletion import BY_CHANCE, COMPARED, Deletion, GroupChange
 from indpriv._formatting import format_epsilon, format_number, format_share
-from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import (

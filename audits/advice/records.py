@@ -25,7 +25,7 @@ from scipy import stats
 from indpriv._arrays import FloatArray
 from indpriv._plain import AtLeastZero, Count, Limits, Share
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE
+from indpriv.analysis.statistics.intervals import CONFIDENCE
 
 MOST_DATA = 10.0  # times what there is; the line is not drawn further
 LEAST_RUNS = 3  # that a line with an interval needs

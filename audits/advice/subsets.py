@@ -18,9 +18,8 @@ from audits.advice.records import (
     records_needed,
 )
 from indpriv._progress import StageProgress, silent
-from indpriv.analysis.advice.findings import Advice, GroupAdvice
-from indpriv.analysis.advice.group_quantiles import ALL, MIDDLE, read_quantiles
-from indpriv.audit.advice.of_run import advise_on_run, groups_of_run
+from indpriv.analysis.advice import ALL, MIDDLE, Advice, GroupAdvice, read_quantiles
+from indpriv.audit.advice import advise_on_run, groups_of_run
 from indpriv.audit.method_of_run import MethodOptions
 from indpriv.errors import InputError
 

@@ -28,8 +28,7 @@ from scipy import stats
 from audits.exposure.ranks import Exposures
 from indpriv._arrays import FloatArray
 from indpriv._plain import AtLeastZero, Count, Share
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
-from indpriv.analysis.statistics.student import student_interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, student_interval
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 

@@ -13,9 +13,8 @@ import numpy as np
 from indpriv._formatting import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv.analysis.groups import GroupTable
-from indpriv.analysis.schedule.curve import Curve
-from indpriv.analysis.statistics.bootstrap import Interval
-from indpriv.analysis.statistics.student import student_interval
+from indpriv.analysis.schedule import Curve
+from indpriv.analysis.statistics.intervals import Interval, student_interval
 from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError

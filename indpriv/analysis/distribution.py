@@ -1,7 +1,6 @@
-"""How individual epsilons are distributed: quantiles up to the maximum, and bins for a figure.
+"""How individual epsilons are distributed, and among units by their number of rows. Sensitive.
 
-Epsilons in several parts are read twice: for a histogram in fine bins, and for those of the figure.
-Sensitive.
+Epsilons in several parts are read twice: for the top of the range, and for all else.
 """
 
 from dataclasses import dataclass
@@ -9,11 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from indpriv._plain import AtLeastZero, Count, Share
-from indpriv.analysis.statistics.histogram import Histogram, merged, quantiles_by_cell
-from indpriv.epsilon_table import Epsilons
+from indpriv.accountant import Method, cap_rows
+from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
+from indpriv.epsilon_table import Epsilons, EpsilonTable
+from indpriv.norm_log.norm_log import NormLog
 
 _BINS = 40
-_QUANTILES = (0.5, 0.75, 0.95, 0.99)
+_QUANTILES = {"median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
+# Caps on rows are public numbers, so that choosing one of them reveals nothing.
+_CAPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _SMALLEST_RANGE = 1e-9  # smaller epsilons do not matter, and bins cannot separate them
 
 
@@ -60,38 +63,85 @@ def top_of_range(epsilons: Epsilons) -> float:
 def describe(epsilons: Epsilons) -> Distribution:
     """Quantiles (linear interpolation) and 40 equal bins of epsilons.
 
-    Of epsilons in several parts, quantiles are those of bins of 0.1 %, and the mean is that of the
-    means of bins.
+    Of more than a million epsilons in parts, quantiles are those of bins of 0.1 %, and the mean is
+    that of the means of bins.
     """
-    top, n, at_worst_case, wide = top_of_range(epsilons), 0, 0, 0
-    counts, fine = np.zeros(_BINS, np.int64), list[Histogram]()
+    top, n, at_worst_case, wide = top_of_range(epsilons), len(epsilons), 0, 0
+    counts, in_memory = np.zeros(_BINS, np.int64), isinstance(epsilons, EpsilonTable)
+    condensed = Condensed("epsilon", n=0 if in_memory else n)
     for table in epsilons.tables():
-        epsilon = table.epsilon
-        own, edges = np.histogram(epsilon, bins=_BINS, range=(0.0, top))
-        counts, n = counts + own, n + len(table)
+        own, edges = np.histogram(table.epsilon, bins=_BINS, range=(0.0, top))
+        counts += own
         at_worst_case += int(table.at_worst_case.sum())
         wide += int(table.wide.sum())
-        if n < len(epsilons) or fine:
-            fine = [merged([*fine, Histogram.of([epsilon])])]
-    if fine:
-        values, weights = fine[0].means(), fine[0].counts
-        one = np.zeros(len(values), np.int64)
-        quantiles = quantiles_by_cell(values, weights, one, 1, _QUANTILES)[0].tolist()
-        mean, largest = float(np.average(values, weights=weights)), float(fine[0].largest.max())
-    else:
-        quantiles = np.quantile(epsilon, _QUANTILES).tolist()
-        mean, largest = float(epsilon.mean()), float(epsilon.max())
-    median, p75, p95, p99 = quantiles
+        condensed.add(np.zeros(len(table), np.int64), table.epsilon)
+    found = condensed.frame()
+    values, weights, cells = (found[name].to_numpy() for name in ("epsilon", "weight", "cell"))
+    quantiles = quantiles_by_cell(values, weights, cells, 1, tuple(_QUANTILES.values()))[0]
     return Distribution(
         n=n,
-        mean=mean,
-        median=median,
-        p75=p75,
-        p95=p95,
-        p99=p99,
-        max=largest,
+        mean=float(np.average(values, weights=weights)),
+        **dict(zip(_QUANTILES, quantiles.tolist(), strict=True)),
+        max=float(found["largest_epsilon"].max()),
         share_at_worst_case=at_worst_case / n,
         edges=tuple(edges.tolist()),
         counts=tuple(counts.tolist()),
         wide=wide if epsilons.account.accountant == "pld" else None,
     )
+
+
+@dataclass(frozen=True)
+class UnitSizes:
+    """Units of `least` to `most` rows, and what a cap of `most` would have meant.
+
+    Attributes:
+        least, most: number of rows of a unit.
+        n_units: number of such units.
+        median, max: of their individual epsilon; None without such units.
+        worst_case_epsilon: of `most` rows, all clipped in every step, or at the cap of the run's
+            privacy filter if that is smaller: what the run would guarantee every unit under that
+            cap.
+        rows_dropped: number of rows that the cap would leave out.
+        n_rows: number of rows of all units.
+    """
+
+    least: int
+    most: int
+    n_units: int
+    median: float | None
+    max: float | None
+    worst_case_epsilon: float
+    rows_dropped: int
+    n_rows: int
+
+
+def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:
+    """The units of epsilons by their number of rows, fewest first; empty where each has one row.
+
+    Empty too with known participation, where the worst case depends on who took part when.
+    """
+    account = epsilons.account
+    largest = account.rows_per_unit
+    if largest is None or largest == 1 or account.participation == "known":
+        return ()
+    table = epsilons if isinstance(epsilons, EpsilonTable) else epsilons.table()
+    most = [*(cap for cap in _CAPS if cap < largest), largest]
+    method = Method(delta=table.account.delta, conversion=table.account.conversion)
+    n_rows, found, least = table.details["n_rows"].astype(np.int64), [], 1
+    for cap in cap_rows(log, method, most):
+        epsilon = table.epsilon[(n_rows >= least) & (n_rows <= cap.cap)]
+        found.append(
+            UnitSizes(
+                least=least,
+                most=cap.cap,
+                n_units=len(epsilon),
+                median=float(np.median(epsilon)) if len(epsilon) else None,
+                max=float(epsilon.max()) if len(epsilon) else None,
+                # A privacy filter may cap it.
+                worst_case_epsilon=min(cap.worst_case_epsilon, table.worst_case_epsilon),
+                rows_dropped=cap.rows_dropped,
+                n_rows=log.n_examples,
+            )
+        )
+        least = cap.cap + 1
+    return tuple(found)

@@ -10,7 +10,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from indpriv._columns import FIXED_COLUMNS, Rows, as_rows, frames_of, rows_at, to_floats, to_texts
 from indpriv._repeats import Repeats, numbers_of
-from indpriv.analysis.statistics.histogram import BLOCK
+from indpriv.analysis.statistics.weighted import BLOCK
 from indpriv.norm_log.norm_log import NormLog
 
 # Words in a column's name that suggest it says whose row each is.

@@ -8,9 +8,9 @@ import numpy as np
 from scipy import stats
 
 from indpriv._plain import AtLeastZero, Count
-from indpriv.analysis.loss.relation import LossRelation
-from indpriv.analysis.statistics import histogram
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE
+from indpriv.analysis.loss import LossRelation
+from indpriv.analysis.statistics import weighted
+from indpriv.analysis.statistics.intervals import CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ def exactness_of(
     compared: int | None,
 ) -> Exactness | None:
     """How exact an audit of n examples is; None if every figure comes from each of them."""
-    if n <= histogram.MOST_EXACT and attacked_members is None and attacked_nonmembers is None:
+    if n <= weighted.MOST_EXACT and attacked_members is None and attacked_nonmembers is None:
         return None
     errors = (None, None) if loss is None else (loss.pearson_error, loss.spearman_error)
     return Exactness(
-        most_exact=histogram.MOST_EXACT,
-        quantile_error=histogram.bin_width(),
-        pair_error=histogram.bin_width(histogram.PAIR_BITS),
+        most_exact=weighted.MOST_EXACT,
+        quantile_error=weighted.bin_width(),
+        pair_error=weighted.bin_width(weighted.PAIR_BITS),
         pearson_error=errors[0],
         spearman_error=errors[1],
         attacked_members=attacked_members,

@@ -36,18 +36,15 @@ from indpriv._columns import (
     to_floats,
 )
 from indpriv._plain import AtLeastZero, Columns, Count, Share
-from indpriv.analysis.statistics import histogram
-from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import (
-    CONFIDENCE,
-    Interval,
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.statistics.resampling import (
     Resampled,
     generator_of,
+    holm,
+    permutation_test,
     resample_means,
 )
-from indpriv.analysis.statistics.correlation import spearman
-from indpriv.analysis.statistics.histogram import Histogram, merged, quantiles_by_cell
-from indpriv.analysis.statistics.permutation import holm, permutation_test
+from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell, spearman
 from indpriv.epsilon_table import Epsilons, beside
 from indpriv.errors import InputError
 
@@ -430,7 +427,8 @@ def _cells(
         for name, one in weights.items():
             sums[name] = sums[name] + np.bincount(codes, one, len(sums[name]))
 
-    columns, kept, counted = [*groups.columns, "label", "correct"], [], None
+    columns = [*groups.columns, "label", "correct"]
+    kept = Condensed("epsilon", n=len(epsilons))
     for table, frame in beside(epsilons, train, known_columns(train, [*columns, "loss"])):
         codes, loss, correct = (
             codes_of(frame),
@@ -445,21 +443,17 @@ def _cells(
             n_known=known,
             correct=np.where(known, correct, 0),
         )
-        if len(epsilons) <= histogram.MOST_EXACT:
-            kept.append((table.epsilon, codes))
-        else:
-            own = Histogram.of([table.epsilon], codes)
-            counted = own if counted is None else merged([counted, own])
+        kept.add(codes, table.epsilon)
     for frame in frames_of(test, known_columns(test, columns)):
         codes, correct = codes_of(frame), to_floats(frame["correct"])
         known = np.isfinite(correct)
         add(codes, n_test=np.ones(len(codes)), n_test_known=known)
         add(codes, test_correct=np.where(known, correct, 0))
-    if counted is not None:
-        largest = counted.largest[0]
-        return _Cells(counted.means(), largest, counted.counts, counted.cells(), sums)
-    epsilon, codes = (np.concatenate(parts) for parts in zip(*kept, strict=True))
-    return _Cells(epsilon, epsilon, np.ones(len(epsilon), np.int64), codes, sums)
+    found = kept.frame()
+    epsilon, largest, weights, cells = (
+        found[name].to_numpy() for name in ("epsilon", "largest_epsilon", "weight", "cell")
+    )
+    return _Cells(epsilon, largest, weights, cells, sums)
 
 
 def _described(

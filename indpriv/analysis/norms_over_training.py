@@ -4,6 +4,7 @@ After the paper's Figure 3: an example's epsilon adds up its norms, and norms fa
 learns.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,9 @@ from numpy.typing import NDArray
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
 from indpriv._files import ROW_GROUP_SIZE
-from indpriv.analysis.statistics import histogram
-from indpriv.analysis.statistics.histogram import Histogram, merged
-from indpriv.epsilon_table import Epsilons, EpsilonTable
-from indpriv.norm_log.levels import Codes, Levels
+from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
+from indpriv.epsilon_table import Epsilons
+from indpriv.norm_log.levels import Codes
 from indpriv.norm_log.norm_log import NormLog
 
 _MOST_RECORDS = 60  # points of a line; of more records, evenly spaced ones are read
@@ -64,39 +64,39 @@ def describe_drivers(
     `train` holds the training examples in the log's order; None where labels are unknown.
     """
     rows = None if train is None else as_rows(train)
-    labels = _classes(rows)
-    shown = evenly_spaced_records(log, _MOST_RECORDS)
+    labels = None if rows is None else label_grouping(rows, rows.read(0, 0))
+    if labels is not None and len(labels.names) > _MOST_CLASSES:
+        labels = None
     classes = () if labels is None else labels.names
-    examples = _Examples(log, rows, labels)
-    counted = examples.rounded(shown, log.levels) if log.levels else map(examples.unrounded, shown)
-    described = [_described(norms, max(1, len(classes))) for norms in counted]
-    lowest, highest = _End(1), _End(-1)
-    for table in epsilons.tables():
-        lowest.look_at(table)
-        highest.look_at(table)
+    shown = evenly_spaced_records(log, _MOST_RECORDS)
+    size = max(1, len(classes))
+    medians, shares, overall = [], [], []
+    for norms in _norms_at(log, shown, rows, labels, size):
+        weight, of_class = norms["weight"].to_numpy(), norms["cell"].to_numpy() // 2
+        median = quantiles_by_cell(norms["norm"].to_numpy(), weight, of_class, size, (0.5,))
+        n = np.bincount(norms["cell"], weight, 2 * size).reshape(size, 2)
+        medians.append([None if np.isnan(value) else value for value in median[:, 0].tolist()])
+        pairs = n.tolist()
+        shares.append(
+            [above / (below + above) if below + above else None for below, above in pairs]
+        )
+        overall.append(float(n[:, 1].sum() / n.sum()))
+    lowest, highest, n_lowest, n_highest = _ends(epsilons)
+
+    def by_class(columns: list[list[float | None]]) -> tuple[tuple[float | None, ...], ...]:
+        return tuple(tuple(one[code] for one in columns) for code in range(len(classes)))
+
     return Drivers(
         steps=tuple(log.recorded_steps[shown].tolist()),
         classes=classes,
-        median_norm=tuple(
-            tuple(medians[code] for medians, _, _ in described) for code in range(len(classes))
-        ),
-        clipped_share=tuple(share for _, share, _ in described),
-        clipped_share_by_class=tuple(
-            tuple(shares[code] for _, _, shares in described) for code in range(len(classes))
-        ),
-        most_protected=lowest.named(),
-        least_protected=highest.named(),
-        n_at_least=lowest.n_equal,
-        n_at_most=highest.n_equal,
+        median_norm=by_class(medians),
+        clipped_share=tuple(overall),
+        clipped_share_by_class=by_class(shares),
+        most_protected=lowest,
+        least_protected=highest,
+        n_at_least=n_lowest,
+        n_at_most=n_highest,
     )
-
-
-def _classes(rows: Rows | None) -> Grouping | None:
-    """Labels as classes; None where they are unknown or too many."""
-    if rows is None:
-        return None
-    labels = label_grouping(rows, rows.read(0, 0))
-    return None if labels is None or len(labels.names) > _MOST_CLASSES else labels
 
 
 @dataclass(frozen=True)
@@ -137,133 +137,61 @@ def read_one(log: NormLog, row: int) -> Record:
     return Record(codes, norms, norms > 1)
 
 
-@dataclass(frozen=True)
-class _Norms:
-    """Norms of all examples at one step.
+def _norms_at(
+    log: NormLog, shown: Sequence[int], rows: Rows | None, labels: Grouping | None, n_classes: int
+) -> Iterator[pd.DataFrame]:
+    """Yield the norms of all examples at each record shown, read a range of examples at a time.
 
-    Attributes:
-        norms: (n,) over max_grad_norm.
-        above: (n,) whether they are above max_grad_norm.
-        classes: (n,) codes of classes.
-        counts: (n,) the number of examples of this class with this norm.
+    Columns are norm, over max_grad_norm, weight, the number of examples that have it, and cell,
+    twice the class plus whether the norm is above max_grad_norm. Norms without rounding are
+    condensed.
     """
 
-    norms: FloatArray
-    above: BoolArray
-    classes: IntArray
-    counts: IntArray
-
-
-@dataclass(frozen=True)
-class _Examples:
-    """Records by class, read a range of examples at a time."""
-
-    log: NormLog
-    rows: Rows | None
-    labels: Grouping | None
-
-    def rounded(self, shown: Sequence[int], levels: Levels) -> Iterator[_Norms]:
-        """Yield the norms at records whose norms are rounded."""
-        n_classes = len(self.labels.names) if self.labels else 1
-        every_code: Codes = np.arange(levels.max_code + 1, dtype=np.uint16)
-        counts = np.zeros((len(shown), n_classes * len(every_code)), np.int64)
-        for start, stop, classes in self._ranges():
-            found = self.log.records.read(self.log.rows[list(shown)], start, stop)
-            for record, codes in zip(counts, found, strict=True):
-                record += np.bincount(classes * len(every_code) + codes, minlength=len(record))
-        norms = np.tile(levels.norms(every_code, 1.0), n_classes)
-        above = np.tile(every_code > levels.top, n_classes)
-        of_class = np.repeat(np.arange(n_classes), len(every_code))
-        return (_Norms(norms, above, of_class, record) for record in counts)
-
-    def unrounded(self, row: int) -> _Norms:
-        """The norms at one record; of more than a million examples, counted in bins of 0.1 %."""
-        clip = float(self.log.settings.max_grad_norm[self.log.recorded_steps[row]])
-        parts: list[tuple[FloatArray, IntArray]] = []
-        bins: list[Histogram] = []
-        for start, stop, classes in self._ranges():
-            read = self.log.records.read(self.log.rows[[row]], start, stop)[0]
-            norms = read.astype(np.float64) / clip
-            if self.log.n_examples <= histogram.MOST_EXACT:
-                parts.append((norms, classes))
+    def classes() -> Iterator[tuple[int, int, IntArray]]:
+        for start in range(0, log.n_examples, ROW_GROUP_SIZE):
+            stop = min(start + ROW_GROUP_SIZE, log.n_examples)
+            if labels is None or rows is None:
+                yield start, stop, np.zeros(stop - start, np.int64)
             else:
-                finite = np.minimum(norms, np.finfo(np.float64).max)
-                bins = [merged([*bins, Histogram.of([finite], classes * 2 + (norms > 1))])]
-        if bins:
-            of_class, above = np.divmod(bins[0].cells(), 2)
-            return _Norms(bins[0].means(), above == 1, of_class, bins[0].counts)
-        norms, classes = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return _Norms(norms, norms > 1, classes, np.ones(len(norms), np.int64))
+                yield start, stop, labels.codes(rows.read(start, stop, ["label"]))
 
-    def _ranges(self) -> Iterator[tuple[int, int, IntArray]]:
-        """Yield (start, stop, codes of classes) of consecutive examples."""
-        for start in range(0, self.log.n_examples, ROW_GROUP_SIZE):
-            stop = min(start + ROW_GROUP_SIZE, self.log.n_examples)
-            classes = np.zeros(stop - start, np.int64)
-            if self.labels is not None and self.rows is not None:
-                classes = self.labels.codes(self.rows.read(start, stop, ["label"]))
-            yield start, stop, classes
-
-
-def _described(
-    found: _Norms, n_classes: int
-) -> tuple[list[float | None], float, list[float | None]]:
-    """Medians by class, the share above max_grad_norm, and this share by class."""
-    medians, sizes = [], []
-    for code in range(n_classes):
-        mine = found.classes == code
-        norms, counts = found.norms[mine], found.counts[mine]
-        order = np.argsort(norms, kind="stable")
-        medians.append(_median(counts[order], norms[order]))
-        sizes.append((int(counts[found.above[mine]].sum()), int(counts.sum())))
-    share = sum(above for above, _ in sizes) / sum(n for _, n in sizes)
-    return medians, share, [above / n if n else None for above, n in sizes]
+    if log.levels is None:
+        for row in shown:
+            clip = float(log.settings.max_grad_norm[log.recorded_steps[row]])
+            found = Condensed("norm", n=log.n_examples)
+            for start, stop, of_class in classes():
+                read = log.records.read(log.rows[[row]], start, stop)[0]
+                norms = np.minimum(read.astype(np.float64) / clip, np.finfo(np.float64).max)
+                found.add(2 * of_class + (norms > 1), norms)
+            yield found.frame()
+        return
+    codes: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)
+    counts = np.zeros((len(shown), n_classes * len(codes)), np.int64)
+    for start, stop, of_class in classes():
+        read = log.records.read(log.rows[list(shown)], start, stop)
+        for weight, one in zip(counts, read, strict=True):
+            weight += np.bincount(of_class * len(codes) + one, minlength=len(weight))
+    above = np.tile(codes > log.levels.top, n_classes)
+    cell = 2 * np.repeat(np.arange(n_classes), len(codes)) + above
+    norm = np.tile(log.levels.norms(codes, 1.0), n_classes)
+    for weight in counts:
+        yield pd.DataFrame({"norm": norm, "weight": weight, "cell": cell})
 
 
-def _median(counts: IntArray, norms: FloatArray) -> float | None:
-    """Median norm, from how many examples have each; None without any."""
-    up_to = np.cumsum(counts)
-    if not counts.any():
-        return None
-    middle = [(int(up_to[-1]) - 1) // 2, int(up_to[-1]) // 2]
-    return float(norms[np.searchsorted(up_to, middle, side="right")].mean())
+def _ends(epsilons: Epsilons) -> tuple[tuple[Any, ...], tuple[Any, ...], int, int]:
+    """Ids of the smallest epsilons and of the largest, and how many share the outermost.
 
-
-class _End:
-    """The examples with the smallest epsilons (sign 1) or the largest (-1), of parts in order.
-
-    n_equal: number of examples that share the smallest, or the largest.
+    Among equal ones the first in the table come first at the lower end, the last at the upper.
     """
-
-    def __init__(self, sign: int) -> None:
-        self._sign, self.n_equal = sign, 0
-        self._epsilon, self._ids = np.zeros(0), np.zeros(0, object)
-
-    def look_at(self, table: EpsilonTable) -> None:
-        """Look at the next examples."""
-        near = np.sort(_first(table.epsilon, self._sign))
-        epsilon = np.concatenate([self._epsilon, table.epsilon[near]])
-        outer = self._sign * (self._sign * epsilon).min()
-        before = self.n_equal if (self._epsilon == outer).any() else 0
-        self.n_equal = before + int((table.epsilon == outer).sum())
-        ids = np.concatenate([self._ids, np.array(table.example_ids[near].tolist(), object)])
-        kept = np.sort(_first(epsilon, self._sign))
-        self._epsilon, self._ids = epsilon[kept], ids[kept]
-
-    def named(self) -> tuple[Any, ...]:
-        """Their ids, the outermost first."""
-        return tuple(self._ids[_first(self._epsilon, self._sign)].tolist())
-
-
-def _first(epsilon: FloatArray, sign: int) -> IntArray:
-    """Positions of the smallest epsilons (sign 1) or the largest; of equal ones, see below.
-
-    Among the smallest the first in the table come first, among the largest the last.
-    """
-    if len(epsilon) > _AT_EACH_END:
-        bound = sign * np.partition(sign * epsilon, _AT_EACH_END - 1)[_AT_EACH_END - 1]
-        near = np.flatnonzero(sign * epsilon <= sign * bound)
-    else:
-        near = np.arange(len(epsilon))
-    order = near[np.argsort(epsilon[near], kind="stable")]
-    return order[::sign][:_AT_EACH_END]
+    near, sharing = [], Counter[float]()
+    for table in epsilons.tables():
+        order = np.argsort(table.epsilon, kind="stable")
+        kept = np.union1d(order[:_AT_EACH_END], order[-_AT_EACH_END:])
+        named = pd.Series(table.example_ids[kept].tolist(), dtype=object)
+        near.append(pd.DataFrame({"epsilon": table.epsilon[kept], "id": named}))
+        outermost = {float(table.epsilon[order[end]]) for end in (0, -1)}
+        sharing.update({end: int((table.epsilon == end).sum()) for end in outermost})
+    found = pd.concat(near).sort_values("epsilon", kind="stable")
+    ids, ends = found["id"].tolist(), found["epsilon"].iloc[[0, -1]]
+    n_lowest, n_highest = (sharing[end] for end in ends)
+    return tuple(ids[:_AT_EACH_END]), tuple(ids[: -_AT_EACH_END - 1 : -1]), n_lowest, n_highest

@@ -18,8 +18,7 @@ from scipy.special import ndtr
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._plain import Share
-from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError

@@ -13,20 +13,18 @@ from indpriv.analysis.attacks.ceilings import Ceilings
 from indpriv.analysis.attacks.rates import RATES, TRIED, AttackMeasures
 from indpriv.analysis.attacks.threshold_attack import UnequalAttack
 from indpriv.analysis.disclosures import Disclosure
-from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.distribution import Distribution, UnitSizes
 from indpriv.analysis.exactness import Exactness
 from indpriv.analysis.federated.views import View
-from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
-from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing
+from indpriv.analysis.fidelity import BatchNormFidelity, Fidelity, Sensitivity, Spacing
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.guarantee import Guarantee, as_read
 from indpriv.analysis.hazards import Hazard
-from indpriv.analysis.loss.relation import LossRelation
+from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.norms_over_training import Drivers
 from indpriv.analysis.reconstruction import Reconstruction
 from indpriv.analysis.run_facts import RunFacts
-from indpriv.analysis.schedule.findings import ScheduleFindings
-from indpriv.analysis.units import UnitSizes
+from indpriv.analysis.schedule import ScheduleFindings
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import Check

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from indpriv._plain import to_json
-from indpriv.analysis.comparison import compare_tables
-from indpriv.analysis.schedule.readings import CurveReading, read_curve
-from indpriv.analysis.stability import AuditComparison, stability_of
+from indpriv.analysis.comparison import AuditComparison, compare_tables, stability_of
+from indpriv.analysis.schedule import CurveReading, read_curve
 from indpriv.analysis.summary import Audit
 from indpriv.audit.audit_directory import audit_in, read_audit, read_summary
 from indpriv.audit.groups import choose_groups
@@ -68,8 +67,12 @@ def compare_audits(
     )
     readings: tuple[CurveReading | None, ...] = ()
     if at_epsilon is not None or at_accuracy is not None:
+        wanted = at_epsilon, at_accuracy
         readings = tuple(
-            read_curve(Audit.from_json(summary), at_epsilon, at_accuracy) for summary in summaries
+            read_curve(
+                one.schedule, one.guarantee.worst_case_epsilon, one.individual.median, *wanted
+            )
+            for one in map(Audit.from_json, summaries)
         )
     return AuditComparison(summaries, comparisons, stability, at_epsilon, at_accuracy, readings)
 

@@ -17,7 +17,7 @@ from indpriv._storage import location, location_to_write
 from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts, table_for
-from indpriv.analysis.fidelity.batch_norms import free_fidelity
+from indpriv.analysis.fidelity import free_fidelity
 from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup, look_up
 from indpriv.analysis.summary import Audit
 from indpriv.audit.attack_table import ScoredAttack, attack_table, unit_attack_table

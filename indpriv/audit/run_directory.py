@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from indpriv._arrays import IntArray
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.schedule.curve import Curve
-from indpriv.analysis.statistics import histogram
-from indpriv.analysis.statistics.bootstrap import generator_of
+from indpriv.analysis.schedule import Curve
+from indpriv.analysis.statistics import weighted
+from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
@@ -109,7 +109,7 @@ class RecordedRun:
     def attacked(self, seed: int) -> IntArray | None:
         """Increasing positions of the members of `for_attacks` in the table; None if all."""
         signals = (*self.references, *self.baseline_references)
-        if self.examples is None or signals or self.examples.n_train <= histogram.MOST_EXACT:
+        if self.examples is None or signals or self.examples.n_train <= weighted.MOST_EXACT:
             return None
         if not self.examples.has_unit_for_each_row():
             return None

@@ -16,7 +16,7 @@ import numpy as np
 from indpriv._columns import MISSING, Rows, frames_of
 from indpriv.accountant.risk import has_risk_curve
 from indpriv.analysis.disclosures import disclosures
-from indpriv.analysis.distribution import describe
+from indpriv.analysis.distribution import describe, unit_sizes
 from indpriv.analysis.divisor import Divisor, divisor_of
 from indpriv.analysis.duplicates import undeclared_people
 from indpriv.analysis.exactness import Exactness, exactness_of
@@ -30,12 +30,11 @@ from indpriv.analysis.guarantee import (
     worst_case_membership,
 )
 from indpriv.analysis.hazards import hazards
-from indpriv.analysis.loss.relation import LossRelation, relate_to_loss
+from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import describe_drivers
 from indpriv.analysis.run_facts import run_facts
-from indpriv.analysis.schedule.findings import schedule_of
+from indpriv.analysis.schedule import schedule_of
 from indpriv.analysis.summary import NO_EXACT_VALUES, Audit, has_exact_values
-from indpriv.analysis.units import unit_sizes
 from indpriv.audit.attack_table import ScoredAttack
 from indpriv.audit.groups import choose_groups
 from indpriv.audit.run_attacks import BY_GROUP, run_attacks

@@ -15,8 +15,13 @@ from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.divisor import divisor_of
-from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing, compare_with_exact
-from indpriv.analysis.statistics import histogram
+from indpriv.analysis.fidelity import (
+    Fidelity,
+    Sensitivity,
+    Spacing,
+    compare_with_exact,
+)
+from indpriv.analysis.statistics import weighted
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, coarser
 
@@ -32,7 +37,7 @@ SPACING = "leaving out every second record"
 
 def compared_positions(log: NormLog) -> IntArray | None:
     """Increasing positions of the examples that `fidelity_against_k` compares; None if all."""
-    return log.reference_positions if log.coverage < 1 else _drawn(log, histogram.MOST_EXACT)
+    return log.reference_positions if log.coverage < 1 else _drawn(log, weighted.MOST_EXACT)
 
 
 def fidelity_against_k(
@@ -56,7 +61,7 @@ def fidelity_against_k(
         return ()  # reference examples are not whole units
     groups = groups or {}
     if log.coverage == 1:
-        exact_log, exact = _compared(log, epsilons, histogram.MOST_EXACT)
+        exact_log, exact = _compared(log, epsilons, weighted.MOST_EXACT)
         source, comparisons = "norms at every step of this log", list[Fidelity]()
         if len(exact) < len(epsilons):
             source = f"norms at every step of {len(exact):,} random examples of this log"
@@ -127,7 +132,7 @@ def effect_of_spacing(
     if not carried or log.individually_clipped or log.n_records < 3:
         return None
     tell = progress or silent
-    log, table = _compared(log, epsilons, histogram.MOST_EXACT)
+    log, table = _compared(log, epsilons, weighted.MOST_EXACT)
     sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
     kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
     return Spacing.of(

@@ -41,7 +41,7 @@ def advise(
 
     What is said of a run to come is a prediction, not a guarantee.
     """
-    from indpriv.audit.advice.of_run import advise_on_run, check_question
+    from indpriv.audit.advice import advise_on_run, check_question
     from indpriv.report.renderers.page_files import write_page
     from indpriv.report.screens.advice import page_of, print_advice
 

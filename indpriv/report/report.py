@@ -31,9 +31,9 @@ from indpriv.analysis.attacks.threshold_attack import PROTOCOL
 from indpriv.analysis.disclosures import recording
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup
-from indpriv.analysis.loss.relation import STATED_FLOOR
+from indpriv.analysis.loss import STATED_FLOOR
 from indpriv.analysis.reconstruction import CLOSE
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE
+from indpriv.analysis.statistics.intervals import CONFIDENCE
 from indpriv.analysis.summary import KEYS, NO_EXACT_VALUES, SENSITIVE, Audit, attacks_on
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE

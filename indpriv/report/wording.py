@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._formatting import format_interval, format_p_value
-from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Callout, Paragraph, Span, Text, paragraph

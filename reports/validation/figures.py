@@ -20,7 +20,7 @@ from indpriv.analysis.attacks.account_test import (
     separation_of,
 )
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, discriminate
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE
+from indpriv.analysis.statistics.intervals import CONFIDENCE
 from indpriv.errors import InputError
 from reports.validation.study import Study, StudyData
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from indpriv.analysis.schedule.curve import Curve
+from indpriv.analysis.schedule import Curve
 from reports.shared.markdown_table import table
 from reports.shared.pictures import SUCCESS
 from reports.shared.recorded import status_of

@@ -7,10 +7,9 @@ import pytest
 from indpriv._columns import FrameRows
 from indpriv._plain import to_json
 from indpriv.analysis.groups import group_table
-from indpriv.analysis.loss.pairs import LossCounts
-from indpriv.analysis.loss.relation import relate_to_loss
-from indpriv.analysis.statistics import histogram
-from indpriv.analysis.statistics.histogram import PAIR_BITS, bin_width
+from indpriv.analysis.loss import relate_to_loss, relation_of
+from indpriv.analysis.statistics import weighted
+from indpriv.analysis.statistics.weighted import PAIR_BITS, bin_width
 from synthetic import epsilon_table, rows
 
 N = 3000
@@ -32,7 +31,7 @@ def both(monkeypatch):
 
     def run(function):
         exact = function()
-        monkeypatch.setattr(histogram, "MOST_EXACT", 100)
+        monkeypatch.setattr(weighted, "MOST_EXACT", 100)
         return exact, function()
 
     return run
@@ -99,21 +98,17 @@ def test_the_relation_to_loss_is_that_of_all_examples(both):
     assert binned.bins.loss_edges == pytest.approx(exact.bins.loss_edges, rel=widest)
 
 
-def test_parts_of_the_data_add_up_to_the_same_bits():
+def test_the_relation_to_loss_in_parts_of_any_order_has_the_same_bits(monkeypatch):
+    monkeypatch.setattr(weighted, "MOST_EXACT", 100)
     epsilon, loss, _, _ = drawn()
-    worst = epsilon >= 0.22
+    columns = epsilon, epsilon >= 0.22, loss
     parts = np.array_split(np.random.default_rng(1).permutation(N), 7)
-    whole = LossCounts.of(epsilon, worst, loss)
-    added = LossCounts.of(epsilon[:0], worst[:0], loss[:0])
-    for part in parts:
-        added = added + LossCounts.of(epsilon[part], worst[part], loss[part])
-    for name in ("epsilon", "loss", "below", "weights"):
-        assert np.array_equal(getattr(whole.pairs(), name), getattr(added.pairs(), name)), name
-    assert whole.pairs().medians == added.pairs().medians
+    split = ([column[part] for column in columns] for part in [parts[0][:0], *parts])
+    assert relation_of(split, N, 0.22) == relation_of([columns], N, 0.22)
 
 
 def test_group_tables_of_bins_are_those_of_any_order(monkeypatch):
-    monkeypatch.setattr(histogram, "MOST_EXACT", 100)
+    monkeypatch.setattr(weighted, "MOST_EXACT", 100)
     epsilon, loss, label, group = drawn()
     test = rows("test", label[:300], group=group[:300])
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from indpriv.analysis.stability import stability_of
+from indpriv.analysis.comparison import stability_of
 from synthetic import epsilon_table, rows
 
 GROUP = np.repeat(["a", "b", "c", "few"], [20, 20, 20, 5])

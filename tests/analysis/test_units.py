@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog, account
-from indpriv.analysis.units import unit_sizes
+from indpriv.analysis.distribution import unit_sizes
 
 DELTA = 1e-5
 RUN = {"total_steps": 20, "noise_multiplier": 2.0, "max_grad_norm": 1.0, "sample_rate": 0.1}

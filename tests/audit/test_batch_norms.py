@@ -13,7 +13,7 @@ from rich.console import Console
 from indpriv import ExampleTable
 from indpriv.accountant import Method
 from indpriv.accountant.per_example import table_for
-from indpriv.analysis.fidelity.batch_norms import free_fidelity
+from indpriv.analysis.fidelity import free_fidelity
 from indpriv.audit import audit
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
@@ -50,12 +50,12 @@ def test_it_reaches_every_page(run_dir, tmp_path):
     assert summary.batch_norms == expected
     assert not any("No exact values" in text for text in summary.missing)
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())
-    assert document["free_fidelity"]["n_entries"] == expected.errors.n_entries
+    assert document["free_fidelity"]["n_entries"] == expected.n_entries
     console = Console(file=io.StringIO(), width=200)
     print_audit(summary, console)
     screen, page = console.file.getvalue(), render_html(summary)
     for text in (screen, page):
-        assert f"{expected.errors.n_entries:,}" in text
+        assert f"{expected.n_entries:,}" in text
         assert f"{expected.unbiased_mean_rdp:.4g}" in text
         assert f"{expected.rdp_bias:+.2g}" in text
 

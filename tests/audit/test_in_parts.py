@@ -12,7 +12,7 @@ from indpriv._files import write_json
 from indpriv._plain import to_json
 from indpriv.accountant import blocks
 from indpriv.analysis import norms_over_training, run_facts
-from indpriv.analysis.statistics import histogram
+from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit, pipeline, run_directory, variants
 from indpriv.epsilon_table import EpsilonTable, parts
 from indpriv.example_table import ExampleTable, stored
@@ -41,7 +41,7 @@ LIMITS = (
 
 def lower(patch, limit=4 * ROWS):
     """Parts of ROWS examples, above `limit` examples."""
-    patch.setattr(histogram, "MOST_EXACT", MOST)
+    patch.setattr(weighted, "MOST_EXACT", MOST)
     patch.setattr(run_directory, "MOST_ATTACKED", MOST)
     for module, name in OF_ROWS:
         patch.setattr(module, name, ROWS)

@@ -8,7 +8,7 @@ import pytest
 
 from indpriv.analysis.attacks.rates import discriminate
 from indpriv.analysis.exactness import exactness_of
-from indpriv.analysis.statistics import histogram
+from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit, run_directory
 from indpriv.audit.run_directory import RecordedRun
 from indpriv.example_table import ExampleTable
@@ -29,8 +29,8 @@ def audits(tmp_path_factory):
     ExampleTable(examples.frame.assign(loss=losses)).to_parquet(folder / "run" / EXAMPLES_NON_DP)
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        for limit, name in ((histogram.MOST_EXACT, "exact"), (MOST, "binned")):
-            patch.setattr(histogram, "MOST_EXACT", limit)
+        for limit, name in ((weighted.MOST_EXACT, "exact"), (MOST, "binned")):
+            patch.setattr(weighted, "MOST_EXACT", limit)
             patch.setattr(run_directory, "MOST_ATTACKED", MOST)
             audit(folder / "run", folder / name, delta=1e-5)
             files = [
@@ -117,7 +117,7 @@ def test_the_error_of_attacks_holds_for_the_auc_and_for_shares_above_a_threshold
 
 
 def test_the_sample_is_that_of_its_seed(monkeypatch):
-    monkeypatch.setattr(histogram, "MOST_EXACT", MOST)
+    monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
     monkeypatch.setattr(run_directory, "MOST_ATTACKED", MOST)
     run = RecordedRun(examples=small_run(n=400)[1])
     for split in ("train", "test"):
@@ -131,7 +131,7 @@ def test_the_sample_is_that_of_its_seed(monkeypatch):
 
 
 def test_few_test_examples_are_attacked_whole(monkeypatch):
-    monkeypatch.setattr(histogram, "MOST_EXACT", MOST)
+    monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
     monkeypatch.setattr(run_directory, "MOST_ATTACKED", 200)
     run = RecordedRun(examples=small_run(n=400)[1])
     assert (len(run.attacked(0)), run.attacked_others(0)) == (200, None)
@@ -139,7 +139,7 @@ def test_few_test_examples_are_attacked_whole(monkeypatch):
 
 
 def test_units_of_several_rows_are_attacked_whole(monkeypatch):
-    monkeypatch.setattr(histogram, "MOST_EXACT", MOST)
+    monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
     examples = small_run(n=400)[1]
     people = examples.frame.assign(unit_id=examples.frame["example_id"] // 2)
     run = RecordedRun(examples=ExampleTable(people))

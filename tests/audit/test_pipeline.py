@@ -166,8 +166,8 @@ def test_fidelity_from_a_log_with_every_step(audited):
     assert {(row.every, row.between_records) for row in summary.fidelity} == {
         (every, rule) for every in (3, 10, 20) for rule in ("last", "closest")
     }
-    assert all(row.errors.n == 240 and not row.is_this_log for row in summary.fidelity)
-    assert all(row.errors.largest_absolute > 0 for row in summary.fidelity)
+    assert all(row.n == 240 and not row.is_this_log for row in summary.fidelity)
+    assert all(row.largest_absolute > 0 for row in summary.fidelity)
 
 
 def test_fidelity_from_exact_examples(artifacts, tmp_path):
@@ -176,7 +176,7 @@ def test_fidelity_from_exact_examples(artifacts, tmp_path):
     summary = audit(folder, tmp_path / "audit", delta=DELTA)
     assert summary.claim == "estimate"
     own = [row for row in summary.fidelity if row.is_this_log]
-    assert [(row.errors.n, row.every) for row in own] == [(7, 10)]
+    assert [(row.n, row.every) for row in own] == [(7, 10)]
     assert {row.source for row in summary.fidelity} == {"norms at every step of 7 examples"}
     assert summary.run.records.n_exact_examples == 7
 

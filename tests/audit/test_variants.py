@@ -8,7 +8,7 @@ from indpriv import NormLog
 from indpriv._columns import partition
 from indpriv.accountant import Method
 from indpriv.accountant.per_example import table_for
-from indpriv.analysis.statistics import histogram
+from indpriv.analysis.statistics import weighted
 from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity, summarise
 from indpriv.audit.variants import compared_positions
 
@@ -27,8 +27,8 @@ def test_fidelity_is_zero_where_norms_never_move():
     method = Method(delta=DELTA)
     rows = fidelity_against_k(log, method, table_for(log, method))
     assert len(rows) == 4
-    assert max(row.errors.largest_absolute for row in rows) == 0
-    assert max(row.errors.share_under for row in rows) == 0
+    assert max(row.largest_absolute for row in rows) == 0
+    assert max(row.share_under for row in rows) == 0
 
 
 def test_no_fidelity_without_exact_values(artifacts):
@@ -89,13 +89,11 @@ def test_fidelity_by_group_adds_up(artifacts):
     assert [(row.every, row.between_records) for row in told] == [
         (10, "last")
     ]  # one epoch, by the rule of the account
-    assert sum(group.n for group in told[0].groups) == told[0].errors.n
+    assert sum(group.n for group in told[0].groups) == told[0].n
     assert sum(group.n * group.signed_bias for group in told[0].groups) == pytest.approx(
-        told[0].errors.n * told[0].errors.bias
+        told[0].n * told[0].signed_bias
     )
-    assert (
-        max(group.largest_absolute for group in told[0].groups) == told[0].errors.largest_absolute
-    )
+    assert max(group.largest_absolute for group in told[0].groups) == told[0].largest_absolute
 
 
 def test_sensitivity_is_the_account_of_other_choices(artifacts):
@@ -166,21 +164,21 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     plain = fidelity_against_k(log, method, table, groups=groups)
     thinned = log.thin(5)
     spacing = effect_of_spacing(thinned, method, table_for(thinned, method))
-    monkeypatch.setattr(histogram, "MOST_EXACT", 100)
+    monkeypatch.setattr(weighted, "MOST_EXACT", 100)
     monkeypatch.setattr(indpriv.audit.variants, "MOST_COMPARED", 80)
     positions = compared_positions(log)
     assert (len(positions), len(np.unique(positions))) == (80, 80)
     codes = groups["sex"].train_codes[positions]
     groups = {"sex": replace(groups["sex"], train_codes=codes)}
     rows = fidelity_against_k(log, method, table, groups=groups)
-    assert {row.errors.n for row in rows} == {80}
+    assert {row.n for row in rows} == {80}
     assert {row.source for row in rows} == {"norms at every step of 80 random examples of this log"}
     assert rows == fidelity_against_k(log, method, table, groups=groups)
     (by_group,) = [row.groups for row in rows if row.groups]
     assert sum(row.n for row in by_group) == 80
     for mine, every in zip(rows, plain, strict=True):
         assert (mine.every, mine.between_records) == (every.every, every.between_records)
-        assert mine.errors.largest_absolute <= every.errors.largest_absolute
+        assert mine.largest_absolute <= every.largest_absolute
     some = effect_of_spacing(thinned, method, table_for(thinned, method))
     assert 0 < some.largest_absolute <= spacing.largest_absolute
     assert (some.n_records, some.every) == (spacing.n_records, spacing.every)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from audits.advice.deletion import compare_without
-from indpriv.analysis.advice.group_quantiles import Group
+from indpriv.analysis.advice import Group
 from indpriv.errors import InputError
 from synthetic import epsilon_table
 

@@ -6,11 +6,10 @@ from rich.console import Console
 from audits.advice.records import SubsetReading, records_needed
 from audits.advice.records_page import print_records, records_page
 from audits.advice.subsets import LINE_GOES_ON, AdviceOnRecords, GroupOnRecords
-from indpriv.analysis.advice.findings import PREDICTION
-from indpriv.analysis.advice.settings_advice import Remedy
+from indpriv.analysis.advice import PREDICTION, Remedy
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range
-from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.analysis.statistics.intervals import Interval
 from indpriv.report.renderers.markdown import render_sections
 
 SOME = Remedy(1.501, 1.2, None, 0.99, 1.2)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from audits.sweep.findings import TUNING, TrialResult, sweep_of
 from audits.sweep.page import page_of, print_sweep
-from indpriv.analysis.schedule.curve import Curve
+from indpriv.analysis.schedule import Curve
 from indpriv.errors import InputError
 from indpriv.report.renderers.html import render_page
 from indpriv.report.renderers.markdown import render_sections

@@ -20,8 +20,7 @@ from scipy.special import ndtr
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.by_epsilon import epsilon_edges
-from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge, guesses
 from indpriv.epsilon_table import EpsilonTable
 

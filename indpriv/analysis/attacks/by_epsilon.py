@@ -22,7 +22,7 @@ from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._plain import Columns, Count, Share
 from indpriv.analysis.attacks.rates import bonferroni, table
-from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.intervals import clopper_pearson
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError

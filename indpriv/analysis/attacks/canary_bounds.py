@@ -18,8 +18,7 @@ from indpriv._plain import AtLeastZero, Share
 from indpriv.accountant.per_example import account
 from indpriv.accountant.predicted_evidence import predicted_evidence
 from indpriv.analysis.attacks.lower_bound import NULL_TRIALS, gaussian_epsilon, lower_bound
-from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.step_settings import StepSettings
 

@@ -25,7 +25,8 @@ from indpriv.analysis.attacks.canary_bounds import (
 )
 from indpriv.analysis.attacks.rates import group_indices
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval, generator_of
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
+from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.step_settings import StepSettings

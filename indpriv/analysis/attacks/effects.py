@@ -16,7 +16,7 @@ from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.ceilings import mu_of
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import Effects, Moments, effects, reference_signals
 from indpriv.epsilon_table import EpsilonTable

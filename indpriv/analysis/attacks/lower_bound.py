@@ -25,8 +25,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_choice
 from indpriv._plain import AtLeastZero, Share
 from indpriv.accountant.pld.closed_form import gaussian_delta, invert_delta
-from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 
 # Fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried.
 LEAST_GUESSES = 8

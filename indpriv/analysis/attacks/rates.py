@@ -19,9 +19,13 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_delta, check_positive_int
 from indpriv._plain import Columns, Count, records
 from indpriv.analysis.attacks.lower_bound import LEAST_GUESSES, NULL_TRIALS, lower_bound
-from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval, generator_of
-from indpriv.analysis.statistics.student import student_interval
+from indpriv.analysis.statistics.intervals import (
+    CONFIDENCE,
+    Interval,
+    clopper_pearson,
+    student_interval,
+)
+from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 

@@ -15,8 +15,8 @@ from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, RATES, group_indices, table
-from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import generator_of
+from indpriv.analysis.statistics.intervals import clopper_pearson
+from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.attack_scores import AttackScores
 
 PROTOCOL = (

@@ -10,7 +10,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from indpriv.analysis.fidelity.comparison import Fidelity
+from indpriv.analysis.fidelity import Fidelity
 from indpriv.report.figures.svg import ACCENT, INK, MUTED, bare, new_figure, style, to_svg
 
 _COLOURS = {"last": ACCENT, "closest": INK, "worst_case": MUTED}
@@ -38,7 +38,7 @@ def fidelity_against_k(
             for axes, shape, field, what in curves:
                 axes.plot(
                     [row.epochs for row in line],
-                    [getattr(row.errors, field) for row in line],
+                    [getattr(row, field) for row in line],
                     shape,
                     color=_COLOURS[rule],
                     label=f"{rule.replace('_', ' ')}: {what}",

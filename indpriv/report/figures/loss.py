@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from indpriv._formatting import format_epsilon, format_number
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.loss.relation import LossBins, LossRelation
+from indpriv.analysis.loss import LossBins, LossRelation
 from indpriv.report.figures.svg import ACCENT, INK, SECOND, WARN, bare, new_figure, style, to_svg
 
 

@@ -2,7 +2,7 @@
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from indpriv.analysis.schedule.findings import ScheduleFindings
+from indpriv.analysis.schedule import ScheduleFindings
 from indpriv.report.figures import svg
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from indpriv._formatting import capitalised, format_epsilon, format_number
-from indpriv.analysis.advice.findings import PREDICTION, Advice, GroupAdvice
-from indpriv.analysis.advice.settings_advice import MOST_NOISE, Remedy
+from indpriv.analysis.advice import MOST_NOISE, PREDICTION, Advice, GroupAdvice, Remedy
 from indpriv.analysis.run_facts import Range
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER

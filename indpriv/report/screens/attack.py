@@ -8,7 +8,7 @@ from indpriv._formatting import format_delta, format_lower_bound, format_share
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.lower_bound import NULL_TRIALS
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, AttackMeasures, interval, parts
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE
+from indpriv.analysis.statistics.intervals import CONFIDENCE
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.report.document import Paragraph, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks

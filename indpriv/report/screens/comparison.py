@@ -7,8 +7,14 @@ from rich.console import Console
 
 from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv._plain import records
-from indpriv.analysis.comparison import SAME, Comparison
-from indpriv.analysis.stability import TOP_SHARE, AuditComparison, GroupOrder, Stability
+from indpriv.analysis.comparison import (
+    SAME,
+    TOP_SHARE,
+    AuditComparison,
+    Comparison,
+    GroupOrder,
+    Stability,
+)
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Entry, Paragraph, Table, paragraph, table

@@ -10,7 +10,7 @@ def batch_norms(summary: Audit) -> Section | None:
     found = summary.batch_norms
     if found is None:
         return None
-    errors, weighted = found.errors, ""
+    weighted = ""
     if found.unbiased_mean_rdp is not None and found.standard_error is not None:
         weighted = (
             " The sampled steps alone, each weighted by 1 / sample_rate, give "
@@ -19,14 +19,14 @@ def batch_norms(summary: Audit) -> Section | None:
         )
     texts = (
         paragraph(
-            f"Each of {errors.n_entries:,} norms of sampled examples was left out in turn and "
+            f"Each of {found.n_entries:,} norms of sampled examples was left out in turn and "
             "compared with what the account would have used in its place "
             f"(“{found.between_records}”). As fractions of max_grad_norm, the estimate is off by "
-            f"{errors.signed_bias:+.3f} on average, by {errors.mean_absolute:.3f} in absolute "
-            f"value, by at most {errors.p95_absolute:.3f} in 95 % of cases and by at most "
-            f"{errors.largest_absolute:.3f} in all; it is too small in "
-            f"{format_share(errors.share_under)} of cases, and by over 1 % in "
-            f"{format_share(errors.share_under_1_percent)}."
+            f"{found.signed_bias:+.3f} on average, by {found.mean_absolute:.3f} in absolute "
+            f"value, by at most {found.p95_absolute:.3f} in 95 % of cases and by at most "
+            f"{found.largest_absolute:.3f} in all; it is too small in "
+            f"{format_share(found.share_under)} of cases, and by over 1 % in "
+            f"{format_share(found.share_under_1_percent)}."
         ),
         paragraph(
             f"At Rényi order {found.order:.3g}, which depends on the settings alone, the account’s "

@@ -1,7 +1,7 @@
 """How far an estimate lies from exact values, or how far it moves with the spacing of records."""
 
 from indpriv._formatting import capitalised, format_epsilon, format_number, format_share
-from indpriv.analysis.fidelity.comparison import Fidelity, Spacing
+from indpriv.analysis.fidelity import Fidelity, Spacing
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.summary import NO_EXACT_VALUES, Audit, has_exact_values
 from indpriv.report.document import Block, Details, Entry, Figure, Row, Section, paragraph, table
@@ -63,19 +63,19 @@ def _errors(summary: Audit) -> list[Block]:
                     f"{row.every:,}",
                     f"{row.epochs:.2f}",
                     spaced(row.between_records) + (" (this log)" if row.is_this_log else ""),
-                    f"{row.errors.n:,}",
-                    correlation(row.errors.pearson),
-                    f"{row.errors.bias:+.3f}",
+                    f"{row.n:,}",
+                    correlation(row.pearson),
+                    f"{row.signed_bias:+.3f}",
                     *(
                         f"{e:.3f}"
                         for e in (
-                            row.errors.mean_absolute,
-                            row.errors.p95_absolute,
-                            row.errors.largest_absolute,
+                            row.mean_absolute,
+                            row.p95_absolute,
+                            row.largest_absolute,
                         )
                     ),
-                    format_share(row.errors.share_under),
-                    format_share(row.errors.share_under_1_percent),
+                    format_share(row.share_under),
+                    format_share(row.share_under_1_percent),
                 )
                 for row in found
             ],
@@ -122,8 +122,8 @@ def _lines(summary: Audit) -> list[str]:
     """Errors under the rule between records that the account uses by default."""
     return [
         f"{'this log' if row.is_this_log else f'K = {row.every} steps'}: r "
-        f"{format_number(row.errors.pearson, 4)}, bias {row.errors.bias:+.3f}, largest "
-        f"{row.errors.largest_absolute:.3f}, too small {format_share(row.errors.share_under)}"
+        f"{format_number(row.pearson, 4)}, bias {row.signed_bias:+.3f}, largest "
+        f"{row.largest_absolute:.3f}, too small {format_share(row.share_under)}"
         for row in summary.fidelity
         if row.between_records == summary.fidelity[0].between_records
     ]

@@ -1,7 +1,7 @@
 """Individual epsilon against the loss of the final model."""
 
 from indpriv._formatting import capitalised, format_epsilon, format_number
-from indpriv.analysis.loss.relation import STATED_FLOOR, LossRelation
+from indpriv.analysis.loss import STATED_FLOOR, LossRelation
 from indpriv.analysis.summary import Audit
 from indpriv.report import document as doc
 from indpriv.report.sections.distribution import drawn_worst_case

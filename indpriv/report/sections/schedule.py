@@ -1,7 +1,7 @@
 """Noise, clipping and accuracy over training, and five historical rules beside the account."""
 
 from indpriv._formatting import format_epsilon, format_number, format_share
-from indpriv.analysis.schedule.findings import ScheduleFindings
+from indpriv.analysis.schedule import ScheduleFindings
 from indpriv.analysis.summary import Audit
 from indpriv.report.document import Block, Details, Figure, Section, paragraph, table
 from indpriv.report.wording import BETWEEN_CHECKPOINTS

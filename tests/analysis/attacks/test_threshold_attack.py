@@ -8,7 +8,7 @@ from scipy import stats
 
 from indpriv.analysis.attacks.rates import ALL, parts
 from indpriv.analysis.attacks.threshold_attack import best_threshold, threshold_attack
-from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.intervals import clopper_pearson
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 

@@ -5,15 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from indpriv.analysis.statistics.bootstrap import Interval
-from indpriv.analysis.statistics.correlation import (
-    RelationIntervals,
-    is_constant,
-    line,
-    pearson,
-    relation_intervals,
-    spearman,
-)
+from indpriv.analysis.statistics.intervals import Interval, relation_intervals
+from indpriv.analysis.statistics.weighted import is_constant, line, pearson, spearman
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 
@@ -62,7 +55,7 @@ def test_intervals_of_correlations_and_lines_are_covered(n):
         x, noise = rng.normal(2.0, 1.0, n), rng.normal(0.0, 1.0, n)
         found = relation_intervals(x, 1.0 + 0.75 * x + noise)
         for name, value in truth.items():
-            interval = getattr(found, name)
+            interval = found[name]
             inside[name] += interval.low <= value <= interval.high
     assert all(360 <= count <= 397 for count in inside.values()), inside
 
@@ -80,18 +73,18 @@ def test_intervals_agree_with_a_bootstrap_of_skewed_and_tied_pairs():
     columns = np.transpose(draws)
     for name, column in zip(("pearson", "spearman", "intercept", "slope"), columns, strict=True):
         low, high = np.quantile(column, (0.025, 0.975))
-        interval = getattr(found, name)
+        interval = found[name]
         assert interval.low == pytest.approx(low, abs=0.2 * (high - low))
         assert interval.high == pytest.approx(high, abs=0.2 * (high - low))
 
 
 def test_a_perfect_correlation_has_no_width():
     x = np.arange(20.0)
-    assert relation_intervals(x, 2 * x).spearman == Interval(1.0, 1.0)
-    assert relation_intervals(x, -(x**3)).spearman == Interval(-1.0, -1.0)
+    assert relation_intervals(x, 2 * x)["spearman"] == Interval(1.0, 1.0)
+    assert relation_intervals(x, -(x**3))["spearman"] == Interval(-1.0, -1.0)
 
 
 def test_too_few_or_constant_values_have_no_interval():
     x = np.arange(20.0)
-    assert relation_intervals(x[:9], x[:9]) == RelationIntervals()
-    assert relation_intervals(x, np.ones(20)) == RelationIntervals()
+    assert relation_intervals(x[:9], x[:9]) == {}
+    assert relation_intervals(x, np.ones(20)) == {}

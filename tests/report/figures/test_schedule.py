@@ -1,5 +1,4 @@
-from indpriv.analysis.schedule.curve import Curve
-from indpriv.analysis.schedule.findings import ScheduleFindings
+from indpriv.analysis.schedule import Curve, ScheduleFindings
 from indpriv.report.figures.schedule import schedule
 
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from indpriv.analysis.advice.findings import PREDICTION, Advice, GroupAdvice
-from indpriv.analysis.advice.settings_advice import Remedy
+from indpriv.analysis.advice import PREDICTION, Advice, GroupAdvice, Remedy
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range
-from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.analysis.statistics.intervals import Interval
 from indpriv.report.renderers.html import render_page
 from indpriv.report.renderers.markdown import render_sections
 from indpriv.report.screens.advice import page_of, print_advice

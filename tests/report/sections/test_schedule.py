@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from indpriv.analysis.schedule.curve import Curve
+from indpriv.analysis.schedule import Curve
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
 from indpriv.report.sections.schedule import schedule

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from indpriv._formatting import format_share, format_share_up
 from indpriv.analysis.attacks.attributes import AttributeFindings, AttributeRow
-from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import Audit
 from indpriv.report.document import Block, Entry, Section, Span, Table, paragraph, table
 from indpriv.report.sections.attacks.membership import ABOVE

@@ -9,7 +9,7 @@ from indpriv._formatting import (
 )
 from indpriv.analysis.attacks.canary_bounds import BOUNDS
 from indpriv.analysis.attacks.canary_findings import EACH_BY_ITSELF, CanaryResults
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE
+from indpriv.analysis.statistics.intervals import CONFIDENCE
 from indpriv.analysis.summary import Audit
 from indpriv.report.document import Block, Entry, Paragraph, Section, Span, Table, paragraph, table
 from indpriv.report.wording import finding

@@ -13,7 +13,7 @@ from indpriv._formatting import (
 from indpriv._plain import records
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, interval, parts
 from indpriv.analysis.attacks.threshold_attack import PROTOCOL, UnequalAttack
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
 from indpriv.analysis.summary import Audit, attacks_on
 from indpriv.attack_scores import ADVERSARIES, RUNGS
 from indpriv.report import document as doc

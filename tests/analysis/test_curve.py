@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indpriv.analysis.schedule.curve import Curve
+from indpriv.analysis.schedule import Curve
 
 CURVE = Curve((0, 100, 200, 300), (0.1, 0.8, 0.7, 0.9), (0.0, 1.0, 1.5, 2.0))
 

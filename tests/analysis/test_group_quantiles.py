@@ -1,6 +1,6 @@
 import numpy as np
 
-from indpriv.analysis.advice.group_quantiles import Group, ranks, read_quantiles
+from indpriv.analysis.advice import Group, ranks, read_quantiles
 from synthetic import epsilon_table
 
 

@@ -6,7 +6,7 @@ import pytest
 from indpriv import NormLog, account
 from indpriv.accountant import Method
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.analysis.fidelity.batch_norms import free_fidelity
+from indpriv.analysis.fidelity import free_fidelity
 
 N, STEPS, RATE, NOISE = 60, 120, 0.15, 1.1
 ORDER = 3.0
@@ -102,14 +102,14 @@ def test_errors_by_hand():
     )
     last = free_fidelity(log, Method(delta=1e-5, between_records="last"))
     errors = np.array([0.1 - 0.3, 0.3 - 0.5, 0.5 - 1.0])
-    assert (last.errors.n_entries, last.errors.share_under, last.errors.share_under_1_percent) == (
+    assert (last.n_entries, last.share_under, last.share_under_1_percent) == (
         3,
         1.0,
         1.0,
     )
-    assert last.errors.signed_bias == pytest.approx(errors.mean())
-    assert last.errors.mean_absolute == pytest.approx(np.abs(errors).mean())
-    assert (last.errors.p95_absolute, last.errors.largest_absolute) == (
+    assert last.signed_bias == pytest.approx(errors.mean())
+    assert last.mean_absolute == pytest.approx(np.abs(errors).mean())
+    assert (last.p95_absolute, last.largest_absolute) == (
         pytest.approx(0.5),
         pytest.approx(0.5),
     )
@@ -117,8 +117,8 @@ def test_errors_by_hand():
     errors = np.array(
         [0.5 - 0.3, 0.3 - 0.5, 0.5 - 1.0]
     )  # step 4: steps 2 and 6 tie, and the larger counts
-    assert closest.errors.signed_bias == pytest.approx(errors.mean())
-    assert closest.errors.share_under == pytest.approx(2 / 3)
+    assert closest.signed_bias == pytest.approx(errors.mean())
+    assert closest.share_under == pytest.approx(2 / 3)
     cost = renyi_divergences(
         np.array([0.1, 0.3, 0.5, 1.0]), np.full(4, 0.25), np.array([closest.order])
     )[:, 0]
@@ -135,9 +135,9 @@ def test_a_norm_that_never_moves_has_no_error():
     log = sampled(np.full((STEPS, N), 0.25), np.random.default_rng(0))
     found = free_fidelity(log, Method(delta=1e-5))
     assert (
-        found.errors.signed_bias,
-        found.errors.largest_absolute,
-        found.errors.share_under,
+        found.signed_bias,
+        found.largest_absolute,
+        found.share_under,
         found.rdp_bias,
     ) == (
         0,
@@ -153,7 +153,7 @@ def test_a_clipping_norm_that_moves():
     norms = np.full((STEPS, N), 0.4)
     log = sampled(norms, np.random.default_rng(0), rounding=0.0, max_grad_norm=clip)
     found = free_fidelity(log, Method(delta=1e-5, between_records="closest"))
-    assert found.errors.largest_absolute == pytest.approx(0, abs=1e-12)
+    assert found.largest_absolute == pytest.approx(0, abs=1e-12)
     truth = mean_rdp(norms / clip[:, None], found.order).mean()
     assert found.mean_rdp == pytest.approx(truth, rel=1e-4)
     assert abs(found.unbiased_mean_rdp - truth) < 5 * found.standard_error

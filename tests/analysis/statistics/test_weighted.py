@@ -1,87 +1,109 @@
-"""Histograms whose parts add up, and what is computed from them."""
+"""Examples condensed into bins whose parts add up, and what is computed from values and weights."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from indpriv.analysis.statistics.bootstrap import resample_means
-from indpriv.analysis.statistics.correlation import line, pearson, relation_intervals, spearman
-from indpriv.analysis.statistics.histogram import (
-    Histogram,
+from indpriv.analysis.statistics import weighted
+from indpriv.analysis.statistics.intervals import relation_intervals
+from indpriv.analysis.statistics.resampling import permutation_test, resample_means
+from indpriv.analysis.statistics.weighted import (
+    Condensed,
     bin_width,
-    merged,
+    line,
+    ones,
+    pearson,
     quantiles_by_cell,
+    spearman,
 )
-from indpriv.analysis.statistics.permutation import permutation_test
 
 RNG = np.random.default_rng
 NUMBERS = st.one_of(st.just(0.0), st.floats(1e-300, 1e300), st.sampled_from([0.1, 1.0, 2.5]))
 
 
+def condensed(parts, names=("value",)):
+    """The frame of parts (cells, column, ...), counted in bins."""
+    found = Condensed(*names, n=weighted.MOST_EXACT + 1)
+    for part in parts:
+        found.add(*part)
+    return found.frame()
+
+
 @given(
-    st.lists(st.tuples(NUMBERS, NUMBERS, st.integers(0, 3)), min_size=1, max_size=60),
+    st.lists(st.tuples(st.integers(0, 3), NUMBERS, NUMBERS), min_size=1, max_size=60),
     st.lists(st.integers(0, 60), max_size=4),
     st.randoms(),
 )
 def test_parts_in_any_order_are_the_whole_to_the_bit(rows, cuts, random):
-    first, second, cells = (np.array(column) for column in zip(*rows, strict=True))
-    for columns in ([first], [first, second]):
-        whole = Histogram.of(columns, cells)
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    for names in (("value",), ("value", "other")):
+        whole = columns[: 1 + len(names)]
         parts = [
-            Histogram.of([column[part] for column in columns], cells[part])
+            [column[part] for column in whole]
             for part in np.split(np.arange(len(rows)), sorted(cuts))
         ]
         random.shuffle(parts)
-        found = merged(parts)
-        for name in ("keys", "counts", "least", "largest", "rests"):
-            assert np.array_equal(getattr(found, name), getattr(whole, name)), name
+        pd.testing.assert_frame_equal(
+            condensed(parts, names), condensed([whole], names), check_exact=True
+        )
 
 
-@given(st.lists(st.tuples(NUMBERS, st.integers(0, 2)), min_size=1, max_size=80))
+@given(st.lists(st.tuples(st.integers(0, 2), NUMBERS), min_size=1, max_size=80))
 def test_bins_hold_their_examples(rows):
-    values, cells = (np.array(column) for column in zip(*rows, strict=True))
-    found = Histogram.of([values], cells)
-    assert found.n == len(rows)
-    assert np.all(found.largest <= found.least * (1 + bin_width()) + 1e-305)
-    assert np.all((found.least[0] <= found.means()) & (found.means() <= found.largest[0]))
+    cells, values = (np.array(column) for column in zip(*rows, strict=True))
+    found = condensed([(cells, values)])
+    assert found["weight"].sum() == len(rows)
+    assert (found["largest_value"] <= found["least_value"] * (1 + bin_width()) + 1e-305).all()
+    assert found["value"].between(found["least_value"], found["largest_value"]).all()
+    assert (found["edge_value"] <= found["least_value"]).all()
     for cell in range(3):
-        mine = found.cells() == cell
+        mine = found[found["cell"] == cell]
         inside = values[cells == cell]
-        assert found.counts[mine].sum() == len(inside)
+        assert mine["weight"].sum() == len(inside)
         scale = max(inside.max(initial=0.0), 1e-300)  # sums of 1e300 would overflow
-        total = (found.counts[mine] * (found.means()[mine] / scale)).sum()
+        total = (mine["weight"] * (mine["value"] / scale)).sum()
         assert total == pytest.approx((inside / scale).sum(), rel=1e-12)
 
 
 def test_bins_of_one_value_have_that_mean():
-    values = RNG(0).gamma(1.0, 1.0, 200)
-    found = Histogram.of([np.repeat(values, 7)])
-    single = np.flatnonzero(found.least[0] == found.largest[0])
+    values = np.repeat(RNG(0).gamma(1.0, 1.0, 200), 7)
+    found = condensed([(np.zeros(len(values), np.int64), values)])
+    single = found[found["least_value"] == found["largest_value"]]
     assert len(single) > 100
-    assert np.array_equal(found.means()[single], found.least[0][single])
+    assert (single["value"] == single["least_value"]).all()
+
+
+def test_few_examples_stay_single_and_in_order():
+    found = Condensed("value", n=5)
+    found.add(np.array([1, 0]), np.array([2.0, 1.0]))
+    found.add(np.array([1, 1, 0]), np.array([1.0, 2.0, 0.0]))
+    frame = found.frame()
+    assert frame["cell"].tolist() == [1, 0, 1, 1, 0]
+    assert frame["weight"].tolist() == [1] * 5
+    for name in ("value", "least_value", "largest_value", "edge_value"):
+        assert frame[name].tolist() == [2.0, 1.0, 1.0, 2.0, 0.0]
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 9), st.integers(0, 2)), min_size=1, max_size=60),
+    st.lists(st.tuples(st.integers(0, 2), st.floats(0, 9)), min_size=1, max_size=60),
     st.floats(0, 1),
 )
 def test_quantiles_are_numpys_and_those_of_bins_lie_within_a_bin(rows, probability):
-    values, cells = (np.array(column) for column in zip(*rows, strict=True))
-    ones = np.ones(len(values), np.int64)
-    exact = quantiles_by_cell(values, ones, cells, 4, (probability,))[:, 0]
-    counted = Histogram.of([values], cells)
-    binned = quantiles_by_cell(counted.means(), counted.counts, counted.cells(), 4, (probability,))[
-        :, 0
-    ]
+    cells, values = (np.array(column) for column in zip(*rows, strict=True))
+    exact = quantiles_by_cell(values, ones(values), cells, 4, (probability,))[:, 0]
+    counted = condensed([(cells, values)])
+    columns = (counted[name].to_numpy() for name in ("value", "weight", "cell"))
+    binned = quantiles_by_cell(*columns, 4, (probability,))[:, 0]
     for cell in range(4):
         mine = values[cells == cell]
         if not len(mine):
             assert np.isnan(exact[cell])
             assert np.isnan(binned[cell])
             continue
-        assert exact[cell] == pytest.approx(np.quantile(mine, probability), rel=1e-12, abs=1e-300)
+        assert exact[cell] == np.quantile(mine, probability)
         assert abs(binned[cell] - exact[cell]) <= bin_width() * max(exact[cell], binned[cell])
 
 
@@ -102,7 +124,7 @@ def test_weighted_correlations_are_those_of_all_examples():
     assert line(x, y, weights) == pytest.approx(line(x[every], y[every]), rel=1e-12)
     found, plain = relation_intervals(x, y, weights), relation_intervals(x[every], y[every])
     for name in ("pearson", "spearman", "intercept", "slope"):
-        mine, other = getattr(found, name), getattr(plain, name)
+        mine, other = found[name], plain[name]
         assert (mine.low, mine.high) == pytest.approx((other.low, other.high), rel=1e-9)
 
 

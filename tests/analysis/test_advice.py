@@ -6,9 +6,8 @@ import pytest
 from indpriv import NormLog
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
-from indpriv.analysis.advice import settings_advice
-from indpriv.analysis.advice.group_quantiles import Group, read_quantiles
-from indpriv.analysis.advice.settings_advice import MOST_NOISE, remedies
+from indpriv.analysis import advice
+from indpriv.analysis.advice import MOST_NOISE, Group, read_quantiles, remedies
 from indpriv.norm_log.norm_log import clipped_lower, coarser, noisier
 from synthetic import small_run
 
@@ -19,7 +18,7 @@ FACTORS, SHARES = 1.1 ** np.arange(25), np.arange(10, 0, -1) / 10
 
 @pytest.fixture(autouse=True)
 def _fewer_factors(monkeypatch):
-    monkeypatch.setattr(settings_advice, "_NOISE_RATIO", 1.1)
+    monkeypatch.setattr(advice, "_NOISE_RATIO", 1.1)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +92,7 @@ def test_what_ten_times_the_noise_does_not_reach_is_said(run):
 
 
 def test_norms_in_full_are_advised_of_as_if_rounded_up(run, monkeypatch):
-    monkeypatch.setattr(settings_advice, "_CLIPPING_SHARES", 10)
+    monkeypatch.setattr(advice, "_CLIPPING_SHARES", 10)
     log, table, groups = run
     fractions = log.levels.fractions
     norms = (fractions[np.minimum(log.read(), log.levels.top)] - 0.04).clip(0)  # below each level

@@ -5,7 +5,7 @@ import pytest
 
 import indpriv
 from indpriv.accountant.composition import composed_epsilons
-from indpriv.analysis.schedule.findings import schedule_of
+from indpriv.analysis.schedule import schedule_of
 
 
 def log_of(noise, clip, sampler="poisson"):

@@ -12,9 +12,7 @@ import pandas as pd
 from indpriv._columns import partition
 from indpriv._progress import StageProgress, advancing, silent
 from indpriv.accountant.per_example import table_for
-from indpriv.analysis.advice.findings import Advice, advise
-from indpriv.analysis.advice.group_quantiles import ALL, Group
-from indpriv.analysis.advice.settings_advice import most_accounts
+from indpriv.analysis.advice import ALL, Advice, Group, advise, most_accounts
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.audit.groups import choose_groups
 from indpriv.audit.method_of_run import MethodOptions, method_of_run

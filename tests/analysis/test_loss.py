@@ -7,7 +7,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from indpriv._columns import FrameRows
-from indpriv.analysis.loss.relation import relate_to_loss
+from indpriv.analysis.loss import relate_to_loss
 from synthetic import epsilon_table
 
 

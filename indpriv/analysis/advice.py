@@ -1,0 +1,363 @@
+"""What a curator is advised of one run: for each group, what would lower its epsilons. Sensitive.
+
+Section 3.4 of Yu, Kamath, Kulkarni, Liu, Yin and Zhang (arXiv 2206.02617v7) names this use of
+individual epsilons: to see, while data are collected, which groups need more records.
+
+The interval of a quantile treats the examples of a group as a sample and assumes no law of epsilon:
+its ends are order statistics, whose ranks follow from the binomial law (David and Nagaraja 2003,
+section 7.1). Of a small group the upper end can lie beyond its largest epsilon; the worst case is
+then the end.
+
+The steps of the run are accounted anew under other settings, with the norms that they had. That is
+exact for those norms, but a run with other settings has other norms: what is found here predicts
+such a run, and bounds nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._plain import AtLeastZero, Count, Share, to_json
+from indpriv._progress import Advance
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import table_for
+from indpriv.analysis.groups import MIN_GROUP
+from indpriv.analysis.guarantee import Guarantee
+from indpriv.analysis.run_facts import Range
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
+from indpriv.analysis.summary import SENSITIVE
+from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
+from indpriv.norm_log.norm_log import NormLog, clipped_lower, coarser, noisier
+
+ALL = "all"  # name of the group of all examples
+LOW, MIDDLE, HIGH = range(3)  # columns of a reading
+MOST_NOISE = 10.0  # times that of the run; more is not tried
+_NOISE_RATIO = 1.01  # of neighbouring noise multipliers
+_CLIPPING_SHARES = 100  # tried where norms are not rounded
+PREDICTION = (
+    "The settings here are predictions of a run to come and promise nothing: only the audit of "
+    "that run can say what its epsilons are, and only its worst case is a guarantee."
+)
+ASSUMES_NORMS = (
+    "Noise and clipping norm: the steps of this run, accounted anew under the other setting. That "
+    "assumes that gradient norms stay what they were. With more noise a model usually fits less "
+    "well and its norms are larger, so the epsilons of such a run can be above the prediction."
+)
+SAME_NOISE = (
+    "Clipping norm: a lower one under the same standard deviation of noise. Only examples whose "
+    "norms are above it gain. To lower it at the same noise multiplier lowers the noise as well, "
+    "and then no epsilon falls."
+)
+AT_WORST_CASE = (
+    "Where a group's figure is the worst case itself, more of it than the quantile leaves out is "
+    "clipped in every step, and only a setting that brings the worst case to the target helps."
+)
+OF_A_SAMPLE = (
+    "Intervals here (95 %) are of the quantile in a larger population, if the people of a group "
+    "are a random sample of it. They do not say how another run of the same settings would differ."
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some examples of a table: all of them, or those with one value in a column.
+
+    Attributes:
+        by: the column; None for all examples.
+        name: the value, or "all".
+        members: (n,) their positions in the table.
+    """
+
+    by: str | None
+    name: str
+    members: IntArray
+
+
+def ranks(n: int, quantile: float) -> tuple[int, int, int]:
+    """Ranks of a quantile of n values and of the ends of its interval; 0 and n + 1 are beyond.
+
+    The quantile is the smallest value that at least this share of the values do not exceed.
+
+    >>> ranks(1000, 0.95), ranks(20, 0.95)
+    ((936, 950, 964), (17, 19, 21))
+    """
+    tail = (1 - CONFIDENCE) / 2
+    low, high = (int(stats.binom.ppf(p, n, quantile)) for p in (tail, 1 - tail))
+    return low, int(np.ceil(n * quantile - 1e-9)), high + 1
+
+
+def read_quantiles(table: EpsilonTable, groups: Sequence[Group], quantile: float) -> FloatArray:
+    """(n_groups, 3): lower end of the interval, quantile, upper end."""
+    found = np.empty((len(groups), 3))
+    for row, group in enumerate(groups):
+        values = np.sort(table.epsilon[group.members])
+        ordered = np.concatenate([[0.0], values, [table.worst_case_epsilon]])
+        found[row] = ordered[list(ranks(len(values), quantile))]
+    return found
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """How far one setting must move to bring the quantile of a group to the target.
+
+    Attributes:
+        factor: by which the setting of the run is multiplied; None if no factor that was tried is
+            enough.
+        factor_low, factor_high: of the ends of the quantile's interval: the smaller and the larger
+            change; None likewise.
+        quantile: predicted under `factor`.
+        worst_case_epsilon: the guarantee of a run under `factor`.
+    """
+
+    factor: AtLeastZero | None
+    factor_low: AtLeastZero | None
+    factor_high: AtLeastZero | None
+    quantile: AtLeastZero | None
+    worst_case_epsilon: AtLeastZero | None
+
+
+def remedies(
+    log: NormLog,
+    method: Method,
+    table: EpsilonTable,
+    groups: Sequence[Group],
+    *,
+    target: float,
+    quantile: float,
+    clipping: bool,
+    advance: Advance,
+) -> tuple[list[Remedy], list[Remedy | None]]:
+    """More noise, and a lower clipping norm under the same noise, for each group.
+
+    Args:
+        log: of the run.
+        method: how to account it.
+        table: its account by `method`.
+        groups: positions are those of the table.
+        target: largest epsilon that the quantile may have, positive.
+        quantile: in (0, 1).
+        clipping: whether a lower clipping norm is looked for.
+        advance: called with 1 after each account.
+
+    Returns:
+        noise_multiplier in steps of 1 %, up to MOST_NOISE times that of the run; max_grad_norm in
+        steps of the log's rounding.
+    """
+    log = _in_levels(log)
+
+    def under(
+        view: Callable[[NormLog, float], NormLog], factors: FloatArray
+    ) -> Callable[[int], Remedy]:
+        """What brings a group to the target, of factors that lower epsilons more and more.
+
+        The first factor is 1, the run as it was.
+        """
+
+        @cache
+        def reading(trial: int) -> tuple[FloatArray, float]:
+            """(n_groups, 3) quantiles, and the worst case."""
+            account = table
+            if trial:
+                account = table_for(view(log, float(factors[trial])), method)
+                advance(1)
+            return read_quantiles(account, groups, quantile), account.worst_case_epsilon
+
+        def remedy(group: int) -> Remedy:
+            def reached(end: int) -> int | None:
+                trials = range(len(factors))
+                met = bisect_left(
+                    trials, True, key=lambda trial: bool(reading(trial)[0][group, end] <= target)
+                )
+                return met if met < len(factors) else None
+
+            low, chosen, high = (reached(end) for end in (LOW, MIDDLE, HIGH))
+            found, worst = (None, None) if chosen is None else reading(chosen)
+            return Remedy(
+                factor=_factor(factors, chosen),
+                factor_low=_factor(factors, low),
+                factor_high=_factor(factors, high),
+                quantile=None if found is None else float(found[group, MIDDLE]),
+                worst_case_epsilon=worst,
+            )
+
+        return remedy
+
+    noise = [*map(under(noisier, _noise_factors()), range(len(groups)))]
+    if not clipping:
+        return noise, [None] * len(groups)
+    return noise, [*map(under(clipped_lower, _clipping_shares(log)), range(len(groups)))]
+
+
+def _factor(factors: FloatArray, trial: int | None) -> float | None:
+    return None if trial is None else float(factors[trial])
+
+
+def _in_levels(log: NormLog) -> NormLog:
+    """Norms in full rounded up to shares of max_grad_norm, whose accounts take far less time.
+
+    What is found can be up to a share too high, never too low for these norms.
+    """
+    if log.levels is not None or log.batch_norms is not None:
+        return log
+    return coarser(log, 1 / _CLIPPING_SHARES)
+
+
+def _noise_factors() -> FloatArray:
+    steps = int(np.floor(np.log(MOST_NOISE) / np.log(_NOISE_RATIO)))
+    return np.asarray(_NOISE_RATIO ** np.arange(steps + 1))
+
+
+def _clipping_shares(log: NormLog) -> FloatArray:
+    """Shares of max_grad_norm from 1 down: all levels of the log above 0."""
+    if log.levels is not None:
+        return np.asarray(log.levels.fractions[:0:-1])
+    return np.arange(_CLIPPING_SHARES, 0, -1) / _CLIPPING_SHARES
+
+
+def most_accounts(log: NormLog) -> int:
+    """The most accounts that `remedies` can need."""
+    return len(_noise_factors()) + len(_clipping_shares(log)) - 2
+
+
+@dataclass(frozen=True)
+class GroupAdvice:
+    """What would bring one group to the target.
+
+    Attributes:
+        by: the column; None for all examples.
+        name: of the group, or "all".
+        n: number of its examples, or units.
+        too_small: fewer than ten.
+        quantile: of its epsilons in this run.
+        interval: of the quantile.
+        noise: the noise multiplier, as a multiple of the run's.
+        clipping: the clipping norm under the same noise, as a share of the run's; None where the
+            run does not clip each gradient as a whole.
+    """
+
+    by: str | None
+    name: str
+    n: Count
+    too_small: bool
+    quantile: AtLeastZero
+    interval: Interval
+    noise: Remedy
+    clipping: Remedy | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a curator is advised of one run.
+
+    Attributes:
+        name: of the run.
+        meaning: what every epsilon here means.
+        plural: what epsilons are of.
+        claim: of the individual epsilons of this run. claim_reason: why.
+        target: largest epsilon that the quantile of a group is to have.
+        quantile: which one, e.g. 0.95.
+        guarantee: of this run.
+        noise_multiplier, max_grad_norm: of this run.
+        unclipped: why no clipping norm is advised; "" if one is.
+        groups: all examples first; then by column, the largest quantile first.
+    """
+
+    name: str
+    meaning: str
+    plural: str
+    claim: str
+    claim_reason: str
+    target: AtLeastZero
+    quantile: Share
+    guarantee: Guarantee
+    noise_multiplier: Range
+    max_grad_norm: Range
+    unclipped: str
+    groups: tuple[GroupAdvice, ...]
+
+    @property
+    def of_settings(self) -> tuple[str, ...]:
+        """What the noise and the clipping norms assume, in sentences."""
+        worst = self.guarantee.worst_case_epsilon
+        at_worst = any(one.quantile >= worst * (1 - 1e-9) for one in self.groups)
+        return (
+            ASSUMES_NORMS,
+            self.unclipped or SAME_NOISE,
+            *([AT_WORST_CASE] if at_worst else []),
+            OF_A_SAMPLE,
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What all figures assume, in sentences."""
+        return self.of_settings
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of advice.json."""
+        fixed = {"sensitive": SENSITIVE, "disclaimer": DISCLAIMER, "prediction": PREDICTION}
+        return {**fixed, **to_json(self), "assumptions": list(self.assumptions)}
+
+
+def advise(
+    log: NormLog,
+    method: Method,
+    table: EpsilonTable,
+    groups: Sequence[Group],
+    guarantee: Guarantee,
+    *,
+    name: str,
+    target: float,
+    quantile: float,
+    unclipped: str,
+    advance: Advance,
+) -> Advice:
+    """Advise on one run; arguments are those of `Advice` and of `remedies`."""
+    noise, clipping = remedies(
+        log,
+        method,
+        table,
+        groups,
+        target=target,
+        quantile=quantile,
+        clipping=not unclipped,
+        advance=advance,
+    )
+    found = [
+        GroupAdvice(
+            by=group.by,
+            name=group.name,
+            n=len(group.members),
+            too_small=len(group.members) < MIN_GROUP,
+            quantile=float(ends[MIDDLE]),
+            interval=Interval(float(ends[LOW]), float(ends[HIGH])),
+            noise=more,
+            clipping=lower,
+        )
+        for group, ends, more, lower in zip(
+            groups, read_quantiles(table, groups, quantile), noise, clipping, strict=True
+        )
+    ]
+    columns = list(dict.fromkeys(group.by for group in groups))
+    found.sort(key=lambda one: (columns.index(one.by), -one.quantile))
+    return Advice(
+        name=name,
+        meaning=table.account.describe(),
+        plural=table.account.plural,
+        claim=table.claim,
+        claim_reason=table.claim_reason,
+        target=target,
+        quantile=quantile,
+        guarantee=guarantee,
+        noise_multiplier=Range.of(log.settings.noise_multiplier),
+        max_grad_norm=Range.of(log.settings.max_grad_norm),
+        unclipped=unclipped,
+        groups=tuple(found),
+    )

@@ -1,0 +1,293 @@
+"""Individual epsilon and the loss of the final model. Sensitive.
+
+After Yu, Kamath, Kulkarni, Liu, Yin and Zhang, "Individual Privacy Accounting for Differentially
+Private Stochastic Gradient Descent" (arXiv 2206.02617v7), who correlate epsilon with the log of the
+final training loss.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._columns import Rows, to_floats
+from indpriv._plain import AtLeastZero, Count
+from indpriv.analysis.distribution import top_of_range
+from indpriv.analysis.statistics.intervals import Interval, relation_intervals
+from indpriv.analysis.statistics.weighted import (
+    PAIR_BITS,
+    Condensed,
+    is_constant,
+    line,
+    pearson,
+    quantiles_by_cell,
+    ranks,
+    spearman,
+    variance,
+)
+from indpriv.epsilon_table import Epsilons, beside
+
+# Smaller losses, in nats, are raised to this one, so that one denormal does not dominate ln(loss).
+_SMALLEST_LOSS = 1e-12
+STATED_FLOOR = 1e-3  # nats; whether a loss is 1e-6 or 1e-9 says nothing of an example's privacy
+_LOSS_BINS = 28
+_EPSILON_BINS = 20
+
+
+@dataclass(frozen=True)
+class LossBins:
+    """Counts and quartiles of epsilon per bin of loss, for a figure that holds no single example.
+
+    loss_edges: (n_loss + 1,) nats, geometric; epsilon_edges: (n_epsilon + 1,); counts: (n_loss,
+    n_epsilon); p25, median, p75: (n_loss,) of epsilon, None in an empty bin.
+    """
+
+    loss_edges: tuple[float, ...]
+    epsilon_edges: tuple[float, ...]
+    counts: tuple[tuple[int, ...], ...]
+    p25: tuple[float | None, ...]
+    median: tuple[float | None, ...]
+    p75: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class LossCorrelation:
+    """Correlation of epsilon and loss over some examples; None where undefined.
+
+    Attributes:
+        n: number of examples.
+        pearson: Pearson's r of epsilon and ln(loss).
+        spearman: rank correlation of epsilon and loss.
+        pearson_interval, spearman_interval: see
+            `indpriv.analysis.statistics.intervals.relation_intervals`.
+    """
+
+    n: Count
+    pearson: float | None
+    spearman: float | None
+    pearson_interval: Interval | None
+    spearman_interval: Interval | None
+
+
+@dataclass(frozen=True)
+class LossLine:
+    """Least squares of epsilon on intercept + slope * ln(loss), in nats; None where undefined."""
+
+    intercept: float | None = None
+    slope: float | None = None
+    intercept_interval: Interval | None = None
+    slope_interval: Interval | None = None
+
+
+_BELOW = {
+    "n": "n_below_worst_case",
+    "pearson": "pearson_below_worst_case",
+    "spearman": "spearman_below_worst_case",
+    "pearson_interval": "pearson_below_interval",
+    "spearman_interval": "spearman_below_interval",
+}
+
+
+@dataclass(frozen=True)
+class LossRelation:
+    """How epsilon depends on the loss of the final model on the training examples.
+
+    Attributes:
+        every: over all examples with a usable loss.
+        below: over the examples below the worst case; the epsilon of the others can grow no
+            further.
+        median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None
+            without any.
+        floored: number of losses of (nearly) zero that were raised to floor, because ln(0) is minus
+            infinity.
+        floor: nats.
+        left_out: number of examples whose loss is infinite, negative or missing.
+        pearson_with_floor: Pearson's r of epsilon and ln(loss) over all examples, with every loss
+            below 1e-3 nats raised to it; None where undefined.
+        pearson_with_floor_interval: as pearson_interval.
+        pearson_error, spearman_error: the most by which the correlations over all examples can be
+            off because examples were counted in bins; 0 where none were, None where undefined.
+        undefined_reason: why there is no correlation.
+        bins: for the figure; None where undefined.
+    """
+
+    every: LossCorrelation = field(metadata={"flatten": {"pearson": "pearson_log_loss"}})
+    below: LossCorrelation = field(metadata={"flatten": _BELOW})
+    line: LossLine = field(metadata={"flatten": True})
+    median_loss_at_worst_case: float | None
+    median_loss_below_worst_case: float | None
+    floored: Count
+    floor: float
+    left_out: Count
+    undefined_reason: str
+    bins: LossBins | None
+    pearson_with_floor: float | None = None
+    pearson_with_floor_interval: Interval | None = None
+    pearson_error: AtLeastZero | None = 0.0
+    spearman_error: AtLeastZero | None = 0.0
+
+
+def relate_to_loss(epsilons: Epsilons, train: Rows) -> LossRelation:
+    """Relate epsilons to the losses of the final model.
+
+    Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats),
+    infinite, negative and missing ones are left out; both are counted.
+
+    train: rows of the same examples in the same order, with a column loss.
+    """
+    parts = (
+        (table.epsilon, table.at_worst_case, to_floats(frame["loss"]))
+        for table, frame in beside(epsilons, train, ["loss"])
+    )
+    return relation_of(parts, len(epsilons), top_of_range(epsilons))
+
+
+def relation_of(
+    parts: Iterable[tuple[FloatArray, BoolArray, FloatArray]], n: int, top: float
+) -> LossRelation:
+    """Relate epsilon and loss.
+
+    Args:
+        parts: of some examples each: epsilon, whether it is the worst case, and loss.
+        n: number of all examples; above a million they are counted in bins of 0.4 %, and for the
+            median losses in bins of 0.1 %.
+        top: upper edge of the figure's bins of epsilon.
+    """
+    together, alone = Condensed("loss", "epsilon", n=n, bits=PAIR_BITS), Condensed("loss", n=n)
+    left_out = 0
+    for epsilon, at_worst_case, loss in parts:
+        usable = np.isfinite(loss) & (loss >= 0)
+        below = (~at_worst_case[usable]).astype(np.int64)
+        together.add(below, loss[usable], epsilon[usable])
+        alone.add(below, loss[usable])
+        left_out += int((~usable).sum())
+    pairs, losses = together.frame(), alone.frame()
+    # Many examples may share the worst case, and rank above the others of its bin.
+    at_worst = (pairs["cell"] == 0).to_numpy()
+    pairs.loc[at_worst, "edge_epsilon"] = pairs["least_epsilon"]
+    positive = losses.loc[losses["least_loss"] > 0, "least_loss"]
+    floor = float(max(positive.min(), _SMALLEST_LOSS)) if len(positive) else _SMALLEST_LOSS
+    floored = pairs["loss"].clip(floor).to_numpy()
+    # Near a loss of 1, ln(loss) makes a signal of float noise.
+    every, fitted = _correlation(pairs, floored, len(floored) > 0 and is_constant(floored))
+    raised, stated = np.maximum(floored, STATED_FLOOR), every
+    if (floored < STATED_FLOOR).any():
+        stated, _ = _correlation(pairs, raised, is_constant(raised))
+    medians = _quantiles(losses["loss"], losses["weight"], losses["cell"], 2, (0.5,))[0]
+    undefined = every.pearson is None
+    return LossRelation(
+        every=every,
+        below=_correlation(pairs[~at_worst], floored[~at_worst])[0],
+        line=fitted,
+        median_loss_at_worst_case=medians[0],
+        median_loss_below_worst_case=medians[1],
+        floored=int(pairs.loc[pairs["loss"] < floor, "weight"].sum()),
+        floor=floor,
+        left_out=left_out,
+        undefined_reason=_why_undefined(pairs, floored) if undefined else "",
+        bins=None if undefined else _bins(pairs, floored, top),
+        pearson_with_floor=stated.pearson,
+        pearson_with_floor_interval=stated.pearson_interval,
+        pearson_error=None if undefined else _pearson_error(pairs),
+        spearman_error=None if undefined else _spearman_error(pairs),
+    )
+
+
+def _correlation(
+    pairs: pd.DataFrame, loss: FloatArray, constant_loss: bool = False
+) -> tuple[LossCorrelation, LossLine]:
+    """Of epsilon and ln(loss); loss: (n_pairs,) above 0."""
+    epsilon, weights, log_loss = pairs["epsilon"].to_numpy(), _weights(pairs), np.log(loss)
+    r = None if constant_loss else pearson(epsilon, log_loss, weights)
+    edges, losses = pairs["edge_epsilon"].to_numpy(), pairs["edge_loss"].to_numpy()
+    rank = spearman(edges, losses, weights) if len(loss) else None
+    if r is None:
+        return LossCorrelation(int(weights.sum()), r, rank, None, None), LossLine()
+    ends = relation_intervals(log_loss, epsilon, weights)
+    names = ("pearson", "spearman", "intercept", "slope")
+    of_r, of_rank, of_intercept, of_slope = (ends.get(name) for name in names)
+    fitted = LossLine(*line(log_loss, epsilon, weights), of_intercept, of_slope)
+    return LossCorrelation(int(weights.sum()), r, rank, of_r, of_rank), fitted
+
+
+def _weights(pairs: pd.DataFrame) -> IntArray:
+    return pairs["weight"].to_numpy()
+
+
+def _why_undefined(pairs: pd.DataFrame, loss: FloatArray) -> str:
+    n = int(pairs["weight"].sum())
+    if n < 3:
+        return f"only {n} examples have a usable loss; a correlation needs three"
+    columns = (("loss", loss), ("epsilon", pairs["epsilon"].to_numpy()))
+    constant = [name for name, values in columns if is_constant(values)]
+    return f"every example has the same {' and '.join(constant)}"
+
+
+def _bins(pairs: pd.DataFrame, loss: FloatArray, top: float) -> LossBins:
+    loss_edges = np.geomspace(loss.min(), loss.max(), _LOSS_BINS + 1)
+    loss_edges[[0, -1]] = loss.min(), loss.max()  # geomspace may miss its ends by a rounding
+    epsilon_edges = np.linspace(0.0, top, _EPSILON_BINS + 1)
+    edges, weights = (loss_edges, epsilon_edges), pairs["weight"]
+    counts, _, _ = np.histogram2d(loss, pairs["epsilon"], bins=edges, weights=weights)
+    which = np.clip(np.searchsorted(loss_edges, loss, side="right") - 1, 0, _LOSS_BINS - 1)
+    quartiles = _quantiles(pairs["epsilon"], weights, which, _LOSS_BINS, (0.25, 0.5, 0.75))
+    return LossBins(
+        tuple(loss_edges.tolist()),
+        tuple(epsilon_edges.tolist()),
+        tuple(tuple(row) for row in counts.astype(int).tolist()),
+        *quartiles,
+    )
+
+
+def _quantiles(
+    values: Any, weights: Any, cells: Any, size: int, probabilities: Sequence[float]
+) -> list[tuple[float | None, ...]]:
+    """For each probability the quantile of each cell; None of an empty cell."""
+    values, weights, cells = map(np.asarray, (values, weights, cells))
+    found = quantiles_by_cell(values, weights, cells, size, probabilities)
+    return [tuple(None if np.isnan(value) else value for value in row) for row in found.T.tolist()]
+
+
+def _pearson_error(pairs: pd.DataFrame) -> float:
+    """The most by which Pearson's r of epsilon and ln(loss) can be off.
+
+    A pair stands for the mean of its bin, up to the curvature of the logarithm. What varies within
+    bins is missing from the variances and from the covariance alike, and has at most a quarter of
+    the squared range as its variance (Popoviciu 1935).
+    """
+    weights, shares, spreads = _weights(pairs), [], []
+    mean, low, high = (
+        np.log(np.maximum(pairs[name].to_numpy(), _SMALLEST_LOSS))
+        for name in ("loss", "least_loss", "largest_loss")
+    )
+    width = (pairs["largest_epsilon"] - pairs["least_epsilon"]).to_numpy()
+    for values, apart in ((pairs["epsilon"].to_numpy(), width), (mean, high - low)):
+        spreads.append(variance(values, weights))
+        within = np.average(apart**2, weights=weights) / 4
+        shares.append(float(within / max(spreads[-1], 1e-300)))
+    curvature = float((high - low).max()) ** 2 / 8
+    off = 2 * curvature / max(spreads[1], 1e-300) ** 0.5
+    return float(min(2.0, np.sqrt(shares[0] * shares[1]) + sum(shares) + off))
+
+
+def _spearman_error(pairs: pd.DataFrame) -> float:
+    """The most by which Spearman's rank correlation can be off.
+
+    Examples of a bin share their mean rank. The ranks within a bin that holds a share p of the
+    examples have at most the variance p^2 / 12, over the squared number of examples; by Cauchy and
+    Schwarz that is what the correlation can lose.
+    """
+    weights, lost = _weights(pairs), []
+    for name in ("epsilon", "loss"):
+        edge = f"edge_{name}"
+        bins = pairs.groupby(edge).agg(
+            {"weight": "sum", f"least_{name}": "min", f"largest_{name}": "max"}
+        )
+        shares = bins["weight"] / weights.sum()
+        mixed = bins[f"largest_{name}"] > bins[f"least_{name}"]
+        spread = variance(ranks(pairs[edge].to_numpy(), weights) / weights.sum(), weights)
+        lost.append(float((shares[mixed] ** 3).sum() / 12 / max(spread, 1e-300)))
+    return float(min(2.0, sum(np.sqrt(lost)) + sum(lost)))

@@ -1,1 +1,0 @@
-"""Epsilon and the loss of the final model."""

@@ -1,0 +1,181 @@
+"""Noise, clipping and accuracy over training, and what historical rules make of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from indpriv._files import read_parquet
+from indpriv._plain import AtLeastZero, Count, Share
+from indpriv._reading import named
+from indpriv.accountant.composition.historical_rules import ComposedEpsilons, composed_epsilons
+from indpriv.errors import EvidenceError
+from indpriv.norm_log.norm_log import NormLog
+
+_SHOWN = 200  # steps
+_SAME = 1e-9  # a relative difference that rounding explains
+_MOST_SETTINGS = 20_000  # different ones, for which the rules take seconds
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Checkpoints of a run; every field has one value for each.
+
+    Attributes:
+        steps: updates made. test_accuracy: of the model.
+        epsilon: worst case up to there, by Opacus's RDP accountant; empty for a run that has no
+            privacy.
+    """
+
+    steps: tuple[Count, ...]
+    test_accuracy: tuple[Share, ...]
+    epsilon: tuple[AtLeastZero, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Curve:
+        """RUN/curve.parquet."""
+        with named(path):
+            kinds = {"step": "i", "test_accuracy": "fi", "worst_case_epsilon": "fi"}
+            return cls.of(read_parquet(path, kinds=kinds))
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Curve:
+        """From the columns of RUN/curve.parquet."""
+        if table["step"].lt(0).any() or not table["test_accuracy"].between(0, 1).all():
+            raise EvidenceError("steps are at least 0, and accuracies from 0 to 1")
+        epsilon = table["worst_case_epsilon"].tolist()
+        return cls(
+            tuple(table["step"].tolist()),
+            tuple(table["test_accuracy"].tolist()),
+            () if np.isnan(epsilon).any() else tuple(epsilon),
+        )
+
+    def accuracy_at(self, epsilon: float) -> float | None:
+        """Test accuracy when the worst case was this epsilon; None beyond the checkpoints.
+
+        Between two checkpoints it is interpolated on a line.
+        """
+        if not self.epsilon or not self.epsilon[0] <= epsilon <= self.epsilon[-1]:
+            return None
+        return float(np.interp(epsilon, self.epsilon, self.test_accuracy))
+
+    def epsilon_at(self, accuracy: float) -> float | None:
+        """Worst case when test accuracy first reached this value; None if it never did."""
+        return self._first(accuracy, self.epsilon)
+
+    def step_at(self, accuracy: float) -> float | None:
+        """Number of steps after which test accuracy first reached this value."""
+        return self._first(accuracy, self.steps)
+
+    def _first(self, accuracy: float, values: tuple[float, ...]) -> float | None:
+        if values and self.test_accuracy[0] >= accuracy:
+            return float(values[0])
+        points = zip(values, self.test_accuracy, strict=False)
+        for (value, reached), (later, better) in pairwise(points):
+            if reached < accuracy <= better:
+                return float(value + (later - value) * (accuracy - reached) / (better - reached))
+        return None
+
+
+@dataclass(frozen=True)
+class ScheduleFindings:
+    """Settings at evenly spaced steps; each of the first four fields has one value for each.
+
+    Attributes:
+        steps: their numbers. noise_std: noise_multiplier times max_grad_norm. Quantile clipping
+            adds slightly more to the sum of gradients, since its multiplier is of two releases.
+        max_grad_norm, noise_multiplier: as accounted.
+        curve: test accuracy at checkpoints; None where the run kept none.
+        rules: the worst case by the rules of the papers on dynamic parameters; they are not
+            bounds. None without Poisson sampling.
+    """
+
+    steps: tuple[Count, ...]
+    max_grad_norm: tuple[AtLeastZero, ...]
+    noise_multiplier: tuple[AtLeastZero, ...]
+    noise_std: tuple[AtLeastZero, ...]
+    curve: Curve | None = None
+    rules: ComposedEpsilons | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether noise or clipping changed while training."""
+        return any(len(set(column)) > 1 for column in (self.max_grad_norm, self.noise_multiplier))
+
+    @property
+    def held_fixed(self) -> str:
+        """What stayed the same at all steps: noise multiplier, standard deviation, or both."""
+        columns = {
+            "noise multiplier": self.noise_multiplier,
+            "noise standard deviation": self.noise_std,
+        }
+        still = [name for name, column in columns.items() if np.ptp(column) <= _SAME * max(column)]
+        return " and ".join(still) or "neither"
+
+
+def schedule_of(log: NormLog, delta: float, curve: Curve | None) -> ScheduleFindings:
+    """Settings over the training of a log; delta is that of the account."""
+    settings, n = log.settings, log.total_steps
+    shown = np.unique(np.linspace(0, n - 1, min(n, _SHOWN)).astype(np.int64))
+    clip, noise = settings.max_grad_norm[shown], settings.noise_multiplier[shown]
+    rules = None
+    if log.sampler == "poisson" and len(np.unique(settings.noise_multiplier)) <= _MOST_SETTINGS:
+        rules = composed_epsilons(
+            settings.noise_multiplier, settings.sample_rate, total_steps=n, delta=delta
+        )
+    return ScheduleFindings(
+        tuple(shown.tolist()),
+        tuple(clip.tolist()),
+        tuple(noise.tolist()),
+        tuple((clip * noise).tolist()),
+        curve,
+        rules if rules is not None and np.isfinite(list(vars(rules).values())).all() else None,
+    )
+
+
+@dataclass(frozen=True)
+class CurveReading:
+    """What the checkpoints of one run say.
+
+    Attributes:
+        held_fixed: see `ScheduleFindings.held_fixed`.
+        accuracy: test accuracy when the worst case was the epsilon asked for.
+        epsilon, step: worst case, and number of steps, when test accuracy first reached the one
+            asked for.
+        worst_case_epsilon, median_epsilon: of the whole run.
+
+    A value is None where it was not asked for or lies beyond the checkpoints; each epsilon is None
+    for a run that has no privacy.
+    """
+
+    held_fixed: str
+    accuracy: Share | None
+    epsilon: AtLeastZero | None
+    step: AtLeastZero | None
+    worst_case_epsilon: AtLeastZero | None
+    median_epsilon: AtLeastZero | None
+
+
+def read_curve(
+    found: ScheduleFindings | None,
+    worst_case_epsilon: float,
+    median_epsilon: float,
+    at_epsilon: float | None,
+    at_accuracy: float | None,
+) -> CurveReading | None:
+    """The reading of a run with these epsilons; None where it kept no curve."""
+    if found is None or found.curve is None:
+        return None
+    curve, private = found.curve, bool(found.curve.epsilon)
+    return CurveReading(
+        found.held_fixed,
+        None if at_epsilon is None else curve.accuracy_at(at_epsilon),
+        None if at_accuracy is None else curve.epsilon_at(at_accuracy),
+        None if at_accuracy is None else curve.step_at(at_accuracy),
+        worst_case_epsilon if private else None,
+        median_epsilon if private else None,
+    )

@@ -1,1 +1,0 @@
-"""Noise, clipping and accuracy over training."""

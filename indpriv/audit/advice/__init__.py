@@ -1,1 +1,0 @@
-"""Advice to a curator, from runs. Sensitive."""
