@@ -3,16 +3,21 @@
 from indpriv._plain import empty
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity import compare_with_exact
-from indpriv.analysis.summary import KEYS
-from indpriv.audit import RecordedRun, summarise
+from indpriv.analysis.summary import keys
+from indpriv.audit import AuditedRun, RecordedRun, find_all
 from indpriv.norm_log.evidence import COVERAGE
 from synthetic import epsilon_table, sound_checks
 
 NO_ATTACKS = {
-    key: empty(KEYS[key][0])
+    key: empty(keys()[key][0])
     for key in ("attacks", "rates", "attack_by_epsilon", "ceilings", "roc", "most_exposed")
 }
 CHECKS = (*sound_checks(), COVERAGE.not_checked("10 of 30 steps have a record"))
+
+
+def audit_of(log, table, recorded, *, fidelity=None, **options):
+    """What is found about a run; fidelity: how far off its epsilons can be, which is given."""
+    return find_all(AuditedRun(log, table, recorded, known=fidelity or {}, **options))
 
 
 def summary_of(log, examples, **options):
@@ -43,4 +48,4 @@ def summary_of(log, examples, **options):
         "fidelity": {"fidelity": tuple(fidelity)},
         "command": "indpriv audit run",
     } | options
-    return summarise(log, table, RecordedRun(**evidence), **settings)
+    return audit_of(log, table, RecordedRun(**evidence), **settings)

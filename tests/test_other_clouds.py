@@ -15,7 +15,8 @@ from pyarrow.fs import AzureFileSystem
 
 from indpriv import InputError, NormLog, account
 from indpriv._storage import location, remote_path
-from indpriv.audit import audit, read_audit, variants
+from indpriv.analysis import variants
+from indpriv.audit import audit, read_audit
 from indpriv.cli import run
 from indpriv.norm_log.norm_log import open_run
 from object_storage import free_port, wait_until_it_answers

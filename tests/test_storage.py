@@ -12,7 +12,8 @@ import pytest
 from indpriv import EvidenceError, InputError, NormLog, account
 from indpriv._storage import RemotePath, is_remote, location, remote_path
 from indpriv.accountant import per_example
-from indpriv.audit import audit, read_audit, variants
+from indpriv.analysis import variants
+from indpriv.audit import audit, read_audit
 from indpriv.cli import run
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify

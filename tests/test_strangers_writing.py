@@ -38,9 +38,10 @@ from indpriv._files import (
 )
 from indpriv._folders import make_folder, named_by_person
 from indpriv._journal import JournalWriter
+from indpriv.analysis import variants
 from indpriv.attack_signals import SignalsFolder
 from indpriv.attacks.train_references import train_references
-from indpriv.audit import audit_directory, pipeline, variants
+from indpriv.audit import audit_directory, pipeline
 from indpriv.cli import run
 from indpriv.errors import InputError
 from indpriv.recording import AuditSpec, StepOptions, replay

@@ -15,7 +15,7 @@ from indpriv._files import write_json
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
-from indpriv.audit import RecordedRun, fidelity_against_k, summarise
+from indpriv.audit import RecordedRun, fidelity_against_k
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
@@ -33,6 +33,7 @@ from reports.yu2023.measured import read_measured
 from reports.yu2023.page import render_page, render_results, write_results
 from reports.yu2023.sections import Known
 from reports.yu2023.sweeps import HINGE, LARGER, MULTIPLES, SWEPT
+from summaries import audit_of
 from synthetic import rows
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +94,7 @@ def known():
         method = Method(delta=1e-5, neighbouring="zero_out", **options)  # batches of 100 of 600
         table = table_for(log, method)
         fidelity = {"fidelity": fidelity_against_k(log, method, table)}
-        summaries.append(summarise(log, table, evidence, name="mnist", fidelity=fidelity).to_json())
+        summaries.append(audit_of(log, table, evidence, name="mnist", fidelity=fidelity).to_json())
     measured = {
         "distribution": {
             name: {

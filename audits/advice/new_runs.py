@@ -15,8 +15,8 @@ from indpriv.errors import InputError
 if TYPE_CHECKING:
     from audits.training.config import AuditConfig
     from audits.training.datasets import Dataset
+    from indpriv.analysis.recorded_run import RecordedRun
     from indpriv.audit.method_of_run import MethodOptions
-    from indpriv.audit.run_directory import RecordedRun
     from indpriv.epsilon_table import EpsilonTable
 
 _EXTRAS = ("attacks", "leakage")  # tables that do not bear on epsilons
@@ -151,8 +151,8 @@ def _trial(
 def account_run(path: Path, method: MethodOptions) -> tuple[EpsilonTable, RecordedRun]:
     """The epsilons of a recorded run, and what else is known about it."""
     from indpriv.accountant.per_example import table_for
+    from indpriv.analysis.recorded_run import recorded_run
     from indpriv.audit.method_of_run import method_of_run
-    from indpriv.audit.run_directory import recorded_run
     from indpriv.norm_log.norm_log import open_run
 
     run = open_run(path)

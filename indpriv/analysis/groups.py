@@ -12,7 +12,7 @@ the same order within each label too, so a test of the reverse order errs on the
 nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -36,6 +36,7 @@ from indpriv._columns import (
     to_floats,
 )
 from indpriv._plain import AtLeastZero, Columns, Count, Share
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 from indpriv.analysis.statistics.resampling import (
     Resampled,
@@ -45,6 +46,7 @@ from indpriv.analysis.statistics.resampling import (
     resample_means,
 )
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell, spearman
+from indpriv.analysis.summary import Audit, Finding
 from indpriv.epsilon_table import Epsilons, beside
 from indpriv.errors import InputError
 
@@ -660,3 +662,30 @@ def _reversals(
     p_values = [None] * 2 * len(labels) if test is None else test.adjusted
     found = [(labels[code], p_values[2 * code]) for code in np.flatnonzero(reverse).tolist()]
     return tuple(Reversal(label, 1.0 if p_value is None else p_value) for label, p_value in found)
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    columns, _ = run.grouping
+    examples = run.recorded.examples
+    if examples is None or run.train is None:
+        return {}
+    test = examples.test_rows()
+    return {"groups": group_tables(run.epsilons, run.train, test, columns, seed=run.seed)}
+
+
+def _notes(audit: Audit) -> Iterator[str]:
+    for table in audit.groups:
+        if labels := table.reversed_labels(beyond_chance=True):
+            yield f"By {table.by}, the order of the groups reverses among {', '.join(labels)}."
+        if table.too_small:
+            few = f"fewer than {table.min_size} examples"
+            yield f"By {table.by}, groups are too small to read ({few}): {table.too_small:,}."
+
+
+FINDING = Finding(
+    "groups",
+    5,
+    {"groups": (tuple[GroupTable, ...], "One table per column asked for.")},
+    _find,
+    notes=_notes,
+)

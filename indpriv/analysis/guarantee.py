@@ -4,7 +4,7 @@ Releasable where its status says so.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,18 +19,28 @@ from indpriv.accountant.relations.clipping_norm import (
     mu_with_release,
     rate_after_release,
 )
-from indpriv.accountant.risk import risk_takes_long, worst_case_risk
-from indpriv.analysis.divisor import Divisor
-from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Epsilons
+from indpriv.accountant.risk import has_risk_curve, risk_takes_long, worst_case_risk
+from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.divisor import Divisor, divisor_of
+from indpriv.analysis.summary import Audit, Finding
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, Epsilons
+from indpriv.errors import InputError
 from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY
 from indpriv.norm_log.evidence import (
     FAILED,
-    NOT_COMPARED,
     SEEDED,
     WORST_CASE,
     Check,
 )
-from indpriv.norm_log.lines import DECLARED, Line, evidence, is_earned, lines_of, open_lines
+from indpriv.norm_log.lines import (
+    DECLARED,
+    REFUTED,
+    Line,
+    evidence,
+    is_earned,
+    lines_of,
+    open_lines,
+)
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.validation import is_covered
 
@@ -41,7 +51,6 @@ STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check cont
 DELTA_TOO_LARGE = (
     "Delta is not below 1/n, so this guarantee promises almost nothing and is not to be published."
 )
-NO_LINES = "no lines of evidence; this audit is from before training was compared"
 _WITHOUT_POISSON = (
     "; an audit with --participation known gives a guarantee that needs no Poisson sampling"
 )
@@ -85,7 +94,7 @@ class Guarantee:
         reasons: why it is not "supported".
         membership: the limit for a membership test, tighter than (epsilon, delta) alone gives; None
             where a unit has several rows.
-        lines: what the guarantee rests on, and how each is known; empty in audits from before.
+        lines: what the guarantee rests on, and how each is known.
         evidence: the same in one sentence that holds nothing of the data.
     """
 
@@ -95,9 +104,16 @@ class Guarantee:
     status: Annotated[str, Limits(texts=STATUSES)]
     statement: str
     reasons: tuple[str, ...]
-    membership: Membership | None = None
-    lines: tuple[Line, ...] = ()
-    evidence: str = NO_LINES
+    membership: Membership | None
+    lines: tuple[Line, ...]
+    evidence: str
+
+    def __post_init__(self) -> None:
+        if self.status == SUPPORTED and not is_earned(self.lines):
+            raise InputError(
+                "audit.json calls its guarantee supported, but not every line of evidence is "
+                "verified; make the audit again"
+            )
 
     @property
     def stands(self) -> bool:
@@ -208,17 +224,6 @@ def _status(
     return (DECLARED if reasons or not is_earned(lines) else SUPPORTED), reasons
 
 
-def as_read(guarantee: Mapping[str, Any]) -> dict[str, Any]:
-    """A guarantee of audit.json; "supported" stays only where it has lines of evidence.
-
-    Earlier audits called a guarantee supported if no check had failed.
-    """
-    found = {"evidence": NO_LINES, **guarantee}
-    if found.get("status") == SUPPORTED and not found.get("lines"):
-        found |= {"status": DECLARED, "reasons": [*found.get("reasons", ()), NOT_COMPARED]}
-    return found
-
-
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
     """The worst case's limit for the best membership test.
 
@@ -294,3 +299,96 @@ def _statement(table: Epsilons, status: str, reasons: Sequence[str]) -> str:
         "All model states of this training run together, every checkpoint and the final model, "
         f"satisfy differential privacy with {bound}."
     )
+
+
+def divisor_of_run(log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any]) -> Divisor | None:
+    """Whether the divisor of a run tells how many examples there are; as `divisor_of`."""
+    rows = epsilons.account.rows_per_unit or 1
+    return divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
+
+
+def guarantee_of_run(run: AuditedRun, membership: Membership | None = None) -> Guarantee:
+    """The guarantee of a run by its checks; membership: its limit for the best test."""
+    recorded, said = run.recorded, run.recorded.declared.of_lines
+    divisor = divisor_of_run(run.log, run.epsilons, recorded.recorder)
+    checks, recorder = recorded.checks, recorded.recorder
+    return guarantee_of(run.epsilons, checks, recorder, membership, divisor, said)
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    epsilons, membership = run.epsilons, None
+    if epsilons.account.participation == "known":
+        membership = membership_if_known(epsilons)
+    elif has_risk_curve(epsilons.account):
+        membership = worst_case_membership(run.log, epsilons.account.delta)
+    return {
+        "account": epsilons.account,
+        "claim": epsilons.claim,
+        "claim_reason": epsilons.claim_reason,
+        "guarantee": guarantee_of_run(run, membership),
+    }
+
+
+def _alarms(audit: Audit) -> Iterator[str]:
+    guarantee = audit.guarantee
+    if guarantee.status == VOID:
+        yield f"This run has no privacy guarantee: {'; '.join(guarantee.reasons)}."
+    elif not guarantee.stands:
+        yield f"No guarantee is proven for this run: {'; '.join(guarantee.reasons)}."
+    if guarantee.delta_times_n >= 1:
+        yield f"{DELTA_TOO_LARGE} Delta times n is {guarantee.delta_times_n:.2g}."
+    for line in guarantee.lines:
+        if line.word == REFUTED:
+            yield f"{line.title} is refuted: {line.detail}."
+
+
+def _shown(audit: Audit) -> str:
+    """The status, and what fails, without figures of the data."""
+    guarantee = audit.guarantee
+    refuted = [line.title for line in guarantee.lines if line.word == REFUTED]
+    large = ["delta is at least 1/n"] * (guarantee.delta_times_n >= 1)
+    return "; ".join([guarantee.status, *large, *(f"refuted: {title}" for title in refuted)])
+
+
+def _open(audit: Audit) -> list[str]:
+    return [f"{one.title}: {one.found}" for one in audit.guarantee.lines if one.verify]
+
+
+def _failed(audit: Audit) -> list[Check]:
+    return [check for check in audit.checks if check.status == FAILED]
+
+
+FINDINGS = (
+    Finding(
+        "verdict",
+        1,
+        {
+            "account": (Account, "What every epsilon here means."),
+            "claim": (
+                Annotated[str, Limits(texts=("exact", "estimate"))],
+                "Of the individual epsilons: exact or estimate.",
+            ),
+            "claim_reason": (str, "Why."),
+            "guarantee": (Guarantee, "The worst case, the only figure that is a guarantee."),
+        },
+        _find,
+        alarms=_alarms,
+        watched="guarantee",
+        public=_shown,
+        notes=_open,
+    ),
+    Finding(
+        "checks",
+        2,
+        {
+            "checks": (
+                tuple[Check, ...],
+                "What the session counts and the files prove about the assumptions.",
+            )
+        },
+        lambda run: {"checks": tuple(run.recorded.checks)},
+        alarms=lambda audit: [f"{check.title}: {check.detail}" for check in _failed(audit)],
+        watched="evidence",
+        public=lambda audit: ", ".join(one.title for one in _failed(audit)) or "no check failed",
+    ),
+)

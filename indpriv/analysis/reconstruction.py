@@ -7,7 +7,7 @@ found: Hayes, Mahloujifar and Balle 2023 (arXiv:2302.07225) for one example, add
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,7 +18,9 @@ from scipy.special import ndtr
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._plain import Share
+from indpriv.analysis.audited_run import attacked_table
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -77,6 +79,11 @@ class Reconstruction:
     close_by_chance: Share
     iterations: float
     bins: tuple[ReconstructionBin, ...] = ()
+
+    @property
+    def named(self) -> str:
+        """The attack, and when it saw what."""
+        return self.method + ("" if self.step is None else f", after {self.step:,} steps")
 
     @property
     def findings(self) -> int:
@@ -234,3 +241,30 @@ def _parts(epsilon: FloatArray) -> tuple[tuple[float, float, BoolArray], ...]:
         if inside.any():
             found.append((low, high, inside))
     return tuple(found)
+
+
+def _alarms(audit: Audit) -> Iterator[str]:
+    for found in audit.reconstruction:
+        if found.findings:
+            yield (
+                f"{found.named}: more examples are identified than any attack can under the stated "
+                "noise (95 % confidence): there was less noise, or the candidates were not drawn "
+                "as the examples were."
+            )
+
+
+FINDING = Finding(
+    "reconstruction",
+    60,
+    {
+        "reconstruction": (
+            tuple[Reconstruction, ...],
+            "Attacks on gradients that someone reads, one for each file of RUN/leakage.",
+        )
+    },
+    lambda run: {
+        "reconstruction": reconstructions_of(run.recorded.leakage, run.once(attacked_table))
+    },
+    alarms=_alarms,
+    watched="reconstructions above their ceilings",
+)

@@ -1,156 +1,95 @@
-"""Audit: everything an audit found, by key of audit.json; what every report shows. Sensitive."""
+"""Findings, and the audit that they make: everything found, by key of audit.json. Sensitive.
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+A finding is one file of `indpriv.analysis` with `FINDING` or `FINDINGS`, and one template.
+"""
 
-import pandas as pd
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
 
-from indpriv._plain import Limits, empty, fields_schema, read_fields, records, to_json
-from indpriv.analysis.attacks.attributes import AttributeFindings
-from indpriv.analysis.attacks.by_epsilon import BINS
-from indpriv.analysis.attacks.canary_findings import CanaryResults
-from indpriv.analysis.attacks.ceilings import Ceilings
-from indpriv.analysis.attacks.rates import RATES, TRIED, AttackMeasures
-from indpriv.analysis.attacks.threshold_attack import UnequalAttack
-from indpriv.analysis.disclosures import Disclosure
-from indpriv.analysis.distribution import Distribution, UnitSizes
-from indpriv.analysis.exactness import Exactness
-from indpriv.analysis.federated.views import View
-from indpriv.analysis.fidelity import BatchNormFidelity, Fidelity, Sensitivity, Spacing
-from indpriv.analysis.groups import GroupTable
-from indpriv.analysis.guarantee import Guarantee, as_read
-from indpriv.analysis.hazards import Hazard
-from indpriv.analysis.loss import LossRelation
-from indpriv.analysis.norms_over_training import Drivers
-from indpriv.analysis.reconstruction import Reconstruction
-from indpriv.analysis.run_facts import RunFacts
-from indpriv.analysis.schedule import ScheduleFindings
-from indpriv.epsilon_table import DISCLAIMER, Account
+from indpriv._plain import empty, fields_schema, read_fields, records, to_json
+from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import Check
 
 SCHEMA_VERSION = 2
 SENSITIVE = "SENSITIVE: for the curator only"
-NO_EXACT_VALUES = (
-    "There are no exact values to compare the estimate with: record every step, some reference "
-    "examples, or batch norms."
-)
-# Key of audit.json: the kind of its value, and what it holds. A key without a value is empty.
-KEYS: dict[str, tuple[Any, str]] = {
-    "name": (str, "Of the run."),
-    "created": (str, "ISO 8601, UTC."),
-    "versions": (Mapping[str, str], "Of the tool and its libraries."),
-    "command": (str, "Reproduces the audit."),
-    "account": (Account, "What every epsilon here means."),
-    "claim": (
-        Annotated[str, Limits(texts=("exact", "estimate"))],
-        "Of the individual epsilons: exact or estimate.",
-    ),
-    "claim_reason": (str, "Why."),
-    "guarantee": (Guarantee, "The worst case, the only figure that is a guarantee."),
-    "run": (RunFacts, "What was run."),
-    "individual": (Distribution, "Distribution of individual epsilon."),
-    "unit_sizes": (
-        tuple[UnitSizes, ...],
-        "Units by their number of rows, and what a cap on it would cost; empty where each has one "
-        "row.",
-    ),
-    "drivers": (Drivers, "Norms over training by class, and the examples at both ends."),
-    "loss": (LossRelation | None, "Epsilon and loss; null without an example table."),
-    "groups": (tuple[GroupTable, ...], "One table per column asked for."),
-    "schedule": (ScheduleFindings | None, "Noise, clipping and accuracy over training."),
-    "views": (
-        tuple[View, ...],
-        "What each observer of a federated run can learn; empty for other runs.",
-    ),
-    "exactness": (
-        Exactness | None,
-        "How exact the figures are; null if each comes from every example by itself.",
-    ),
-    "attacks": (
-        Annotated[pd.DataFrame, TRIED],
-        "Every attack on this model and on the non-private baseline; those on this model first, "
-        "the strongest by AUC first.",
-    ),
-    "rates": (
-        Annotated[pd.DataFrame, RATES],
-        "Of these attacks over all examples, by group and by unit, and of gradient canaries.",
-    ),
-    "ceilings": (
-        Ceilings | None,
-        "What any attack can reach; null where the unit has several rows.",
-    ),
-    "unchecked": (
-        tuple[str, ...],
-        "What could not be checked about the reference models, in sentences.",
-    ),
-    "roc": (
-        Mapping[str, tuple[tuple[float, float], ...]],
-        "(false-positive rate, true-positive rate) of thresholds on the loss, by model.",
-    ),
-    "most_exposed": (
-        tuple[UnequalAttack, ...],
-        "Tests of the group with the largest mean epsilon, by model and column.",
-    ),
-    "attack_seed": (int, "Of the random choices of attacks; not a seed of training."),
-    "attack_by_epsilon": (
-        Annotated[pd.DataFrame, BINS],
-        "One attack in bins of epsilon; empty where the norms of the hold-out were not recorded.",
-    ),
-    "canaries": (
-        AttackMeasures | None,
-        "What canaries prove about the worst case; null where the run had none.",
-    ),
-    "gradient_canaries": (
-        CanaryResults | None,
-        "What gradient canaries prove, beside the account; null where the run had none.",
-    ),
-    "attribute_attacks": (
-        tuple[AttributeFindings, ...],
-        "Attacks that guess attributes; empty where the run says nothing of them.",
-    ),
-    "reconstruction": (
-        tuple[Reconstruction, ...],
-        "Attacks on gradients that someone reads, one for each file of RUN/leakage.",
-    ),
-    "fidelity": (
-        tuple[Fidelity, ...],
-        "What larger K would have given, where exact values exist.",
-    ),
-    "batch_norms": (
-        BatchNormFidelity | None,
-        "What batch norms prove about the estimate; null where the account uses none.",
-    ),
-    "sensitivity": (
-        tuple[Sensitivity, ...],
-        "How far epsilons move with the rounding of norms and with what is assumed between "
-        "records.",
-    ),
-    "spacing": (
-        Spacing | None,
-        "How far the estimate still moves with the spacing of records, where no exact values "
-        "exist.",
-    ),
-    "checks": (
-        tuple[Check, ...],
-        "What the session counts and the files prove about the assumptions.",
-    ),
-    "disclosures": (tuple[Disclosure, ...], "Facts about the run, each with how it is known."),
-    "hazards": (tuple[Hazard, ...], "How this account can be wrong or misread."),
-    "missing": (tuple[str, ...], "What this audit lacks, and why."),
-}
+
+
+def nothing(_: "Audit") -> tuple[str, ...]:
+    """Sentences of a finding that has none to say."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that an audit looks at.
+
+    Attributes:
+        name: of the finding and of its template.
+        place: on the page, from 0 on.
+        keys: key of audit.json -> the kind of its value, and what it holds.
+        find: values of these keys from an `AuditedRun`; what is left out is empty.
+        alarms: what contradicts the account, in sentences. Each fails the gate.
+        watched: what the gate calls it that there are none.
+        public: what the gate says of it to everybody, without figures of the data; None withholds.
+        notes: what a reader should look at, in sentences. None fails the gate.
+    """
+
+    name: str
+    place: int
+    keys: Mapping[str, tuple[Any, str]]
+    find: Callable[[Any], Mapping[str, Any]]
+    alarms: Callable[["Audit"], Iterable[str]] = nothing
+    watched: str = ""
+    public: Callable[["Audit"], str] | None = None
+    notes: Callable[["Audit"], Iterable[str]] = nothing
+
+    def holds_something(self, audit: "Audit") -> bool:
+        """Whether an audit has anything of this finding."""
+        values = [getattr(audit, key) for key in self.keys]
+        return any(len(one) if hasattr(one, "__len__") else one is not None for one in values)
+
+
+@cache
+def findings() -> tuple[Finding, ...]:
+    """Every finding of `indpriv.analysis`, in the order of the page."""
+    found: list[Finding] = []
+    package = import_module("indpriv.analysis")
+    for module in pkgutil.walk_packages(package.__path__, "indpriv.analysis."):
+        defined = vars(import_module(module.name))
+        found += [defined["FINDING"]] if "FINDING" in defined else defined.get("FINDINGS", ())
+    return tuple(sorted(found, key=lambda one: (one.place, one.name)))
+
+
+@cache
+def keys() -> Mapping[str, tuple[Any, str]]:
+    """Every key of audit.json: the kind of its value, and what it holds."""
+    return {key: kind for finding in findings() for key, kind in finding.keys.items()}
+
+
+@cache
+def finding_of(key: str) -> Finding:
+    """The finding that gives a key of audit.json."""
+    return next(one for one in findings() if key in one.keys)
 
 
 class Audit:
-    """What an audit found: an attribute for each key of `KEYS`; without a value, it is empty."""
+    """What an audit found: an attribute for each key of `keys`; without a value, it is empty."""
 
     def __init__(self, **values: Any) -> None:
         self._values = values
 
     def __getattr__(self, key: str) -> Any:
-        if key not in KEYS:
+        if key not in keys():
             raise AttributeError(f"an audit has no {key!r}")
-        return self._values[key] if key in self._values else empty(KEYS[key][0])
+        return self._value(key)
+
+    def _value(self, key: str) -> Any:
+        value = self._values.get(key)
+        return empty(keys()[key][0]) if value is None else value
 
     def replace(self, **values: Any) -> "Audit":
         """The same with other values."""
@@ -159,7 +98,7 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """The content of audit.json: dicts, lists, texts and finite numbers."""
         fixed = {key: schema["const"] for key, schema in _FIXED.items()}
-        content = {key: to_json(getattr(self, key)) for key in KEYS}
+        content = {key: to_json(getattr(self, key)) for key in keys()}
         return {**fixed, "meaning": self.account.describe(), **content}
 
     @classmethod
@@ -175,25 +114,22 @@ class Audit:
                 f"audit.json has schema_version={version!r}, not {SCHEMA_VERSION}; make the audit "
                 "again"
             )
-        if isinstance(guarantee := content.get("guarantee"), Mapping):
-            content = {**content, "guarantee": as_read(guarantee)}
-        return cls(**read_fields(KEYS, content))
+        return cls(**read_fields(keys(), content))
+
+
+def alarms_of(audit: Audit) -> list[str]:
+    """What contradicts the account, in sentences."""
+    return [text for finding in findings() for text in finding.alarms(audit)]
+
+
+def notes_of(audit: Audit) -> list[str]:
+    """What a reader should look at, in sentences."""
+    return [text for finding in findings() for text in finding.notes(audit)]
 
 
 def attacks_on(found: Audit, model: str) -> list[Any]:
     """Rows of the attacks on one model, the strongest first."""
     return list(records(found.attacks[found.attacks["model"] == model]))
-
-
-def above_worst_case(found: Audit) -> int:
-    """Number of attacks, and of bins of epsilon, that do better than the worst case allows."""
-    tried = (found.attacks, found.attack_by_epsilon)
-    return int(sum(of["above_worst_case"].sum() for of in tried))
-
-
-def has_exact_values(found: Audit) -> bool:
-    """Whether the estimate could be compared with exact values."""
-    return bool(found.fidelity) or found.batch_norms is not None
 
 
 _FIXED: dict[str, dict[str, Any]] = {
@@ -205,7 +141,7 @@ _FIXED: dict[str, dict[str, Any]] = {
 
 def audit_schema() -> dict[str, Any]:
     """The JSON Schema of audit.json, which report/audit.schema.json holds."""
-    schema = fields_schema(KEYS)
+    schema = fields_schema(keys())
     meaning = {
         "description": "What every epsilon in this file means, in one line.",
         "type": "string",

@@ -7,18 +7,24 @@ An audit directory holds copies of what later commands need, so they need neithe
 data.
 """
 
-from indpriv.audit.audit_directory import read_audit, read_summary, write_audit
+from indpriv.analysis.audited_run import AuditedRun, choose_groups, find_all
+from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.analysis.variants import effect_of_spacing, fidelity_against_k, sensitivity
+from indpriv.audit.attack_run import attributes_of_run, results_of_run
+from indpriv.audit.audit_directory import (
+    groups_json,
+    groups_of,
+    read_audit,
+    read_summary,
+    write_audit,
+)
 from indpriv.audit.compare import compare_audits, comparison_json
 from indpriv.audit.compose import compose_runs, write_composition
-from indpriv.audit.groups import choose_groups, groups_json, groups_of
 from indpriv.audit.pipeline import audit
-from indpriv.audit.run_attacks import attributes_of_run, results_of_run
-from indpriv.audit.run_directory import RecordedRun
 from indpriv.audit.study import attack_study
-from indpriv.audit.summarise import summarise
-from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 
 __all__ = [
+    "AuditedRun",
     "RecordedRun",
     "attack_study",
     "attributes_of_run",
@@ -29,13 +35,13 @@ __all__ = [
     "compose_runs",
     "effect_of_spacing",
     "fidelity_against_k",
+    "find_all",
     "groups_json",
     "groups_of",
     "read_audit",
     "read_summary",
     "results_of_run",
     "sensitivity",
-    "summarise",
     "write_audit",
     "write_composition",
 ]

@@ -13,10 +13,10 @@ from indpriv._columns import partition
 from indpriv._progress import StageProgress, advancing, silent
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.advice import ALL, Advice, Group, advise, most_accounts
+from indpriv.analysis.audited_run import choose_groups
 from indpriv.analysis.guarantee import guarantee_of
-from indpriv.audit.groups import choose_groups
+from indpriv.analysis.recorded_run import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.method_of_run import MethodOptions, method_of_run
-from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import open_run

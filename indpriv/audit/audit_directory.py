@@ -4,7 +4,7 @@ It holds individual epsilons: sensitive, files are 0600.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._arrays import Ids
+from indpriv._checks import check_choice
 from indpriv._columns import RenamedRows, Rows
 from indpriv._files import (
     OneWriter,
@@ -24,12 +25,14 @@ from indpriv._files import (
     write_private_parquet,
 )
 from indpriv._folders import make_folder, named_by_person, refuse_links, remove_file
+from indpriv._plain import to_json
 from indpriv._reading import Text, check, named, table
 from indpriv._storage import is_remote, location, remove_tree
-from indpriv.analysis.guarantee import as_read
+from indpriv.analysis.audited_run import choose_groups
+from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
 from indpriv.analysis.lookup import Lookup
+from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.analysis.summary import Audit
-from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
 from indpriv.epsilon_table.parts import MARKER, write_epsilons
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
@@ -225,8 +228,52 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
     audit_dir = location(audit_dir)
     path = audit_dir / SUMMARY
     _check_is_audit(audit_dir)
-    summary = read_json(path)
+    summary: dict[str, Any] = read_json(path)
     check(_SUMMARY, summary, str(path))
     with named(path, "make the audit again"):
         Audit.from_json(summary)
-    return {**summary, "guarantee": as_read(summary["guarantee"])}
+    return summary
+
+
+def groups_of(
+    audit_dir: Path, by: Sequence[str], *, within: str | None = None, min_size: int = MIN_GROUP
+) -> tuple[GroupTable, ...]:
+    """Group tables of an audit directory; default by the label and every metadata column.
+
+    Args:
+        audit_dir: what `audit` wrote.
+        by: see `indpriv.analysis.groups.group_table`.
+        within: "label" if only tables within label are wanted; a column without them is refused.
+        min_size: a group with fewer training examples is too small to read.
+    """
+    table, examples = read_audit(Path(audit_dir))
+    train = examples.aligned(table.example_ids)
+    columns, _ = choose_groups(train, by, ())
+    if within is not None:
+        check_choice("within", within, ("label",))
+        columns = list(by) or [column for column in columns if column != "label"]
+        if not columns:
+            raise InputError(
+                "--within label: there is no column to group by except the label itself; leave out "
+                "--within"
+            )
+    tables = group_tables(table, train, examples.test, columns, min_size=min_size)
+    for found in tables if within is not None else ():
+        if not found.within_label:
+            raise InputError(
+                f"--by {found.by} has no table within label{_because(found)}; leave out --within"
+            )
+    return tables
+
+
+def _because(table: GroupTable) -> str:
+    if "label" in table.columns:
+        return ": it groups by the label itself"
+    return f": {table.notes[0]}" if table.notes else ""
+
+
+def groups_json(tables: Sequence[GroupTable], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Group tables as JSON values, each with the meaning of its epsilons from audit.json."""
+    meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
+    meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
+    return [{**meaning, **to_json(table)} for table in tables]

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from indpriv._plain import to_json
+from indpriv.analysis.audited_run import choose_groups
 from indpriv.analysis.comparison import AuditComparison, compare_tables, stability_of
 from indpriv.analysis.schedule import CurveReading, read_curve
 from indpriv.analysis.summary import Audit
 from indpriv.audit.audit_directory import audit_in, read_audit, read_summary
-from indpriv.audit.groups import choose_groups
 from indpriv.errors import InputError
 
 _MEANING = ("claim", "claim_reason", "name")

@@ -16,12 +16,11 @@ from indpriv.accountant.composition.checked_runs import methods_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.composed_runs import ComposedRun, Composition, composed_statement
-from indpriv.analysis.guarantee import STATUSES, Guarantee, guarantee_of
+from indpriv.analysis.guarantee import STATUSES, Guarantee, divisor_of_run, guarantee_of
+from indpriv.analysis.recorded_run import RecordedRun, recorded_run, with_units
+from indpriv.analysis.variants import usual_participation, usual_relation
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.audit.method_of_run import as_checked
-from indpriv.audit.run_directory import RecordedRun, recorded_run, with_units
-from indpriv.audit.summarise import divisor_of_run
-from indpriv.audit.variants import usual_participation, usual_relation
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.epsilon_table.parts import write_epsilons
 from indpriv.errors import InputError

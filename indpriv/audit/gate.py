@@ -12,7 +12,7 @@ something about the data.
 
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -20,26 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._formatting import format_delta, format_epsilon, format_lower_bound, format_share
+from indpriv._formatting import format_delta, format_epsilon, format_share
 from indpriv._reading import named
 from indpriv._storage import location
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.distribution import describe
-from indpriv.analysis.groups import group_tables
-from indpriv.analysis.guarantee import SUPPORTED, guarantee_of
-from indpriv.analysis.run_facts import run_facts
-from indpriv.analysis.summary import Audit, above_worst_case
-from indpriv.audit.audit_directory import EPSILON, SUMMARY, read_summary
-from indpriv.audit.groups import groups_of
+from indpriv.analysis.guarantee import SUPPORTED, guarantee_of_run
+from indpriv.analysis.recorded_run import recorded_run, with_units
+from indpriv.analysis.summary import Audit, findings
+from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
 from indpriv.audit.method_of_run import as_checked
-from indpriv.audit.run_directory import in_rows_of, recorded_run, with_units
-from indpriv.audit.summarise import divisor_of_run
 from indpriv.epsilon_table import Account, EpsilonParts
 from indpriv.epsilon_table.parts import LARGEST_FILE
 from indpriv.errors import InputError
 from indpriv.norm_log.checks.of_known import if_known
-from indpriv.norm_log.evidence import FAILED, PASSED, PERMISSIONS
+from indpriv.norm_log.evidence import PASSED, PERMISSIONS
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.sealing import journal_check
@@ -54,6 +51,7 @@ _INDIVIDUAL = {
     "max_p99_epsilon": "p99",
     "max_epsilon": "max",
 }
+_FROM = {"verdict": "log", "checks": "log"}  # what gives the values of a finding again
 _NUMBERS = ("max_worst_case_epsilon", "max_group_ratio", *_INDIVIDUAL)
 _SHARES = ("max_delta", "min_coverage", "min_test_accuracy")
 
@@ -225,60 +223,59 @@ def _differ(said: Any, found: Any, tolerance: float) -> bool:
 
 
 def _recomputed(
-    audit_dir: Path, summary: Audit, limits: Limits, run_dir: Path | None
+    audit_dir: Path, said: Audit, limits: Limits, run_dir: Path | None
 ) -> tuple[Audit, frozenset[str]]:
-    """The summary with what table and log give, and what the log gave; see `Condition`.
+    """The audit with what table and log give, and what the log gave; see `Condition`.
 
     A table alone proves nothing: whoever could edit audit.json could edit it too.
     """
     if not (audit_dir / EPSILON).exists():
-        return summary, frozenset()
+        return said, frozenset()
     parts = EpsilonParts.open(audit_dir / EPSILON)
     table = parts.table() if len(parts) <= LARGEST_FILE else parts
     account = table.account
-    by = [group.by for group in summary.groups] if limits.max_group_ratio is not None else []
-    groups = groups_of(audit_dir, by) if by else summary.groups
-    summary = summary.replace(account=account, claim=table.claim, groups=groups)
-    summary = summary.replace(individual=describe(table))
+    by = [group.by for group in said.groups] if limits.max_group_ratio is not None else []
+    groups = groups_of(audit_dir, by) if by else said.groups
+    found = said.replace(
+        account=account, claim=table.claim, groups=groups, individual=describe(table)
+    )
     near = audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY
     there = run_dir is not None or holds_log(near)  # one that was named must have a log
-    run = open_run(run_dir or near, unreadable="worst_case") if there else None
-    if run is None:
+    opened = open_run(run_dir or near, unreadable="worst_case") if there else None
+    if opened is None:
         delta = account.delta
-        said: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
-        guarantee = replace(summary.guarantee, **said, delta_times_n=delta * len(table))
-        return summary.replace(guarantee=guarantee), frozenset()
-    log, recorded, known = run.log, recorded_run(run, "worst_case"), {"log"}
+        worst: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
+        guarantee = replace(said.guarantee, **worst, delta_times_n=delta * len(table))
+        return found.replace(guarantee=guarantee), frozenset()
+    log, recorded, known = opened.log, recorded_run(opened, "worst_case"), {"log"}
     if account.rows_per_unit is not None and log.unit_ids is None:
         with named(audit_dir / SUMMARY, "make the audit again"):  # the column is not in the log
-            words = shlex.split(summary.command)
+            words = shlex.split(said.command)
             log, recorded = with_units(log, recorded, words[words.index("--unit-column") + 1])
     secret = account.participation == "secret"
-    checks = recorded.checks if secret else if_known(recorded.checks)
+    if not secret:
+        recorded = replace(recorded, checks=if_known(recorded.checks))
     # The account of everybody, unless it takes as long as the audit did.
     everybody = len(table) <= LARGEST_FILE and (account.accountant == "rdp" or not secret)
     everybody |= log.unit_ids is not None
     with named(audit_dir / EPSILON, "make the audit again"):
         method = _method_of(account)
     own = table_for(log if everybody else log.take(np.arange(1)), method)
+    run = AuditedRun(log, as_checked(own, recorded.checks), recorded, by=by)
     if everybody:
-        table, known = own, {"log", "table"}
-        summary = summary.replace(individual=describe(own))
+        known = {"log", "table"}
+        found = found.replace(individual=describe(own))
         if by and recorded.examples is not None:
-            examples = in_rows_of(own, recorded.examples)
-            train, test = examples.aligned(own.example_ids), examples.test
-            summary = summary.replace(groups=group_tables(own, train, test, by))
-            known = {"log", "table", "groups"}
-    divisor, said_of = divisor_of_run(log, table, recorded.recorder), recorded.declared.of_lines
-    guarantee = guarantee_of(table, checks, recorded.recorder, None, divisor, said_of)
+            found, known = found.replace(groups=run.audit.groups), {"log", "table", "groups"}
+    n = own.account.delta * (len(own) if everybody else log.n_examples)
     # Who can read the files of a copy says nothing of the run.
-    permissions = [one for one in summary.checks if one.key == PERMISSIONS.key]
-    kept = (*(one for one in checks if one.key != PERMISSIONS.key), *permissions)
-    return summary.replace(
+    permissions = [one for one in said.checks if one.key == PERMISSIONS.key]
+    kept = (*(one for one in run.audit.checks if one.key != PERMISSIONS.key), *permissions)
+    return found.replace(
         account=own.account,
-        guarantee=replace(guarantee, worst_case_epsilon=own.worst_case_epsilon),
-        claim=as_checked(own, checks).claim,
-        run=run_facts(log, recorded.examples, recorded.recorder, recorded.declared),
+        guarantee=replace(guarantee_of_run(run), delta_times_n=n),
+        claim=run.epsilons.claim,
+        run=run.audit.run,
         checks=kept,
     ), frozenset(known)
 
@@ -297,45 +294,25 @@ def _method_of(account: Account) -> Method:
     )
 
 
-def _always(summary: Audit) -> list[Condition]:
-    """The guarantee, the checks, and every finding of an attack that contradicts the account.
+def _always(audit: Audit) -> Iterator[Condition]:
+    """That no finding contradicts the account.
 
     Individual epsilon is no guarantee, so attacks that do better than it are notes.
     """
-    guarantee, times_n = summary.guarantee, summary.guarantee.delta_times_n
-    failed = ", ".join(check.title for check in summary.checks if check.status == FAILED)
-    found = [
-        Condition(
-            "guarantee", guarantee.stands, guarantee.status, "supported or declared", False, "log"
-        ),
-        Condition("delta times n", times_n < 1, f"{times_n:.2g}", "below 1", True, "table"),
-        Condition(
-            "evidence", not failed, failed or "no check failed", "no check failed", False, "log"
-        ),
-    ]
-    if summary.canaries is not None:
-        proven = summary.canaries.overall["epsilon"].value
-        passed = proven <= summary.guarantee.worst_case_epsilon
-        name, text = "epsilon that canaries prove", format_lower_bound(proven)
-        found.append(Condition(name, passed, text, "at most the worst case", private=True))
-    if (gradients := summary.gradient_canaries) is not None:
-        wrong = [f"{one.length:g}" for one in gradients.lengths if not one.agrees]
-        found.append(
-            Condition(
-                "gradient canaries agree with the account",
-                gradients.agree,
-                f"not those of length {', '.join(wrong)}" if wrong else "all lengths",
-                "all lengths",
-                private=True,
+    for finding in findings():
+        if finding.watched and finding.holds_something(audit):
+            alarms = tuple(finding.alarms(audit))
+            text = " ".join(alarms) or "none"
+            if finding.public is not None:
+                text = finding.public(audit)
+            yield Condition(
+                finding.watched,
+                not alarms,
+                text,
+                "no alarm",
+                private=finding.public is None,
+                of=_FROM.get(finding.name, ""),
             )
-        )
-    tried = len(summary.attack_by_epsilon) + len(summary.attacks)
-    if tried or summary.attribute_attacks or summary.reconstruction:
-        above = sum(one.above_ceiling for one in summary.attribute_attacks)
-        above += above_worst_case(summary) + sum(one.findings for one in summary.reconstruction)
-        name = "attacks above what the account allows"
-        found.append(Condition(name, above == 0, f"{above}", "none", private=True))
-    return found
 
 
 def _guarantee(summary: Audit, limits: Limits) -> list[Condition]:

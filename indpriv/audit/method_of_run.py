@@ -11,8 +11,8 @@ from indpriv._formatting import format_delta, sentence
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.analysis.declared import Declared
-from indpriv.audit.run_directory import RecordedRun
-from indpriv.audit.variants import usual_participation, usual_relation
+from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.analysis.variants import usual_participation, usual_relation
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import FAILED, TOOK_PART, Check

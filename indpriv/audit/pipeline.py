@@ -6,33 +6,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv._columns import Partition
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import location, location_to_write
 from indpriv.accountant.blocks import versions, workers_of
-from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import account_parts, table_for
-from indpriv.analysis.fidelity import free_fidelity
+from indpriv.accountant.per_example import account_parts
+from indpriv.analysis.attacks.attack_table import attack_table, unit_attack_table
+from indpriv.analysis.attacks.membership import attacks_of
+from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup, look_up
-from indpriv.analysis.summary import Audit
-from indpriv.audit.attack_table import ScoredAttack, attack_table, unit_attack_table
-from indpriv.audit.audit_directory import in_progress, write_audit
-from indpriv.audit.groups import compared_groups
-from indpriv.audit.method_of_run import MethodOptions, as_checked, method_of_run
-from indpriv.audit.references import read_references, unchecked_facts
-from indpriv.audit.run_attacks import scored_attacks
-from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run, with_units
-from indpriv.audit.summarise import summarise
-from indpriv.audit.variants import (
-    effect_of_spacing,
-    fidelity_against_k,
-    sensitivity,
+from indpriv.analysis.recorded_run import (
+    RecordedRun,
+    in_rows_of,
+    recorded_run,
+    with_references,
+    with_units,
 )
+from indpriv.analysis.summary import Audit
+from indpriv.audit.audit_directory import in_progress, write_audit
+from indpriv.audit.method_of_run import MethodOptions, as_checked, method_of_run
 from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
 from indpriv.epsilon_table.parts import LARGEST_FILE
 from indpriv.errors import InputError
@@ -43,7 +39,7 @@ from indpriv.norm_log.writer import fingerprint
 from indpriv.report.pictures import check_images
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the run", "accounting"
-ANALYSING, WRITING = "analysing", "writing"
+WRITING = "writing"
 
 
 def audit(
@@ -103,9 +99,10 @@ def audit(
         parts = account_parts(log, chosen, folder, which, progress=report, workers=workers)
         parts = replace(parts, about=as_checked(parts.about, recorded.checks))
         epsilons = _in_memory_if_needed(parts, log, recorded)
-        summary, scored = _analyse(log, epsilons, recorded, chosen, name, by, seed, command, tell)
-        _write(output_dir, log, epsilons, recorded, summary, scored, images, tell)
-    return summary
+        run = AuditedRun(log, epsilons, recorded, name, by, chosen, seed, command, tell)
+        found = find_all(run)
+        _write(output_dir, run, found, images)
+    return found
 
 
 @contextmanager
@@ -147,68 +144,27 @@ def _in_memory_if_needed(parts: EpsilonParts, log: NormLog, recorded: RecordedRu
     return parts
 
 
-def _analyse(
-    log: NormLog,
-    epsilons: Epsilons,
-    recorded: RecordedRun,
-    method: Method,
-    name: str,
-    by: Sequence[str],
-    seed: int,
-    command: str,
-    tell: StageProgress,
-) -> tuple[Audit, Sequence[ScoredAttack]]:
-    """All that is found, and scores of attacks; name: of the run, where run.json has none."""
-    holdout, members = _holdout(log, recorded, method, epsilons, seed)
-    fidelity = _fidelity(log, method, epsilons, compared_groups(log, recorded, by), tell)
-    with _stage(tell, ANALYSING):
-        scored = scored_attacks(recorded.for_attacks(seed))
-        summary = summarise(
-            log,
-            epsilons,
-            recorded,
-            name=recorded.declared.name or name,
-            by=by,
-            fidelity=fidelity,
-            holdout=holdout,
-            members=members,
-            scored=scored,
-            seed=seed,
-            command=command,
-        )
-    return summary, scored
-
-
 def _write(
-    output_dir: Path,
-    log: NormLog,
-    epsilons: Epsilons,
-    recorded: RecordedRun,
-    summary: Audit,
-    scored: Sequence[ScoredAttack],
-    images: NDArray[np.float32] | None,
-    tell: StageProgress,
+    output_dir: Path, run: AuditedRun, found: Audit, images: NDArray[np.float32] | None
 ) -> None:
-    with _stage(tell, WRITING):
-        lookup = attacks = None
+    with _stage(run.tell, WRITING):
+        epsilons, recorded, lookup, attacks = run.epsilons, run.recorded, None, None
         if isinstance(epsilons, EpsilonTable):
-            lookup = _lookup(log, epsilons, recorded, summary)
+            lookup, scored = _lookup(run, epsilons, found), run.once(attacks_of)
             attacks = unit_attack_table(epsilons, recorded, scored)
             if attacks is None and recorded.references:
-                attacks = attack_table(epsilons, recorded, scored, summary.ceilings)
-        ids = log.example_ids
-        write_audit(output_dir, epsilons, recorded, summary, images, lookup, attacks, ids)
+                attacks = attack_table(epsilons, recorded, scored, found.ceilings)
+        ids = run.log.example_ids
+        write_audit(output_dir, epsilons, recorded, found, images, lookup, attacks, ids)
 
 
-def _lookup(
-    log: NormLog, table: EpsilonTable, recorded: RecordedRun, summary: Audit
-) -> Lookup | None:
+def _lookup(run: AuditedRun, table: EpsilonTable, found: Audit) -> Lookup | None:
     if len(table) > MOST_EXAMPLES:
         return None
     train = None
-    if recorded.examples is not None:
-        train = in_rows_of(table, recorded.examples).aligned(table.example_ids)
-    return look_up(log, table, train, [found.by for found in summary.groups])
+    if run.recorded.examples is not None:
+        train = in_rows_of(table, run.recorded.examples).aligned(table.example_ids)
+    return look_up(run.log, table, train, [each.by for each in found.groups])
 
 
 def _read(
@@ -232,63 +188,7 @@ def _read(
         log, recorded = with_units(log, recorded, unit_column)
     units = "" if log.unit_ids is None else fingerprint(log.unit_ids)
     hashes = [run.state.fingerprint, units, *sorted(run.faults)]
-    return log, _with_references(recorded, path, *folders), hashes
-
-
-def _with_references(
-    recorded: RecordedRun, path: Path, signals: Path | None, baseline_signals: Path | None
-) -> RecordedRun:
-    """What is known about the run, with signals of reference models where they are given."""
-    if signals is not None:
-        found = read_references(signals, path, recorded.examples)
-        recorded = replace(recorded, references=found)
-    if baseline_signals is not None:
-        found = read_references(baseline_signals, path, recorded.non_dp)
-        recorded = replace(recorded, baseline_references=found)
-    every = (recorded.references, recorded.baseline_references)
-    unchecked = [text for signals in every for text in unchecked_facts(path, signals)]
-    return replace(recorded, unchecked=unchecked)
-
-
-def _holdout(
-    log: NormLog, recorded: RecordedRun, method: Method, epsilons: Epsilons, seed: int
-) -> tuple[EpsilonTable | None, EpsilonTable | None]:
-    """Epsilons of the hold-out, and of members accounted in the same way if `epsilons` are not.
-
-    Of very many, those of the examples that are attacked.
-    Test examples are never sampled, so the hold-out has no batch norms: members are compared with
-    it by full records alone.
-    """
-    if method.participation == "known":  # test examples take part in no step
-        return None, None
-    attacked = recorded if recorded.holdout is None else recorded.for_attacks(seed)
-    if attacked.holdout is None or epsilons.account.rows_per_unit is not None:
-        return None, None
-    holdout = table_for(attacked.holdout, method)
-    if log.batch_norms is None:
-        return holdout, None
-    positions = None if isinstance(epsilons, EpsilonTable) else recorded.attacked(seed)
-    log = replace(log, batch_norms=None)
-    return holdout, table_for(log if positions is None else log.take(positions), method)
-
-
-def _fidelity(
-    log: NormLog,
-    method: Method,
-    epsilons: Epsilons,
-    groups: dict[str, Partition],
-    tell: StageProgress,
-) -> dict[str, Any]:
-    if method.participation == "known":  # nothing is assumed between records
-        return {}
-    against_k = fidelity_against_k(log, method, epsilons, tell, groups)
-    one_row = epsilons.account.rows_per_unit is None
-    return {
-        "fidelity": against_k,
-        "batch_norms": free_fidelity(log, method) if one_row else None,
-        "spacing": None if against_k else effect_of_spacing(log, method, epsilons, tell),
-        "sensitivity": sensitivity(log, method, epsilons, tell),
-    }
+    return log, with_references(recorded, path, *folders), hashes
 
 
 def _command(

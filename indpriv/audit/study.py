@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_choice
+from indpriv.analysis.attacks.membership import material_of
 from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
@@ -14,7 +15,6 @@ from indpriv.attacks import ATTACKS, Attack
 from indpriv.attacks.references import finite_signal, scores_of_target
 from indpriv.attacks.train_references import CONFIDENCE
 from indpriv.attacks.units import unit_scores
-from indpriv.audit.run_attacks import material_of
 from indpriv.errors import InputError
 
 

@@ -58,7 +58,7 @@ def show_findings(path: Path, facts: TrainingFacts, strict: bool, as_json: bool)
 def _facts_of_run(run_dir: Path, delta: float | None) -> TrainingFacts:
     from indpriv._checks import check_delta
     from indpriv.analysis.lint.training_facts import facts_of_run
-    from indpriv.audit.run_directory import recorded_run
+    from indpriv.analysis.recorded_run import recorded_run
     from indpriv.norm_log.norm_log import open_run
 
     if delta is not None:

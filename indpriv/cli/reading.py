@@ -187,7 +187,7 @@ def _evidence_of_audit(
 ) -> tuple[Sequence[Check], Sequence[Line]]:
     """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
     from indpriv.analysis.declared import Declared
-    from indpriv.audit.variants import usual_participation
+    from indpriv.analysis.variants import usual_participation
     from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY, if_known
     from indpriv.norm_log.lines import lines_of
     from indpriv.norm_log.norm_log import open_run

@@ -17,7 +17,7 @@ from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import from_json
 from indpriv._reading import Text, check, named, table
 from indpriv._shown import clean
-from indpriv.analysis.guarantee import STANDS, as_read
+from indpriv.analysis.guarantee import STANDS
 from indpriv.errors import InputError
 from indpriv.release.draw import Figures
 from indpriv.release.ledger import RELEASE_JSON, SHAREABLE
@@ -71,7 +71,7 @@ def read_release(audit_dir: Path) -> dict[str, Any] | None:
 def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What may be published of an audit; the rest of this module sees nothing else of it."""
     try:
-        guarantee, account, run = as_read(summary["guarantee"]), summary["account"], summary["run"]
+        guarantee, account, run = summary["guarantee"], summary["account"], summary["run"]
         status, times_n = guarantee["status"], guarantee["delta_times_n"]
         public = {
             "name": summary["name"],

@@ -28,16 +28,25 @@ from indpriv.analysis.attacks.canary_bounds import BOUNDS
 from indpriv.analysis.attacks.canary_findings import EACH_BY_ITSELF
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, interval, parts
 from indpriv.analysis.attacks.threshold_attack import PROTOCOL
+from indpriv.analysis.audited_run import NO_EXACT_VALUES
 from indpriv.analysis.disclosures import recording
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup
 from indpriv.analysis.loss import STATED_FLOOR
 from indpriv.analysis.reconstruction import CLOSE
 from indpriv.analysis.statistics.intervals import CONFIDENCE
-from indpriv.analysis.summary import KEYS, NO_EXACT_VALUES, SENSITIVE, Audit, attacks_on
+from indpriv.analysis.summary import (
+    SENSITIVE,
+    Audit,
+    alarms_of,
+    attacks_on,
+    findings,
+    keys,
+    notes_of,
+)
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
-from indpriv.norm_log.evidence import FAILED, HASH_CHAIN, NOT_CHECKED, PASSED, SEEDS
+from indpriv.norm_log.evidence import HASH_CHAIN, NOT_CHECKED, PASSED, SEEDS
 from indpriv.norm_log.lines import ON_TRUST
 from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.report.formats import FORMATS
@@ -45,30 +54,6 @@ from indpriv.report.page import Head, escape, print_page, render_html, render_ma
 from indpriv.report.script import search_data
 from indpriv.report.wording import BETWEEN_CHECKPOINTS, MOST_ROWS, NO_EVIDENCE, shown_rows
 
-# Templates of the report, in order; each opens its section, or goes on with the one before it.
-SECTIONS = (
-    "verdict",
-    "groups",
-    "distribution",
-    "units",
-    "loss",
-    "membership",
-    "attributes",
-    "by_epsilon",
-    "canaries",
-    "gradient_canaries",
-    "reconstruction",
-    "lookup",
-    "run",
-    "views",
-    "schedule",
-    "norms",
-    "fidelity",
-    "batch_norms",
-    "sensitivity",
-    "hazards",
-    "reproduce",
-)
 _KEY_WIDTH = 18  # of the first words of a line on the first screen
 BY_LOSS = "loss_threshold"  # the attack of the paper's protocol
 _MODELS = {"dp": "This model", "non_dp": "Without DP"}
@@ -191,15 +176,14 @@ def print_audit(
 
 def values_of(audit: Audit, since: Audit | None = None) -> dict[str, Any]:
     """What the templates of a report show: all that the audit found, and what follows from it."""
-    alarms, notes = alarms_of(audit), notes_of(audit)
     quote = "" if audit.guarantee.publishable else " This run has no guarantee to quote."
     compared = [of for of in map(_ends, audit.groups) if of is not None]
     return {
-        **{key: getattr(audit, key) for key in KEYS},
+        **{key: getattr(audit, key) for key in keys()},
         "audit": audit,
-        "templates": SECTIONS,
-        "alarms": alarms,
-        "notes": notes,
+        "templates": [finding.name for finding in findings()],
+        "alarms": alarms_of(audit),
+        "notes": notes_of(audit),
         "disclaimer": DISCLAIMER + quote,
         "false_positive_rate": FALSE_POSITIVE_RATE,
         "disclosed": {one.key: one for one in audit.disclosures},
@@ -234,17 +218,6 @@ def values_of(audit: Audit, since: Audit | None = None) -> dict[str, Any]:
         "since": None if since is None else _since(since, audit),
         "since_date": "" if since is None else since.created[:10],
     }
-
-
-def alarms_of(audit: Audit) -> list[str]:
-    """What contradicts the account, in sentences."""
-    return [f"{one.title}: {one.detail}" for one in audit.checks if one.status == FAILED]
-
-
-def notes_of(audit: Audit) -> list[str]:
-    """What is left open or has to be known, in sentences."""
-    open_lines = [f"{one.title}: {one.found}" for one in audit.guarantee.lines if one.verify]
-    return [*audit.missing, *open_lines]
 
 
 def _checked(audit: Audit) -> dict[str, Any]:

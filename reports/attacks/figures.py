@@ -12,13 +12,13 @@ import pandas as pd
 from indpriv._files import read_json
 from indpriv._plain import records, to_json
 from indpriv.analysis.attacks.effects import membership_effects
+from indpriv.analysis.attacks.membership import material_of
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, rates_over_models
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.train_references import CONFIDENCE, open_signals
 from indpriv.audit import attack_study, read_audit, read_summary
-from indpriv.audit.run_attacks import material_of
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES_NON_DP
 from reports.attacks.training import AUDIT, BASELINE, DP, RUN, SEED, TIMING, Task

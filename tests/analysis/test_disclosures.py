@@ -5,8 +5,9 @@ import pytest
 
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import disclosures
-from indpriv.audit import RecordedRun, summarise
+from indpriv.audit import RecordedRun
 from indpriv.norm_log.evidence import BATCH_SIZES, SAMPLER
+from summaries import audit_of
 from synthetic import epsilon_table, small_run
 
 DECLARED = "every checkpoint may be published under the worst-case epsilon"
@@ -25,7 +26,7 @@ def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
     evidence = RecordedRun(
         examples, declared=declared, recorder={**RECORDER, **recorder}, checks=checks
     )
-    summary = summarise(
+    summary = audit_of(
         log, epsilon_table([1.0] * 60, delta=delta), evidence, name="x", by=["label"]
     )
     found = disclosures(summary.run, summary.account, summary.guarantee, checks, {})
@@ -80,11 +81,11 @@ def test_what_nobody_stated_is_called_assumed(run):
 def test_a_relation_is_declared_only_where_somebody_chose_it(run, neighbouring, status, words):
     log, examples = run
     table = epsilon_table([1.0] * 60, neighbouring=neighbouring)
-    summary = summarise(log, table, RecordedRun(examples), name="x", by=["label"])
+    summary = audit_of(log, table, RecordedRun(examples), name="x", by=["label"])
     row = next(row for row in summary.disclosures if row.key == "neighbouring")
     assert (row.status, row.value.endswith(words)) == (status, True)
     declared = Declared(neighbouring=neighbouring)
-    summary = summarise(log, table, RecordedRun(examples, declared=declared), name="x")
+    summary = audit_of(log, table, RecordedRun(examples, declared=declared), name="x")
     row = next(row for row in summary.disclosures if row.key == "neighbouring")
     assert row.status == "declared"
 
@@ -102,7 +103,7 @@ def test_brackets_of_the_tight_accountant_are_counted(run):
     log, examples = run
     table = epsilon_table([1.0] * 60, accountant="pld")
     table = replace(table, details={"bracket": np.array(["certified"] * 58 + ["fallback"] * 2)})
-    summary = summarise(log, table, RecordedRun(examples), name="x", by=["label"])
+    summary = audit_of(log, table, RecordedRun(examples), name="x", by=["label"])
     row = next(row for row in summary.disclosures if row.key == "brackets")
     assert row.value.startswith("58 certified, 2 fallback")
     assert row.private

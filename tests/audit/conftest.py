@@ -1,7 +1,7 @@
 import pytest
 
+import indpriv.analysis.variants
 import indpriv.audit.audit_directory
-import indpriv.audit.variants
 from indpriv._files import write_json
 from indpriv.audit import audit
 from synthetic import small_run, write_run
@@ -12,9 +12,9 @@ DELTA = 1e-5
 @pytest.fixture
 def no_extras(monkeypatch):
     """Leave out what takes long and is of no interest to most tests: more accounts, and the page's figures."""
-    monkeypatch.setattr(indpriv.audit.variants, "COARSER", ())
-    monkeypatch.setattr(indpriv.audit.variants, "RULES", ())
-    monkeypatch.setattr(indpriv.audit.variants, "FIDELITY_EPOCHS", ())
+    monkeypatch.setattr(indpriv.analysis.variants, "COARSER", ())
+    monkeypatch.setattr(indpriv.analysis.variants, "RULES", ())
+    monkeypatch.setattr(indpriv.analysis.variants, "FIDELITY_EPOCHS", ())
     monkeypatch.setattr(
         indpriv.audit.audit_directory, "render_html", lambda summary, *_: summary.name
     )

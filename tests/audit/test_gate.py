@@ -1,4 +1,5 @@
 import copy
+import inspect
 import json
 import math
 from dataclasses import replace
@@ -14,6 +15,7 @@ from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.reconstruction import reconstruction_of
+from indpriv.analysis.summary import findings, nothing
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.gate import Limits, judge
 from indpriv.cli import run as run_command
@@ -104,33 +106,10 @@ def test_group_ratios(content):
         judge(content, Limits(max_group_ratio=2.0))
 
 
-@pytest.mark.parametrize("status", ["void", "unproven"])
-def test_without_a_guarantee_nothing_passes(content, status):
-    content["guarantee"]["status"] = status
-    assert failed(content) == ["guarantee"]
-
-
 def test_a_run_that_was_seeded(run):
     assert "guarantee" in failed(
         summary_of(*run, evidence={"recorder": {"seeded": True}}).to_json()
     )
-
-
-def test_what_is_always_asked(run, summary):
-    member = np.arange(400) % 2 == 0
-    canaries = AttackScores(member.astype(float), member, "canaries", fair_coins=True)
-    proven = summary_of(*run, evidence={"canaries": canaries}, fidelity={})
-    assert proven.canaries.overall["epsilon"].value > proven.guarantee.worst_case_epsilon
-    found = summary.replace(
-        guarantee=replace(summary.guarantee, delta_times_n=1.0),
-        canaries=proven.canaries,
-        **bin_above_the_worst_case(),
-        checks=(*summary.checks, RECORDS.failed("odd")),
-    )
-    assert failed(found.to_json()) == [
-        "delta times n", "evidence", "epsilon that canaries prove", ABOVE
-    ]  # fmt: skip
-    assert failed(a_place_to_look(summary).to_json()) == []
 
 
 LENGTH = StepSettings.from_values(60, 1.0, 1.0, 0.1)
@@ -198,24 +177,65 @@ def gradient_canaries_that_disagree(noise=0.5):
     return {"gradient_canaries": measure_gradient_canaries(scores, LENGTH)}
 
 
-ABOVE = "attacks above what the account allows"
+def without_a_guarantee(status):
+    return lambda summary: {"guarantee": replace(summary.guarantee, status=status)}
+
+
+def delta_above_1_over_n(summary):
+    return {"guarantee": replace(summary.guarantee, delta_times_n=1.0)}
+
+
+def a_refuted_line(summary):
+    first, *rest = summary.guarantee.lines
+    lines = (replace(first, word="refuted"), *rest)
+    return {"guarantee": replace(summary.guarantee, status="declared", lines=lines)}
+
+
+def a_failed_check(summary):
+    return {"checks": (*summary.checks, RECORDS.failed("odd"))}
+
+
+# For each finding, what it may find against the account: changes of an audit that is sound.
+CASES = {
+    "verdict": [
+        without_a_guarantee("void"),
+        without_a_guarantee("unproven"),
+        delta_above_1_over_n,
+        a_refuted_line,
+    ],
+    "checks": [a_failed_check],
+    "membership": [lambda _: above_the_worst_case()],
+    "by_epsilon": [lambda _: bin_above_the_worst_case()],
+    "attributes": [lambda _: attribute_above_the_ceiling()],
+    "canaries": [lambda _: canaries_that_prove_more()],
+    "gradient_canaries": [lambda _: gradient_canaries_that_disagree()],
+    "reconstruction": [
+        lambda _: reconstruction_above_its_ceiling(),
+        lambda _: bin_of_reconstructions_above_its_ceiling(),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("finding", "condition"),
-    [
-        (above_the_worst_case, ABOVE),
-        (bin_above_the_worst_case, ABOVE),
-        (attribute_above_the_ceiling, ABOVE),
-        (reconstruction_above_its_ceiling, ABOVE),
-        (bin_of_reconstructions_above_its_ceiling, ABOVE),
-        (canaries_that_prove_more, "epsilon that canaries prove"),
-        (gradient_canaries_that_disagree, "gradient canaries agree with the account"),
-    ],
+    ("name", "change"), [(name, change) for name, changes in CASES.items() for change in changes]
 )
-def test_each_finding_against_the_account_fails_alone(summary, finding, condition):
-    found = summary.replace(**finding())
-    assert failed(json.loads(json.dumps(found.to_json()))) == [condition]
+def test_each_alarm_fails_alone(summary, name, change):
+    finding = next(one for one in findings() if one.name == name)
+    found = summary.replace(**change(summary))
+    assert len(list(finding.alarms(found))) == 1
+    assert failed(json.loads(json.dumps(found.to_json()))) == [finding.watched]
+    others = [one for one in findings() if one.name != name]
+    assert not [text for one in others for text in one.alarms(found)]
+
+
+def test_every_finding_with_alarms_is_watched_and_has_a_case():
+    watched = {one.name for one in findings() if one.alarms is not nothing}
+    assert watched == set(CASES) == {one.name for one in findings() if one.watched}
+    assert len({one.watched for one in findings() if one.watched}) == len(watched)
+    for one in findings():  # each sentence that its code can say is tried
+        if one.name in watched:
+            said = inspect.getsource(one.alarms).count("yield") or 1
+            assert len(CASES[one.name]) >= said, one.name
 
 
 def small_groups(summary):
@@ -340,7 +360,8 @@ def test_a_log_shows_no_figure_of_the_data_unless_asked(audit_dir, content, caps
         "name": "individual epsilon, p99 (exact)", "passed": False, "found": "withheld", "asked": "at most 0.5",
         "known": "believed",
     }  # fmt: skip
-    assert found["delta times n"]["found"] == "withheld"
+    assert found["attacks above the worst case"]["found"] == "withheld"
+    assert found["guarantee"]["found"] == "supported"
     assert found["worst-case epsilon"]["found"] == "1.90"
     assert run_command([*command, "--figures"]) == 1
     assert "withheld" not in capsys.readouterr().out

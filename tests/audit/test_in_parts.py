@@ -11,12 +11,12 @@ from indpriv import _files
 from indpriv._files import write_json
 from indpriv._plain import to_json
 from indpriv.accountant import blocks
-from indpriv.analysis import norms_over_training, run_facts
+from indpriv.analysis import norms_over_training, recorded_run, run_facts, variants
 from indpriv.analysis.statistics import weighted
-from indpriv.audit import audit, pipeline, run_directory, variants
+from indpriv.audit import audit, pipeline
 from indpriv.epsilon_table import EpsilonTable, parts
 from indpriv.example_table import ExampleTable, stored
-from indpriv.norm_log import reader, records, views
+from indpriv.norm_log import norm_log, reader, records
 from synthetic import small_run, write_run
 
 ROWS, MOST = 64, 150  # of a part, and of examples that are analysed one by one
@@ -25,10 +25,10 @@ OF_ROWS = (
     (blocks, "ROW_GROUP_SIZE"),
     (norms_over_training, "ROW_GROUP_SIZE"),
     (run_facts, "_HASHED_AT_ONCE"),
-    (run_directory, "ROW_GROUP_SIZE"),
+    (recorded_run, "ROW_GROUP_SIZE"),
     (parts, "PART_ROWS"),
     (records, "PART_SIZE"),
-    (views, "ROW_GROUP_SIZE"),
+    (norm_log, "ROW_GROUP_SIZE"),
 )
 LIMITS = (
     (parts, "LARGEST_FILE"),
@@ -42,7 +42,7 @@ LIMITS = (
 def lower(patch, limit=4 * ROWS):
     """Parts of ROWS examples, above `limit` examples."""
     patch.setattr(weighted, "MOST_EXACT", MOST)
-    patch.setattr(run_directory, "MOST_ATTACKED", MOST)
+    patch.setattr(recorded_run, "MOST_ATTACKED", MOST)
     for module, name in OF_ROWS:
         patch.setattr(module, name, ROWS)
     for module, name in LIMITS:

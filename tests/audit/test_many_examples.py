@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from indpriv.analysis import recorded_run
 from indpriv.analysis.attacks.rates import discriminate
 from indpriv.analysis.exactness import exactness_of
+from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.statistics import weighted
-from indpriv.audit import audit, run_directory
-from indpriv.audit.run_directory import RecordedRun
+from indpriv.audit import audit
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES_NON_DP
 from synthetic import small_run, write_run
@@ -31,7 +32,7 @@ def audits(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for limit, name in ((weighted.MOST_EXACT, "exact"), (MOST, "binned")):
             patch.setattr(weighted, "MOST_EXACT", limit)
-            patch.setattr(run_directory, "MOST_ATTACKED", MOST)
+            patch.setattr(recorded_run, "MOST_ATTACKED", MOST)
             audit(folder / "run", folder / name, delta=1e-5)
             files = [
                 (folder / name / file).read_text("utf-8") for file in ("audit.json", "report.html")
@@ -118,7 +119,7 @@ def test_the_error_of_attacks_holds_for_the_auc_and_for_shares_above_a_threshold
 
 def test_the_sample_is_that_of_its_seed(monkeypatch):
     monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
-    monkeypatch.setattr(run_directory, "MOST_ATTACKED", MOST)
+    monkeypatch.setattr(recorded_run, "MOST_ATTACKED", MOST)
     run = RecordedRun(examples=small_run(n=400)[1])
     for split in ("train", "test"):
         drawn = [
@@ -132,7 +133,7 @@ def test_the_sample_is_that_of_its_seed(monkeypatch):
 
 def test_few_test_examples_are_attacked_whole(monkeypatch):
     monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
-    monkeypatch.setattr(run_directory, "MOST_ATTACKED", 200)
+    monkeypatch.setattr(recorded_run, "MOST_ATTACKED", 200)
     run = RecordedRun(examples=small_run(n=400)[1])
     assert (len(run.attacked(0)), run.attacked_others(0)) == (200, None)
     assert len(run.for_attacks(0).examples.test) == 200

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from indpriv.analysis.declared import Declared
+from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.audit.method_of_run import method_of_run
-from indpriv.audit.run_directory import RecordedRun
 from indpriv.errors import InputError
 
 

@@ -24,7 +24,6 @@ from indpriv.audit import (
     groups_json,
     groups_of,
     read_summary,
-    summarise,
     write_audit,
 )
 from indpriv.cli import run
@@ -32,6 +31,7 @@ from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log import journal_state
 from indpriv.report.renderers.terminal import print_audit
+from summaries import audit_of
 from synthetic import small_run, write_run
 
 from .conftest import DELTA
@@ -437,7 +437,7 @@ def test_the_page_of_a_data_set_of_adults_size_is_small(tmp_path):
     log, examples = small_run(n=32_561, steps=3)
     table = account(log, delta=DELTA)
     evidence = RecordedRun(examples, examples)
-    summary = summarise(log, table, evidence, name="adult")
+    summary = audit_of(log, table, evidence, name="adult")
     write_audit(tmp_path / "audit", table, evidence, summary)
     assert (tmp_path / "audit" / "report.html").stat().st_size < 3e6
 

@@ -10,15 +10,15 @@ from command_lines import run as run_command
 from indpriv._columns import to_floats
 from indpriv._files import read_json, read_parquet, write_json
 from indpriv._formatting import capitalised
+from indpriv.analysis.attacks.membership import scored_attacks
 from indpriv.analysis.attacks.rates import ALL, parts
+from indpriv.analysis.recorded_run import RecordedRun, read_references, unchecked_facts
+from indpriv.analysis.summary import attacks_on
 from indpriv.attack_scores import RUNGS
 from indpriv.attack_signals import AttackSignals, SignalsFolder, from_losses
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.references import rmia as rmia_of
 from indpriv.audit import attack_study, audit, results_of_run
-from indpriv.audit.references import read_references, unchecked_facts
-from indpriv.audit.run_attacks import scored_attacks
-from indpriv.audit.run_directory import RecordedRun
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -61,8 +61,8 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
         signals=tmp_path / "signals.npz",
         baseline_signals=tmp_path / "baseline.npz",
     )
-    attacks = summary.attacks
-    ours, baseline = attacks.of("dp"), attacks.of("non_dp")
+    attacks = summary
+    ours, baseline = attacks_on(attacks, "dp"), attacks_on(attacks, "non_dp")
     assert {"rmia", "lira", "loss_threshold", "quantile"} <= {found.attack for found in ours}
     names = {found.attack for found in baseline}
     assert "rmia" in names
@@ -94,7 +94,7 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     assert by_sex["attack"].unique().tolist() == [ours[0].attack]
     assert by_sex["n"].sum() == ours[0].n_others
     assert (by_sex["value"] * by_sex["n"]).sum() <= 0.01 * ours[0].n_others
-    assert attacks.by_epsilon.empty  # nobody knows the epsilons of the test examples
+    assert attacks.attack_by_epsilon.empty  # nobody knows the epsilons of the test examples
     ladder = page[page.index("The ladder") :]
     order = [ladder.index(capitalised(title)) for key, title in RUNGS.items() if key in SEEN]
     assert order == sorted(order)
@@ -112,8 +112,8 @@ def test_the_strongest_attack_is_judged_by_the_epsilons_of_both_sides(artifacts,
     write_run(run / "holdout", log.take(range(len(examples.test))), None)
     signals.save(tmp_path / "signals.npz")
     found = audit(run, tmp_path / "audit", delta=1e-5, signals=tmp_path / "signals.npz")
-    attacks = found.attacks
-    by_epsilon, best = attacks.by_epsilon, attacks.of("dp")[0]
+    attacks = found
+    by_epsilon, best = attacks.attack_by_epsilon, attacks_on(attacks, "dp")[0]
     assert by_epsilon["attack"].unique().tolist() == [best.title]
     assert best.references == 4
     for _, part in by_epsilon.groupby("target_fpr"):

@@ -2,14 +2,15 @@ import numpy as np
 import pandas as pd
 
 from indpriv import ExampleTable
-from indpriv.audit import RecordedRun, choose_groups, summarise
+from indpriv.audit import RecordedRun, choose_groups
+from summaries import audit_of
 from synthetic import epsilon_table, people
 
 
 def test_columns_that_test_examples_lack_are_said(artifacts):
     log, examples = artifacts
     test = examples.frame["split"] == "test"
-    whole = summarise(
+    whole = audit_of(
         log,
         epsilon_table(np.ones(log.n_examples)),
         RecordedRun(examples=examples),
@@ -18,7 +19,7 @@ def test_columns_that_test_examples_lack_are_said(artifacts):
     )
     assert not any("test_metadata" in text for text in whole.missing)
     frame = examples.frame.assign(sex=examples.frame["sex"].mask(test))
-    summary = summarise(
+    summary = audit_of(
         log,
         epsilon_table(np.ones(log.n_examples)),
         RecordedRun(examples=ExampleTable(frame)),

@@ -3,14 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import indpriv.audit.variants
+import indpriv.analysis.variants
 from indpriv import NormLog
 from indpriv._columns import partition
 from indpriv.accountant import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.statistics import weighted
-from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity, summarise
-from indpriv.audit.variants import compared_positions
+from indpriv.analysis.variants import compared_positions
+from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity
+from summaries import audit_of
 
 from .conftest import DELTA
 
@@ -52,7 +53,7 @@ def test_the_papers_preset(artifacts, tmp_path):
     rows = fidelity_against_k(full, method, table)
     assert {row.between_records for row in rows} == {"last"}
     assert sensitivity(full, method, table) == ()  # it makes those choices itself
-    summary = summarise(
+    summary = audit_of(
         full, table, RecordedRun(examples), name="paper", fidelity={"fidelity": rows}
     )
     assert summary.claim == "estimate"
@@ -149,8 +150,8 @@ def test_sensitivity_to_what_holds_between_records(artifacts):
 def test_sensitivity_of_many_examples_is_that_of_some(artifacts, monkeypatch):
     log, _ = artifacts
     method = Method(delta=DELTA)
-    monkeypatch.setattr(indpriv.audit.variants, "MOST_COMPARED", 50)
-    monkeypatch.setattr(indpriv.audit.variants, "COARSER", (0.1,))
+    monkeypatch.setattr(indpriv.analysis.variants, "MOST_COMPARED", 50)
+    monkeypatch.setattr(indpriv.analysis.variants, "COARSER", (0.1,))
     found = sensitivity(log, method, table_for(log, method))
     assert [row.n for row in found] == [50]
 
@@ -165,7 +166,7 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     thinned = log.thin(5)
     spacing = effect_of_spacing(thinned, method, table_for(thinned, method))
     monkeypatch.setattr(weighted, "MOST_EXACT", 100)
-    monkeypatch.setattr(indpriv.audit.variants, "MOST_COMPARED", 80)
+    monkeypatch.setattr(indpriv.analysis.variants, "MOST_COMPARED", 80)
     positions = compared_positions(log)
     assert (len(positions), len(np.unique(positions))) == (80, 80)
     codes = groups["sex"].train_codes[positions]

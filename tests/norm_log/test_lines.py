@@ -1,5 +1,6 @@
 """Lines of evidence: every one has a word, and "supported" is earned by checks that passed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv.analysis.guarantee import as_read, guarantee_of
+from indpriv.analysis.guarantee import Guarantee, guarantee_of
+from indpriv.errors import InputError
 from indpriv.norm_log.evidence import ASSUMPTIONS, COMPARISONS, FAILED, NOT_CHECKED, PASSED
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.lines import LINES, WORDS, evidence, is_earned, lines_of, unverified
@@ -160,13 +162,10 @@ def test_one_session_that_was_not_compared_leaves_the_run_declared(tmp_path):
     assert status_of(checks) == "declared"
 
 
-def test_an_audit_from_before_is_at_most_declared():
-    old = {"status": "supported", "reasons": []}
-    assert as_read(old)["status"] == "declared"
-    assert "recorded before training was compared" in as_read(old)["reasons"][0]
-    assert as_read({**old, "lines": [{"key": "batch"}]})["status"] == "supported"
-    for status in ("declared", "unproven", "void"):
-        assert as_read({"status": status, "reasons": ["why"]})["reasons"] == ["why"]
+def test_nothing_is_supported_without_its_lines():
+    declared = Guarantee(1.0, 1e-5, 0.1, "declared", "", (), None, (), "")
+    with pytest.raises(InputError, match="not every line of evidence is verified"):
+        replace(declared, status="supported")
 
 
 def test_the_sentence_holds_nothing_of_the_data():

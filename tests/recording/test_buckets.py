@@ -20,7 +20,8 @@ from command_lines import run as run_command
 from indpriv import InputError, NormLog, RoundRecorder, account
 from indpriv._journal import JournalWriter, read_journal
 from indpriv._storage import RemotePath, StorageError, location, remote_lock, remote_path
-from indpriv.audit import audit, read_audit, variants
+from indpriv.analysis import variants
+from indpriv.audit import audit, read_audit
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log import writer
 from indpriv.norm_log.journal_state import read_state

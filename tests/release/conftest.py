@@ -8,7 +8,8 @@ import pytest
 
 from indpriv._files import read_json, write_json
 from indpriv.analysis.declared import Declared
-from indpriv.audit import RecordedRun, summarise
+from indpriv.audit import RecordedRun
+from summaries import audit_of
 from synthetic import epsilon_table, small_run, sound_checks
 
 WORST = 2.0
@@ -25,7 +26,7 @@ def write_small_audit(folder, epsilon, *, checks=CHECKS, recorder=None, declared
     evidence = RecordedRun(
         declared=Declared.from_run_json(declared or {}), checks=checks, recorder=recorder or {}
     )
-    summary = summarise(log, table, evidence, name="small")
+    summary = audit_of(log, table, evidence, name="small")
     table.to_parquet(
         folder / "epsilon.parquet", columns=train[["loss", "correct", "label", "sex", "age"]]
     )

@@ -14,12 +14,12 @@ import pytest
 
 from indpriv._formatting import format_epsilon, format_share_up
 from indpriv.analysis.lookup import CLIPPED, look_up
-from indpriv.audit import RecordedRun, summarise
+from indpriv.audit import RecordedRun
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.report import pdf
 from indpriv.report.renderers.html import render_html
-from summaries import CHECKS
+from summaries import CHECKS, audit_of
 from synthetic import epsilon_table, rows
 
 BROWSER = pdf.find_browser()
@@ -73,7 +73,7 @@ def people(n, ids):
     frame = rows("train", np.arange(n) % 3, city=city).assign(example_id=ids, unit_id=ids)
     table = epsilon_table(rng.uniform(0.01, 1.8, n), worst_case=1.9, ids=ids)
     recorded = RecordedRun(ExampleTable(frame), checks=CHECKS)
-    summary = summarise(log, table, recorded, name="clicks", by=["city", "label"])
+    summary = audit_of(log, table, recorded, name="clicks", by=["city", "label"])
     return log, table, frame, summary
 
 

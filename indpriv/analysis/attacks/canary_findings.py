@@ -6,6 +6,7 @@ exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from scipy import special, stats
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_delta
+from indpriv._formatting import format_epsilon, format_lower_bound
 from indpriv._plain import Share
 from indpriv.analysis.attacks.canary_bounds import (
     BOUNDS,
@@ -23,10 +25,12 @@ from indpriv.analysis.attacks.canary_bounds import (
     predicted_separation,
     separation,
 )
-from indpriv.analysis.attacks.rates import group_indices
+from indpriv.analysis.attacks.rates import AttackMeasures, group_indices, measure_attack
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
 from indpriv.analysis.statistics.resampling import generator_of
+from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.step_settings import StepSettings
@@ -178,3 +182,68 @@ def _simulated(
 def _same_spread(found: FloatArray, simulated: FloatArray) -> Any:
     """Test of Brown and Forsythe."""
     return stats.levene(found, simulated, center="median")
+
+
+def _canaries(run: AuditedRun) -> dict[str, Any]:
+    if (scores := run.recorded.canaries) is None:
+        return {}
+    return {"canaries": measure_attack(scores, delta=run.epsilons.account.delta, seed=run.seed)}
+
+
+def _gradient_canaries(run: AuditedRun) -> dict[str, Any]:
+    if (scores := run.recorded.gradient_canaries) is None:
+        return {}
+    delta, seed = run.epsilons.account.delta, run.seed
+    found = measure_gradient_canaries(scores, run.log.settings, delta=delta, seed=seed)
+    return {"gradient_canaries": found}
+
+
+def _proven(audit: Audit) -> Iterator[str]:
+    if (found := audit.canaries) is None:
+        return
+    proven, worst = found.overall["epsilon"].value, audit.guarantee.worst_case_epsilon
+    if proven > worst:
+        yield (
+            "The canaries prove a worst-case epsilon of at least "
+            f"{format_lower_bound(proven)}, above the {format_epsilon(worst)} accounted: the run "
+            "or its account is wrong."
+        )
+
+
+def _contradicted(audit: Audit) -> Iterator[str]:
+    for one in audit.gradient_canaries.lengths if audit.gradient_canaries else ():
+        if not one.agrees:
+            yield (
+                f"Gradient canaries of length {one.length:g} contradict the account: the run or "
+                "its account is wrong."
+            )
+
+
+FINDINGS = (
+    Finding(
+        "canaries",
+        52,
+        {
+            "canaries": (
+                AttackMeasures | None,
+                "What canaries prove about the worst case; null where the run had none.",
+            )
+        },
+        _canaries,
+        alarms=_proven,
+        watched="epsilon that canaries prove",
+    ),
+    Finding(
+        "gradient_canaries",
+        54,
+        {
+            "gradient_canaries": (
+                CanaryResults | None,
+                "What gradient canaries prove, beside the account; null where the run had none.",
+            )
+        },
+        _gradient_canaries,
+        alarms=_contradicted,
+        watched="gradient canaries agree with the account",
+    ),
+)

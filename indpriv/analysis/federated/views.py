@@ -20,6 +20,8 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.accountant.relations.known import known_shifts
 from indpriv.accountant.units import Units
+from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, noisier
 
@@ -175,3 +177,21 @@ def _batches(log: NormLog, owners: IntArray) -> tuple[FloatArray, FloatArray, Fl
         smallest[came] = np.minimum.reduceat(sizes, first)
         largest[came] = np.maximum.reduceat(sizes, first)
     return clients, smallest, largest
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    recorded = run.recorded
+    return {"views": views_of(run.log, run.epsilons, recorded.recorder, recorded.declared.content)}
+
+
+FINDING = Finding(
+    "views",
+    71,
+    {
+        "views": (
+            tuple[View, ...],
+            "What each observer of a federated run can learn; empty for other runs.",
+        )
+    },
+    _find,
+)

@@ -1,9 +1,10 @@
 """How far an estimate lies from exact values, or how far it moves with the spacing of records."""
 
 from indpriv._formatting import capitalised, format_epsilon, format_number, format_share
+from indpriv.analysis.audited_run import NO_EXACT_VALUES, has_exact_values
 from indpriv.analysis.fidelity import Fidelity, Spacing
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.summary import NO_EXACT_VALUES, Audit, has_exact_values
+from indpriv.analysis.summary import Audit
 from indpriv.report.document import Block, Details, Entry, Figure, Row, Section, paragraph, table
 from indpriv.report.wording import correlation, spaced
 

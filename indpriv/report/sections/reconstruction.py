@@ -40,11 +40,11 @@ def reconstruction(summary: Audit) -> doc.Section | None:
         blocks.append(finding(ABOVE))
     for found in every:
         if found.bins:
-            blocks += [doc.Heading(capitalised(_named(found)), 4), _by_epsilon(found)]
+            blocks += [doc.Heading(capitalised(found.named), 4), _by_epsilon(found)]
     blocks += [doc.Reconstructions(), doc.paragraph(MEANING, style="note")]
     lines = tuple(
         doc.paragraph(
-            f"{_named(found)}: identified {format_share(found.identified, 1)} of "
+            f"{found.named}: identified {format_share(found.identified, 1)} of "
             f"{found.n_examples:,} (95 %: {percent_span(found.interval)}); at most "
             f"{format_share_up(found.ceiling)} on average, by chance "
             f"{format_share(found.chance, 1)}",
@@ -62,7 +62,7 @@ def reconstruction_rows(every: Sequence[Reconstruction]) -> doc.Table:
         _HEAD,
         [
             (
-                capitalised(_named(found)),
+                capitalised(found.named),
                 format_share(found.identified, 1),
                 percent_span(found.interval),
                 format_share_up(found.ceiling),
@@ -76,10 +76,6 @@ def reconstruction_rows(every: Sequence[Reconstruction]) -> doc.Table:
         caption="Examples reconstructed from gradients",
         wide=frozenset({4, 7}),
     )
-
-
-def _named(found: Reconstruction) -> str:
-    return found.method + ("" if found.step is None else f", after {found.step:,} steps")
 
 
 def _by_epsilon(found: Reconstruction) -> doc.Table:

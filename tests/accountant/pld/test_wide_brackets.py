@@ -10,9 +10,10 @@ from rich.console import Console
 from indpriv import NormLog, account
 from indpriv.accountant.composition.runs import compose
 from indpriv.analysis.summary import Audit
-from indpriv.audit import RecordedRun, summarise
+from indpriv.audit import RecordedRun
 from indpriv.report.renderers.markdown import render_markdown
 from indpriv.report.renderers.terminal import print_audit
+from summaries import audit_of
 from synthetic import epsilon_table
 
 N, STEPS = 24, 500
@@ -47,7 +48,7 @@ def test_wide_rows_are_counted_on_the_screen_on_the_page_and_in_audit_json(lower
     log = log_of(ORDINARY)
     table = epsilon_table(np.ones(N), accountant="pld")
     table = replace(table, epsilon_lower=np.array([*lower, *[0.995] * (N - len(lower))]))
-    summary = summarise(log, table, RecordedRun(None), name="x")
+    summary = audit_of(log, table, RecordedRun(None), name="x")
     claim = f"tight, at most 1 % wide, for {N - len(lower)} of {N} examples"
     rest = f"; of {len(lower)} only the upper end says something"
     out = io.StringIO()
@@ -65,7 +66,7 @@ def test_no_tightness_is_claimed_of_the_other_accountant():
     log = log_of(ORDINARY)
     table = account(log, delta=1e-5)
     assert not table.wide.any()
-    summary = summarise(log, table, RecordedRun(None), name="x")
+    summary = audit_of(log, table, RecordedRun(None), name="x")
     assert summary.individual.wide is None
     assert "only the upper end" not in render_markdown(summary)
 

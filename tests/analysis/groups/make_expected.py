@@ -17,8 +17,8 @@ from baseline.figures import DELTA, RUNS  # noqa: E402
 from indpriv import NormLog, account  # noqa: E402
 from indpriv._plain import to_json  # noqa: E402
 from indpriv.analysis.groups import group_tables  # noqa: E402
+from indpriv.analysis.recorded_run import in_rows_of  # noqa: E402
 from indpriv.analysis.statistics import weighted  # noqa: E402
-from indpriv.audit.run_directory import in_rows_of  # noqa: E402
 from indpriv.example_table import open_examples  # noqa: E402
 
 EXPECTED = Path(__file__).with_name("expected.json")

@@ -13,7 +13,7 @@ import pytest
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups import Reversal
 from indpriv.attack_scores import AttackScores
-from indpriv.audit import RecordedRun, summarise
+from indpriv.audit import RecordedRun
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import BATCH_SIZES, SAMPLER
@@ -21,7 +21,7 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.report.document import plain
 from indpriv.report.renderers.html import render_html
 from indpriv.report.sections.verdict import lead
-from summaries import CHECKS, NO_ATTACKS, summary_of
+from summaries import CHECKS, NO_ATTACKS, audit_of, summary_of
 from synthetic import epsilon_table
 
 SHORT = {"by": ["sex"], "fidelity": {}}  # fewer figures to draw
@@ -200,7 +200,7 @@ def test_no_individual_value_is_embedded_unless_it_is_passed(run):
     log, examples = run
     rng = np.random.default_rng(5)
     table = epsilon_table(rng.uniform(0.2, 1.8, log.n_examples), worst_case=2.0)
-    html = render_html(summarise(log, table, RecordedRun(examples), name="tiny", by=["sex"]))
+    html = render_html(audit_of(log, table, RecordedRun(examples), name="tiny", by=["sex"]))
     digits = [f"{value:.5f}" for value in [*table.epsilon, *examples.train["loss"]]]
     leaked = [value for value in digits if value in html]
     assert leaked == []
@@ -330,7 +330,7 @@ def test_a_run_without_examples_has_a_page(run):
 def test_one_example_and_nothing_to_correlate(run):
     log, examples = run
     one = ExampleTable(examples.frame[examples.frame["example_id"] == 0].assign(loss=0.0))
-    summary = summarise(
+    summary = audit_of(
         log.take([0]), epsilon_table([0.0], worst_case=0.0), RecordedRun(one, one), name="one"
     )
     text = Page(render_html(summary)).text
@@ -352,7 +352,7 @@ def test_ten_thousand_groups_stay_small():
         {"example_id": range(n), "unit_id": range(n), "split": "train", "label": 0, "loss": 1.0}
     )
     frame = frame.assign(correct=True, street=[f"street {index // 2}" for index in range(n)])
-    summary = summarise(
+    summary = audit_of(
         log,
         epsilon_table(np.linspace(0, 1, n)),
         RecordedRun(ExampleTable(frame)),
@@ -390,7 +390,7 @@ def test_bins_of_epsilon_stand_beside_their_line(run):
     assert "Individual epsilon is no guarantee" in text
     leaky = examples.frame.assign(loss=np.where(examples.frame["split"] == "train", 0.001, 2.0))
     table = epsilon_table(np.full(log.n_examples, 0.02))
-    found = summarise(
+    found = audit_of(
         log, table, RecordedRun(ExampleTable(leaky)), name="x", by=["sex"], holdout=holdout
     )
     assert found.attack_by_epsilon["above_worst_case"].any()

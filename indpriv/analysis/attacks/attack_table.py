@@ -12,10 +12,10 @@ import pandas as pd
 from indpriv._columns import to_floats
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of, true_positive_rate
 from indpriv.analysis.attacks.rates import RATES, rates_of, table
+from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks import Attack
 from indpriv.attacks.units import UNIT_RULES, calibrated_unit_scores
-from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 
 _RATE = 0.01  # false-positive rate of the ceiling

@@ -1,44 +1,34 @@
-"""Running the attacks of the registry on a recorded run. Sensitive."""
+"""Attacks on members and on attributes: all of the registry whose needs are met. Sensitive."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 
-from indpriv._checks import check_choice
-from indpriv._files import first_at
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.attacks import rates
+from indpriv.analysis.attacks.attack_table import ScoredAttack, rates_of_units
 from indpriv.analysis.attacks.attributes import (
     AttributeFindings,
     EpsilonsOfExamples,
     measure_attribute,
 )
 from indpriv.analysis.attacks.by_epsilon import BINS, attack_by_epsilon
-from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
 from indpriv.analysis.attacks.ceilings import Ceilings, ceilings_of, mu_of
 from indpriv.analysis.attacks.threshold_attack import UnequalAttack, threshold_attack
+from indpriv.analysis.audited_run import AuditedRun, attacked_table
 from indpriv.analysis.groups import GroupTable
-from indpriv.analysis.reconstruction import reconstructions_of
-from indpriv.analysis.summary import Audit, attacks_on
+from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.analysis.summary import Audit, Finding, attacks_on
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
-from indpriv.audit.attack_table import ScoredAttack, rates_of_units
-from indpriv.audit.method_of_run import method_of_run
-from indpriv.audit.references import read_references, unchecked_facts
-from indpriv.audit.run_directory import RecordedRun, knowledge_of, recorded_run
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.norm_log import NormLog, open_run
-from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES
-from indpriv.norm_log.schema import read_run_json
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 
@@ -56,35 +46,37 @@ def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[Scored
     ]
 
 
-def run_attacks(
-    run: RecordedRun,
-    log: NormLog,
-    epsilons: EpsilonTable,
-    groups: Sequence[GroupTable],
-    scored: Sequence[ScoredAttack] | None,
-    *,
-    members: EpsilonTable | None,
-    holdout: EpsilonTable | None,
-    seed: int,
-) -> dict[str, Any]:
-    """What the attacks on a run found, by key of audit.json.
+def attacks_of(run: AuditedRun) -> list[ScoredAttack]:
+    """The attacks on a run and on its baseline, on all examples or on some."""
+    return scored_attacks(run.attacked)
 
-    Args:
-        run: what is known about the run.
-        log: its norm log.
-        epsilons: of the log.
-        groups: tables of mean epsilon, which say what to group by and who is most exposed.
-        scored: attacks with their scores; None for all whose needs are met.
-        members: epsilons of the training examples, to compare with those of the hold-out, as far as
-            they are not those of the log; canaries test the guarantee at their delta.
-        holdout: epsilons that the test examples would have had on the same trajectory.
-        seed: of the random choices.
+
+def tables_of_both_sides(run: AuditedRun) -> tuple[EpsilonTable, EpsilonTable | None]:
+    """Epsilons of members and of the hold-out, of those who are attacked if not all are.
+
+    Test examples are never sampled, so the hold-out has no batch norms, and members are compared
+    with it by full records alone. No hold-out: None.
     """
-    members = epsilons if members is None else members
-    scored = scored_attacks(run) if scored is None else scored
+    log, method, table, attacked = run.log, run.method, run.once(attacked_table), run.attacked
+    known = method is not None and method.participation == "known"  # they take part in no step
+    by_row = table.account.rows_per_unit is None
+    if method is None or known or attacked.holdout is None or not by_row:
+        return table, run.holdout
+    holdout = table_for(attacked.holdout, method)
+    if log.batch_norms is None:
+        return table, holdout
+    positions = None if isinstance(run.epsilons, EpsilonTable) else run.recorded.attacked(run.seed)
+    log = replace(log, batch_norms=None)
+    return table_for(log if positions is None else log.take(positions), method), holdout
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    """Every attack, by group and by unit, beside its ceilings."""
+    scored, seed, groups = run.once(attacks_of), run.seed, run.audit.groups
+    (members, _), epsilons = run.once(tables_of_both_sides), run.once(attacked_table)
     columns, delta = [found.by for found in groups], members.account.delta
-    found = _tried(scored, (members.worst_case_epsilon, delta), seed)
-    best, materials_of = _strongest(found, scored), materials(run)
+    found = tried(scored, (members.worst_case_epsilon, delta), seed)
+    best, materials_of = _strongest(found, scored), materials(run.attacked)
     frames, most_exposed = [found.rates], []
     if best is not None:
         for by in columns if best.scores.example_ids is not None else ():
@@ -96,34 +88,42 @@ def run_attacks(
         success, tests = _success(each, materials_of[each.model], groups, seed)
         frames += success
         most_exposed += tests
-    frames.append(rates_of_units(run, scored, epsilons, seed))
-    if run.gradient_canaries is not None:
-        frames.append(rates.rates_on_updates(run.gradient_canaries))
-    ceilings = ceilings_of(log, epsilons) if run.references or run.attributes else None
-    chosen_from = len(attacks_on(found, "dp"))
+    frames.append(rates_of_units(run.recorded, scored, epsilons, seed))
+    if run.recorded.gradient_canaries is not None:
+        frames.append(rates.rates_on_updates(run.recorded.gradient_canaries))
     return {
         "attacks": found.attacks,
         "rates": pd.concat(frames, ignore_index=True),
-        "ceilings": ceilings,
-        "unchecked": tuple(dict.fromkeys(run.unchecked)),
+        "unchecked": tuple(dict.fromkeys(run.recorded.unchecked)),
         "roc": {each.model: rates.roc(each.scores) for each in by_loss},
         "most_exposed": tuple(most_exposed),
-        "attack_seed": seed,
-        "attack_by_epsilon": _by_epsilon(best, scored, members, holdout, chosen_from, seed),
-        "canaries": None
-        if run.canaries is None
-        else rates.measure_attack(run.canaries, delta=delta, seed=seed),
-        "attribute_attacks": attribute_attacks(
-            materials_of, columns, members=members, holdout=holdout, ceilings=ceilings
-        ),
-        "gradient_canaries": None
-        if run.gradient_canaries is None
-        else measure_gradient_canaries(run.gradient_canaries, log.settings, delta=delta, seed=seed),
-        "reconstruction": reconstructions_of(run.leakage, epsilons),
     }
 
 
-def _tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int) -> Audit:
+def _ceilings(run: AuditedRun) -> dict[str, Any]:
+    if not (run.recorded.references or run.recorded.attributes):
+        return {}
+    return {"ceilings": ceilings_of(run.log, run.once(attacked_table))}
+
+
+def _in_bins(run: AuditedRun) -> dict[str, Any]:
+    scored, audit = run.once(attacks_of), run.audit
+    members, holdout = run.once(tables_of_both_sides)
+    chosen_from = len(attacks_on(audit, "dp"))
+    best = _strongest(audit, scored)
+    return {"attack_by_epsilon": _by_epsilon(best, scored, members, holdout, chosen_from, run.seed)}
+
+
+def _attributes(run: AuditedRun) -> dict[str, Any]:
+    members, holdout = run.once(tables_of_both_sides)
+    columns, ceilings = [found.by for found in run.audit.groups], run.audit.ceilings
+    found = attribute_attacks(
+        materials(run.attacked), columns, members=members, holdout=holdout, ceilings=ceilings
+    )
+    return {"attribute_attacks": found}
+
+
+def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int) -> Audit:
     """Every attack over all examples, those on the audited model first, the largest AUC first."""
     rows, frames, tests = [], [], len(scored)
     for each in scored:
@@ -170,53 +170,6 @@ def _success(
         frames += [success, rates.rates_of(scores, attack=name, model=model, by=of.by)]
         tests += [] if test is None else [test]
     return frames, tests
-
-
-def attributes_of_run(run_dir: Path) -> tuple[AttributeFindings, ...]:
-    """Attacks on the attributes that a run names, and on its baseline; empty if it names none."""
-    run = RecordedRun(
-        attributes=knowledge_of(run_dir / ATTRIBUTES),
-        baseline_attributes=knowledge_of(run_dir / ATTRIBUTES_NON_DP),
-    )
-    return attribute_attacks(materials(run))
-
-
-def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] = ()) -> Audit:
-    """Attacks on a finished run, without an audit of it.
-
-    Args:
-        run_dir: the run.
-        signals: of references for it; None for attacks without references.
-        names: attacks of the registry; default all whose needs are met.
-
-    Raises:
-        InputError: an unknown attack, one whose needs are not met, or signals of something else.
-    """
-    examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
-    run = RecordedRun(
-        examples=examples,
-        references={} if signals is None else read_references(signals, run_dir, examples),
-        attributes=knowledge_of(run_dir / ATTRIBUTES),
-    )
-    material = materials(run)["dp"]
-    for name in names:
-        check_choice("attack", name, ATTACKS)
-        lacking = ATTACKS[name].lacks(material)
-        if lacking is not None:
-            raise InputError(
-                f"{name} needs {lacking}, which this run and its signals do not have"
-                + "; indpriv.attacks.train_references takes them, for --signals"
-                * bool(ATTACKS[name].references)
-            )
-    record = read_run_json(run_dir)
-    epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
-    if epsilon is None or delta is None:  # of a loop of somebody's own
-        opened = open_run(run_dir, unreadable="worst_case")
-        recorded = recorded_run(opened, "worst_case")
-        account = table_for(opened.log, method_of_run(opened.log, recorded, run_dir, {})[0])
-        epsilon, delta = account.worst_case_epsilon, account.account.delta
-    found = _tried(scored_attacks(run, names), (float(epsilon), float(delta)), 0)
-    return found.replace(unchecked=tuple(dict.fromkeys(unchecked_facts(run_dir, run.references))))
 
 
 def materials(run: RecordedRun) -> dict[str, Material]:
@@ -329,3 +282,107 @@ def _epsilons(
         epsilon = np.empty(len(ids))
         epsilon[inside], epsilon[~inside] = members.epsilon[mine], holdout.epsilon[others]
     return EpsilonsOfExamples(members, mu, epsilon)
+
+
+_WRONG = (
+    "the run or its account is wrong, unless training and test examples differ in other ways too: "
+    "was the split random?"
+)
+
+
+def _attacks_above(audit: Audit) -> Iterator[str]:
+    for one in attacks_on(audit, "dp"):
+        if one.above_worst_case:
+            yield f"{one.title} exceeds what the worst case allows: {_WRONG}"
+
+
+def _bins_above(audit: Audit) -> Iterator[str]:
+    if above := int(audit.attack_by_epsilon["above_worst_case"].sum()):
+        yield f"In {above} bins of epsilon an attack exceeds what the worst case allows: {_WRONG}"
+
+
+def _bins_to_look_at(audit: Audit) -> Iterator[str]:
+    bins = audit.attack_by_epsilon
+    if look := int((bins["above_reference"] & ~bins["above_worst_case"]).sum()):
+        yield f"In {look} bins of epsilon an attack exceeds what their epsilon would allow."
+
+
+def _advantages_above(audit: Audit) -> Iterator[str]:
+    for one in audit.attribute_attacks:
+        if one.model == "dp" and one.above_ceiling:
+            yield f"{one.attribute}: the advantage exceeds the worst case: {_WRONG}"
+
+
+FINDINGS = (
+    Finding(
+        "membership",
+        40,
+        {
+            "attacks": (
+                Annotated[pd.DataFrame, rates.TRIED],
+                "Every attack on this model and on the non-private baseline; those on this model "
+                "first, the strongest by AUC first.",
+            ),
+            "rates": (
+                Annotated[pd.DataFrame, rates.RATES],
+                "Of these attacks over all examples, by group and by unit, and of gradient "
+                "canaries.",
+            ),
+            "unchecked": (
+                tuple[str, ...],
+                "What could not be checked about the reference models, in sentences.",
+            ),
+            "roc": (
+                Mapping[str, tuple[tuple[float, float], ...]],
+                "(false-positive rate, true-positive rate) of thresholds on the loss, by model.",
+            ),
+            "most_exposed": (
+                tuple[UnequalAttack, ...],
+                "Tests of the group with the largest mean epsilon, by model and column.",
+            ),
+        },
+        _find,
+        alarms=_attacks_above,
+        watched="attacks above the worst case",
+        notes=lambda audit: audit.unchecked,
+    ),
+    Finding(
+        "ceilings",
+        41,
+        {
+            "ceilings": (
+                Ceilings | None,
+                "What any attack can reach; null where the unit has several rows.",
+            )
+        },
+        _ceilings,
+    ),
+    Finding(
+        "attributes",
+        45,
+        {
+            "attribute_attacks": (
+                tuple[AttributeFindings, ...],
+                "Attacks that guess attributes; empty where the run says nothing of them.",
+            )
+        },
+        _attributes,
+        alarms=_advantages_above,
+        watched="attacks on attributes above the worst case",
+    ),
+    Finding(
+        "by_epsilon",
+        50,
+        {
+            "attack_by_epsilon": (
+                Annotated[pd.DataFrame, BINS],
+                "One attack in bins of epsilon; empty where the norms of the hold-out were not "
+                "recorded.",
+            )
+        },
+        _in_bins,
+        alarms=_bins_above,
+        watched="bins of epsilon above the worst case",
+        notes=_bins_to_look_at,
+    ),
+)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from indpriv._arrays import IntArray
-from indpriv._columns import Partition
+from indpriv._columns import Partition, grouping_of, known_columns, rows_at
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity import (
     Fidelity,
@@ -38,6 +39,27 @@ SPACING = "leaving out every second record"
 def compared_positions(log: NormLog) -> IntArray | None:
     """Increasing positions of the examples that `fidelity_against_k` compares; None if all."""
     return log.reference_positions if log.coverage < 1 else _drawn(log, weighted.MOST_EXACT)
+
+
+def compared_groups(run: AuditedRun) -> dict[str, Partition]:
+    """Groups by each column of the examples whose estimates are compared with exact values.
+
+    None without exact values, and for units of several rows.
+    """
+    log, rows = run.log, run.rows
+    exact = log.coverage == 1 or log.reference_positions is not None
+    if not exact or rows is None or log.unit_ids is not None:
+        return {}
+    nobody, positions, found = rows.read(0, 0), compared_positions(log), {}
+    for column in run.grouping[0]:
+        groups = grouping_of(rows, nobody, column)
+        read = known_columns(rows, groups.columns)
+        every = np.arange(len(rows)) if positions is None else positions
+        frame = rows_at(rows, every, read)
+        found[column] = Partition(
+            groups.columns, groups.names, groups.codes(frame), groups.codes(nobody)
+        )
+    return found
 
 
 def fidelity_against_k(
