@@ -4,20 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indpriv import _columns
 from indpriv._columns import (
     MISSING,
+    CountedValues,
     FrameRows,
     frames_of,
     groupable_columns,
-    grouping,
     grouping_of,
     label_grouping,
     partition,
     to_floats,
     to_texts,
 )
-from indpriv._columns import values as column_values
-from indpriv._columns.values import CountedValues
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from synthetic import rows
@@ -243,7 +242,7 @@ def test_groups_found_range_by_range_are_those_of_all_rows(by):
 
 
 def test_many_values_range_by_range_are_refused(monkeypatch):
-    monkeypatch.setattr(grouping, "MOST_GROUPS", 20)
+    monkeypatch.setattr(_columns, "MOST_GROUPS", 20)
     train = rows("train", np.arange(40) / 7, group=[f"g{k}" for k in range(40)])
     for found in (InRanges(train), FrameRows(train)):
         several = len(found.ranges()) > 1
@@ -270,7 +269,7 @@ def test_quantiles_of_counted_values_are_numpys_observations(n):
 
 
 def test_more_distinct_values_are_kept_with_fewer_bits(monkeypatch):
-    monkeypatch.setattr(column_values, "_MOST", 500)
+    monkeypatch.setattr(_columns, "_MOST_VALUES", 500)
     exact = np.random.default_rng(0).normal(0, 100, 20_000)
     counted = CountedValues()
     for part in np.array_split(exact, 9):

@@ -1,0 +1,449 @@
+"""Columns of examples, the rows that they are read from, and groups by them. Output is sensitive.
+
+Rows are read a range at a time, from memory or from a file. The groups of a column are found in one
+pass over the training rows. Which group a row is in is then asked of any part of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._checks import check_positive_int
+from indpriv.errors import InputError
+
+FIXED_COLUMNS = ("example_id", "unit_id", "split", "label", "loss", "correct")
+RESERVED_COLUMNS = {*FIXED_COLUMNS, "epsilon", "epsilon_lower", "epsilon_upper"}
+RESULTS = ("correct", "loss")  # of the final model, which examples are grouped by if asked
+MISSING = "(missing)"
+_EMPTY = "(empty)"
+_AND = " × "  # between the values of an intersection
+MAX_NUMERIC_VALUES = 50
+MOST_GROUPS = 1 << 16  # of rows that are read in several ranges
+_MAX_BINS = 1000
+_MOST_VALUES = 1 << 20  # distinct values of a column that are kept
+_SIGNIFICAND, _FEWEST_BITS = 52, 8
+
+
+class Rows(Protocol):
+    """Rows in one order."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names of the columns."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The rows from start to stop; columns: by default all."""
+        ...
+
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """(start, stop) of ranges that are read one after the other; one for rows in memory."""
+        ...
+
+
+@dataclass(frozen=True)
+class FrameRows:
+    """Rows in memory."""
+
+    frame: pd.DataFrame
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """See Rows."""
+        return list(self.frame.columns)
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """See Rows."""
+        frame = self.frame if columns is None else self.frame[list(columns)]
+        return frame if (start, stop) == (0, len(frame)) else frame.iloc[start:stop]
+
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """See Rows."""
+        return [(0, len(self.frame))]
+
+
+@dataclass(frozen=True)
+class RenamedRows:
+    """Some columns of rows under other names: name there -> name here."""
+
+    rows: Rows
+    names: Mapping[str, str]
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """See Rows."""
+        return list(self.names.values())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """See Rows."""
+        kept = [old for old, new in self.names.items() if columns is None or new in columns]
+        return self.rows.read(start, stop, kept).rename(columns=dict(self.names))
+
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """See Rows."""
+        return self.rows.ranges()
+
+
+def as_rows(rows: pd.DataFrame | Rows) -> Rows:
+    """A DataFrame as rows in memory; rows as they are."""
+    return FrameRows(rows) if isinstance(rows, pd.DataFrame) else rows
+
+
+def frames_of(rows: Rows, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
+    """Yield all rows in order, a range at a time."""
+    for start, stop in rows.ranges():
+        yield rows.read(start, stop, columns)
+
+
+def frames_at(
+    rows: Rows, positions: IntArray, columns: Sequence[str] | None = None
+) -> Iterator[pd.DataFrame]:
+    """Yield the rows at increasing positions, a range at a time."""
+    for start, stop in rows.ranges():
+        first, last = np.searchsorted(positions, [start, stop])
+        if first < last:
+            yield rows.read(start, stop, columns).iloc[positions[first:last] - start]
+
+
+def rows_at(rows: Rows, positions: IntArray, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """The rows at increasing positions."""
+    found = list(frames_at(rows, positions, columns))
+    if not found:
+        return rows.read(0, 0, columns)
+    return (
+        pd.concat(found, ignore_index=True) if len(found) > 1 else found[0].reset_index(drop=True)
+    )
+
+
+def known_columns(frame: pd.DataFrame | Rows, columns: Sequence[str]) -> list[str]:
+    """Those of some columns that there are, each once."""
+    return [name for name in dict.fromkeys(columns) if name in frame.columns]
+
+
+def groupable_columns(frame: pd.DataFrame | Rows) -> list[str]:
+    """Columns that examples can be grouped by: the label and metadata."""
+    return ["label", *(name for name in frame.columns if name not in RESERVED_COLUMNS)]
+
+
+def to_floats(column: pd.Series[Any]) -> NDArray[np.float64]:
+    """A column of numbers or booleans, with missing values of any kind, as float64 with NaN."""
+    if _is_plain(column):
+        return column.to_numpy(dtype=np.float64, copy=True)
+    values = column.to_numpy(dtype=object, copy=True)
+    values[column.isna().to_numpy()] = np.nan
+    floats: NDArray[np.float64] = values.astype(np.float64)
+    return floats
+
+
+def _is_plain(column: pd.Series[Any]) -> bool:
+    """Whether it holds numbers or booleans of numpy, which need no Python object each."""
+    return isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
+
+
+def mean_of_known(values: NDArray[np.float64]) -> float | None:
+    """The mean of the values that are not NaN; None without any."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def to_texts(column: pd.Series[Any]) -> NDArray[np.object_]:
+    """Values of a column as names of groups; a missing value becomes "(missing)"."""
+    codes, texts = coded(column)
+    found: NDArray[np.object_] = np.array([*texts, MISSING], dtype=object)[codes]
+    return found
+
+
+def coded(column: pd.Series[Any]) -> tuple[IntArray, list[str]]:
+    """Codes of the values, -1 where missing, and their texts; 1.0 among whole numbers reads 1."""
+    codes, uniques = pd.factorize(column, use_na_sentinel=True)
+    return codes, [_text(value) for value in uniques.tolist()]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value)
+    if text in (MISSING, _EMPTY):
+        return repr(text)  # otherwise it would look like our name for a missing value
+    return text or _EMPTY
+
+
+class CountedValues:
+    """Distinct finite numbers and how often each came.
+
+    Of more than 2^20 distinct values, only the first bits of their significand are kept, so that
+    memory does not grow: 2^-8 (0.4 %) is the most by which a value is then too close to zero.
+
+    Attributes:
+        n: number of values.
+        least: the smallest; infinity without any.
+    """
+
+    def __init__(self) -> None:
+        self.n, self.least, self._bits = 0, np.inf, _SIGNIFICAND
+        self._values: FloatArray = np.zeros(0)
+        self._counts: IntArray = np.zeros(0, np.int64)
+
+    def add(self, values: FloatArray) -> None:
+        """Count values (n,)."""
+        self.n += len(values)
+        self.least = min(self.least, float(values.min(initial=np.inf)))
+        self._merge(values, np.ones(len(values), np.int64))
+        while len(self._values) > _MOST_VALUES and self._bits > _FEWEST_BITS:
+            self._bits -= 4
+            self._merge(np.zeros(0), np.zeros(0, np.int64))
+
+    def observations(self, probabilities: FloatArray) -> FloatArray:
+        """The values closest to these quantiles, as numpy's method "closest_observation" has it."""
+        place = self.n * probabilities - 1.5
+        before = np.floor(place).astype(np.int64)
+        tied = (place == before) & (before % 2 == 1)  # as Hyndman and Fan 1996 have it
+        rank = np.clip(np.where(tied, before, before + 1), 0, self.n - 1)
+        return self._values[np.searchsorted(np.cumsum(self._counts), rank, side="right")]
+
+    def _merge(self, values: FloatArray, counts: IntArray) -> None:
+        every = np.concatenate([self._values, values]) + 0.0  # no -0.0
+        if self._bits < _SIGNIFICAND:
+            kept = np.int64(-1) << np.int64(_SIGNIFICAND - self._bits)
+            every = (every.view(np.int64) & kept).view(np.float64)
+        self._values, codes = np.unique(every, return_inverse=True)
+        weights = np.concatenate([self._counts, counts])
+        self._counts = np.bincount(codes, weights, minlength=len(self._values)).astype(np.int64)
+
+
+class TooManyGroupsError(InputError):
+    """A column of many rows has more values than there can be groups."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups by one column or several.
+
+    Attributes:
+        columns: the columns.
+        names: of the groups.
+        codes: gives (n_rows,) the group of each row of a frame, as an index into names.
+    """
+
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    codes: Callable[[pd.DataFrame], IntArray]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Groups by one column or several.
+
+    Attributes:
+        columns: the columns.
+        names: of the groups.
+        train_codes, test_codes: (n_examples,) the group of each example, as an index into names.
+    """
+
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    train_codes: IntArray
+    test_codes: IntArray
+
+
+def partition(
+    train: pd.DataFrame, test: pd.DataFrame, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
+) -> Partition:
+    """Split training and test rows in memory; see `grouping_of`."""
+    found = grouping_of(FrameRows(train), test, by, max_values=max_values)
+    return Partition(found.columns, found.names, found.codes(train), found.codes(test))
+
+
+def grouping_of(
+    train: Rows, test: pd.DataFrame | Rows, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
+) -> Grouping:
+    """Groups of training and test rows by a column, or by the combinations of several.
+
+    Args:
+        train: training rows.
+        test: test rows, with the same columns; may be empty.
+        by: "label", "correct", "loss" or a metadata column; "column:bins=10" cuts a numeric column
+            at quantiles of the training rows; "race,age:bins=4" makes a group of every combination
+            that occurs.
+        max_values: largest number of distinct values of a numeric column without bins; None for no
+            limit.
+
+    Returns:
+        groups named by their values in sorted order; missing values are the group "(missing)".
+
+    Raises:
+        TooManyGroupsError: rows that are read in several ranges have more than 65,536 groups.
+        InputError: there is no such column, a column with bins is not numeric, or it has too many
+            numeric values.
+    """
+    columns = [*groupable_columns(train), *(name for name in RESULTS if name in train.columns)]
+    others = as_rows(test)
+    if "," in by and by not in columns:
+        parts = [
+            grouping_of(train, test, part.strip(), max_values=max_values) for part in by.split(",")
+        ]
+        return reduce(lambda first, second: _joint(first, second, train, others), parts)
+    column, bins = _parse(by, columns)
+    values = _Values(column, train, others)
+    return _named(values, max_values) if bins is None else _binned(values, bins, by)
+
+
+def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
+    """The column and number of bins of a request; a column of exactly that name comes first."""
+    if by in columns:
+        return by, None
+    match = re.fullmatch(r"(.+):bins=(\d+)", by)
+    column = match.group(1) if match else by
+    asked, _, bins_text = by.rpartition(":bins=")
+    if match is None and asked in columns:
+        raise InputError(
+            f"{by!r}: bins={bins_text!r} is not a whole number; pass e.g. {asked}:bins=10"
+        )
+    if column not in columns:
+        raise InputError(
+            f"there is no column {column!r} to group by; choose among {', '.join(columns)}"
+        )
+    if match is None:
+        return column, None
+    bins = check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
+    if bins > _MAX_BINS:
+        raise InputError(f"{column}:bins={bins} is more than {_MAX_BINS}; pass fewer bins")
+    return column, bins
+
+
+class _Values:
+    """The values of a column, a range of rows at a time; numeric and boolean: of those seen."""
+
+    def __init__(self, column: str, train: Rows, test: Rows) -> None:
+        self.column, self.train, self.test = column, train, test
+        self.several = len(train.ranges()) > 1 or len(test.ranges()) > 1
+        self.numeric = self.boolean = True
+
+    def of(self, rows: Rows) -> Iterator[pd.Series[Any]]:
+        """Yield the values of some rows; they are missing where these lack the column."""
+        if self.column not in rows.columns:
+            yield from [pd.Series([None], dtype=object)] * bool(len(rows))
+            return
+        for frame in frames_of(rows, [self.column]):
+            part = frame[self.column]
+            plain = part.empty or bool(part.isna().all())
+            self.numeric = self.numeric and (plain or pd.api.types.is_numeric_dtype(part))
+            self.boolean = self.boolean and (plain or pd.api.types.is_bool_dtype(part))
+            yield part
+
+
+def _named(values: _Values, max_values: int | None) -> Grouping:
+    """A group for each value."""
+    column, missing, most = values.column, False, MOST_GROUPS if values.several else np.inf
+    of_test, of_train = set[str](), set[str]()
+    for found, rows in ((of_test, values.test), (of_train, values.train)):
+        for part in values.of(rows):
+            if rows is values.train:
+                _check_few(values, part.nunique(), max_values)  # before each has a text
+            own, texts = coded(part)
+            missing = missing or bool((own < 0).any())
+            if len(found) <= most:
+                found.update(texts)
+            if rows is values.train:
+                _check_few(values, len(found), max_values)
+        if rows is values.train and max(len(of_test), len(of_train)) > most:
+            raise TooManyGroupsError(
+                f"{column} has more than {most:,} distinct values, too many for groups; choose a "
+                "column with fewer"
+            )
+    known = sorted(of_train | of_test)
+    rank = {name: code for code, name in enumerate(known)}
+
+    def codes(frame: pd.DataFrame) -> IntArray:
+        if column not in frame.columns:
+            return np.full(len(frame), len(known), np.int64)
+        own, texts = coded(frame[column])
+        return np.array([*(rank[text] for text in texts), len(known)], dtype=np.int64)[own]
+
+    return Grouping((column,), (*known, *[MISSING] * missing), codes)
+
+
+def _check_few(values: _Values, distinct: int, most: int | None) -> None:
+    if most is not None and distinct > most and values.numeric and not values.boolean:
+        least = "at least " if values.several else ""
+        raise InputError(
+            f"{values.column} is numeric with {least}{distinct} distinct values, too many for "
+            f"groups; pass {values.column}:bins=10"
+        )
+
+
+def _binned(values: _Values, bins: int, by: str) -> Grouping:
+    """Bins of about equal size, cut at quantiles of training values; the outer bins are open."""
+    column, counted, missing = values.column, CountedValues(), False
+    for rows in (values.test, values.train):
+        for part in values.of(rows):
+            if not values.numeric:
+                break
+            floats = to_floats(part)
+            finite = floats[np.isfinite(floats)]
+            missing = missing or len(finite) < len(floats)
+            if rows is values.train:
+                counted.add(finite)
+    if not values.numeric or values.boolean:
+        raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
+    if not counted.n:
+        raise InputError(
+            f"{column} has no finite value in the training examples, so it has no bins"
+        )
+    cuts = np.unique(counted.observations(np.linspace(0, 1, bins + 1)[1:-1]))
+    cuts = cuts[cuts > counted.least]  # otherwise the first bin would be empty
+    texts = [f"{cut:.12g}" for cut in cuts]
+    names = [f"{low} to <{high}" for low, high in pairwise(texts)]
+    names = [f"< {texts[0]}", *names, f">= {texts[-1]}"] if texts else ["all"]
+
+    def codes(frame: pd.DataFrame) -> IntArray:
+        if column not in frame.columns:
+            return np.full(len(frame), len(cuts) + 1, np.int64)
+        floats = to_floats(frame[column])
+        known = np.isfinite(floats)
+        found = np.searchsorted(cuts, np.where(known, floats, 0.0), side="right")
+        return np.where(known, found, len(cuts) + 1)
+
+    return Grouping((column,), (*names, *[MISSING] * missing), codes)
+
+
+def _joint(first: Grouping, second: Grouping, train: Rows, test: Rows) -> Grouping:
+    """A group for each combination of two groupings that a training or test row has."""
+    columns, size = tuple(dict.fromkeys((*first.columns, *second.columns))), len(second.names)
+
+    def both(frame: pd.DataFrame) -> IntArray:
+        return first.codes(frame) * size + second.codes(frame)
+
+    present = np.zeros(0, np.int64)
+    for rows in (train, test):
+        for frame in frames_of(rows, known_columns(rows, columns)):
+            present = np.union1d(present, both(frame))
+    pairs = zip(*(code.tolist() for code in divmod(present, size)), strict=True)
+    names = tuple(first.names[one] + _AND + second.names[other] for one, other in pairs)
+    return Grouping(columns, names, lambda frame: np.searchsorted(present, both(frame)))
+
+
+def label_grouping(train: Rows, test: pd.DataFrame | Rows) -> Grouping | None:
+    """Groups by label; None where there are too many for classes."""
+    try:
+        return grouping_of(train, test, "label", max_values=None)
+    except TooManyGroupsError:
+        return None
