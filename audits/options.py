@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -15,7 +14,7 @@ from indpriv.cli.options import print_json
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
-    from indpriv.report.document import Page
+    from indpriv.report.page import Page
 
 PROGRAM = "python -m audits"  # as it is typed
 _LONGEST = 1500  # characters of a list
@@ -41,21 +40,18 @@ DataDir = Annotated[
     ),
 ]
 
-Found = TypeVar("Found", bound=Findings)
 
-
-def show(
-    found: Found, page: Page, print_it: Callable[[Found, Console], None], to: Path, *, as_json: bool
-) -> None:
+def show(found: Findings, page: Page, to: Path, *, as_json: bool) -> None:
     """Write a page and its JSON to TO.html, TO.md and TO.json, and print one of them."""
-    from indpriv.report.renderers.page_files import write_page
+    from indpriv.report.page import write_page
+    from indpriv.report.screens import print_whole
 
-    write_page(page, found.to_json(), to.parent, to.name)
+    write_page(page, to.parent, to.name, found.to_json())
     if as_json:
         print_json(found.to_json())
         return
     console = Console(highlight=False)
-    print_it(found, console)
+    print_whole(page, console)
     console.print(f"\n[bold]{escape(f'{to}.html')}[/]", soft_wrap=True)
 
 

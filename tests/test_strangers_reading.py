@@ -53,10 +53,7 @@ IMPORTED = (
     "norm_log.convert",
     "release.model_card",
     "release.statement",
-    "report.screens.lint",
-    "report.screens.comparison",
-    "report.screens.attack_run",
-    "report.screens.attack",
+    "report.screens",
 )  # once, not by each child
 WITH_EXTRAS = ("COARSER", "RULES", "FIDELITY_EPOCHS")  # further accounts, which take long
 

@@ -73,7 +73,7 @@ def subsets(
     the clipping norm. What is said of a run to come is a prediction, not a guarantee.
     """
     from audits.advice.new_runs import planned_worst_case, subset_trials
-    from audits.advice.records_page import print_records, records_page
+    from audits.advice.records_page import records_page
     from audits.advice.subsets import SubsetRun, advise_over_subsets, check_subsets
     from indpriv.audit.advice import check_question
 
@@ -98,7 +98,7 @@ def subsets(
             delta=delta,
             accountant=accountant,
         )
-    show(found, records_page(found), print_records, folder / NAME, as_json=as_json)
+    show(found, records_page(found), folder / NAME, as_json=as_json)
 
 
 def deletion(
@@ -121,7 +121,7 @@ def deletion(
     Example: python -m audits deletion audits/adult.toml --without race=Black --by race --by sex
     """
     from audits.advice.deletion import DeletionRun, compare_deletion
-    from audits.advice.deletion_page import deletion_page, print_deletion
+    from audits.advice.deletion_page import deletion_page
     from audits.advice.new_runs import deletion_trials
     from audits.training.datasets.rows import chosen_ids
     from indpriv.audit.advice import check_question
@@ -156,7 +156,7 @@ def deletion(
             delta=delta,
             accountant=accountant,
         )
-    show(found, deletion_page(found), print_deletion, folder / DELETION, as_json=as_json)
+    show(found, deletion_page(found), folder / DELETION, as_json=as_json)
 
 
 class _NewRuns(NamedTuple):

@@ -76,7 +76,7 @@ def sweep(
     Stopped, the same command goes on, also within the runs that have not ended. All runs are
     seeded, so their models have no privacy; choosing settings by the page costs privacy too.
     """
-    from audits.sweep.page import page_of, print_sweep
+    from audits.sweep.page import page_of
 
     path, combinations = checked_audit_file(audit_file, "sweep"), _combinations(over or [])
     tables = _tables(path)
@@ -89,7 +89,7 @@ def sweep(
         raise InputError("--over has the same value twice; list each once")
     make_trials(every, output_dir, _NAME, jobs=jobs, data_dir=data_dir, device=device)
     found = _compare(trials, at_epsilon, at_accuracy)
-    show(found, page_of(found), print_sweep, output_dir / _NAME, as_json=as_json)
+    show(found, page_of(found), output_dir / _NAME, as_json=as_json)
 
 
 def _tables(path: Path) -> dict[str, Any]:

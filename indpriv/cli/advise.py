@@ -42,8 +42,8 @@ def advise(
     What is said of a run to come is a prediction, not a guarantee.
     """
     from indpriv.audit.advice import advise_on_run, check_question
-    from indpriv.report.renderers.page_files import write_page
-    from indpriv.report.screens.advice import page_of, print_advice
+    from indpriv.report.page import write_page
+    from indpriv.report.screens import advice_page, print_whole
 
     check_question(target, quantile)
     run_dir = checked_run(run_dir, "advise")
@@ -59,10 +59,11 @@ def advise(
             delta=delta,
             accountant=accountant,
         )
-    write_page(page_of(found), found.to_json(), folder, NAME)
+    page = advice_page(found)
+    write_page(page, folder, NAME, found.to_json())
     if as_json:
         print_json(found.to_json())
         return
     console = Console(highlight=False)
-    print_advice(found, console)
+    print_whole(page, console)
     console.print(f"\n[bold]{escape(str(folder / f'{NAME}.html'))}[/]", soft_wrap=True)

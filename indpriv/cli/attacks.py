@@ -91,7 +91,7 @@ def attack(
     from indpriv.analysis.attacks.rates import measure_attack
     from indpriv.analysis.reconstruction import reconstructions_of
     from indpriv.attack_scores import AttackScores
-    from indpriv.report.screens.attack import attack_document, print_attack
+    from indpriv.report.screens import attack_document, print_attack
 
     found = AttackScores.from_file(scores)
     found = replace(
@@ -111,7 +111,7 @@ def attack(
 
 def show_reconstruction(found: Sequence[Reconstruction], as_json: bool) -> None:
     """Print what was reconstructed."""
-    from indpriv.report.screens.reconstruction import print_reconstruction, reconstruction_document
+    from indpriv.report.screens import print_reconstruction, reconstruction_document
 
     if as_json:
         print_json(reconstruction_document(found))
@@ -156,7 +156,7 @@ def attack_run(
 def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_json: bool) -> None:
     from indpriv._plain import to_json
     from indpriv.audit import attributes_of_run, results_of_run
-    from indpriv.report.screens.attack_run import print_results
+    from indpriv.report.screens import print_results
 
     results = results_of_run(run_dir, signals, attacks)
     attributes = attributes_of_run(run_dir) if not attacks or "attributes" in attacks else ()
@@ -176,7 +176,7 @@ def show_study(
     from indpriv.analysis.attacks.effects import membership_effects
     from indpriv.attacks.train_references import CONFIDENCE, open_signals
     from indpriv.audit import attack_study, read_audit
-    from indpriv.report.screens.attack_run import print_effects, print_rates
+    from indpriv.report.screens import print_effects, print_rates
 
     found = open_signals(folder)
     rates = attack_study(found, attacks, unit_rule=unit_rule)
@@ -208,7 +208,7 @@ def validate(
     from indpriv.analysis.attacks.account_test import agree, identities
     from indpriv.audit.validation import canaries_of_run, evidence_of_runs
     from indpriv.norm_log.run_files import GRADIENT_CANARIES
-    from indpriv.report.screens.validation import print_validation, validation_document
+    from indpriv.report.screens import print_validation, validation_document
 
     with_canaries = [run for run in run_dirs if (run / GRADIENT_CANARIES).is_file()]
     others = [run for run in run_dirs if run not in with_canaries]

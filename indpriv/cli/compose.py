@@ -90,7 +90,7 @@ def compose(
     Someone who was in one run only keeps the epsilon of that run.
     """
     from indpriv.audit import compose_runs, write_composition
-    from indpriv.report.screens.composition import print_composition
+    from indpriv.report.screens import print_composition
 
     if len(runs) < 2:
         raise InputError("indpriv compose needs two runs or more; for one, type: indpriv audit RUN")

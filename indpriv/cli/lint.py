@@ -43,7 +43,7 @@ def show_findings(path: Path, facts: TrainingFacts, strict: bool, as_json: bool)
     from indpriv.analysis.lint.registry import lint as apply_rules
     from indpriv.analysis.lint.rule import ERROR, WARNING
     from indpriv.norm_log.evidence import FAILED
-    from indpriv.report.screens.lint import lint_document, print_lint
+    from indpriv.report.screens import lint_document, print_lint
 
     findings = apply_rules(facts)
     if as_json:

@@ -46,7 +46,7 @@ def groups(
     Example: indpriv groups reports/adult --by race --by sex --by race,sex --by age:bins=10
     """
     from indpriv.audit import groups_json, groups_of, read_summary
-    from indpriv.report.screens.groups import print_groups
+    from indpriv.report.screens import print_groups
 
     tables = groups_of(audit_dir, by or [], within=within, min_size=min_size)
     summary = read_summary(audit_dir)
@@ -83,7 +83,7 @@ def compare(
     --at-epsilon and --at-accuracy read the curve of test accuracy in curve.parquet.
     """
     from indpriv.audit import compare_audits, comparison_json
-    from indpriv.report.screens.comparison import print_comparison
+    from indpriv.report.screens import print_comparison
 
     found = compare_audits(audit_dirs, by or [], at_epsilon=at_epsilon, at_accuracy=at_accuracy)
     if as_json:

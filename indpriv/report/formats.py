@@ -4,6 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from indpriv._formatting import (
     capitalised,
     format_delta,
@@ -18,6 +21,8 @@ from indpriv._formatting import (
     sentence,
 )
 
+MOST_ROWS = 40  # of one table; audit.json has all
+_BEST_SHOWN = 4
 _NONE = "–"
 
 
@@ -40,6 +45,13 @@ def after(interval: Any) -> str:
 def counted(n: int, what: str) -> str:
     """A number with its noun: "1 group", "2 groups"."""
     return f"{n:,} {what}" + "s" * (n != 1)
+
+
+def shown_rows(rows: pd.DataFrame, most: int = MOST_ROWS) -> list[int]:
+    """Positions of groups that have examples: all, or the worst and a few of the best."""
+    present: list[int] = np.flatnonzero(rows["n"]).tolist()
+    best = min(_BEST_SHOWN, most // 2)
+    return present if len(present) <= most else present[: most - best] + present[-best:]
 
 
 def shorten(text: str, length: int) -> str:
@@ -71,6 +83,18 @@ def digit_up(bound: float) -> str:
     return f"{math.ceil(bound / unit) * unit:.1g}"
 
 
+def setting(value: float, *, up: bool) -> str:
+    """A setting to three significant digits, on the side of a smaller epsilon.
+
+    >>> setting(1.501, up=True), setting(0.3219, up=False)
+    ('1.51', '0.321')
+    """
+    digits = max(0, 2 - math.floor(math.log10(value)))
+    scaled = value * 10.0**digits
+    rounded = math.ceil(scaled * (1 - 1e-9)) if up else math.floor(scaled * (1 + 1e-9))
+    return f"{rounded / 10.0**digits:.{digits}f}"
+
+
 def listed(texts: Sequence[Any], most: int = 0) -> str:
     """Texts with commas; of more than `most`, the first ones and how many there are."""
     if not most or len(texts) <= most:
@@ -87,6 +111,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "share": format_share,
     "share1": lambda value: format_share(value, 1),
     "share2": lambda value: format_share(value, 2),
+    "percent": lambda value: f"{format_number(100 * value)} %",
     "up": _or_dash(format_share_up),
     "int": _or_dash("{:,}".format),
     "num": format_number,

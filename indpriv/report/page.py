@@ -39,6 +39,7 @@ from indpriv.report.formats import FORMATS
 from indpriv.report.script import page_script, script_hash
 
 Target = Literal["markdown", "html", "terminal"]
+Template = str | Path  # the name of one of ours, or the path, without its suffix, of another
 TEMPLATES = Path(__file__).parent / "templates"
 _ACTIVE = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)[_#]|_(?!\w)")
 _LEADING = re.compile(r"^(?:([-+])(?= |$)|(\d+)([.)])(?= |$)|(?==+$))")
@@ -76,7 +77,7 @@ def _finalized(value: object) -> str:
 # --- templates
 
 
-class _Page:
+class _Rendering:
     """A template that is rendered for one target, and the blocks that it has met."""
 
     def __init__(self, target: Target, shown_beside: Mapping[str, Any]) -> None:
@@ -87,10 +88,11 @@ class _Page:
         self.sections: list[tuple[str, str]] = []
         self.end = ""  # of the section that is open
 
-    def text(self, name: str, values: Mapping[str, Any]) -> str:
+    def text(self, template: Template, values: Mapping[str, Any]) -> str:
         """The Markdown of a template."""
+        path = TEMPLATES / template  # a path that is absolute stays what it is
         environment = Environment(
-            loader=FileSystemLoader(TEMPLATES),
+            loader=FileSystemLoader([path.parent, TEMPLATES]),
             undefined=StrictUndefined,
             finalize=_finalized,
             trim_blocks=True,
@@ -99,7 +101,7 @@ class _Page:
         environment.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
         own = {name: getattr(self, name) for name in ("table", "figure", "folded", "section")}
         environment.globals.update(own | {"code": _code, "typed": _typed, "block": self.block})
-        text = environment.get_template(f"{name}.md.j2").render(**values)
+        text = environment.get_template(f"{path.name}.md.j2").render(**values)
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
     def block(self, kind: str, **values: Any) -> Safe:
@@ -117,9 +119,10 @@ class _Page:
             return Safe(f"\n\n{made.markdown()}\n\n")
         return self._place("table", {"table": made})
 
-    def figure(self, name: str, *arguments: Any, caption: str = "") -> Safe:
-        """A figure of `FIGURES`; empty where there is nothing to draw."""
-        if self.target != "html" or not (svg := FIGURES[name](*arguments)):
+    def figure(self, draw: str | Callable[..., str], *arguments: Any, caption: str = "") -> Safe:
+        """A figure, of `FIGURES` where it is a name; empty where there is nothing to draw."""
+        draw = FIGURES[draw] if isinstance(draw, str) else draw
+        if self.target != "html" or not (svg := draw(*arguments)):
             return Safe("")
         return self._place("figure", {"svg": Markup(svg), "caption": inline_html(str(caption))})
 
@@ -175,7 +178,8 @@ class Table:
             where rows are sequences.
         caption: above the table.
         style: "facts" (names and values), "key" (name, large figure, remark), or "".
-        small, total: attributes of rows that are too few to read, or that sum up the others.
+        small, total: attributes, or macros, of rows that are too few to read, or that sum up the
+            others.
         first: a page and a terminal show this many columns, and the page folds the others away.
         wide: a terminal leaves these columns out where they do not fit.
     """
@@ -187,8 +191,8 @@ class Table:
         caption: str = "",
         *,
         style: str = "",
-        small: str = "",
-        total: str = "",
+        small: Any = "",
+        total: Any = "",
         first: int = 0,
         wide: Sequence[int] = (),
         row_names: bool = True,
@@ -269,7 +273,9 @@ class Table:
         return grid
 
 
-def _of(row: Any, name: str) -> Any:
+def _of(row: Any, name: Any) -> Any:
+    if callable(name):
+        return name(row)
     if isinstance(row, Mapping):
         return row[name]
     return attrgetter(name)(row)
@@ -386,7 +392,7 @@ def _styled(tokens: Iterable[Token], style: str = "") -> Text:
     return made
 
 
-def _print(page: _Page, text: str, console: Console, key_width: int) -> None:
+def _print(page: _Rendering, text: str, console: Console, key_width: int) -> None:
     """Print Markdown; key_width: of the column of bold words that begin paragraphs, or 0."""
     tokens, style, bullet = _markdown().parse(text), "", ""
     for at, token in enumerate(tokens):
@@ -403,7 +409,7 @@ def _print(page: _Page, text: str, console: Console, key_width: int) -> None:
         elif token.type == "inline":
             inside = [one for one in token.children or () if one.type != "text" or one.content]
             if tokens[at - 1].type == "heading_open":
-                console.print(_styled(inside, "bold"))
+                console.print("\n" * (at > 1), _styled(inside, "bold"), sep="")
             elif key_width and inside[:1] and inside[0].type == "strong_open":
                 _print_key(inside, console, key_width, style)
             else:
@@ -427,9 +433,9 @@ def _print_key(inside: Sequence[Token], console: Console, width: int, style: str
 # --- what other files call
 
 
-def render_markdown(template: str, **values: Any) -> str:
+def render_markdown(template: Template, **values: Any) -> str:
     """A template as Markdown, without figures and what a page folds away."""
-    return _Page("markdown", {}).text(template, values)
+    return _Rendering("markdown", {}).text(template, values)
 
 
 @dataclass(frozen=True)
@@ -442,8 +448,17 @@ class Head:
     meta: str
 
 
+@dataclass(frozen=True)
+class Page:
+    """A page that is printed and written: its template, what stands above it, and its values."""
+
+    template: Template
+    head: Head
+    values: Mapping[str, Any]
+
+
 def render_html(
-    template: str, head: Head, beside: Mapping[str, Any] | None = None, **values: Any
+    template: Template, head: Head, beside: Mapping[str, Any] | None = None, **values: Any
 ) -> str:
     """A template as one HTML page without outside requests, whose policy allows one script: ours.
 
@@ -453,7 +468,7 @@ def render_html(
         beside: what blocks of a page alone show: pictures, reconstructed, search_data.
         values: of the template.
     """
-    page = _Page("html", beside or {})
+    page = _Rendering("html", beside or {})
     body = page.html(page.text(template, values)) + page.end
     return (
         _html_templates()
@@ -470,36 +485,30 @@ def render_html(
     )
 
 
-def print_page(template: str, console: Console, *, key_width: int = 0, **values: Any) -> None:
+def print_page(template: Template, console: Console, *, key_width: int = 0, **values: Any) -> None:
     """Print a template; no control character of a text reaches the terminal.
 
     key_width: of the column in which bold words at the beginning of paragraphs stand; 0 for none.
     """
-    page = _Page("terminal", {})
+    page = _Rendering("terminal", {})
     _print(page, page.text(template, values), console, key_width)
 
 
-def write_page(
-    template: str,
-    head: Head,
-    output_dir: Path,
-    stem: str,
-    content: Mapping[str, Any],
-    **values: Any,
-) -> None:
+def write_page(page: Page, output_dir: Path, stem: str, content: Mapping[str, Any]) -> None:
     """Write STEM.html and STEM.md, and then STEM.json with the content.
 
     Args:
-        template: of the page's text.
-        head: above it.
+        page: what the first two show.
         output_dir: is made if it does not exist.
         stem: of the files' names.
         content: JSON values.
-        values: of the template.
     """
     make_folder(output_dir)
-    text = f"**{SENSITIVE}**\n\n# {escape(head.title)}\n\n{render_markdown(template, **values)}"
-    texts = {"html": render_html(template, head, **values), "md": text}
-    for suffix, made in texts.items():
-        write_atomically(output_dir / f"{stem}.{suffix}", made.encode("utf-8", "replace"))
+    top = f"**{SENSITIVE}**\n\n# {escape(page.head.title)}\n\n"
+    texts = {
+        "html": render_html(page.template, page.head, **page.values),
+        "md": top + render_markdown(page.template, **page.values),
+    }
+    for suffix, text in texts.items():
+        write_atomically(output_dir / f"{stem}.{suffix}", text.encode("utf-8", "replace"))
     write_json(output_dir / f"{stem}.json", dict(content))

@@ -49,11 +49,16 @@ from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
 from indpriv.norm_log.evidence import HASH_CHAIN, NOT_CHECKED, PASSED, SEEDS
 from indpriv.norm_log.lines import ON_TRUST
 from indpriv.norm_log.validation import CONTRIBUTIONS
-from indpriv.report.formats import FORMATS
+from indpriv.report.formats import FORMATS, MOST_ROWS, shown_rows
 from indpriv.report.page import Head, escape, print_page, render_html, render_markdown
 from indpriv.report.script import search_data
-from indpriv.report.wording import BETWEEN_CHECKPOINTS, MOST_ROWS, NO_EVIDENCE, shown_rows
 
+NO_EVIDENCE = "An attack that fails is no evidence of privacy."
+BETWEEN_CHECKPOINTS = (
+    "Between checkpoints on a line. Had the run been planned to end there, that epsilon would be "
+    "its guarantee; to end it because of its test accuracy is a choice made afterwards, and free "
+    "only if the test data are public."
+)
 _KEY_WIDTH = 18  # of the first words of a line on the first screen
 BY_LOSS = "loss_threshold"  # the attack of the paper's protocol
 _MODELS = {"dp": "This model", "non_dp": "Without DP"}
@@ -61,7 +66,7 @@ _EMPTY_ROW = dict.fromkeys(
     ("title", "sees", "references", "auc", "auc_interval", "tpr", "tpr_interval", "small",
      "small_interval", "control_auc", "control_tpr")
 )  # fmt: skip
-_ATTACK_COLUMNS = {
+ATTACK_COLUMNS = {
     "Attack": "title",
     "References": "references",
     "AUC": "auc|auc",
@@ -103,7 +108,7 @@ _MORE_OF_GROUPS: dict[str, Any] = {
     "Test acc.": "test_accuracy|share1",
 }
 _SHARED: dict[str, Any] = {
-    "attack_columns": _ATTACK_COLUMNS,
+    "attack_columns": ATTACK_COLUMNS,
     "between_checkpoints": BETWEEN_CHECKPOINTS,
     "bounds": BOUNDS,
     "close": CLOSE,
@@ -199,7 +204,7 @@ def values_of(audit: Audit, since: Audit | None = None) -> dict[str, Any]:
         "class_norms": _class_norms(audit.drivers),
         "moved_settings": _moved_settings(audit.schedule),
         "accuracy_read": _accuracy_read(audit.schedule),
-        "canary_rows": _canary_rows(audit.gradient_canaries),
+        "canary_rows": canary_rows(audit.gradient_canaries),
         "groups_by_ratio": sorted(audit.groups, key=_by_ratio),
         "checked": _checked(audit),
         "how_recorded": recording(audit.run),
@@ -288,7 +293,7 @@ def attack_values(found: Audit) -> dict[str, Any]:
     by_loss = [one for one in ours if one.attack == BY_LOSS]
     return {
         "every": ours,
-        "rows": [*_attack_rows(found, "dp"), *_ceiling_rows(found, "Worst case")],
+        "rows": attack_rows(found),
         "baseline": list(_attack_rows(found, "non_dp")),
         "above": found.attacks.loc[found.attacks["above_worst_case"], "title"].tolist(),
         "ladder": _ladder(found),
@@ -326,6 +331,11 @@ def _rates_of(found: Audit, one: Any, model: str) -> dict[str, Any] | None:
         row |= {name: of[rate].value, f"{name}_interval": interval(of[rate])}
         row[f"{name}_joint"] = interval(of[rate], "joint_") or row[f"{name}_interval"]
     return row
+
+
+def attack_rows(found: Audit) -> list[dict[str, Any]]:
+    """Rates of the attacks on the audited model, and their ceilings."""
+    return [*_attack_rows(found, "dp"), *_ceiling_rows(found, "Worst case")]
 
 
 def _attack_rows(found: Audit, model: str) -> Iterator[dict[str, Any]]:
@@ -504,7 +514,7 @@ def _rated(rows: pd.DataFrame) -> bool:
 
 def group_columns(by: str, rows: pd.DataFrame, standardised: bool) -> dict[str, Any]:
     """Columns of a table of groups; standardised: with label-standardised means."""
-    columns: dict[str, Any] = {by: _named_group, **_GROUP_COLUMNS}
+    columns: dict[str, Any] = {by: named_group, **_GROUP_COLUMNS}
     if standardised:
         columns |= _STANDARDISED
     columns |= _MORE_OF_GROUPS
@@ -513,14 +523,16 @@ def group_columns(by: str, rows: pd.DataFrame, standardised: bool) -> dict[str, 
 
 def group_screen(found: Any) -> dict[str, Any]:
     """Columns of a grouping on a terminal."""
-    columns: dict[str, Any] = {f"by {found.by}": _named_group, "n": "n|int", "mean": "mean|eps"}
+    columns: dict[str, Any] = {f"by {found.by}": named_group, "n": "n|int", "mean": "mean|eps"}
     if found.within_label:
         columns["label-stand."] = "standardised_mean|eps"
     return columns | {"test accuracy": "test_accuracy|share1"}
 
 
-def _named_group(row: Any) -> str:
-    return f"{escape(row.name)}{' (too few)' * row.too_small}"
+def named_group(row: Any) -> str:
+    """A group as tables call it, as Markdown."""
+    by = getattr(row, "by", None)
+    return escape(f"{by}: " * (by is not None) + row.name + " (too few)" * row.too_small)
 
 
 def _by_ratio(table: Any) -> float:
@@ -605,14 +617,17 @@ def _accuracy_read(found: Any) -> dict[str, Any] | None:
     return {"at_epsilon": at_epsilon, "at_accuracy": at_accuracy}
 
 
-def _canary_rows(found: Any) -> list[tuple[str, ...]]:
+def canary_rows(found: Any) -> list[tuple[str, ...]]:
+    """One row for each length of gradient canaries."""
     return [
         (
             f"{one.length:g}",
             f"{one.n_members:,} / {one.n_others:,}",
             format_epsilon(one.ceiling),
             *(format_lower_bound(bound.epsilon) for bound in one.bounds),
-            f"p = {format_p_value(one.p_value)}" if one.agrees else "CONTRADICTED",
+            f"p = {format_p_value(one.p_value)}"
+            if one.agrees
+            else f"CONTRADICTED (p = {one.p_value:.1g})",
         )
         for one in (found.lengths if found else ())
     ]

@@ -4,13 +4,15 @@ import pytest
 from rich.console import Console
 
 from audits.advice.records import SubsetReading, records_needed
-from audits.advice.records_page import print_records, records_page
+from audits.advice.records_page import records_page
 from audits.advice.subsets import LINE_GOES_ON, AdviceOnRecords, GroupOnRecords
-from indpriv.analysis.advice import PREDICTION, Remedy
+from indpriv.analysis.advice import PREDICTION
+from indpriv.analysis.advice import Remedy
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.intervals import Interval
-from indpriv.report.renderers.markdown import render_sections
+from indpriv.report.page import render_markdown
+from indpriv.report.screens import print_whole
 
 SOME = Remedy(1.501, 1.2, None, 0.99, 1.2)
 
@@ -44,8 +46,10 @@ def found():
 
 def test_every_kind_of_answer(found):
     page = records_page(found)
-    assert [section.id for section in page.sections] == ["settings", "records"]
-    text = render_sections("", page.sections).replace("\\", "")
+    text = render_markdown(page.template, **page.values).replace("\\", "")
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        *("## More noise, or a lower clipping norm", "## More records"),
+    ]
     assert "| > 40,000 | > 10.00 |" in text
     assert "| does not fall | does not fall |" in text
     assert "| unknown | unknown |" in text
@@ -61,7 +65,7 @@ def test_what_the_line_assumes_is_said_everywhere(found, capsys):
     assert [one["records"]["status"] for one in written["groups"]] == [
         *("found", "beyond", "rises", "unknown"),
     ]
-    print_records(found, Console(width=250))
+    print_whole(records_page(found), Console(width=250))
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count(LINE_GOES_ON) == 1
-    assert shown.index("needed in all") < shown.index(LINE_GOES_ON) < shown.index(PREDICTION)
+    assert shown.index(PREDICTION) < shown.index("needed in all") < shown.index(LINE_GOES_ON)

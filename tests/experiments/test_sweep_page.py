@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from audits.sweep.findings import TUNING, TrialResult, sweep_of
-from audits.sweep.page import page_of, print_sweep
+from audits.sweep.page import page_of
 from indpriv.analysis.schedule import Curve
 from indpriv.errors import InputError
-from indpriv.report.renderers.html import render_page
-from indpriv.report.renderers.markdown import render_sections
+from indpriv.report.page import render_html, render_markdown
+from indpriv.report.screens import print_whole
 from summaries import summary_of
 from synthetic import small_run
 
@@ -24,7 +24,7 @@ def trial(summary, accuracies, smallest):
     curve = Curve((0, 10, 20), accuracies, (0.0, 1.0, 2.0))
     run = replace(summary.run, test_accuracy=accuracies[-1])
     schedule = replace(summary.schedule, curve=curve)
-    return TrialResult(replace(summary, run=run, schedule=schedule), smallest)
+    return TrialResult(summary.replace(run=run, schedule=schedule), smallest)
 
 
 @pytest.fixture
@@ -54,14 +54,15 @@ def test_gaps_are_of_the_groups_that_can_be_read(summary, found):
 
 def test_the_page_escapes_and_says_what_tuning_costs(found, capsys):
     page = page_of(found)
-    html, text = render_page(page, account=None), render_sections(page.title, page.sections)
+    html = render_html(page.template, page.head, **page.values)
+    text = render_markdown(page.template, **page.values)
     assert "<b>" not in html
     assert "&lt;b&gt;" in html
     assert "<svg" in html
     assert r"| 85.0 % \[21.5 %, 100.0 %\] |" in text
     for shown in (html, text.replace("\\", "")):
         assert TUNING.split(";")[0] in shown
-    print_sweep(found, Console(width=200))
+    print_whole(page, Console(width=200))
     assert "max_grad_norm = 1.0" in capsys.readouterr().out
 
 
@@ -69,14 +70,15 @@ def test_what_a_part_of_the_seeds_reached_has_no_mean(summary):
     runs = [trial(summary, (0.1, 0.5, 0.8), 0.5), trial(summary, (0.1, 0.2, 0.4), 0.5)]
     found = sweep_of("small", [({"momentum": 0.5}, runs)], at_accuracy=0.7)
     assert found.settings[0].epsilon_at_accuracy.mean is None
-    assert "1 of 2 runs" in render_sections("", page_of(found).sections)
+    page = page_of(found)
+    assert "1 of 2 runs" in render_markdown(page.template, **page.values)
 
 
 def test_settings_whose_epsilons_mean_other_things_say_which(summary):
     """A sweep over delta, or over batch sizes by whose updates n is told, compares unlike ones."""
     run = trial(summary, (0.1, 0.5, 0.8), 0.5)
     account = replace(summary.account, delta=1e-3, neighbouring="zero_out")
-    other = replace(run, summary=replace(run.summary, account=account))
+    other = replace(run, summary=run.summary.replace(account=account))
     found = sweep_of("small", [({"delta": 1e-5}, [run]), ({"delta": 1e-3}, [other])])
     meanings = [one.account.describe() for one in (run.summary, other.summary)]
     assert found.meaning == (f"{meanings[0]} (delta = 1e-05), and {meanings[1]} (delta = 0.001)")
@@ -84,6 +86,6 @@ def test_settings_whose_epsilons_mean_other_things_say_which(summary):
 
 
 def test_a_run_without_a_worst_case_at_checkpoints_is_refused(summary):
-    void = replace(summary, schedule=replace(summary.schedule, curve=None))
+    void = summary.replace(schedule=replace(summary.schedule, curve=None))
     with pytest.raises(InputError, match="no worst case at its checkpoints"):
         sweep_of("small", [({"momentum": 0.5}, [TrialResult(void, 0.5)])])

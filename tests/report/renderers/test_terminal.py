@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from indpriv.report.screens.groups import print_groups
 from rich.console import Console
 
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import BATCH_SIZES
 from indpriv.report.renderers.terminal import clean, print_audit
-from indpriv.report.screens.groups import print_groups
 from summaries import CHECKS, summary_of
 from synthetic import sound_checks
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from indpriv.analysis.advice import PREDICTION, Advice, GroupAdvice, Remedy
+from indpriv.analysis.advice import PREDICTION, Advice, GroupAdvice
+from indpriv.analysis.advice import Remedy
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.intervals import Interval
-from indpriv.report.renderers.html import render_page
-from indpriv.report.renderers.markdown import render_sections
-from indpriv.report.screens.advice import page_of, print_advice
+from indpriv.report.page import render_html, render_markdown
+from indpriv.report.screens import advice_page, print_whole
 
 REACHED = Remedy(1.0, 1.0, 1.0, 0.9, 3.0)
 BEYOND = Remedy(None, None, None, None, None)
@@ -36,22 +36,30 @@ def found():
     return Advice(*text, 1.0, 0.95, guarantee, same, same, "", groups)
 
 
+def markdown(found):
+    page = advice_page(found)
+    return render_markdown(page.template, **page.values)
+
+
 def test_every_kind_of_answer(found):
-    text = render_sections("", page_of(found).sections).replace("\\", "")
+    text = markdown(found).replace("\\", "")
     assert "| 1.51 [1.20, > 10 times] |" in text  # noise up
     assert "| 0.321 [0.200, 0.500] |" in text  # clipping norm down
     assert "| > 10 times | – | none | – |" in text
     assert "few (too few)" in text
-    assert [section.id for section in page_of(found).sections] == ["settings"]
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## More noise, or a lower clipping norm"
+    ]
     assert not any(sentence.startswith("Records") for sentence in found.assumptions)
     assert found.to_json()["assumptions"] == list(found.assumptions)
 
 
 def test_texts_of_the_data_stay_text(found, capsys):
-    page = render_page(page_of(found), account=None)
-    assert "<b>x</b>" not in page
-    assert "&lt;b&gt;x" in page
-    print_advice(found, Console(width=250))
+    page = advice_page(found)
+    html = render_html(page.template, page.head, **page.values)
+    assert "<b>x</b>" not in html
+    assert "&lt;b&gt;x" in html
+    print_whole(page, Console(width=250))
     shown = " ".join(capsys.readouterr().out.split())
     assert "<b>x</b>" in shown
     assert PREDICTION in shown
@@ -59,6 +67,6 @@ def test_texts_of_the_data_stay_text(found, capsys):
 
 def test_settings_that_changed_in_the_run_are_factors(found):
     moved = replace(found, noise_multiplier=Range(0.8, 1.2))
-    text = render_sections("", page_of(moved).sections)
+    text = markdown(moved)
     assert "× 1.51" in text
     assert "0.8 to 1.2" in text

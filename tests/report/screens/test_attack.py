@@ -6,7 +6,7 @@ from rich.console import Console
 
 from indpriv.analysis.attacks.rates import measure_attack
 from indpriv.attack_scores import AttackScores
-from indpriv.report.screens.attack import attack_document, print_attack
+from indpriv.report.screens import attack_document, print_attack
 
 RATES = ("auc", "tpr_0.001", "tpr_0.01", "advantage", "epsilon", "right", "false_alarms")
 
@@ -51,7 +51,7 @@ def test_many_groups_and_none_at_all():
     print_attack(
         measures(groups=np.arange(400).astype(str).astype(object)), Console(file=buffer, width=80)
     )
-    assert "360 more groups are in --json" in buffer.getvalue()
+    assert "360 more groups in --json" in buffer.getvalue()
     one = measure_attack(AttackScores(np.ones(1), np.ones(1, bool), "x"))
     assert {row["rate"] for row in attack_document(one)["rates"]} == {
         "epsilon",

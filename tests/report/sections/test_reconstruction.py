@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from indpriv.report.screens.reconstruction import print_reconstruction
 from rich.console import Console
 
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.report.document import Callout, plain
 from indpriv.report.pictures import data_uri
 from indpriv.report.renderers.html import render_html
-from indpriv.report.screens.reconstruction import print_reconstruction
 from indpriv.report.sections.reconstruction import reconstruction
 from reconstructions import scores
 

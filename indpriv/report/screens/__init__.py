@@ -1,1 +1,0 @@
-"""What commands print of what they read: blocks for a terminal. Sensitive."""
