@@ -411,22 +411,23 @@ def _print(page: _Rendering, text: str, console: Console, key_width: int) -> Non
             if tokens[at - 1].type == "heading_open":
                 console.print("\n" * (at > 1), _styled(inside, "bold"), sep="")
             elif key_width and inside[:1] and inside[0].type == "strong_open":
-                _print_key(inside, console, key_width, style)
+                end = next(i for i, each in enumerate(inside) if each.type == "strong_close") + 1
+                key, rest = _styled(inside[:end], style), _styled(inside[end:], style)
+                rest = rest[len(rest.plain) - len(rest.plain.lstrip()) :]
+                _print_beside(key, rest, console, max(key_width, cell_len(key.plain) + 1))
+            elif bullet:
+                _print_beside(Text(bullet, style=style), _styled(inside, style), console, 2)
             else:
-                mark = "! " if style and not bullet else bullet
-                console.print(Text(mark, style=style) + _styled(inside, style))
+                console.print(Text("! " * bool(style), style=style) + _styled(inside, style))
             bullet = ""
 
 
-def _print_key(inside: Sequence[Token], console: Console, width: int, style: str) -> None:
-    """Print a paragraph with its bold first words in a column of their own."""
-    end = next(at for at, token in enumerate(inside) if token.type == "strong_close")
-    key, rest = _styled(inside[: end + 1], style), _styled(inside[end + 1 :], style)
-    rest = rest[len(rest.plain) - len(rest.plain.lstrip()) :]
+def _print_beside(first: Text, rest: Text, console: Console, width: int) -> None:
+    """Print a text beside a column of this width that holds the first words."""
     grid = Grid.grid(padding=(0, 0))
-    grid.add_column(width=max(width, cell_len(key.plain) + 1), no_wrap=True)
+    grid.add_column(width=width, no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(key, rest)
+    grid.add_row(first, rest)
     console.print(grid)
 
 
