@@ -6,8 +6,7 @@ from rich.console import Console
 from audits.advice.records import SubsetReading, records_needed
 from audits.advice.records_page import records_page
 from audits.advice.subsets import LINE_GOES_ON, AdviceOnRecords, GroupOnRecords
-from indpriv.analysis.advice import PREDICTION
-from indpriv.analysis.advice import Remedy
+from indpriv.analysis.advice import PREDICTION, Remedy
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.intervals import Interval

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from indpriv.analysis.advice import PREDICTION, Advice, GroupAdvice
-from indpriv.analysis.advice import Remedy
+from indpriv.analysis.advice import PREDICTION, Advice, GroupAdvice, Remedy
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.intervals import Interval
