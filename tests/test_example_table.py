@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv import _files
+from indpriv import _files, example_table
 from indpriv._arrays import all_distinct
 from indpriv.errors import InputError
-from indpriv.example_table import ExampleTable, open_examples, stored
+from indpriv.example_table import ExampleTable, open_examples
 from synthetic import rows
 
 
@@ -55,7 +55,7 @@ def test_some_training_rows_and_all_test_rows():
 def in_a_file(tmp_path, monkeypatch):
     """Writes a table in row groups of 10, and opens it there."""
     monkeypatch.setattr(_files, "ROW_GROUP_SIZE", 10)
-    monkeypatch.setattr(stored, "LARGEST_IN_MEMORY", 20)
+    monkeypatch.setattr(example_table, "LARGEST_IN_MEMORY", 20)
 
     def opened(frame):
         ExampleTable(frame).to_parquet(tmp_path / "examples.parquet")
@@ -73,7 +73,7 @@ def many(n=34, **columns):
 def test_a_table_in_a_file_is_the_one_in_memory(in_a_file, tmp_path):
     plain = ExampleTable(many())
     found = in_a_file(many())
-    assert isinstance(found, stored.StoredExamples)
+    assert isinstance(found, example_table.StoredExamples)
     for name in ("train", "test", "frame"):
         pd.testing.assert_frame_equal(getattr(found, name), getattr(plain, name))
     assert (found.n_train, found.metadata_columns) == (34, ["sex"])
@@ -115,7 +115,7 @@ def test_ids_that_occur_twice_are_refused_there_too(in_a_file, place, as_text):
     frame = many()
     frame.loc[place[1], "example_id"] = frame.loc[place[0], "example_id"]
     frame = frame.astype({"example_id": str}) if as_text else frame
-    path = in_a_file(many())._rows.file.path
+    path = in_a_file(many()).file.path
     frame.to_parquet(path, row_group_size=10)
     with pytest.raises(InputError, match="1 example ids occur twice within a split"):
         open_examples(path)
@@ -133,7 +133,7 @@ def test_files_of_another_order_are_read_whole(in_a_file):
     few = many()[:20].reset_index(drop=True)
     assert type(in_a_file(few)) is ExampleTable
     with pytest.raises(InputError, match="'valid'"):
-        path = in_a_file(many())._rows.file.path
+        path = in_a_file(many()).file.path
         many(split="valid").to_parquet(path)
         open_examples(path)
 

@@ -124,7 +124,7 @@ def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:
     largest = account.rows_per_unit
     if largest is None or largest == 1 or account.participation == "known":
         return ()
-    table = epsilons if isinstance(epsilons, EpsilonTable) else epsilons.table()
+    table = epsilons.table()
     most = [*(cap for cap in _CAPS if cap < largest), largest]
     method = Method(delta=table.account.delta, conversion=table.account.conversion)
     n_rows, found, least = table.details["n_rows"].astype(np.int64), [], 1

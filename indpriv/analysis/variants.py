@@ -81,19 +81,32 @@ def fidelity_against_k(
         log.coverage < 1 and epsilons.account.rows_per_unit is not None
     ):
         return ()  # reference examples are not whole units
-    groups = groups or {}
+    groups, comparisons = groups or {}, list[Fidelity]()
     if log.coverage == 1:
         exact_log, exact = _compared(log, epsilons, weighted.MOST_EXACT)
-        source, comparisons = "norms at every step of this log", list[Fidelity]()
-        if len(exact) < len(epsilons):
-            source = f"norms at every step of {len(exact):,} random examples of this log"
+        some = f" {len(exact):,} random examples of" * (len(exact) < len(epsilons))
+        source = f"norms at every step of{some} this log"
     else:
         found = log.reference_examples()
         if found is None:
             return ()
         exact_log, exact = found, table_for(found, method)
         source = f"norms at every step of {found.n_examples:,} examples"
-        comparisons = [_own_fidelity(log, epsilons, exact, source, groups)]
+        positions, gaps = log.reference_positions, np.diff(log.recorded_steps)
+        own = epsilons.table() if positions is None else epsilons.take(np.sort(positions))
+        every = round(float(gaps.mean())) if len(gaps) else log.total_steps
+        epochs = every * float(log.settings.sample_rate.mean())
+        comparisons = [
+            compare_with_exact(
+                own,
+                exact,
+                source=source,
+                every=every,
+                epochs=epochs,
+                is_this_log=True,
+                groups=groups,
+            )
+        ]
     rate = float(exact_log.settings.sample_rate.mean())
     rules = (method.between_records,) if method.preset else ("last", "closest")
     steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
@@ -105,42 +118,14 @@ def fidelity_against_k(
     )
     for number, (every, rule) in enumerate(cases, 1):
         estimate = table_for(exact_log.thin(every), replace(method, between_records=rule))
+        told, epochs = groups if (every, rule) == by_group else None, every * rate
         comparisons.append(
             compare_with_exact(
-                estimate,
-                exact,
-                source=source,
-                every=every,
-                epochs=every * rate,
-                groups=groups if (every, rule) == by_group else None,
+                estimate, exact, source=source, every=every, epochs=epochs, groups=told
             )
         )
         (progress or silent)(COMPARING, number, len(cases))
     return tuple(comparisons)
-
-
-def _own_fidelity(
-    log: NormLog,
-    epsilons: Epsilons,
-    exact: EpsilonTable,
-    source: str,
-    groups: Mapping[str, Partition],
-) -> Fidelity:
-    """The log's own K, compared on its reference examples."""
-    positions, table = log.reference_positions, epsilons
-    if not isinstance(table, EpsilonTable):
-        table = table.table() if positions is None else table.take(np.sort(positions))
-    gaps = np.diff(log.recorded_steps)
-    every = round(float(gaps.mean())) if len(gaps) else log.total_steps
-    return compare_with_exact(
-        table,
-        exact,
-        source=source,
-        every=every,
-        epochs=every * float(log.settings.sample_rate.mean()),
-        is_this_log=True,
-        groups=groups,
-    )
 
 
 def effect_of_spacing(
@@ -199,8 +184,6 @@ def _compared(log: NormLog, epsilons: Epsilons, most: int) -> tuple[NormLog, Eps
     positions = _drawn(log, most)
     if positions is not None:
         return log.take(positions), epsilons.take(positions)
-    if isinstance(epsilons, EpsilonTable):
-        return log, epsilons
     return log, epsilons.table(epsilons.details)
 
 

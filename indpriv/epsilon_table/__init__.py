@@ -1,7 +1,6 @@
 """EpsilonTable: the epsilon of each example, in memory or in the parts of a data set. Sensitive."""
 
-from indpriv.epsilon_table.beside import Epsilons, beside
-from indpriv.epsilon_table.parts import EpsilonParts
+from indpriv.epsilon_table.parts import EpsilonParts, Epsilons, beside
 from indpriv.epsilon_table.table import (
     DISCLAIMER,
     FALSE_POSITIVE_RATE,

@@ -147,27 +147,45 @@ class EpsilonParts:
             first, last = np.searchsorted(positions, [start, start + len(frame)])
             found.append(frame.iloc[positions[first:last] - start])
             start += len(frame)
-        whole = pd.concat(found, ignore_index=True)
-        whole.attrs = found[0].attrs
-        return self._claimed(EpsilonTable.from_frame(whole, self.details))
+        return self._claimed(EpsilonTable.from_frame(_whole(found), self.details))
+
+    def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """All rows in memory."""
+        return _whole(list(self.frames(columns)))
+
+    def table(self, details: Collection[str] = KEPT_DETAILS) -> EpsilonTable:
+        """All rows in memory as a table; details: see `EpsilonTable.from_frame`."""
+        with named(self.path):
+            return self._claimed(EpsilonTable.from_frame(self.frame(), details))
 
     def _claimed(self, table: EpsilonTable) -> EpsilonTable:
         return replace(table, claim=self.claim, claim_reason=self.claim_reason)
 
-    def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """All rows in memory."""
-        if not self.path.is_dir():
-            return _files.read_parquet(self.path, columns)
-        parts = list(self.frames(columns))
-        whole = pd.concat(parts, ignore_index=True)
-        whole.attrs = parts[0].attrs
-        return whole
 
-    def table(self, details: Collection[str] | None = None) -> EpsilonTable:
-        """All rows in memory as a table; details: see `EpsilonTable.from_frame`."""
-        kept = KEPT_DETAILS if details is None else details
-        with named(self.path):
-            return self._claimed(EpsilonTable.from_frame(self.frame(), kept))
+Epsilons = EpsilonTable | EpsilonParts
+
+
+def beside(
+    epsilons: Epsilons, rows: Rows, columns: Sequence[str] | None = None
+) -> Iterator[tuple[EpsilonTable, pd.DataFrame]]:
+    """Yield each part of the epsilons with the rows of its examples.
+
+    Args:
+        epsilons: one part if they are in memory.
+        rows: of the same examples in the same order.
+        columns: those that are read, by default all.
+    """
+    start = 0
+    for part in epsilons.tables():
+        stop = start + len(part)
+        yield part, rows.read(start, stop, columns)
+        start = stop
+
+
+def _whole(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    whole = pd.concat(frames, ignore_index=True)
+    whole.attrs = frames[0].attrs
+    return whole
 
 
 def part_name(number: int) -> str:
@@ -224,7 +242,7 @@ class PartsWriter:
 
 
 def write_epsilons(
-    epsilons: EpsilonTable | EpsilonParts, path: Path, columns: pd.DataFrame | Rows | None = None
+    epsilons: Epsilons, path: Path, columns: pd.DataFrame | Rows | None = None
 ) -> None:
     """Write epsilons as a file, or above LARGEST_FILE rows as a folder of parts.
 
@@ -237,18 +255,13 @@ def write_epsilons(
     if path.is_dir():
         remove_tree(path)
     if n_rows <= LARGEST_FILE:
-        table = epsilons if isinstance(epsilons, EpsilonTable) else epsilons.table(epsilons.details)
+        table = epsilons.table(epsilons.details)
         table.to_parquet(path, columns=None if further is None else further.read(0, n_rows))
         return
     remove_file(path)
     writer = PartsWriter(path, n_rows, {"account": dict(vars(epsilons.account))})
-    for (number, start, stop), table in zip(writer.missing(), _parts_of(epsilons), strict=True):
-        writer.write(number, table, None if further is None else further.read(start, stop))
-
-
-def _parts_of(epsilons: EpsilonTable | EpsilonParts) -> Iterator[EpsilonTable]:
-    """Tables of PART_ROWS rows each, with all details."""
+    tables = epsilons.tables(epsilons.details)
     if isinstance(epsilons, EpsilonTable):
-        yield from (epsilons.take(slice(*rows)) for rows in ranges(len(epsilons)))
-    else:
-        yield from epsilons.tables(epsilons.details)
+        tables = (epsilons.take(slice(*rows)) for rows in ranges(n_rows))
+    for (number, start, stop), table in zip(writer.missing(), tables, strict=True):
+        writer.write(number, table, None if further is None else further.read(start, stop))

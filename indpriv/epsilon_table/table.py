@@ -237,7 +237,11 @@ class EpsilonTable:
         width = self.epsilon_upper - self.epsilon_lower
         return np.asarray((width > WIDE * self.epsilon_upper) & (self.account.accountant == "pld"))
 
-    def tables(self) -> Iterator["EpsilonTable"]:
+    def table(self, details: Collection[str] = KEPT_DETAILS) -> "EpsilonTable":
+        """The table itself, with all its details; see `EpsilonParts`, which reads them."""
+        return self
+
+    def tables(self, details: Collection[str] = KEPT_DETAILS) -> Iterator["EpsilonTable"]:
         """Yield the table itself; see `EpsilonParts`, which yields several."""
         yield self
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv import _files
+from indpriv import _files, example_table
 from indpriv._files import write_json
 from indpriv._plain import to_json
 from indpriv.accountant import blocks
@@ -15,7 +15,7 @@ from indpriv.analysis import norms_over_training, recorded_run, run_facts, varia
 from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit, pipeline
 from indpriv.epsilon_table import EpsilonTable, parts
-from indpriv.example_table import ExampleTable, stored
+from indpriv.example_table import ExampleTable
 from indpriv.norm_log import norm_log, reader, records
 from synthetic import small_run, write_run
 
@@ -35,7 +35,7 @@ LIMITS = (
     (pipeline, "LARGEST_FILE"),
     (reader, "LARGEST_FILE"),
     (records, "LARGEST_FILE"),
-    (stored, "LARGEST_IN_MEMORY"),
+    (example_table, "LARGEST_IN_MEMORY"),
 )
 
 

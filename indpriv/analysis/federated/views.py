@@ -72,7 +72,7 @@ def views_of(
     settings = first_at(content, ("config", "federated")) or {}
     place, pruned = settings.get("noise_at"), settings.get("share", 1.0) < 1
     if log.unit == "client":
-        table = epsilons if isinstance(epsilons, EpsilonTable) else epsilons.table()
+        table = epsilons.table()
         found = _of_clients(log, table, place or "server", pruned)
         if settings.get("copies", 1) > 1:
             why = "copies of it are in several clients"

@@ -1,9 +1,14 @@
-"""ExampleTable: one row per example, with the final model's loss on it. Sensitive."""
+"""ExampleTable: what is known of each example and the final model's loss on it. Sensitive.
+
+The table is in memory, or in a file whose rows are read a range at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +17,24 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from indpriv import _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
-from indpriv._columns import FIXED_COLUMNS, RESERVED_COLUMNS, FrameRows, Rows
-from indpriv._files import read_parquet, write_private_parquet
+from indpriv._columns import (
+    FIXED_COLUMNS,
+    RESERVED_COLUMNS,
+    FrameRows,
+    Rows,
+    frames_at,
+    frames_of,
+    rows_at,
+)
+from indpriv._files import (
+    ROW_GROUP_SIZE,
+    ParquetRows,
+    read_parquet,
+    write_private_frames,
+    write_private_parquet,
+)
 from indpriv._reading import named
 from indpriv.errors import InputError
 
@@ -22,6 +42,7 @@ _SPLITS = ("train", "test")
 KINDS = {"example_id": "it", "unit_id": "", "split": "t", "label": "", "loss": "fn"} | {
     "correct": "bfin"
 }
+LARGEST_IN_MEMORY = 4 * ROW_GROUP_SIZE  # rows
 
 
 @dataclass(frozen=True)
@@ -41,69 +62,74 @@ class ExampleTable:
             raise InputError(
                 f"split holds {sorted(self.frame['split'].unique())}; it is 'train' or 'test'"
             )
-        splits = (self.frame.loc[self.frame["split"] == split, "example_id"] for split in _SPLITS)
-        if not all(all_distinct(ids.to_numpy()) for ids in splits):
-            duplicated = self.frame.duplicated(["split", "example_id"])
-            example = self.frame.loc[duplicated, "example_id"].tolist()[0]
-            raise InputError(
-                f"{int(duplicated.sum())} example ids occur twice within a split, e.g. {example!r}"
-            )
+        _check_ids([self._rows(split) for split in _SPLITS])
+
+    def _rows(self, split: str) -> Rows:
+        inside = (self.frame["split"] == split).to_numpy()
+        first, count = int(inside.argmax()) if len(inside) else 0, int(inside.sum())
+        if inside[first : first + count].all():  # as files are written: a slice copies nothing
+            return FrameRows(self.frame.iloc[first : first + count].reset_index(drop=True))
+        return FrameRows(self.frame[inside].reset_index(drop=True))
 
     @property
     def train(self) -> pd.DataFrame:
         """Rows of the training examples, in the order of the data set."""
-        return self._split("train")
+        return _all(self._rows("train"))
 
     @property
     def test(self) -> pd.DataFrame:
         """Rows of the test examples."""
-        return self._split("test")
+        return _all(self._rows("test"))
 
     @property
     def n_train(self) -> int:
         """Number of training examples."""
-        return int((self.frame["split"] == "train").sum())
+        return len(self._rows("train"))
+
+    @property
+    def metadata_columns(self) -> list[str]:
+        """Names of the columns beyond the fixed ones."""
+        return [name for name in self._rows("train").columns if name not in FIXED_COLUMNS]
 
     def with_ids(
         self, train: NDArray[np.generic], test: NDArray[np.generic] | None
     ) -> ExampleTable:
         """The table with the examples of these ids, as far as it has them; test: None for all."""
-        ids, is_train = self.frame["example_id"], self.frame["split"].eq("train")
-        others = ~is_train if test is None else ~is_train & ids.isin(test)
-        return ExampleTable(self.frame[(is_train & ids.isin(train)) | others])
-
-    def _split(self, split: str) -> pd.DataFrame:
-        inside = (self.frame["split"] == split).to_numpy()
-        first, count = int(inside.argmax()) if len(inside) else 0, int(inside.sum())
-        if inside[first : first + count].all():  # as files are written: a slice copies nothing
-            return self.frame.iloc[first : first + count].reset_index(drop=True)
-        return self.frame[inside].reset_index(drop=True)
-
-    @property
-    def metadata_columns(self) -> list[str]:
-        """Names of the columns beyond the fixed ones."""
-        return [name for name in self.frame.columns if name not in FIXED_COLUMNS]
-
-    def train_rows(self, example_ids: Ids) -> Rows:
-        """Training rows in the order of example_ids, as rows; see `aligned`."""
-        return FrameRows(self.aligned(np.asarray(example_ids)))
-
-    def train_frames(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Yield columns of the training rows, in the order of the data set, a range at a time."""
-        yield self.train[list(columns)]
-
-    def test_rows(self) -> Rows:
-        """Test rows, in the order of the data set, as rows."""
-        return FrameRows(self.test)
+        return _table_of(_with_ids(self._rows("train"), train), _with_ids(self._rows("test"), test))
 
     def at(self, train: IntArray, test: IntArray | None) -> ExampleTable:
         """The table of the rows at increasing positions of each split; test: None for all."""
-        others = self.test if test is None else self.test.iloc[test]
-        return ExampleTable(pd.concat([self.train.iloc[train], others], ignore_index=True))
+        others = (
+            frames_of(self._rows("test")) if test is None else frames_at(self._rows("test"), test)
+        )
+        return _table_of(frames_at(self._rows("train"), train), others)
+
+    def train_rows(self, example_ids: Ids) -> Rows:
+        """Training rows in the order of example_ids; in memory if the table has another order."""
+        rows = self._rows("train")
+        same = len(rows) == len(example_ids) and all(
+            np.array_equal(
+                rows.read(*part, ["example_id"])["example_id"].to_numpy(), example_ids[slice(*part)]
+            )
+            for part in rows.ranges()
+        )
+        return rows if same else FrameRows(self.aligned(np.asarray(example_ids)))
+
+    def train_frames(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield columns of the training rows, in the order of the data set, a range at a time."""
+        return frames_of(self._rows("train"), columns)
+
+    def test_rows(self) -> Rows:
+        """Test rows, in the order of the data set, as rows."""
+        return self._rows("test")
 
     def has_unit_for_each_row(self) -> bool:
         """Whether no two training rows share a unit."""
-        return all_distinct(self.train["unit_id"].to_numpy())
+        return self._has_unit_for_each_row
+
+    @cached_property
+    def _has_unit_for_each_row(self) -> bool:
+        return not len(_repeated(self._rows("train"), "unit_id"))
 
     def with_label_names(self, names: Sequence[str]) -> ExampleTable:
         """The table with integer labels replaced by their names, if the names fit the labels."""
@@ -196,6 +222,144 @@ class ExampleTable:
         """Read a table that `to_parquet` wrote."""
         with named(path):
             return cls(read_parquet(path, kinds=KINDS))
+
+
+class StoredExamples(ExampleTable):
+    """Training and test examples in a file, training examples first.
+
+    What asks for all rows of a split, such as `frame`, gets them in memory; other methods read a
+    range at a time.
+    """
+
+    file: ParquetRows
+    n_before_test: int
+    label_names: tuple[str, ...]
+
+    def __init__(self, file: ParquetRows, n_train: int, label_names: Sequence[str] = ()) -> None:
+        """Open a file; InputError if an id occurs twice within a split."""
+        self.__dict__.update(file=file, n_before_test=n_train, label_names=tuple(label_names))
+        if not label_names:  # the same file under other names of labels
+            _check_ids([self._rows(split) for split in _SPLITS])
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """All rows in memory."""
+        return pd.concat([self.train, self.test], ignore_index=True)
+
+    def _rows(self, split: str) -> Rows:
+        n = self.n_before_test
+        first, size = (0, n) if split == "train" else (n, len(self.file) - n)
+        return _SplitRows(self.file, first, size, self.label_names)
+
+    def with_label_names(self, names: Sequence[str]) -> ExampleTable:
+        """See `ExampleTable.with_label_names`."""
+        labels = (frame["label"] for frame in frames_of(self.file, ["label"]))
+        if not names or not all(labels_fit(part, len(names)) for part in labels):
+            return self
+        return StoredExamples(self.file, self.n_before_test, names)
+
+    def to_parquet(self, path: Path) -> None:
+        """Write the table, readable by its owner only (0600)."""
+        every = chain(*(frames_of(self._rows(split)) for split in _SPLITS))
+        write_private_frames(every, path, self.file.schema)
+
+
+@dataclass(frozen=True)
+class _SplitRows:
+    """The n rows of a file from its row `first`; see `indpriv._columns.Rows`."""
+
+    file: ParquetRows
+    first: int
+    n: int
+    label_names: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.file.columns
+
+    def __len__(self) -> int:
+        return self.n
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        frame = self.file.read(self.first + start, self.first + min(stop, self.n), columns)
+        if not self.label_names or "label" not in frame:
+            return frame
+        return frame.assign(label=named_labels(frame["label"], self.label_names))
+
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        last = self.first + self.n
+        return [
+            (max(start, self.first) - self.first, min(stop, last) - self.first)
+            for start, stop in self.file.ranges()
+            if start < last and stop > self.first
+        ]
+
+
+def open_examples(path: Path) -> ExampleTable:
+    """The table that `ExampleTable.to_parquet` wrote; above LARGEST_IN_MEMORY rows it stays there.
+
+    Raises:
+        InputError: there is no such file, or an id occurs twice within a split.
+        EvidenceError: it is damaged.
+    """
+    file = ParquetRows.open(path, KINDS)
+    if len(file) <= LARGEST_IN_MEMORY:
+        return ExampleTable.from_parquet(path)
+    n_train = _n_before_test(file)
+    return ExampleTable.from_parquet(path) if n_train is None else StoredExamples(file, n_train)
+
+
+def _n_before_test(file: ParquetRows) -> int | None:
+    """The number of training rows, if all of them lie before the test rows; else None."""
+    n_train, test_began = 0, False
+    for start, stop in file.ranges():
+        split = file.read(start, stop, ["split"])["split"]
+        train, test = (split.eq(name).to_numpy() for name in ("train", "test"))
+        n_here = int(train.sum())
+        if not (train | test).all() or (n_here and (test_began or not train[:n_here].all())):
+            return None
+        n_train, test_began = n_train + n_here, test_began or n_here < len(split)
+    return n_train
+
+
+def _all(rows: Rows) -> pd.DataFrame:
+    return rows.read(0, len(rows)).reset_index(drop=True)
+
+
+def _repeated(rows: Rows, name: str) -> pd.Series[Any]:
+    """Values of a column that an earlier row has."""
+
+    def values_of(start: int, stop: int) -> NDArray[np.generic]:
+        values: NDArray[np.generic] = rows.read(start, stop, [name])[name].to_numpy()
+        return values
+
+    ranges = list(rows.ranges())
+    if len(ranges) > 1:  # equal hashes, and perhaps equal values
+        values = rows_at(rows, _repeats.repeated(values_of, ranges), [name])[name]
+    elif all_distinct(values_of(0, len(rows))):
+        return pd.Series([], dtype=object)
+    else:
+        values = rows.read(0, len(rows), [name])[name]
+    return values[values.duplicated()]
+
+
+def _check_ids(splits: Sequence[Rows]) -> None:
+    """Raise InputError if an id occurs twice within a split."""
+    repeated = [value for rows in splits for value in _repeated(rows, "example_id").tolist()]
+    if repeated:
+        raise InputError(
+            f"{len(repeated)} example ids occur twice within a split, e.g. {repeated[0]!r}"
+        )
+
+
+def _with_ids(rows: Rows, ids: NDArray[np.generic] | None) -> Iterator[pd.DataFrame]:
+    """Yield the rows with these ids, or all; a range at a time."""
+    for frame in frames_of(rows):
+        yield frame if ids is None else frame[frame["example_id"].isin(ids)]
+
+
+def _table_of(train: Iterable[pd.DataFrame], test: Iterable[pd.DataFrame]) -> ExampleTable:
+    return ExampleTable(pd.concat([*train, *test], ignore_index=True))
 
 
 def check_columns(columns: Collection[str]) -> None:
