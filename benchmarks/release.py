@@ -48,9 +48,9 @@ def errors(
     drawn = []
     for _ in range(DRAWS):
         figures = draw(request, counts, grid)
-        mean = np.nan if figures.mean is None else figures.mean
+        mean = np.nan if figures["mean"] is None else figures.mean
         drawn.append(
-            [mean, *(figures.quantiles.get(f"{quantile:g}", np.nan) for quantile in QUANTILES)]
+            [mean, *(figures["quantiles"].get(f"{quantile:g}", np.nan) for quantile in QUANTILES)]
         )
     return np.array(drawn[0]), np.abs(np.array(drawn) - truth).mean(axis=0)
 

@@ -162,7 +162,7 @@ def _median_norm(
 
     A seeded run draws it by its seed, from the same law.
     """
-    from indpriv.release.clipping_norm import private_median_norm  # OpenDP takes time to import
+    from indpriv.release.mechanisms import private_median_norm  # OpenDP takes time to import
 
     examples = Examples(train_set, whole_batch, next(module.parameters()).device)
     loss_fn, first = LOSSES[settings.loss](reduction="none"), next(examples.batches(_CHECKED))

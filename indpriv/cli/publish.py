@@ -242,7 +242,7 @@ def model_card(audit_dir: AuditDir) -> None:
     from indpriv._folders import make_folder
     from indpriv.audit import read_summary
     from indpriv.release.ledger import SHAREABLE
-    from indpriv.release.model_card import MODEL_CARD, read_release, render_model_card
+    from indpriv.release.page import MODEL_CARD, read_release, render_model_card
 
     text = render_model_card(read_summary(audit_dir), read_release(audit_dir))
     folder = make_folder(audit_dir, SHAREABLE)

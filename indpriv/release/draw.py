@@ -4,62 +4,28 @@ What they return is releasable.
 """
 
 import math
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._reading import Number, table
 from indpriv.release import mechanisms
 from indpriv.release.mechanisms import GaussianNoise, LaplaceNoise, Noise
 from indpriv.release.request import DESCENT, HISTOGRAM, Request, as_fraction
 
+# Released statistics of one group, as in release.json: "quantiles" (quantile as text -> value,
+# increasing), "mean" (None if it was not requested, or if the noise is larger than the group),
+# "count" (noisy number of people, None if none was needed) and "expected_error" of each, which is
+# what the mechanism alone says: of a mean a bound in its unit, of a count in people, of a quantile
+# in people by "rank" where values are close together, and "rank_at_most" for any data (None if
+# there is no bound, as in descent).
+Figures = dict[str, Any]
+_RANK_ERROR = table({Number: "rank rank_at_most?"})
+_ERRORS = table({dict[str, _RANK_ERROR]: "quantiles", Number: "mean? count?"})  # type: ignore[valid-type]
+FIGURES = table({dict[str, Number]: "quantiles", Number: "mean? count?", _ERRORS: "expected_error"})
 
-@dataclass(frozen=True)
-class RankError:
-    """Expected error of a quantile, in people.
-
-    Attributes:
-        rank: where values are close together.
-        rank_at_most: a bound for any data; None if there is none (descent).
-    """
-
-    rank: float
-    rank_at_most: float | None
-
-
-@dataclass(frozen=True)
-class ExpectedErrors:
-    """Expected errors of released statistics.
-
-    Attributes:
-        quantiles: quantile as text -> error.
-        mean: a bound, in the unit of the mean; it depends on the released count.
-        count: in people.
-    """
-
-    quantiles: dict[str, RankError]
-    mean: float | None
-    count: float | None
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Released statistics of one group, as in release.json.
-
-    Attributes:
-        quantiles: quantile as text -> value, increasing.
-        mean: None if it was not requested, or if the noise is larger than the group.
-        count: noisy number of people, None if none was needed.
-        expected_error: what the mechanism alone says about them.
-    """
-
-    quantiles: dict[str, float]
-    mean: float | None
-    count: float | None
-    expected_error: ExpectedErrors
-
-
-_Answer = tuple[float, RankError]  # a released quantile and its error
+_Answer = tuple[float, dict[str, float | None]]  # a released quantile and its error
 
 
 def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
@@ -83,12 +49,12 @@ def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
     rank_errors = {name: error for name, (_, error) in zip(names, answers, strict=True)}
     # With a mean it is the sum of two noises: 1.5 (Laplace) or 1.42 (Gaussian) times one's error
     count_error = None if count is None else noise.unit_error * (1.5 if request.mean else 1.0)
-    return Figures(
-        quantiles=dict(zip(names, ordered, strict=True)),
-        mean=mean,
-        count=None if count is None else float(count),
-        expected_error=ExpectedErrors(rank_errors, mean_error, count_error),
-    )
+    return {
+        "quantiles": dict(zip(names, ordered, strict=True)),
+        "mean": mean,
+        "count": None if count is None else float(count),
+        "expected_error": {"quantiles": rank_errors, "mean": mean_error, "count": count_error},
+    }
 
 
 def _noise(request: Request) -> Noise:
@@ -124,8 +90,8 @@ def _by_selection(
     answers = []
     for quantile in map(as_fraction, request.quantiles):
         cell = mechanisms.select_quantile(counts, quantile, noise.epsilon)
-        error, bound = mechanisms.selection_errors(quantile, len(grid), noise.epsilon)
-        answers.append((float(grid[cell]), RankError(error, bound)))
+        errors = mechanisms.selection_errors(quantile, len(grid), noise.epsilon)
+        answers.append((float(grid[cell]), _rank_error(*errors)))
     return answers
 
 
@@ -136,7 +102,7 @@ def _from_distribution(
         return []
     cumulative, cells = mechanisms.noisy_distribution(counts, noise)
     leaves = np.searchsorted(cumulative, np.array(request.quantiles) * cumulative[-1])
-    error = RankError(*mechanisms.distribution_errors(len(counts), noise))
+    error = _rank_error(*mechanisms.distribution_errors(len(counts), noise))
     return [(float(grid[cells[leaf]]), error) for leaf in leaves]
 
 
@@ -149,7 +115,7 @@ def _by_descent(
     """
     of_a_round = GaussianNoise(noise.scale * math.sqrt(mechanisms.ROUNDS))
     people = float(request.public_n or max(count or 0, 1))
-    error = RankError(of_a_round.unit_error / 2, None)
+    error = _rank_error(of_a_round.unit_error / 2, None)
 
     def answer(value: int) -> float:
         return float(of_a_round.add([value], 1)[0])
@@ -159,3 +125,7 @@ def _by_descent(
         for quantile in request.quantiles
     )
     return [(value, error) for value in values]
+
+
+def _rank_error(rank: float, at_most: float | None) -> dict[str, float | None]:
+    return {"rank": rank, "rank_at_most": at_most}

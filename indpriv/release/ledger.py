@@ -23,8 +23,7 @@ from indpriv._folders import make_folder
 from indpriv._journal import NAME, JournalWriter, chains
 from indpriv._reading import AtLeastZero, Text, check, table
 from indpriv.errors import EvidenceError, InputError
-from indpriv.release.assumptions import describe
-from indpriv.release.draw import Figures
+from indpriv.release.draw import FIGURES
 from indpriv.release.request import Budget, Request
 
 FOLDER, PAID, SHAREABLE, RELEASE_JSON = "ledger", "paid.json", "shareable", "release.json"
@@ -36,7 +35,7 @@ _COSTS: dict[Any, str] = {
 _LINES = {
     "open": table({Text: "fingerprint"}),
     "budget": table(_COSTS),
-    "release": table({**_COSTS, dict[str, Any]: "request", dict[str, Figures]: "figures"}),
+    "release": table({**_COSTS, dict[str, Any]: "request", dict[str, FIGURES]: "figures"}),  # type: ignore[valid-type]
 }
 
 
@@ -96,13 +95,11 @@ class Ledger:
             return
         if standing is not None:
             raise InputError(
-                f"the budget of this audit was set to {describe(standing)}, and a budget is set "
+                f"the budget of this audit was set to {standing}, and a budget is set "
                 "once; leave --budget out"
             )
         if not budget.covers(self.spent):
-            raise InputError(
-                f"{describe(self.spent)} is spent already, more than a budget of {describe(budget)}"
-            )
+            raise InputError(f"{self.spent} is spent already, more than a budget of {budget}")
         self._append("budget", **budget.to_json())
 
     def stored(self, request: Request) -> dict[str, Any] | None:
@@ -115,8 +112,8 @@ class Ledger:
         """Raise InputError if the budget does not cover a cost."""
         if self.budget is not None and not self.budget.covers(self.spent + cost):
             raise InputError(
-                f"the budget of this audit is {describe(self.budget)}; {describe(self.spent)} is "
-                f"spent, and this release would cost {describe(cost)}: refused, nothing was drawn. "
+                f"the budget of this audit is {self.budget}; {self.spent} is "
+                f"spent, and this release would cost {cost}: refused, nothing was drawn. "
                 "Earlier releases can be shown again"
             )
 
@@ -176,7 +173,7 @@ def _compare(folder: Path, entries: list[dict[str, Any]], directory: Path) -> No
         told = {key: first_at(content, ("spent", key), (key,)) for key in states[0]}
         if told not in states:
             raise InputError(
-                f"{folder} holds {len(entries)} lines and {describe(spent[-1])} spent, but {path} "
+                f"{folder} holds {len(entries)} lines and {spent[-1]} spent, but {path} "
                 f"says {told!r:.120}: the ledger was cut, changed or exchanged, and nothing was "
                 "drawn. Restore it from a copy, or name the one that paid (--ledger)"
             )

@@ -1,56 +1,94 @@
-"""A private release as an HTML page and for a terminal.
+"""A private release as an HTML page, on a terminal, and in a block for a model card. Releasable.
 
-Releasable: it sees only the content of release.json.
+The page sees only the content of release.json, which a mechanism drew. The model card (YAML front
+matter and Markdown, for Hugging Face) sees what the guarantee covers too: the worst case, and the
+disclosures that an audit marks as publishable. All other figures of an audit are computed from the
+data without noise, and are not read.
 """
 
+from __future__ import annotations
+
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 
-import indpriv.report
+from indpriv._files import read_json
 from indpriv._formatting import format_delta, format_epsilon, format_number
-from indpriv._shown import shown
+from indpriv._reading import AtLeastZero, Text, Whole, check, named, table
+from indpriv._shown import clean
+from indpriv.analysis.guarantee import STANDS
 from indpriv.epsilon_table import relation_words
-from indpriv.report.document import Entry, Paragraph, Span, Table, paragraph, table
-from indpriv.report.renderers.terminal import print_blocks
+from indpriv.errors import InputError
+from indpriv.release.draw import FIGURES
+from indpriv.release.ledger import RELEASE_JSON, SHAREABLE
+from indpriv.release.sources import TEMPLATES, filled, paragraphs
+from indpriv.report.page import print_page, render_markdown
 
-_TEMPLATES = Path(__file__).parent / "templates"
-_STYLE = Path(indpriv.report.__file__).parent / "renderers" / "templates"  # of the report's CSS
+MODEL_CARD = "model-card.md"
+_COST = table({AtLeastZero: "epsilon delta"})
+_SPENT = table({AtLeastZero: "epsilon delta", Whole: "releases", _COST: "training? budget?"})
+_RELEASE = table(
+    {
+        Text: "quantity meaning unit neighbouring method by?",
+        list[Text]: "assumptions",
+        dict[str, Any]: "groups?",
+        _SPENT: "spent",
+    }
+)
+# With sample_rate, the expected batch size itself would give n away, and n is private
+_NORMALISATION = {
+    "mean": "sum of clipped gradients and noise over the expected, not the sampled, batch size",
+    "sum": "sum of clipped gradients and noise, not divided",
+}
 
 
 def render_release(content: Mapping[str, Any]) -> str:
     """The page as text: self-contained, no script, every text escaped."""
-    environment = Environment(
-        loader=FileSystemLoader([_TEMPLATES, _STYLE]),
-        autoescape=True,
-        finalize=shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("release.html.j2").render(
-        release=content,
-        figures=figures_table(content),
-        error_notes=error_notes(content),
-        spending=spending(content),
-    )
+    return filled("release.html.j2", release=content, **_shown(content))
 
 
-def figures_table(content: Mapping[str, Any]) -> Table:
+def print_release(content: Mapping[str, Any], console: Console) -> None:
+    """Print the figures, their expected errors, what was spent and what is assumed."""
+    print_page(TEMPLATES / "release", console, release=content, **_shown(content))
+
+
+def _shown(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a release: its figures as a table, their expected errors, and what was spent."""
+    expected = next(iter((content["groups"] or {"": content}).values()))["expected_error"]
+    ranks = (
+        f"{name}: {_people(error['rank'])}"
+        + ("" if (most := error["rank_at_most"]) is None else f", at most {_people(most)}")
+        for name, error in expected["quantiles"].items()
+    )
+    return {
+        "figures": _figures(content),
+        "errors": paragraphs(
+            "errors.txt.j2",
+            expected=expected,
+            each=" of each group" if content["groups"] else "",
+            method=content["method"],
+            ranks="; ".join(ranks),
+        ),
+        "spent": paragraphs(
+            "spent.txt.j2",
+            release=content,
+            spent=content["spent"],
+            relation=relation_words(content["neighbouring"]),
+        ),
+    }
+
+
+def _figures(content: Mapping[str, Any]) -> dict[str, Any]:
     """The released figures, one row for each group; with expected errors where there are any."""
     groups = content["groups"] or {"": content}
     names = sorted(next(iter(groups.values()))["quantiles"], key=float)
     show = _epsilon if content["quantity"] == "individual epsilon" else format_number
-    shown = [
-        name
-        for name in ("mean", "count")
-        if any(figures[name] is not None for figures in groups.values())
-    ]
     titles = {"mean": "mean", "count": "people"}
+    shown = [name for name in titles if any(each[name] is not None for each in groups.values())]
     head = [content["by"] or "", *(f"quantile {name}" for name in names)]
     rows = []
     for group, figures in groups.items():
@@ -62,81 +100,7 @@ def figures_table(content: Mapping[str, Any]) -> Table:
                 "all noise" if value is None else f"{form(value)} ± {format_number(error, 2)}"
             )
         rows.append(row)
-    return table([*head, *(titles[name] for name in shown)], rows)
-
-
-def error_notes(content: Mapping[str, Any]) -> list[str]:
-    """How wrong the figures are expected to be, by the mechanism alone."""
-    expected = next(iter((content["groups"] or {"": content}).values()))["expected_error"]
-    each = " of each group" if content["groups"] else ""
-    notes = []
-    if expected["quantiles"]:
-        ranks = "; ".join(
-            f"{name}: {_rank_error(error)}" for name, error in expected["quantiles"].items()
-        )
-        if content["method"] == "descent":
-            notes.append(
-                f"Noise of one comparison{each}, in people: {ranks}. How close descent comes to "
-                "the quantile in its rounds is not bounded."
-            )
-        else:
-            notes.append(
-                f"Expected error of a quantile{each}, in people by rank, where values are close "
-                f"together, and its bound for any data: {ranks}. What that means in value depends "
-                "on the data, and is not released."
-            )
-    if expected["count"] is not None or expected["mean"] is not None:
-        notes.append(
-            "The number after ± is the expected size of the noise; that of the mean depends on the "
-            "noisy or declared number of people."
-        )
-    notes.append(
-        "All people count in these figures with the same noise, so that figures of few people are "
-        "mostly noise. Differences of the size of the noise mean nothing."
-    )
-    return notes
-
-
-def _rank_error(error: Mapping[str, Any]) -> str:
-    most = error["rank_at_most"]
-    return _people(error["rank"]) + ("" if most is None else f", at most {_people(most)}")
-
-
-def spending(content: Mapping[str, Any]) -> list[str]:
-    """The cost of this release, of all releases, and of these with training."""
-    spent = content["spent"]
-    relation = relation_words(content["neighbouring"])
-    number = f"{spent['releases']} release{'s' * (spent['releases'] != 1)}"
-    budget = "; no budget is set."
-    if spent["budget"]:
-        budget = f", of a budget of {_cost(spent['budget'])}."
-    lines = [
-        f"This release: {_cost(content)}, {relation} one {content['unit']}.",
-        f"{number} from this audit so far: {_cost(spent)}{budget}",
-    ]
-    if spent["training"]:
-        lines.append(
-            f"The training run's own guarantee: {_cost(spent['training'])}. Training and all "
-            f"releases together: {_cost(spent['with_training'])}."
-        )
-    return lines
-
-
-def print_release(content: Mapping[str, Any], console: Console) -> None:
-    """Print the figures, their expected errors, what was spent and what is assumed."""
-    blocks: list[Entry | Paragraph | Table] = [
-        paragraph(Span(f"PRIVATE RELEASE: for others {content['name']}")),
-        paragraph(content["meaning"]),
-        figures_table(content),
-    ]
-    for title, lines in (
-        ("EXPECTED ERROR", error_notes(content)),
-        ("SPENT", spending(content)),
-        ("ASSUMED", content["assumptions"]),
-    ):
-        blocks += [paragraph(Span(title)), Entry("", tuple(map(paragraph, lines)))]
-    method = f"Method: {content['method_description']}. Answers are among {content['values']}."
-    print_blocks([*blocks, paragraph(method)], console)
+    return {"head": [*head, *(titles[name] for name in shown)], "rows": rows}
 
 
 def _epsilon(value: float) -> str:
@@ -148,8 +112,104 @@ def _people(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else format_number(value, 2)
 
 
-def _cost(cost: Mapping[str, Any]) -> str:
-    delta = cost["delta"]
+def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
+    """The block as text; release is the content of release.json, None if nothing was released.
+
+    Raises:
+        InputError: a run without a guarantee that may be published, or a release that composes
+            with another guarantee.
+    """
+    public = _public(summary)
+    if release is not None:
+        _check_same_training(public, release)
+    settings = [(name, value or "not stated", status) for name, value, status in public["settings"]]
+    if public["normalisation"]:
+        settings.append(("Normalisation of the gradient", public["normalisation"], "verified"))
+    values: dict[str, Any] = {"public": public, "settings": settings, "release": release}
+    if release is not None:
+        shown = _shown(release)
+        values["figures"] = shown["figures"]
+        values["notes"] = [*shown["errors"], *shown["spent"], *release["assumptions"]]
     return (
-        f"epsilon {format_epsilon(cost['epsilon'])}, delta {format_delta(delta) if delta else '0'}"
+        f"---\n{_front_matter(public)}---\n\n{render_markdown(TEMPLATES / 'model-card', **values)}"
+    )
+
+
+def read_release(audit_dir: Path) -> dict[str, Any] | None:
+    """The content of shareable/release.json, None if nothing was released."""
+    path = audit_dir / SHAREABLE / RELEASE_JSON
+    if not path.is_file():
+        return None
+    content: dict[str, Any] = read_json(path)
+    check(_RELEASE, content, str(path))
+    with named(path, "make it again with indpriv release"):
+        for figures in (content.get("groups") or {"": content}).values():
+            check(FIGURES, figures, str(path))
+        _shown(content)  # and what a page shows of it is there
+    return content
+
+
+def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be published of an audit; the rest of this module sees nothing else of it."""
+    try:
+        guarantee, account, run = summary["guarantee"], summary["account"], summary["run"]
+        status, times_n = guarantee["status"], guarantee["delta_times_n"]
+        public = {
+            "name": summary["name"],
+            "worst_case_epsilon": guarantee["worst_case_epsilon"],
+            "evidence": guarantee["evidence"],
+            "statement": guarantee["statement"],
+            **{
+                name: account[name]
+                for name in ("delta", "unit", "neighbouring", "sampler", "accountant")
+            },
+            "participation": account.get("participation", "secret"),
+            "normalisation": _NORMALISATION.get(run["recorder"].get("loss_reduction"), ""),
+            "settings": [
+                (item["item"], item["value"], item["status"])
+                for item in summary["disclosures"]
+                if item["publishable"] and not item["private"]
+            ],
+            "version": summary["versions"]["indpriv"],
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"audit.json is incomplete ({error}); make the audit again") from error
+    why = "delta is at least 1/n" if times_n >= 1 else ""
+    if status not in STANDS:
+        why = f"its guarantee is {status}"
+    if why:
+        raise InputError(f"a model card may state no guarantee of this run: {why}; see report.html")
+    return public
+
+
+def _check_same_training(public: Mapping[str, Any], release: Mapping[str, Any]) -> None:
+    """Refuse a release whose total contains another audit's guarantee."""
+    training = release["spent"]["training"]
+    if training is None:  # norms before the first step do not depend on training
+        return
+    if (training["epsilon"], training["delta"]) != (public["worst_case_epsilon"], public["delta"]):
+        raise InputError(
+            f"{SHAREABLE}/{RELEASE_JSON} composes with a guarantee of epsilon "
+            f"{format_epsilon(training['epsilon'])}, delta {format_delta(training['delta'])}, "
+            "which is not this audit's; make the release again"
+        )
+
+
+def _front_matter(public: Mapping[str, Any]) -> str:
+    """YAML; its texts are written as JSON, which is valid YAML."""
+    values: dict[str, Any] = {
+        "epsilon": float(format_epsilon(public["worst_case_epsilon"])),
+        "delta": float(format_delta(public["delta"])),
+        "unit": public["unit"],
+        "neighbouring_relation": public["neighbouring"],
+        "sampling": public["sampler"],
+        "participation": public["participation"],
+        "accountant": public["accountant"],
+        "covers": "every checkpoint and the final model of one training run",
+        "assumptions": public["evidence"],
+    }
+    lines = ["tags:", "- differential-privacy", "- dp-sgd", "differential_privacy:"]
+    return "".join(f"{line}\n" for line in lines) + "".join(
+        f"  {name}: {clean(json.dumps(value, ensure_ascii=False))}\n"
+        for name, value in values.items()
     )

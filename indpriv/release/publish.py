@@ -12,7 +12,6 @@ from typing import Any
 
 from indpriv._files import write_atomically, write_json
 from indpriv._folders import make_folder
-from indpriv._plain import from_json, to_json
 from indpriv._reading import named
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
@@ -89,10 +88,12 @@ def release(
         fresh = figures is None
         if figures is None:
             ledger.check_affordable(request.cost)
-            figures = _draw_all(request, source)
+            # All groups together cost what one does, as a person is in one at most.
+            figures = {
+                name: draw(request, counts, source.grid) for name, counts in source.counts.items()
+            }
             ledger.record(request, figures)
         with named(Path(ledger_dir or directory / FOLDER)):
-            figures = to_json({name: from_json(Figures, one) for name, one in figures.items()})
             content = _content(request, source, figures, ledger)
             page = render_release(content)
         folder = make_folder(directory, SHAREABLE)
@@ -101,84 +102,29 @@ def release(
     return Published(content, fresh, folder)
 
 
-def parse_budget(text: str) -> Budget:
-    """A budget from "EPSILON" or "EPSILON,DELTA".
-
-    >>> parse_budget("0.5,1e-6").to_json()
-    {'epsilon': 0.5, 'delta': 1e-06}
-    """
-    parts = text.split(",")
-    try:
-        epsilon, delta = float(parts[0]), float(parts[1]) if len(parts) > 1 else 0.0
-    except ValueError:
-        epsilon, delta = -1.0, -1.0
-    if len(parts) > 2 or not (0 < epsilon < float("inf") and 0 <= delta < 1):
-        raise InputError(
-            f"--budget {text!r} is not an epsilon above 0, optionally with a delta; pass e.g. 0.5 "
-            "or 0.5,1e-6"
-        )
-    return Budget.of(epsilon, delta)
-
-
-def parse_quantiles(text: str) -> tuple[float, ...]:
-    """Quantiles from a list such as "0.1,0.5,0.9"; none from an empty text.
-
-    >>> parse_quantiles("0.1, 0.9")
-    (0.1, 0.9)
-    """
-    try:
-        return tuple(float(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError as error:
-        raise InputError(
-            f"--quantiles {text!r} is not a list of numbers; pass e.g. 0.1,0.5,0.9"
-        ) from error
-
-
-def _draw_all(request: Request, source: Source) -> dict[str, Any]:
-    """Figures of every group; all together cost what one does, as a person is in one at most."""
-    plain: dict[str, Any] = to_json(
-        {name: draw(request, counts, source.grid) for name, counts in source.counts.items()}
-    )
-    return plain
-
-
 def _content(
-    request: Request, source: Source, figures: dict[str, Any], ledger: Ledger
+    request: Request, source: Source, figures: dict[str, Figures], ledger: Ledger
 ) -> dict[str, Any]:
     """The content of release.json: figures from mechanisms, public texts and public settings."""
-    nothing: dict[str, Any] = {"quantiles": {}, "mean": None, "count": None, "expected_error": None}
-    overall = figures.get("", nothing)
-    shares = request.shares
+    nothing: Figures = {"quantiles": {}, "mean": None, "count": None, "expected_error": None}
+    training, budget, shares = source.training, ledger.budget, request.shares
     return {
         "schema_version": SCHEMA_VERSION,
-        "name": source.name,
-        "quantity": source.quantity,
-        "meaning": source.meaning,
-        **overall,
+        **source.public,
+        **figures.get("", nothing),
         "by": request.by or None,
         "groups": {name: figures[name] for name in request.groups} if request.by else None,
-        "epsilon": float(request.epsilon),
-        "delta": float(request.delta),
-        "unit": source.unit,
-        "neighbouring": source.neighbouring,
+        **request.cost.to_json(),
         "method": request.method,
         "method_description": _METHOD_TEXTS[request.method],
-        "values": source.grid_text,
         "shares": {name: 1 / len(shares) for name in shares},
         "public_n": request.public_n,
-        "assumptions": list(source.assumptions),
-        "spent": _spent(source, ledger),
+        "spent": {
+            "releases": ledger.n_releases,
+            **ledger.spent.to_json(),
+            "training": None if training is None else training.to_json(),
+            "with_training": None if training is None else (training + ledger.spent).to_json(),
+            "budget": None if budget is None else budget.to_json(),
+        },
         "versions": {library: version(library) for library in ("indpriv", "opendp")},
-    }
-
-
-def _spent(source: Source, ledger: Ledger) -> dict[str, Any]:
-    """Releases so far, the guarantee of training, both together, and the limit."""
-    training = source.training
-    return {
-        "releases": ledger.n_releases,
-        **ledger.spent.to_json(),
-        "training": None if training is None else training.to_json(),
-        "with_training": None if training is None else (training + ledger.spent).to_json(),
-        "budget": None if ledger.budget is None else ledger.budget.to_json(),
     }

@@ -6,13 +6,14 @@ All of it is public: nothing is read off the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import RESULTS
+from indpriv._formatting import format_delta, format_epsilon
 from indpriv.errors import InputError
 
 EXPONENTIAL, HISTOGRAM, DESCENT = "exponential", "histogram", "descent"
@@ -45,6 +46,11 @@ class Budget:
     def to_json(self) -> dict[str, float]:
         """As floats."""
         return {"epsilon": float(self.epsilon), "delta": float(self.delta)}
+
+    def __str__(self) -> str:
+        """Rounded up."""
+        delta = format_delta(float(self.delta)) if self.delta else "0"
+        return f"(epsilon {format_epsilon(float(self.epsilon))}, delta {delta})"
 
 
 @dataclass(frozen=True)
@@ -80,65 +86,68 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "quantiles", tuple(sorted(map(float, self.quantiles))))
         object.__setattr__(self, "groups", tuple(self.groups))
+        for problem in self._problems():
+            raise InputError(problem)
+
+    def _problems(self) -> Iterator[str]:
+        """What is out of range or does not fit together."""
+        epsilon, delta, by = self.epsilon, self.delta, self.by
         if not (self.quantiles or self.mean):
-            raise InputError("nothing to release; pass --quantiles 0.1,0.5,0.9, --mean, or both")
-        _check_quantiles(self.quantiles)
+            yield "nothing to release; pass --quantiles 0.1,0.5,0.9, --mean, or both"
+        for quantile, earlier in zip(self.quantiles, (None, *self.quantiles), strict=False):
+            if not 0 < quantile < 1:
+                yield (
+                    f"quantile {quantile} is not in (0, 1); pass e.g. 0.1,0.5,0.9 (0 and 1 would "
+                    "be single people)"
+                )
+            if round(quantile, _QUANTILE_DIGITS) != quantile:
+                yield f"quantile {quantile} has more than {_QUANTILE_DIGITS} decimals; round it"
+            if quantile == earlier:
+                yield (
+                    f"quantile {quantile} is listed twice and would be paid for twice; list it once"
+                )
         check_choice("method", self.method, METHODS)
-        if not (_is_number(self.epsilon) and 0 < self.epsilon < math.inf):
-            raise InputError(
-                f"epsilon={self.epsilon} is not a finite number above 0; pass what this release "
-                "may cost, e.g. 0.1"
+        if not (_is_number(epsilon) and 0 < epsilon < math.inf):
+            yield (
+                f"epsilon={epsilon} is not a finite number above 0; pass what this release may "
+                "cost, e.g. 0.1"
             )
-        self._check_delta()
-        self._check_groups()
+        if not (_is_number(delta) and 0 <= delta < 1):
+            yield f"delta={delta} is not in [0, 1); pass a value well below 1/n, e.g. 1e-6"
+        if self.method == DESCENT and delta == 0:
+            yield (
+                "method='descent' adds Gaussian noise, which needs a delta; pass e.g. --delta 1e-6"
+            )
+        if self.method != DESCENT and delta > 0:
+            yield f"method={self.method!r} spends no delta; leave --delta {delta:g} out"
+        if ":bins=" in by:
+            yield (
+                f"--by {by}: bins are cut at quantiles of the data, so their edges are private; "
+                "make a column of groups with public edges"
+            )
+        if results := {part.strip() for part in by.split(",")} & {*RESULTS}:
+            yield (
+                f"--by {by}: {min(results)} is of the final model, so that one person's data move "
+                "others between groups, which no mechanism here allows for; choose a column of the "
+                "data"
+            )
+        if bool(by) != bool(self.groups):
+            yield (
+                f"--by {by or '(none)'} with groups {', '.join(self.groups) or '(none)'}: name a "
+                "column and every group of it to show, e.g. --by sex --group Male --group Female. "
+                "The list must be public: not taken from the data"
+            )
+        if len(set(self.groups)) < len(self.groups):
+            yield f"a group is listed twice in {', '.join(self.groups)}; name each group once"
+        if self.groups and self.public_n is not None:
+            yield "public_n is the number of people in all, not in each group; leave it out"
         if self.public_n is not None:
             check_positive_int("public_n", self.public_n)
         least = _LEAST_SHARE * len(self.shares)
-        if not least <= self.epsilon <= _MOST_EPSILON:
-            raise InputError(
-                f"epsilon={self.epsilon} is not between {least:g}, below which all is noise, and "
+        if not least <= epsilon <= _MOST_EPSILON:
+            yield (
+                f"epsilon={epsilon} is not between {least:g}, below which all is noise, and "
                 f"{_MOST_EPSILON:g}; pass e.g. 0.1"
-            )
-
-    def _check_delta(self) -> None:
-        if not (_is_number(self.delta) and 0 <= self.delta < 1):
-            raise InputError(
-                f"delta={self.delta} is not in [0, 1); pass a value well below 1/n, e.g. 1e-6"
-            )
-        if self.method == DESCENT and self.delta == 0:
-            raise InputError(
-                "method='descent' adds Gaussian noise, which needs a delta; pass e.g. --delta 1e-6"
-            )
-        if self.method != DESCENT and self.delta > 0:
-            raise InputError(
-                f"method={self.method!r} spends no delta; leave --delta {self.delta:g} out"
-            )
-
-    def _check_groups(self) -> None:
-        if ":bins=" in self.by:
-            raise InputError(
-                f"--by {self.by}: bins are cut at quantiles of the data, so their edges are "
-                "private; make a column of groups with public edges"
-            )
-        if results := {part.strip() for part in self.by.split(",")} & {*RESULTS}:
-            raise InputError(
-                f"--by {self.by}: {min(results)} is of the final model, so that one person's data "
-                "move others between groups, which no mechanism here allows for; choose a column "
-                "of the data"
-            )
-        if bool(self.by) != bool(self.groups):
-            raise InputError(
-                f"--by {self.by or '(none)'} with groups {', '.join(self.groups) or '(none)'}: "
-                "name a column and every group of it to show, e.g. --by sex --group Male --group "
-                "Female. The list must be public: not taken from the data"
-            )
-        if len(set(self.groups)) < len(self.groups):
-            raise InputError(
-                f"a group is listed twice in {', '.join(self.groups)}; name each group once"
-            )
-        if self.groups and self.public_n is not None:
-            raise InputError(
-                "public_n is the number of people in all, not in each group; leave it out"
             )
 
     @property
@@ -170,16 +179,8 @@ class Request:
 
     def to_json(self) -> dict[str, Any]:
         """Values that are equal for equal requests."""
-        return {
-            "quantiles": list(self.quantiles),
-            "mean": self.mean,
-            "epsilon": float(self.epsilon),
-            "delta": float(self.delta),
-            "method": self.method,
-            "by": self.by,
-            "groups": list(self.groups),
-            "public_n": self.public_n,
-        }
+        lists = {"quantiles": list(self.quantiles), "groups": list(self.groups)}
+        return vars(self) | lists | self.cost.to_json()
 
 
 def as_fraction(quantile: float) -> Fraction:
@@ -187,24 +188,38 @@ def as_fraction(quantile: float) -> Fraction:
     return Fraction(repr(quantile))
 
 
-def _check_quantiles(quantiles: Iterable[float]) -> None:
-    seen: set[float] = set()
-    for quantile in quantiles:
-        if not 0 < quantile < 1:
-            raise InputError(
-                f"quantile {quantile} is not in (0, 1); pass e.g. 0.1,0.5,0.9 (0 and 1 would be "
-                "single people)"
-            )
-        if round(quantile, _QUANTILE_DIGITS) != quantile:
-            raise InputError(
-                f"quantile {quantile} has more than {_QUANTILE_DIGITS} decimals; round it"
-            )
-        if quantile in seen:
-            raise InputError(
-                f"quantile {quantile} is listed twice and would be paid for twice; list it once"
-            )
-        seen.add(quantile)
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def parse_budget(text: str) -> Budget:
+    """A budget from "EPSILON" or "EPSILON,DELTA".
+
+    >>> parse_budget("0.5,1e-6").to_json()
+    {'epsilon': 0.5, 'delta': 1e-06}
+    """
+    parts = text.split(",")
+    try:
+        epsilon, delta = float(parts[0]), float(parts[1]) if len(parts) > 1 else 0.0
+    except ValueError:
+        epsilon, delta = -1.0, -1.0
+    if len(parts) > 2 or not (0 < epsilon < float("inf") and 0 <= delta < 1):
+        raise InputError(
+            f"--budget {text!r} is not an epsilon above 0, optionally with a delta; pass e.g. 0.5 "
+            "or 0.5,1e-6"
+        )
+    return Budget.of(epsilon, delta)
+
+
+def parse_quantiles(text: str) -> tuple[float, ...]:
+    """Quantiles from a list such as "0.1,0.5,0.9"; none from an empty text.
+
+    >>> parse_quantiles("0.1, 0.9")
+    (0.1, 0.9)
+    """
+    try:
+        return tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError as error:
+        raise InputError(
+            f"--quantiles {text!r} is not a list of numbers; pass e.g. 0.1,0.5,0.9"
+        ) from error

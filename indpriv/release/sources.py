@@ -1,38 +1,68 @@
-"""What a release is about: one value for each person on a public grid.
-
-Everything but the grid and the texts is sensitive.
+"""What a release is about: one value for each person on a public grid, and what it assumes.
 
     EpsilonTable -> individual epsilons in [0, worst case]
     NormLog -> gradient norms before the first step, to choose a clipping norm by
+
+The assumptions are stated with every release (templates/assumptions.txt.j2), and runs for which
+they are known to fail are refused. Everything but the grid and the texts is sensitive.
+
+Another person's epsilon depends on the trained model, and the model on all people. Why one person
+is one record all the same: all model states of the run count as released already, under the run's
+own (epsilon, delta). Given them (and each person's own sampling), an epsilon is a function of its
+own example alone: the condition of Theorem 3.2 of Yu et al. 2023 (section 3.4; arXiv:2206.02617v7),
+that outcome -> (value, outcome) is a bijection, holds since the outcome itself stays part of the
+pair. So adding or removing one person changes one record of {epsilon_i}, and a mechanism that is
+(epsilon', delta')-private in these records composes with training: condition on trajectory and
+sampling, replace the release from all records by that without person i at a factor e^epsilon' (and
+delta'), then use training's own guarantee. Together (epsilon + epsilon', delta + delta').
+Under zero-out, a person's data is replaced by none: their gradient is zero, and they are no record.
+That is one record less too, while the number that the run divides by stays. Where one person is
+replaced by another, a record changes its value, which costs more; such audits are refused.
+
+It fails if a record depends on other people's data beyond the trajectory: a clipping norm set to
+the median norm, recording interval, Rényi orders or accounting chosen by looking at the norms,
+groups found in the data. What run.json declares of this is refused; what is not declared is on
+trust, and stated so. A clipping norm set to a *private* median is part of the trajectory, as its
+first state, and the run's own epsilon contains its cost.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
+from indpriv._formatting import format_delta, format_epsilon
+from indpriv._shown import clean
+from indpriv.accountant.engines import ENGINES
+from indpriv.analysis.guarantee import STANDS
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
-from indpriv.epsilon_table import DISCLAIMER, EpsilonParts, EpsilonTable
-from indpriv.errors import InputError
+from indpriv.epsilon_table import DISCLAIMER, EpsilonParts, EpsilonTable, relation_words
+from indpriv.errors import InputError, PrivacyWarning
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.norm_log.writer import fingerprint
-from indpriv.release.assumptions import (
-    check_noise,
-    check_releasable,
-    epsilon_assumptions,
-    norm_assumptions,
-)
-from indpriv.release.clipping_norm import norm_grid, to_norm_cells
-from indpriv.release.mechanisms import N_CELLS
+from indpriv.release.mechanisms import N_CELLS, norm_grid, to_norm_cells
 from indpriv.release.request import Budget, Request
+from indpriv.report.page import TEMPLATES as PAGE_TEMPLATES
+
+TEMPLATES = Path(__file__).parent / "templates"
+# Changes of an epsilon by more than this share can show in an answer.
+_LAST_DIGITS = 1e-12
+_NARROWEST = 1e-6  # tolerance up to which an accountant keeps its `numerical_noise`
+# Relations under which a neighbouring data set has one record more or less
+_ONE_RECORD_LESS = ("add_remove", "zero_out")
+# Key of run.json: a list of the settings that were computed from the data, [] for none
+CHOSEN_FROM_DATA = "chosen_from_data"
 
 
 @dataclass(frozen=True)
@@ -44,27 +74,17 @@ class Source:
             there is no partition. Sensitive.
         fingerprint: of the values. Sensitive.
         grid: (n_cells,) values that an answer can take, increasing; public.
-        grid_text: the grid in words.
-        name: of the run.
-        quantity: what one value is, in a few words.
-        meaning: what it means, and its claim.
-        unit, neighbouring: what one record is, and what neighbours are.
         training: the guarantee that the release composes with; None if the values do not depend on
             training.
-        assumptions: of the release.
+        public: of release.json: name of the run, quantity and meaning of one value, unit,
+            neighbouring, the values in words, and the assumptions.
     """
 
     counts: Mapping[str, IntArray]
     fingerprint: str
     grid: FloatArray
-    grid_text: str
-    name: str
-    quantity: str
-    meaning: str
-    unit: str
-    neighbouring: str
     training: Budget | None
-    assumptions: tuple[str, ...]
+    public: Mapping[str, Any]
 
 
 def open_source(path: Path, request: Request) -> Source:
@@ -106,16 +126,160 @@ def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArr
     return clamped
 
 
+def check_releasable(summary: Mapping[str, Any]) -> None:
+    """Refuse a run whose persons are not one record each, or that has no guarantee to compose with.
+
+    Raises:
+        InputError: no guarantee, several rows of one person, known participation, a relation
+            under which a person is replaced by another, an account with a wide tolerance, or
+            settings that were chosen from the data according to run.json.
+    """
+    check_one_record(summary)
+    guarantee = summary["guarantee"]
+    if summary["account"].get("participation", "secret") != "secret":
+        raise InputError(
+            "epsilons of an account with known participation also depend on who took part when, "
+            "which a release does not count: audit with --participation secret"
+        )
+    relation = summary["account"].get("neighbouring", "add_remove")
+    if relation not in _ONE_RECORD_LESS:
+        raise InputError(
+            f"this audit is of neighbouring={relation!r}, under which one person's record changes "
+            "its value; a release is private where it is added or removed: audit with "
+            "--neighbouring add-remove or zero-out"
+        )
+    status = guarantee.get("status")
+    if status not in STANDS:
+        reasons = "; ".join(map(str, guarantee.get("reasons", ())))
+        raise InputError(
+            f"this run's guarantee is {status}: "
+            f"{reasons or 'the audit does not say that it holds'}. A release composes with the "
+            "guarantee of training, and this run has none; train again without what broke it"
+        )
+    if guarantee.get("delta_times_n", 0) >= 1:
+        warnings.warn(
+            f"delta {format_delta(guarantee['delta'])} of training is at least 1/n: its guarantee "
+            "promises next to nothing, and so does the total of training and release",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+    accountant, tolerance = summary["account"]["accountant"], summary["account"].get("tolerance", 0)
+    if tolerance > _NARROWEST:
+        raise InputError(
+            f"this audit was made with tolerance {tolerance:g}, within which each person's epsilon "
+            "depends on the other people in the data; for a release, audit with the RDP accountant "
+            f"or with --tolerance {_NARROWEST:g}"
+        )
+    if float(ENGINES[accountant].numerical_noise) > _LAST_DIGITS:
+        warnings.warn(
+            f"with the {accountant.upper()} accountant each person's epsilon depends on the other "
+            "people in the data within its numerical error, which can move another person from one "
+            "answer to the next; for releases audit with the RDP accountant, where this affects "
+            "the last digits only",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+    n, n_units = summary["run"]["n_examples"], summary["run"]["n_units"]
+    if n_units is not None and n_units != n and summary["account"].get("rows_per_unit") is None:
+        raise InputError(
+            f"the {n} rows belong to {n_units} people, and this audit counts rows; a release needs "
+            'one record for each person. Audit by people: a run recorded with unit="user" and '
+            "unit_ids, or indpriv audit RUN --unit-column NAME"
+        )
+
+
+def check_one_record(summary: Mapping[str, Any]) -> None:
+    """Refuse a run whose epsilons, by run.json, depend on others' data beyond the trajectory.
+
+    Raises:
+        InputError: settings that were chosen from the data, or noise that protects no example.
+    """
+    check_noise(summary["run"].get("recorder") or {})
+    chosen = declared_choices(summary)
+    if chosen:
+        raise InputError(
+            f"run.json says that {', '.join(chosen)} was chosen from the data "
+            f"({CHOSEN_FROM_DATA}). Then all epsilons depend on each person's data beyond the "
+            "trained model: neither a release of them nor a statement to one owner is private at "
+            "the cost that it would state. Choose such settings without the data, or privately "
+            '(in an audit file, max_grad_norm = "median" is a private median of gradient norms), '
+            "and train again"
+        )
+
+
+def check_noise(recorder: Mapping[str, Any]) -> None:
+    """Refuse a run that the recorder marks as not private, whatever its noise."""
+    if reason := recorder.get("no_privacy"):
+        raise InputError(f"nothing of this run may be published: {reason}; train it another way")
+
+
+def declared_choices(summary: Mapping[str, Any]) -> list[str] | None:
+    """The settings that were chosen from the data by run.json: [] for none, None if undeclared."""
+    declared = summary["run"]["declared"].get(CHOSEN_FROM_DATA)
+    if declared is None:
+        return None
+    if not (isinstance(declared, list) and all(isinstance(item, str) for item in declared)):
+        raise InputError(
+            f"run.json: {CHOSEN_FROM_DATA}={declared!r} is not a list of texts; write e.g. "
+            '["max_grad_norm"] or []'
+        )
+    return declared
+
+
+def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[str]:
+    """What a release of individual epsilons assumes, in sentences."""
+    account, guarantee = summary["account"], summary["guarantee"]
+    training = Budget.of(guarantee["worst_case_epsilon"], guarantee["delta"])
+    return paragraphs(
+        "assumptions.txt.j2",
+        account={"clipping_norm_epsilon": 0, **account},
+        guarantee=guarantee,
+        training=training,
+        request=request,
+        cost=request.cost,
+        relation=relation_words(account["neighbouring"]),
+        rows=account["rows_per_unit"] or 1,
+        clipping=summary["run"]["max_grad_norm"],
+        claim=summary["claim"],
+        undeclared=declared_choices(summary) is None,
+        numerical_noise=ENGINES[account["accountant"]].numerical_noise,
+    )
+
+
+def paragraphs(template: str, **values: Any) -> list[str]:
+    """The paragraphs of a text, which an empty line divides; no value in it divides one."""
+    parts = filled(template, **values).split("\n\n")
+    return [part.strip().replace("\n", " ") for part in parts if part.strip()]
+
+
+def filled(template: str, **values: Any) -> str:
+    """A template of a text or an HTML page with its values, each on one line and harmless.
+
+    Raises:
+        LookupError: a value is missing, as in a file that another program wrote.
+    """
+    environment = Environment(
+        loader=FileSystemLoader([TEMPLATES, PAGE_TEMPLATES]),  # the latter holds the style
+        autoescape=template.endswith(".html.j2"),
+        finalize=lambda value: clean(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"epsilon": format_epsilon, "delta": format_delta}
+    try:
+        return environment.get_template(template).render(**values)
+    except UndefinedError as error:
+        raise LookupError(str(error)) from error
+
+
 def _epsilons(audit_dir: Path, request: Request) -> Source:
     summary = read_summary(audit_dir)
     check_releasable(summary)
     frame = EpsilonParts.open(audit_dir / EPSILON).frame()
     table = EpsilonTable.from_frame(frame)
-    upper = table.worst_case_epsilon
-    if (
-        upper != summary["guarantee"]["worst_case_epsilon"]
-        or vars(table.account) != summary["account"]
-    ):
+    upper, account = table.worst_case_epsilon, table.account
+    if (upper, vars(account)) != (summary["guarantee"]["worst_case_epsilon"], summary["account"]):
         raise InputError(
             f"{audit_dir}: {EPSILON} and {SUMMARY} come from different audits; make the audit again"
         )
@@ -129,16 +293,18 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
         counts=counts,
         fingerprint=fingerprint(table.example_ids) + fingerprint(table.epsilon),
         grid=upper * np.arange(1, N_CELLS + 1) / N_CELLS,
-        grid_text=f"{N_CELLS:,} equally spaced values from {upper / N_CELLS:.3g} to the worst "
-        f"case, {upper:.6g}; epsilons are rounded up to them",
-        name=str(summary["name"]),
-        quantity="individual epsilon",
-        meaning=f"Individual epsilon ({summary['claim']}) at {table.account.describe()}. "
-        f"{DISCLAIMER}",
-        unit=table.account.unit,
-        neighbouring=table.account.neighbouring,
-        training=Budget.of(upper, table.account.delta),
-        assumptions=tuple(epsilon_assumptions(summary, request)),
+        training=Budget.of(upper, account.delta),
+        public={
+            "name": str(summary["name"]),
+            "quantity": "individual epsilon",
+            "meaning": f"Individual epsilon ({summary['claim']}) at {account.describe()}. "
+            f"{DISCLAIMER}",
+            "unit": account.unit,
+            "neighbouring": account.neighbouring,
+            "values": f"{N_CELLS:,} equally spaced values from {upper / N_CELLS:.3g} to the worst "
+            f"case, {upper:.6g}; epsilons are rounded up to them",
+            "assumptions": epsilon_assumptions(summary, request),
+        },
     )
 
 
@@ -176,14 +342,21 @@ def _norms(run_dir: Path, request: Request) -> Source:
         counts={"": np.bincount(codes, minlength=len(grid))},
         fingerprint=fingerprint(np.asarray(log.example_ids)) + fingerprint(codes),
         grid=grid,
-        grid_text=grid_text,
-        name=run_dir.resolve().name,
-        quantity="gradient norm before the first step",
-        meaning=_meaning(str(recorder.get("clipping", "flat"))),
-        unit=log.unit,
-        neighbouring=log.neighbouring,
         training=None,
-        assumptions=tuple(norm_assumptions(log.unit, log.neighbouring, request)),
+        public={
+            "name": run_dir.resolve().name,
+            "quantity": "gradient norm before the first step",
+            "meaning": _meaning(str(recorder.get("clipping", "flat"))),
+            "unit": log.unit,
+            "neighbouring": log.neighbouring,
+            "values": grid_text,
+            "assumptions": paragraphs(
+                "assumptions.txt.j2",
+                relation=relation_words(log.neighbouring),
+                unit=log.unit,
+                cost=request.cost,
+            ),
+        },
     )
 
 

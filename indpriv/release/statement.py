@@ -20,28 +20,18 @@ import numpy as np
 
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
-from indpriv._formatting import format_epsilon, format_share_up
-from indpriv._shown import clean
-from indpriv.analysis.guarantee import (
-    SUPPORTED,
-    UNPROVEN,
-    VOID,
-    true_positive_bound,
-)
+from indpriv._formatting import format_share_up
+from indpriv.analysis.guarantee import UNPROVEN, VOID, true_positive_bound
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
-from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonParts, EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonParts
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES
-from indpriv.release.assumptions import check_one_record, declared_choices
+from indpriv.release.sources import check_one_record, declared_choices, paragraphs
 
 STATEMENTS = "statements"
 _WIDTH = 92
-_CLAIMS = {
-    "exact": "exact: never too small for the training that happened",
-    "estimate": "an estimate: the true value for this training can be larger",
-}
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -82,16 +72,12 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     table = EpsilonParts.open(audit_dir / EPSILON).table()
     by_unit = table.account.rows_per_unit is not None
     names = [str(item) for item in table.example_ids.tolist()]
-
-    def detail(name: str, otherwise: float) -> list[Any]:
-        values: list[Any] = table.details.get(name, np.full(len(table), otherwise)).tolist()
-        return values
-
+    n, details = len(table), table.details
     figures = zip(
-        detail("n_rows", 1),
+        details.get("n_rows", np.ones(n, np.int64)).tolist(),
         table.epsilon.tolist(),
-        detail("unit_worst_case", table.worst_case_epsilon),
-        detail("true_positive_limit", 1.0),
+        details.get("unit_worst_case", np.full(n, table.worst_case_epsilon)).tolist(),
+        details.get("true_positive_limit", np.ones(n)).tolist(),
         strict=True,
     )
     figures_of = dict(zip(names, figures, strict=True))
@@ -104,8 +90,11 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
         if example not in figures_of:
             raise InputError(f"--example {example}: the audit has no training example of that id")
         return [Owner("example", example, *figures_of[example])]
+    unit_ids = names
+    if not by_unit and (audit_dir / EXAMPLES).is_file():
+        examples = ExampleTable.from_parquet(audit_dir / EXAMPLES).aligned(table.example_ids)
+        unit_ids = [str(item) for item in examples["unit_id"].tolist()]
     rows_of: dict[str, list[str]] = {}
-    unit_ids = names if by_unit else _unit_ids(audit_dir, table)
     for name, owner in zip(names, unit_ids, strict=True):
         rows_of.setdefault(owner, []).append(name)
     if unit is not None and unit not in rows_of:
@@ -123,19 +112,33 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
 
 def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
     """One page of plain text for one owner, from the content of audit.json."""
-    own_title = f"What this training did with your record{'s' * (owner.n_rows > 1)}"
-    sections = [
-        ("", _opening(owner, summary)),
-        ("What everyone in the data is promised", _promise(owner, summary)),
-        (own_title, _own(owner, summary)),
-        ("What your number does not mean", _NOT_MEANT),
-        ("Keep this page to yourself", _keep(summary)),
-    ]
-    blocks = [
-        [title.upper()] * bool(title) + [fill(line, _WIDTH) for line in lines]
-        for title, lines in sections
-    ]
-    return clean("\n\n".join("\n".join(block) for block in blocks), kept="\n") + "\n"
+    guarantee, own_odds = summary["guarantee"], None
+    odds = _odds(guarantee["worst_case_epsilon"], guarantee)
+    if guarantee["status"] not in (VOID, UNPROVEN):  # else there is no test to compare with
+        own_odds = format_share_up(_odds(owner.epsilon, guarantee, owner.true_positive_limit))
+    parts = paragraphs(
+        "statement.txt.j2",
+        owner=owner,
+        guarantee=guarantee,
+        account={"clipping_norm_epsilon": 0, **summary["account"]},
+        usual=format_share_up(FALSE_POSITIVE_RATE),
+        odds=format_share_up(odds),
+        own_odds=own_odds,
+        undeclared=declared_choices(summary) is None,
+        **{key: str(summary[key]) for key in ("name", "meaning", "claim")},
+    )
+    lines = [fill(parts[0], _WIDTH) + "\n"]
+    for part in parts[1:]:
+        title = part.startswith("# ")
+        lines.append(f"\n{part[2:].upper()}" if title else fill(part, _WIDTH))
+    return "\n".join(lines) + "\n"
+
+
+def _odds(epsilon: float, guarantee: Mapping[str, Any], own: float = 1.0) -> float:
+    """Bound for a test at FALSE_POSITIVE_RATE: by an epsilon, the run's curve and an owner's."""
+    bound = min(own, true_positive_bound(epsilon, guarantee["delta"], FALSE_POSITIVE_RATE))
+    membership = guarantee.get("membership")
+    return bound if membership is None else min(bound, float(membership["true_positive_rate"]))
 
 
 def write_statements(
@@ -150,7 +153,7 @@ def write_statements(
         the paths, in the order of `chosen`.
 
     Raises:
-        InputError: a run whose owners may not be told; see `assumptions.check_one_record`.
+        InputError: a run whose owners may not be told; see `sources.check_one_record`.
     """
     summary = read_summary(audit_dir)
     check_one_record(summary)
@@ -165,122 +168,8 @@ def write_statements(
     return paths
 
 
-def _unit_ids(audit_dir: Path, table: EpsilonTable) -> list[str]:
-    """The unit of each row as text; its own example id if the audit has no example table."""
-    if not (audit_dir / EXAMPLES).is_file():
-        return [str(item) for item in table.example_ids.tolist()]
-    examples = ExampleTable.from_parquet(audit_dir / EXAMPLES)
-    return [str(item) for item in examples.aligned(table.example_ids)["unit_id"].tolist()]
-
-
 def _file_name(name: str) -> str:
     """The id itself if it is harmless as a file name, else a hash of it."""
     if _SAFE_NAME.fullmatch(name):
         return name
     return "sha256-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _opening(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
-    rows = f" ({owner.n_rows} records)" if owner.n_rows > 1 else ""
-    return [
-        f"CONFIDENTIAL: for the owner of {owner.kind} {clean(owner.name)}{rows}",
-        "",
-        f"A model, {clean(str(summary['name']))}, was trained on data that include yours. Noise "
-        "was added during training, to limit what anyone can learn from the model about any one "
-        "person. This is called differential privacy. A number called epsilon says how strict the "
-        "limit is. A smaller epsilon is more private; at 0 next to nothing can be learned.",
-    ]
-
-
-def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
-    guarantee = summary["guarantee"]
-    epsilon = guarantee["worst_case_epsilon"]
-    meaning = f"epsilon {format_epsilon(epsilon)} ({summary['meaning']})"
-    if guarantee["status"] == VOID:
-        return [f"Nothing: {'; '.join(guarantee['reasons'])}."]
-    if guarantee["status"] == UNPROVEN:
-        return [
-            "Nothing that is proven: a check of the assumptions behind the promise failed. If all "
-            f"of them had held, it would be {meaning}."
-        ]
-    checked = " Not everything that it rests on was verified; some of it was only declared."
-    if guarantee["status"] == SUPPORTED:
-        checked = ""
-    odds = format_share_up(_true_positive_rate(epsilon, summary))
-    usual = format_share_up(FALSE_POSITIVE_RATE)
-    which, pronoun, verb = "your records", "they", "were"
-    if owner.n_rows == 1:
-        which, pronoun, verb = "one record of yours", "it", "was"
-    lines = [
-        f"All states of the model during training together: {meaning}. This is the guarantee. It "
-        f"holds whatever your record is, and whatever else an attacker knows.{checked}",
-        "In odds: suppose that an attacker sees every state of the model, knows all data but "
-        f"yours, and tests whether {which} {verb} used. A test that says so {usual} of the times "
-        f"when {pronoun} {verb} not used says so at most {odds} of the times when {pronoun} "
-        f"{verb}.",
-    ]
-    if owner.worst_case_epsilon < epsilon:
-        lines.append(
-            f"This guarantee covers people with more records than your {owner.n_rows}. For all of "
-            f"your records together it is epsilon {format_epsilon(owner.worst_case_epsilon)} at "
-            "the same delta."
-        )
-    return lines
-
-
-def _true_positive_rate(epsilon: float, summary: Mapping[str, Any], own: float = 1.0) -> float:
-    """Bound for a test at FALSE_POSITIVE_RATE: by an epsilon, the run's curve and an owner's."""
-    guarantee = summary["guarantee"]
-    bound = min(own, true_positive_bound(epsilon, guarantee["delta"], FALSE_POSITIVE_RATE))
-    membership = guarantee.get("membership")
-    return bound if membership is None else min(bound, float(membership["true_positive_rate"]))
-
-
-def _own(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
-    worst, usual = format_epsilon(owner.worst_case_epsilon), format_share_up(FALSE_POSITIVE_RATE)
-    whose = f", for all {owner.n_rows} records together" if owner.n_rows > 1 else ""
-    in_odds = ""
-    if summary["guarantee"]["status"] not in (VOID, UNPROVEN):  # else there is no test above
-        limit = _true_positive_rate(owner.epsilon, summary, owner.true_positive_limit)
-        odds = format_share_up(limit)
-        in_odds = (
-            f" In the odds of the test above that would be at most {odds} rather than {usual}, if "
-            "it were a guarantee."
-        )
-    return [
-        f"Your epsilon for this run{whose}: {format_epsilon(owner.epsilon)}, of at most {worst}."
-        f"{in_odds}",
-        f"It is {_CLAIMS[summary['claim']]} (stated at {summary['meaning']}).",
-    ]
-
-
-_NOT_MEANT = (
-    "It is not a guarantee. It describes the one training that happened; another would have given "
-    "another number. Rely on what everyone in the data is promised.",
-    "A small number is no reason to skip asking for your consent, and it does not limit every "
-    "attack.",
-    "It says nothing about other models or statistics made from your data: each of them adds to "
-    "what can be learned.",
-)
-
-
-def _keep(summary: Mapping[str, Any]) -> list[str]:
-    declared = "It was declared that they were not."
-    if declared_choices(summary) is None:
-        declared = "It was not declared whether they were."
-    if summary["account"].get("clipping_norm_epsilon"):
-        declared += (
-            " One setting, the size to which contributions are cut, was drawn from the data of all "
-            "people by a private method: it counts as published too, and what everyone is promised "
-            "contains its cost, and so does your number."
-        )
-    return [
-        "The number was computed from your record without noise, and is sensitive itself: anyone "
-        "who sees it learns something about your record, for instance that it is an unusual one.",
-        "Telling you takes no privacy from anyone else. All states of the model count as "
-        "published; given them, your number follows from your own record and from when it was "
-        "sampled. That is the condition of Theorem 3.2 (section 3.4) of Yu et al. 2023, "
-        "arXiv:2206.02617v7: the map from the states to the states together with your number is a "
-        "bijection. It would fail if settings of the training had been chosen by looking at the "
-        f"data of all people. {declared}",
-    ]

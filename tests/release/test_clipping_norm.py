@@ -10,8 +10,13 @@ from scipy import stats
 
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.release import private_median_norm
-from indpriv.release.clipping_norm import norm_grid, to_norm_cells
-from indpriv.release.mechanisms import rank_distances, select_quantile, simulate_quantile
+from indpriv.release.mechanisms import (
+    norm_grid,
+    rank_distances,
+    select_quantile,
+    simulate_quantile,
+    to_norm_cells,
+)
 
 HALF = Fraction(1, 2)
 EPSILON = 0.7

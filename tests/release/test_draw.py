@@ -59,7 +59,7 @@ def test_quantiles_do_not_decrease(monkeypatch):
     cells = iter([60, 20, 40])
     monkeypatch.setattr(mechanisms, "select_quantile", lambda *_: next(cells))
     assert (
-        list(draw(Request((0.1, 0.5, 0.9), epsilon=1), COUNTS, GRID).quantiles.values())
+        list(draw(Request((0.1, 0.5, 0.9), epsilon=1), COUNTS, GRID)["quantiles"].values())
         == GRID[[20, 40, 60]].tolist()
     )
 
@@ -67,4 +67,5 @@ def test_quantiles_do_not_decrease(monkeypatch):
 def test_a_mean_that_is_all_noise_is_not_given(monkeypatch):
     monkeypatch.setattr(mechanisms, "noisy_sums", lambda *_: (-3000, 2000))
     figures = draw(Request((), mean=True, epsilon=1), COUNTS, GRID)
-    assert (figures.mean, figures.expected_error.mean, figures.count) == (None, None, -10)
+    error = figures["expected_error"]["mean"]
+    assert (figures["mean"], error, figures["count"]) == (None, None, -10)

@@ -7,7 +7,7 @@ from indpriv._files import read_json
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
 from indpriv.release import Request, release
-from indpriv.release.model_card import read_release, render_model_card
+from indpriv.release.page import read_release, render_model_card
 
 from .conftest import epsilons, write_small_audit
 

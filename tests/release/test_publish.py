@@ -15,7 +15,7 @@ from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.release import Budget, Request, mechanisms, publish, release
 from indpriv.release.ledger import Ledger
-from indpriv.release.model_card import read_release, render_model_card
+from indpriv.release.page import read_release, render_model_card
 from indpriv.release.sources import _norm_grid
 from processes import running
 from synthetic import small_run, write_run

@@ -35,7 +35,7 @@ from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, per_example_gradient_norms
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
-from indpriv.release.clipping_norm import norm_grid
+from indpriv.release.mechanisms import norm_grid
 from runs import PER_EXAMPLE, blobs, make_run
 
 COST, DELTA = 0.25, 1e-4
