@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from audits.sweep.findings import OverSeeds, SettingResult
-from indpriv.report.figures import svg
-
-_MOST_LINES = 10  # settings that a figure can tell apart
-_COLOURS = (svg.ACCENT, svg.SECOND, svg.WARN, svg.INK, svg.MUTED)
-_STYLES = ("-", "--")
+from indpriv.report import svg
+from indpriv.report.figures import lines
 
 
 def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
@@ -17,15 +14,14 @@ def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
 
     Returns "" with more settings than a figure can tell apart.
     """
-    if len(settings) > _MOST_LINES:
+    drawn = lines(len(settings))
+    if drawn is None:
         return ""
     with svg.style():
         figure = svg.new_figure(3.3)
         worst = figure.add_axes((0.07, 0.17, 0.29, 0.7))
         individual = figure.add_axes((0.44, 0.17, 0.29, 0.7))
-        for index, setting in enumerate(settings):
-            colour = _COLOURS[index % len(_COLOURS)]
-            line = _STYLES[index // len(_COLOURS)]
+        for index, (setting, (colour, line)) in enumerate(zip(settings, drawn, strict=True)):
             label = svg.placeholder(index)
             worst.plot(
                 setting.curve_epsilon,

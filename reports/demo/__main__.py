@@ -13,12 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from indpriv.audit import audit
-from indpriv.report.figures.histogram import epsilon_histogram
-from indpriv.report.renderers.terminal import print_audit
+from indpriv.report.figures import epsilon_histogram
+from indpriv.report.report import print_audit
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-STYLE = ROOT / "indpriv/report/renderers/templates/style.css"
+STYLE = ROOT / "indpriv/report/templates/style.css"
 README = ROOT / "README.md"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.report.renderers.markdown import escape
+from indpriv.report.page import escape
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import WORDS
 from reports.yu2023 import rules

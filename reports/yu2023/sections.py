@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from indpriv.report.renderers.markdown import escape
+from indpriv.report.page import escape
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import NOT_RUN
 from reports.yu2023.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, Summary, folder_of, values_of

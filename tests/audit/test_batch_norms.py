@@ -17,8 +17,7 @@ from indpriv.analysis.fidelity import free_fidelity
 from indpriv.audit import audit
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
-from indpriv.report.renderers.html import render_html
-from indpriv.report.renderers.terminal import print_audit
+from indpriv.report.report import print_audit, render_audit
 from synthetic import people, session_counts, write_run
 
 N, STEPS, RATE = 80, 60, 0.2
@@ -52,8 +51,8 @@ def test_it_reaches_every_page(run_dir, tmp_path):
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())
     assert document["free_fidelity"]["n_entries"] == expected.n_entries
     console = Console(file=io.StringIO(), width=200)
-    print_audit(summary, console)
-    screen, page = console.file.getvalue(), render_html(summary)
+    print_audit(summary, console, verbose=True)
+    screen, page = console.file.getvalue(), render_audit(summary)
     for text in (screen, page):
         assert f"{expected.n_entries:,}" in text
         assert f"{expected.unbiased_mean_rdp:.4g}" in text
@@ -63,7 +62,7 @@ def test_it_reaches_every_page(run_dir, tmp_path):
 def test_nothing_is_said_where_the_account_uses_none(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", delta=1e-5, between_records="worst_case")
     assert summary.batch_norms is None
-    assert "Batch norms" not in render_html(summary)
+    assert "Batch norms" not in render_audit(summary)
 
 
 def test_members_and_hold_out_are_binned_by_full_records_alone(run_dir, tmp_path):

@@ -30,7 +30,7 @@ from indpriv.cli import run
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log import journal_state
-from indpriv.report.renderers.terminal import print_audit
+from indpriv.report.report import print_audit
 from summaries import audit_of
 from synthetic import small_run, write_run
 

@@ -11,8 +11,7 @@ from indpriv import NormLog, account
 from indpriv.accountant.composition.runs import compose
 from indpriv.analysis.summary import Audit
 from indpriv.audit import RecordedRun
-from indpriv.report.renderers.markdown import render_markdown
-from indpriv.report.renderers.terminal import print_audit
+from indpriv.report.report import markdown_audit, print_audit
 from summaries import audit_of
 from synthetic import epsilon_table
 
@@ -52,8 +51,8 @@ def test_wide_rows_are_counted_on_the_screen_on_the_page_and_in_audit_json(lower
     claim = f"tight, at most 1 % wide, for {N - len(lower)} of {N} examples"
     rest = f"; of {len(lower)} only the upper end says something"
     out = io.StringIO()
-    print_audit(summary, Console(file=out, width=80))
-    for text in (" ".join(out.getvalue().split()), render_markdown(summary)):
+    print_audit(summary, Console(file=out, width=80), verbose=True)
+    for text in (" ".join(out.getvalue().split()), markdown_audit(summary)):
         assert claim in text
         assert (rest in text) == bool(lower)
     content = summary.to_json()
@@ -68,7 +67,7 @@ def test_no_tightness_is_claimed_of_the_other_accountant():
     assert not table.wide.any()
     summary = audit_of(log, table, RecordedRun(None), name="x")
     assert summary.individual.wide is None
-    assert "only the upper end" not in render_markdown(summary)
+    assert "only the upper end" not in markdown_audit(summary)
 
 
 @pytest.mark.slow

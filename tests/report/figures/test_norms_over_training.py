@@ -3,7 +3,7 @@ import re
 import numpy as np
 
 from indpriv.analysis.norms_over_training import Drivers
-from indpriv.report.figures.norms_over_training import norms_over_training
+from indpriv.report.figures import norms_over_training
 
 
 def figure(norms, names):

@@ -1,5 +1,5 @@
 from indpriv.analysis.schedule import Curve, ScheduleFindings
-from indpriv.report.figures.schedule import schedule
+from indpriv.report.figures import schedule
 
 
 def test_a_panel_for_noise_clipping_and_accuracy():

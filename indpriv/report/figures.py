@@ -1,0 +1,458 @@
+"""Figures as inline SVG, drawn from bins and group means, never from single examples. Sensitive.
+
+Each returns an SVG element, or "" if there is nothing to draw.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.collections import PatchCollection
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+)
+
+from indpriv._formatting import format_edges, format_epsilon, format_number, format_share
+from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.fidelity import Fidelity
+from indpriv.analysis.groups import MIN_GROUP, GroupTable
+from indpriv.analysis.loss import LossBins, LossRelation
+from indpriv.analysis.norms_over_training import Drivers
+from indpriv.analysis.schedule import ScheduleFindings
+from indpriv.report import svg
+from indpriv.report.formats import shown_rows
+from indpriv.report.svg import ACCENT, INK, MUTED, SECOND, WARN, bare, new_figure, style, to_svg
+
+_MOST_GROUPS = 14  # bars that can be read; of more groups, the worst and the best are drawn
+_MOST_LABELS = 3  # panels within label that fit beside each other
+_LEFT, _GAP, _RIGHT = 0.2, 0.018, 0.985  # of the panels of groups, as fractions of the figure
+_MOST_LINES = 10  # that a figure can tell apart
+_FEW_DECADES = 2  # of a logarithmic axis, on which powers of ten alone would be too few ticks
+_OF_RULES = {"last": ACCENT, "closest": INK, "worst_case": MUTED}
+
+
+def _per_cent(axis: Axis) -> None:
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def _short(axis: Axis) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def lines(n: int) -> Iterator[tuple[str, str]] | None:
+    """Colours and dashes of n lines; None for more than a figure can tell apart."""
+    if n > _MOST_LINES:
+        return None
+    colours = (ACCENT, SECOND, WARN, INK, MUTED)
+    return ((colours[i % len(colours)], "-" if i < len(colours) else "--") for i in range(n))
+
+
+def hundred_dots(share: float) -> str:
+    """A hundred dots, the first ones filled: how many of a hundred a share is, rounded up."""
+    found, across, step, radius = min(100, math.ceil(100 * share)), 20, 18, 6
+    dots = "".join(
+        f'<circle cx="{step * (k % across) + radius + 2}" '
+        f'cy="{step * (k // across) + radius + 2}" r="{radius}" '
+        f'fill="var(--{"warn" if k < found else "rule"})"/>'
+        for k in range(100)
+    )
+    width, height = step * across, step * (100 // across)
+    return (
+        f'<svg class="dots" role="img" viewBox="0 0 {width} {height}" width="{width}" '
+        f'aria-label="{found} of 100 dots are filled">{dots}</svg>'
+    )
+
+
+def epsilon_histogram(
+    individual: Distribution,
+    worst_case_epsilon: float | None,
+    plural: str = "examples",
+    name: str = "histogram",
+) -> str:
+    """Histogram with the median marked, and the worst case unless it is None (far beyond)."""
+    edges, counts = np.array(individual.edges), np.array(individual.counts)
+    median, share = format_epsilon(individual.median), format_share(individual.share_at_worst_case)
+    description = (
+        f"{individual.n:,} {plural} in {len(counts)} bins from 0 to "
+        f"{format_epsilon(float(edges[-1]))}. Median {median}, 95th percentile "
+        f"{format_epsilon(individual.p95)}; {share} are at the worst case"
+    )
+    with style():
+        figure = new_figure(3.1)
+        top = float(counts.max()) * 1.04
+        left = 0.05 + 0.009 * len(f"{top:,.0f}")  # room for the counts, and their label
+        axes = figure.add_axes((left, 0.18, 0.98 - left, 0.66))
+        centres, widths = (edges[:-1] + edges[1:]) / 2, 0.86 * np.diff(edges)
+        axes.bar(centres, counts, widths, color=ACCENT, alpha=0.85, linewidth=0)
+        for index, centre in enumerate(centres):  # also where a bar is too low to point at
+            axes.bar(centre, top, edges[1] - edges[0], color="none", gid=f"tip{index}")
+        axes.set_ylim(0, top)
+        axes.set_xlim(edges[0], edges[-1] * 1.012)
+        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        bare(axes, "individual epsilon", plural)
+        if worst_case_epsilon is not None:
+            worst = format_epsilon(worst_case_epsilon)
+            description += f" of {worst}, marked by a line"
+            axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
+            label = f"worst case {worst}: {share} of {plural}"
+            _above(axes, worst_case_epsilon, label, WARN, align="right")
+        middle = [individual.median] * 2
+        axes.plot(middle, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
+        close = individual.median > 0.4 * edges[-1]  # the labels would meet
+        align = "right" if close else "left"
+        _above(axes, individual.median, f"median {median}", INK, align=align, row=int(close))
+        texts = format_edges(individual.edges)
+        tips = [
+            f"{low} to {high}: {count:,} {plural if count != 1 else plural[:-1]}"
+            for low, high, count in zip(texts, texts[1:], individual.counts, strict=False)
+        ]
+        return to_svg(figure, name, "Histogram of individual epsilon", f"{description}.", tips=tips)
+
+
+def _above(axes: Axes, x: float, text: str, colour: str, *, align: str, row: int = 0) -> None:
+    """A label above the plotting area at x."""
+    axes.annotate(
+        text,
+        (x, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 5 + 12 * row),
+        textcoords="offset points",
+        ha=align,
+        va="bottom",
+        color=colour,
+        fontsize=9,
+        annotation_clip=False,
+    )
+
+
+def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -> str:
+    """Bars of mean epsilon by group (raw, within label, label-standardised) and of test accuracy.
+
+    Returns "" where no group has examples.
+    """
+    rows = table.rows.iloc[shown := shown_rows(table.rows, _MOST_GROUPS)]
+    if not shown:
+        return ""
+    texts = rows["name"].tolist()
+    epsilons = {"epsilon, all": rows["mean"]}
+    for within in table.within_label if len(table.within_label) <= _MOST_LABELS else ():
+        epsilons[svg.placeholder(len(texts))] = within.rows["mean"].iloc[shown]
+        texts.append(within.label)
+    epsilons["standardised"] = rows["standardised_mean"]
+    limit = max(worst_case_epsilon or 0.0, pd.concat(epsilons).max()) or 1.0
+    panels = {**epsilons, "test accuracy": rows["test_accuracy"]}
+    panels = {title: values for title, values in panels.items() if values.notna().any()}
+    with style():
+        height = 0.62 + 0.3 * len(rows)
+        figure = new_figure(height)
+        width = (_RIGHT - _LEFT - _GAP * (len(panels) - 1)) / len(panels)
+        for index, (title, values) in enumerate(panels.items()):
+            left, bottom = _LEFT + index * (width + _GAP), 0.1 / height
+            axes = figure.add_axes((left, bottom, width, 1 - 0.44 / height))
+            if title in epsilons:
+                _bars(axes, values, format_epsilon, limit, ACCENT)
+                if worst_case_epsilon is not None:
+                    axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.0, alpha=0.8)
+            else:
+                _bars(axes, values, lambda share: format_share(share, 1), 1.0, SECOND)
+            stressed = index == 0 or title not in epsilons
+            axes.set_title(title, fontsize=8.5, color=INK if stressed else MUTED, pad=7)
+            if index == 0:
+                names = list(map(svg.placeholder, range(len(rows))))
+                axes.set_yticks(range(len(rows)), names, color=INK)
+        skipped = len(table.rows) - len(rows)
+        description = f"Bars of {len(rows)} groups, worst first"
+        description += f" ({skipped} groups not drawn)" if skipped else ""
+        if worst_case_epsilon is not None:
+            worst = format_epsilon(worst_case_epsilon)
+            description += f"; a line marks the worst case of {worst}"
+        title = f"Mean epsilon and test accuracy by {table.by}"
+        return to_svg(figure, name, title, f"{description}; the table holds the values.", texts)
+
+
+def _bars(
+    axes: Axes, values: "pd.Series[float]", text: Callable[[float], str], limit: float, colour: str
+) -> None:
+    """Horizontal bars with their values beside them."""
+    axes.barh(range(len(values)), values.fillna(0), height=0.62, color=colour, alpha=0.85, lw=0)
+    axes.set_xlim(0, limit * 1.62)
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    for row, value in enumerate(values):
+        label = "–" if np.isnan(value) else text(value)
+        axes.text(limit * 1.02, row, f" {label}", va="center", fontsize=8, color=INK)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    sns.despine(ax=axes, bottom=True)
+
+
+def epsilon_against_loss(
+    loss: LossRelation,
+    worst_case_epsilon: float | None,
+    plural: str = "examples",
+    name: str = "loss",
+) -> str:
+    """Counts by loss and epsilon, with quartiles and the fitted logarithm; "" where undefined."""
+    bins, line = loss.bins, loss.line
+    if bins is None or line.slope is None or line.intercept is None:
+        return ""
+    edges, top = np.array(bins.loss_edges), bins.epsilon_edges[-1]
+    with style():
+        figure = new_figure(4.2)
+        axes = figure.add_axes((0.07, 0.13, 0.91, 0.82))
+        axes.set_xscale("log")
+        _density(axes, bins)
+        _quartiles(axes, bins)
+        fitted = line.intercept + line.slope * np.log(edges)
+        fitted[(fitted < 0) | (fitted > top)] = np.nan
+        sign = "+" if line.slope >= 0 else "−"
+        label = f"{format_number(line.intercept)} {sign} {format_number(abs(line.slope))} ln(loss)"
+        dashes = (0, (4, 2))
+        axes.plot(edges, fitted, color=SECOND, linewidth=1.6, linestyle=dashes, label=label)
+        if worst_case_epsilon is not None:
+            worst = f"worst case {format_epsilon(worst_case_epsilon)}"
+            axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
+        axes.set_xlim(edges[0], edges[-1])
+        axes.set_ylim(0, top * 1.05)
+        _short(axes.xaxis)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        bare(axes, "loss of the final model (nats, logarithmic)", "individual epsilon")
+        axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
+        return to_svg(
+            figure,
+            name,
+            "Individual epsilon against loss",
+            f"Density of {loss.every.n:,} {plural} in {len(bins.counts)} bins of loss, with the "
+            "median and quartiles of epsilon per bin and the fitted logarithm. Pearson's r of "
+            f"epsilon and log loss is {format_number(loss.every.pearson)}.",
+        )
+
+
+def _density(axes: Axes, bins: LossBins) -> None:
+    """Cells of the two-dimensional histogram, darker where there are more examples."""
+    x, y, counts = np.array(bins.loss_edges), np.array(bins.epsilon_edges), np.array(bins.counts)
+    shades = np.round(np.sqrt(counts / counts.max()), 1)
+    for shade in np.unique(shades[counts > 0]):
+        cells = [
+            Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
+            for i, j in np.argwhere((counts > 0) & (shades == shade))
+        ]
+        axes.add_collection(
+            PatchCollection(cells, facecolor=ACCENT, alpha=0.06 + 0.5 * float(shade), linewidth=0)
+        )
+
+
+def _quartiles(axes: Axes, bins: LossBins) -> None:
+    """Median and quartiles of epsilon in each bin of loss with enough examples."""
+    x = np.array(bins.loss_edges)
+    enough = np.array(bins.counts).sum(axis=1) >= MIN_GROUP
+    centres = np.sqrt(x[:-1] * x[1:])[enough]
+    low, middle, high = (
+        np.array([np.nan if value is None else value for value in part])[enough]
+        for part in (bins.p25, bins.median, bins.p75)
+    )
+    axes.vlines(centres, low, high, color=INK, linewidth=0.8, alpha=0.55)
+    label = "median and quartiles of a bin"
+    axes.plot(centres, middle, color=INK, linewidth=1.4, marker="o", markersize=2.6, label=label)
+
+
+def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]], name: str = "roc") -> str:
+    """ROC of all examples, of this model and of the one trained without DP; "" without a curve."""
+    shown = []
+    for model, label, colour in (("dp", "this model", ACCENT), ("non_dp", "without DP", SECOND)):
+        points = [(x, y) for x, y in curves.get(model, ()) if x > 0 and y > 0]
+        if len(points) > 1:
+            shown.append((points, label, colour))
+    if not shown:
+        return ""
+    lowest = min(min(x, y) for points, _, _ in shown for x, y in points)
+    with style():
+        figure = new_figure(3.6)
+        axes = figure.add_axes((0.09, 0.15, 0.5, 0.8))
+        ends, dashes = [lowest, 1], (0, (4, 2))
+        axes.plot(ends, ends, color=MUTED, linewidth=1.0, linestyle=dashes, label="chance")
+        for points, label, colour in shown:
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=label)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+            axis.set_minor_locator(NullLocator())
+        axes.set_xlim(lowest, 1)
+        axes.set_ylim(lowest, 1)
+        bare(axes, "false-positive rate", "true-positive rate")
+        axes.grid(axis="x")
+        axes.legend(loc="lower right", handlelength=1.8)
+        return to_svg(
+            figure,
+            name,
+            "ROC of the loss-threshold attack",
+            "True-positive against false-positive rates on logarithmic axes, for "
+            f"{' and '.join(line[1] for line in shown)}; the dashed diagonal is an attack that "
+            "guesses at random.",
+        )
+
+
+def schedule(found: ScheduleFindings, name: str = "schedule") -> str:
+    """Noise standard deviation and clipping norm by step, and accuracy at checkpoints.
+
+    Returns "" with fewer than two steps.
+    """
+    if len(found.steps) < 2:
+        return ""
+    panels = [
+        ("noise standard deviation", found.steps, found.noise_std),
+        ("clipping norm", found.steps, found.max_grad_norm),
+    ]
+    if found.curve is not None:
+        panels.append(("test accuracy", found.curve.steps, found.curve.test_accuracy))
+    with style():
+        figure = new_figure(2.4)
+        width = 0.88 / len(panels)
+        for index, (title, steps, values) in enumerate(panels):
+            axes = figure.add_axes((0.07 + index * width, 0.2, width - 0.07, 0.62))
+            axes.plot(steps, values, color=ACCENT, linewidth=1.5)
+            axes.set_ylim(0, 1 if title == "test accuracy" else 1.1 * max(values))
+            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+            (_per_cent if title == "test accuracy" else _short)(axes.yaxis)
+            bare(axes, "step", title=title)
+        return to_svg(
+            figure,
+            name,
+            "Noise, clipping norm and test accuracy over training",
+            "One line each by step: the standard deviation of the noise that is accounted, the "
+            "clipping norm and, at checkpoints, the test accuracy.",
+        )
+
+
+def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
+    """Median norm by class and share of clipped examples over training.
+
+    Returns "" with fewer than two records, without classes or with too many of them.
+    """
+    drawn = lines(len(drivers.classes))
+    if len(drivers.steps) < 2 or not drivers.classes or drawn is None:
+        return ""
+    with style():
+        figure = new_figure(3.3)
+        norms = figure.add_axes((0.07, 0.17, 0.33, 0.7))
+        clipped = figure.add_axes((0.485, 0.17, 0.33, 0.7))
+        for index, (colour, line) in enumerate(drawn):
+            medians = _numbers(drivers.median_norm[index])
+            shares = _numbers(drivers.clipped_share_by_class[index])
+            label = svg.placeholder(index)
+            norms.plot(drivers.steps, medians, line, color=colour, linewidth=1.5)
+            clipped.plot(drivers.steps, shares, line, color=colour, linewidth=1.2, label=label)
+        every = drivers.clipped_share
+        clipped.plot(drivers.steps, every, ":", color=INK, linewidth=2.0, label="all examples")
+        norms.axhline(1.0, color=WARN, linewidth=1.0, alpha=0.8)
+        for axes, title in (
+            (norms, "median norm over max_grad_norm"),
+            (clipped, "share of examples clipped"),
+        ):
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            bare(axes, "step", title=title)
+        legend = clipped.get_legend_handles_labels()
+        figure.legend(*legend, loc="upper left", bbox_to_anchor=(0.825, 0.9), fontsize=7.5)
+        values = [value for line in drivers.median_norm for value in line if value is not None]
+        if min(values) > 0:
+            norms.set_yscale("log")
+            if max(1.0, *values) < 10**_FEW_DECADES * min(1.0, *values):
+                norms.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            _short(norms.yaxis)
+            norms.yaxis.set_minor_locator(NullLocator())
+        clipped.set_ylim(0, 1)
+        _per_cent(clipped.yaxis)
+        return to_svg(
+            figure,
+            name,
+            "Gradient norms over training by class",
+            f"Left: median gradient norm of each of {len(drivers.classes)} classes over the "
+            f"clipping norm at {len(drivers.steps)} records. Right: share of examples whose norm "
+            "was clipped.",
+            drivers.classes,
+        )
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def fidelity_against_k(
+    rows: Sequence[Fidelity], plural: str = "examples", name: str = "fidelity"
+) -> str:
+    """Errors and share under-reported against K, one colour a rule; "" with fewer than two K."""
+    rows = sorted((row for row in rows if not row.is_this_log), key=lambda row: row.every)
+    if len({row.every for row in rows}) < 2:
+        return ""
+    with style():
+        figure = new_figure(3.3)
+        error = figure.add_axes((0.07, 0.17, 0.41, 0.68))
+        share = figure.add_axes((0.575, 0.17, 0.41, 0.68))
+        curves = (
+            (error, "o--", "p95_absolute", "95th percentile"),
+            (error, "o-", "mean_absolute", "mean"),
+            (share, "o--", "share_under", "by any amount"),
+            (share, "o-", "share_under_1_percent", "by more than 1 %"),
+        )
+        for rule in dict.fromkeys(row.between_records for row in rows):
+            line = [row for row in rows if row.between_records == rule]
+            for axes, shape, field, what in curves:
+                axes.plot(
+                    [row.epochs for row in line],
+                    [getattr(row, field) for row in line],
+                    shape,
+                    color=_OF_RULES[rule],
+                    label=f"{rule.replace('_', ' ')}: {what}",
+                    markersize=3,
+                    linewidth=1.6 if shape == "o-" else 1.2,
+                )
+        for axes, title in (
+            (error, "absolute error of epsilon"),
+            (share, f"share of {plural} under-reported"),
+        ):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(FixedLocator(sorted({row.epochs for row in rows})))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+            axes.set_ylim(bottom=0)
+            bare(axes, "K, in epochs", title=title)
+            axes.legend(loc="best", handlelength=2.2, fontsize=7.5)
+        share.set_ylim(0, 1)
+        _per_cent(share.yaxis)
+        error.yaxis.set_major_locator(MaxNLocator(5))
+        return to_svg(
+            figure,
+            name,
+            "Error of epsilon against K",
+            "Left: mean and 95th percentile of the absolute error of individual epsilon, against "
+            f"K in epochs. Right: share of {plural} whose epsilon is under-reported. One "
+            "colour for each rule between records.",
+        )
+
+
+# By the name that a template gives.
+FIGURES: Mapping[str, Callable[..., str]] = {
+    "dots": hundred_dots,
+    "histogram": epsilon_histogram,
+    "norms over training": norms_over_training,
+    "groups": group_bars,
+    "loss": epsilon_against_loss,
+    "roc": roc_curves,
+    "fidelity": fidelity_against_k,
+    "schedule": schedule,
+}

@@ -1,1 +1,0 @@
-"""Findings as a page, as Markdown and as a screen."""

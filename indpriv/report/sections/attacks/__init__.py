@@ -1,1 +1,0 @@
-"""The sections on attacks. Sensitive."""

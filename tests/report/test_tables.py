@@ -1,0 +1,33 @@
+import io
+
+from rich.console import Console
+
+from indpriv.report.page import Table
+
+
+def test_columns_of_numbers_are_told_from_texts():
+    head = ("Group", "Mean", "Interval", "Rows", "Status", "Finding")
+    rows = [
+        ("1", "0.5", "[0.10, 0.20]", "1,234 of 5,678 (< 1 %)", "passed", "x" * 50),
+        ("2", "–", "49.3 to 50.8 %", "0", "failed", "1"),
+    ]
+    assert Table(rows, head).kinds == ["name", "number", "number", "number", "word", "text"]
+    assert Table([("0.0", "1e-5")], ("From", "To"), row_names=False).kinds == ["number", "number"]
+
+
+def test_columns_can_be_left_out():
+    made = Table([("1", "2", "3")], ("a", "b", "c"), caption="x").only((0, 2))
+    assert made.head == ["a", "c"]
+    assert made.rows == [("", ["1", "3"])]
+    assert made.caption == "x"
+
+
+def test_a_narrow_terminal_leaves_wide_columns_out_and_cuts_no_figure():
+    made = Table([("1" * 20, "2" * 20, "3" * 20)], ("a", "b", "c"), wide=(1,))
+    for width, figures in ((80, "123"), (50, "13"), (10, "13")):
+        out = io.StringIO()
+        made.print(Console(file=out, width=width))
+        assert out.getvalue().split() == [
+            *"abc"[:: 1 if "2" in figures else 2],
+            *(x * 20 for x in figures),
+        ]
