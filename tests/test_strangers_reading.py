@@ -51,7 +51,7 @@ TOML = Path(indpriv.__file__).parents[1] / "audits/digits.toml"
 IMPORTED = (
     "analysis.lint.registry",
     "norm_log.convert",
-    "release.model_card",
+    "release.page",
     "release.statement",
     "report.screens",
 )  # once, not by each child
