@@ -1,4 +1,4 @@
-"""What the commands of the experiments share beside `indpriv.cli.options`."""
+"""What the commands of the experiments share beside `indpriv.cli`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv.cli.commands import option
+from indpriv.cli.common import print_json
 from indpriv.cli.first_contact import typed
-from indpriv.cli.options import print_json
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,6 +38,21 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         envvar="INDPRIV_DATA", help="Folder of the data sets that do not ship with indpriv."
+    ),
+]
+Json = Annotated[bool, option("as_json")]
+By = Annotated[list[str] | None, option("by")]
+Seed = Annotated[int | None, option("seed")]
+Run = Annotated[Path | None, option("run_dir")]
+Attacks = Annotated[list[str] | None, option("attacks")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with code 1 on warnings too, not only on errors.")
+]
+BucketIsPrivate = Annotated[
+    bool,
+    typer.Option(
+        "--bucket-is-private",
+        help="Only those who may see norms can read the bucket that is written to.",
     ),
 ]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from audits.training.commands import filter_for
-from indpriv.cli.options import progress_bar
+from indpriv.cli.common import progress_bar
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """A log is challenged: norms at steps drawn in secret, from checkpoints and data."""
 
+import json
 import shutil
 import sys
 import warnings
@@ -254,12 +255,15 @@ def test_on_the_command_line(made, run_dir, capsys, monkeypatch):
     spec.write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_challenge import SPEC as spec\n"
     )
-    words = ["audit", str(made / "saved"), "--spec", f"{spec}:spec", "--challenges", "3"]
-    assert command([*words, "--challenge", str(run_dir)]) == 0
-    assert "norms: passed; " in capsys.readouterr().out
+    words = ["--spec", f"{spec}:spec", "--set", "challenges=3", "--set", "only=log"]
+    words = ["check", "--checkpoints", str(made / "saved"), *words]
+    assert command([*words, str(run_dir), "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["parts"]
+    status = {one["title"]: one["status"] for one in found["checks"] if one["key"] == "challenge"}
+    assert status == AGREES
     norms_forged(run_dir, 0.3)
-    assert command([*words, "--challenge", str(run_dir), "--json"]) == 1
+    assert command([*words, str(run_dir), "--json"]) == 1
     assert '"failed"' in capsys.readouterr().out
-    assert command([*words, "--challenge", str(made)]) == 2
-    assert command(["audit", str(made / "saved"), "--challenge", str(run_dir)]) == 2
-    assert "also needs CHECKPOINTS and --spec" in capsys.readouterr().err
+    assert command([*words, str(made)]) == 2
+    assert command(["check", str(run_dir), "--checkpoints", str(made / "saved")]) == 2
+    assert "--checkpoints FOLDER --spec" in capsys.readouterr().err

@@ -105,20 +105,22 @@ def test_norms_of_another_trainer_are_converted(in_process, tmp_path):
     (tmp_path / "run.json").write_text(
         json.dumps(settings | {"unit": "example", "neighbouring": "add_remove"})
     )
-    arguments = ("convert", tmp_path / "norms.npz", "--run", tmp_path / "run.json", "--output-dir")
+    arguments = ("import", tmp_path / "norms.npz", "--run", tmp_path / "run.json", "--output-dir")
     assert in_process(*arguments, tmp_path / "run").stdout.endswith(
         "2 records of 4 examples, 9 steps\n"
     )
     found = json.loads(in_process(*arguments, tmp_path / "again", "--json").stdout)
     assert (found["records"], found["examples"], found["steps"]) == (2, 4, 9)
     assert "already holds the log" in in_process(*arguments, tmp_path / "run", code=2).stderr
-    verified = in_process("verify", tmp_path / "run", code=3)  # nobody watched that training
+    verified = in_process(
+        "check", tmp_path / "run", "--set", "only=log", code=3
+    )  # nobody watched that training
     assert "Evidence: 0 of 5 lines verified; batch declared;" in verified.stdout
 
 
 def test_version_and_help_have_an_example(in_process):
     assert indpriv("--version").stdout.startswith("indpriv 0.")
-    for command in ("demo", "audit", "groups", "attack", "verify", "gate"):
+    for command in ("demo", "audit", "show", "attack", "check", "gate"):
         assert f"Example: indpriv {command}" in in_process(command, "--help").stdout
 
 
@@ -128,7 +130,7 @@ def test_version_and_help_have_an_example(in_process):
         (("audits", "train"), "runs/NAME"),
         (("audit",), "RUN/audit; NAME-audit for others' runs"),
         (("audit",), "the run's own"),
-        (("statement", "create"), "AUDIT_DIR/statements"),
+        (("publish", "statement"), "AUDIT_DIR/statements"),
     ],
 )
 def test_help_tells_defaults_that_depend_on_the_rest(in_process, command, default):
@@ -173,9 +175,9 @@ def test_json_is_json_alone(audited, in_process):
     summary = json.loads(in_process("audit", "run", "--output-dir", "json", "--json").stdout)
     assert summary == json.loads((audited / "json" / "audit.json").read_text())
     assert isinstance(
-        json.loads(in_process("groups", "audit", "--by", "label", "--json").stdout), list
+        json.loads(in_process("show", "audit", "--by", "label", "--json").stdout), list
     )
-    found = json.loads(in_process("verify", "run", "--json").stdout)
+    [found] = json.loads(in_process("check", "run", "--set", "only=log", "--json").stdout)["parts"]
     left = {(check["key"], check["status"]) for check in found["checks"]}
     assert {each for each in left if each[1] != "passed"} == {("seeds", "not checked")}
     assert found["evidence"].startswith("5 of 5 lines verified")
@@ -183,13 +185,13 @@ def test_json_is_json_alone(audited, in_process):
 
 
 def test_no_name_of_a_check_is_cut_off(audited, in_process):
-    assert "…" not in in_process("verify", "run").stdout
+    assert "…" not in in_process("check", "run").stdout
 
 
 def test_groups_of_an_audit(in_process):
-    assert "label" in in_process("groups", "audit", "--by", "label").stdout
+    assert "label" in in_process("show", "audit", "--by", "label").stdout
     few = json.loads(
-        in_process("groups", "audit", "--by", "label", "--min-size", "1000", "--json").stdout
+        in_process("show", "audit", "--by", "label", "--set", "min_size=1000", "--json").stdout
     )
     assert {row["too_small"] for row in few[0]["rows"]} == {True}
     assert few[0]["spread"] is None
@@ -197,7 +199,7 @@ def test_groups_of_an_audit(in_process):
 
 def test_nothing_but_the_label_has_no_table_within_it(in_process):
     assert_bad_input(
-        in_process("groups", "audit", "--within", "label", code=2),
+        in_process("show", "audit", "--set", "within=label", code=2),
         "no column to group by except the label",
     )
 
@@ -206,16 +208,16 @@ def test_several_audits_are_compared(audited, in_process, tmp_path):
     shutil.copytree(audited / "audit", tmp_path / "again")
     shutil.copytree(audited / "audit", tmp_path / "third")
     folders = ("audit", tmp_path / "again", tmp_path / "third")
-    text = " ".join(in_process("compare", *folders).stdout.split())
+    text = " ".join(in_process("show", *folders).stdout.split())
     assert "stability over 3 runs The runs have the same settings" in text
-    found = json.loads(in_process("compare", *folders, "--json").stdout)
+    found = json.loads(in_process("show", *folders, "--json").stdout)
     assert (len(found["audits"]), len(found["comparisons"]), found["stability"]["p95_range"]) == (
         3,
         2,
         0.0,
     )
     assert_bad_input(
-        in_process("compare", "audit", "audit", code=2), "there are 1 different audit directories"
+        in_process("show", "audit", "audit", code=2), "there are 1 different audit directories"
     )
 
 
@@ -227,7 +229,7 @@ def test_pictures_only_where_asked_for_and_only_of_the_runs_data(audited, in_pro
     in_process("audits", "images", "run", images)
     assert images.stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "kept").read_bytes() == b"kept"
-    shown = ("--show-examples", images, "--json")
+    shown = ("--set", f"show_examples={images}", "--json")
     in_process("audit", "run", "--output-dir", tmp_path / "shown", *shown)
     assert (tmp_path / "shown" / "report.html").read_text(encoding="utf-8").count(
         "data:image/png"
@@ -265,7 +267,7 @@ def test_only_images_are_shown(in_process, tmp_path, images, words):
     else:
         np.save(path, images, allow_pickle=True)
     refused = in_process(
-        "audit", "run", "--output-dir", tmp_path / "no", "--show-examples", path, code=2
+        "audit", "run", "--output-dir", tmp_path / "no", "--set", f"show_examples={path}", code=2
     )
     assert_bad_input(refused, words)
 
@@ -339,26 +341,29 @@ def test_scores_from_outside(in_process, tmp_path):
         for group in ("a", "b")
     ]
     (tmp_path / "scores.csv").write_text("score,member,group\n" + "\n".join(rows))
-    document = json.loads(
-        in_process("attack", "--scores", tmp_path / "scores.csv", "--json").stdout
-    )
+    document = json.loads(in_process("attack", tmp_path / "scores.csv", "--json").stdout)
     rates = {(row["by"], row["part"], row["rate"]): row["value"] for row in document["rates"]}
     assert rates["", "all examples", "auc"] == 0.5
     assert rates["", "all examples", "epsilon"] == 0.0  # the lower bound
     assert {part for by, part, _ in rates if by == "group"} == {"a", "b"}
-    coins = in_process("attack", "--scores", tmp_path / "scores.csv", "--fair-coins").stdout
+    coins = in_process("attack", tmp_path / "scores.csv", "--set", "fair_coins").stdout
     assert "independent fair coins" in " ".join(coins.split())
 
 
 def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_path):
     shutil.copytree(audited / "run", tmp_path / "run")
     next((tmp_path / "run" / "records").glob("*5.parquet")).unlink()
-    assert "is missing" in " ".join(in_process("verify", tmp_path / "run", code=1).stdout.split())
+    assert "is missing" in " ".join(in_process("check", tmp_path / "run", code=1).stdout.split())
     refused = in_process("audit", tmp_path / "run", "--output-dir", tmp_path / "audit", code=2)
-    assert_bad_input(refused, "is missing", "--unreadable")
+    assert_bad_input(refused, "is missing", "--set unreadable")
     assert not (tmp_path / "audit" / "audit.json").exists()
     in_process(
-        "audit", tmp_path / "run", "--output-dir", tmp_path / "audit", "--unreadable", "worst-case"
+        "audit",
+        tmp_path / "run",
+        "--output-dir",
+        tmp_path / "audit",
+        "--set",
+        "unreadable=worst-case",
     )
 
 
@@ -367,19 +372,22 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
     [
         (["audit", "nowhere"], ["nowhere does not exist"]),
         (["audit", "run", "--delta", "2"], ["delta=2.0 is not in (0, 1)"]),
-        (["audit", "run", "--accountant", "magic"], ["accountant='magic'"]),
-        (["audit", "run", "--conversion", "magic"], ["conversion='magic'"]),
-        (["audit", "run", "--between-records", "magic"], ["between_records='magic'"]),
-        (["audit", "run", "--preset", "magic"], ["preset='magic'"]),
-        (["audit", "run", "--preset", "yu2023"], ["nearest"]),
+        (["audit", "run", "--set", "accountant=magic"], ["accountant=magic", "rdp | pld"]),
+        (["audit", "run", "--set", "conversion=magic"], ["conversion=magic"]),
+        (["audit", "run", "--set", "between_records=magic"], ["between_records=magic"]),
+        (["audit", "run", "--set", "preset=magic"], ["preset=magic", "yu2023"]),
+        (["audit", "run", "--set", "preset=yu2023"], ["nearest"]),
         (["audit", "run", "--by", "shoe_size"], ["shoe_size", "label"]),
-        (["groups", "audit", "--by", "shoe_size"], ["shoe_size"]),
-        (["groups", "run"], ["holds no audit.json"]),
-        (["groups", "audit", "--by", "label", "--within", "label"], ["groups by the label itself"]),
-        (["groups", "audit", "--within", "race"], ["within='race'", "'label'"]),
-        (["attack", "--scores", "nowhere.csv"], ["nowhere.csv does not exist"]),
-        (["attack", "--scores", "small.toml"], ["small.toml is neither .csv nor .parquet"]),
-        (["verify", "nowhere"], ["nowhere does not exist"]),
+        (["show", "audit", "--by", "shoe_size"], ["shoe_size"]),
+        (["show", "run"], ["holds no audit.json"]),
+        (
+            ["show", "audit", "--by", "label", "--set", "within=label"],
+            ["groups by the label itself"],
+        ),
+        (["show", "audit", "--set", "within=race"], ["within=race", "label"]),
+        (["attack", "nowhere.csv"], ["nowhere.csv does not exist"]),
+        (["attack", "small.toml"], ["small.toml is neither .csv nor .parquet"]),
+        (["check", "nowhere"], ["nowhere does not exist"]),
         (["audits", "train", "nowhere.toml"], ["nowhere.toml does not exist"]),
         (["audits", "train", "small.toml", "--run-dir", "run"], ["already holds a recorded run"]),
         (
@@ -392,18 +400,18 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
         ),
         (
             ["audits", "train", "small.toml", "--run-dir", "new", "--device", "foo"],
-            ["--device foo cannot be used"],
+            ["device foo cannot be used"],
         ),
         (
             ["audits", "train", "small.toml", "--run-dir", "new", "--device", "meta"],
-            ["--device meta cannot be used"],
+            ["device meta cannot be used"],
         ),
         (
             ["audit", "run", "--output-dir", "small.toml"],
             ["small.toml is a file", "directory is needed"],
         ),
         (["audit", "run", "--by", "label:bins=x"], ["bins='x' is not a whole number"]),
-        (["verify", "empty"], ["holds no journal.jsonl"]),
+        (["check", "empty"], ["holds no journal.jsonl"]),
         (["audit", "empty"], ["holds no journal.jsonl"]),
         (["demo", "--output-dir", "."], ["run is not the run of an earlier demo"]),
     ],
@@ -422,7 +430,7 @@ def test_a_device_that_this_pytorch_lacks(in_process, monkeypatch):
     result = in_process(
         "audits", "train", "small.toml", "--run-dir", "new", "--device", "cuda", code=2
     )
-    assert_bad_input(result, "--device cuda", "not compiled with CUDA", "pass cpu")
+    assert_bad_input(result, "device cuda", "not compiled with CUDA", "pass cpu")
     assert not Path("new").exists()
 
 
@@ -441,13 +449,13 @@ def test_groups_of_a_broken_audit_json(audited, in_process, tmp_path, content, m
     shutil.copytree(audited / "audit", tmp_path / "audit")
     (tmp_path / "audit" / "audit.json").write_text(content)
     for option in ([], ["--json"]):
-        result = in_process("groups", tmp_path / "audit", "--by", "label", *option, code=2)
+        result = in_process("show", tmp_path / "audit", "--by", "label", *option, code=2)
         assert_bad_input(result, message, "make it again")
 
 
 def test_hyphens_and_underscores_are_one(in_process):
     screen = in_process(
-        "audit", "run", "--output-dir", "hyphens", "--between-records", "worst-case"
+        "audit", "run", "--output-dir", "hyphens", "--set", "between_records=worst-case"
     ).stdout
     assert "GUARANTEE" in screen
     assert (
@@ -460,7 +468,7 @@ def test_hyphens_and_underscores_are_one(in_process):
 
 def test_the_tight_accountant_end_to_end(audited, in_process):
     screen = " ".join(
-        in_process("audit", "run", "--output-dir", "pld", "--accountant", "pld").stdout.split()
+        in_process("audit", "run", "--output-dir", "pld", "--set", "accountant=pld").stdout.split()
     )
     assert "PLD accountant" in screen
     assert "RDP" not in screen
@@ -474,7 +482,7 @@ def test_the_tight_accountant_end_to_end(audited, in_process):
     content = json.loads((audited / "pld" / "audit.json").read_text())
     assert content["account"]["accountant"] == "pld"
     assert "PLD accountant" in content["guarantee"]["statement"]
-    assert "label" in in_process("groups", "pld", "--by", "label").stdout
+    assert "label" in in_process("show", "pld", "--by", "label").stdout
 
 
 def test_unwritable_output_is_one_message(audited, in_process):

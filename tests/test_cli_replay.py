@@ -21,7 +21,7 @@ from indpriv.recording import AuditSpec
 from runs import PER_EXAMPLE, blobs, mlp
 spec = AuditSpec(model=mlp, dataset=blobs(), loss_fn=PER_EXAMPLE, test_set=blobs())
 """
-TOLD = ("--max-grad-norm", "1.0", "--sampler", "poisson", "--delta", "1e-5")
+TOLD = ("--set", "max_grad_norm=1.0", "--set", "sampler=poisson", "--delta", "1e-5")
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +66,16 @@ def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
     assert (folder / "audit" / "epsilon.parquet").stat().st_mode & 0o777 == 0o600
     assert (folder / "audit" / "replay").stat().st_mode & 0o777 == 0o700
     again = indpriv(
-        "audit", "audit/replay", "--output-dir", "again", "--between-records", "closest", "--json"
+        "audit",
+        "audit/replay",
+        "--output-dir",
+        "again",
+        "--set",
+        "between_records=closest",
+        "--json",
     )
     assert json.loads(again.out)["spacing"]["n_records"] == 4
-    table = " ".join(indpriv("compare", "audit", "again").out.split())
+    table = " ".join(indpriv("show", "audit", "again").out.split())
     for words in (
         "SENSITIVE",
         "delta 1e-5",
@@ -79,7 +85,7 @@ def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
         "not a differential-privacy guarantee",
     ):
         assert words in table
-    document = json.loads(indpriv("compare", "audit", "again", "--by", "label", "--json").out)
+    document = json.loads(indpriv("show", "audit", "again", "--by", "label", "--json").out)
     assert document["comparisons"][0]["overall"]["n"] == 120
     assert document["audits"][0]["claim"] == "estimate"
 
@@ -88,7 +94,7 @@ def test_what_is_missing_is_asked_for_at_once(indpriv):
     error = indpriv(
         "audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "new", code=2
     ).err
-    assert "--max-grad-norm 1.0 --delta 1e-5 --sampler poisson" in error
+    assert "--set max_grad_norm=1.0 --delta 1e-5 --set sampler=poisson" in error
     assert error.lstrip().startswith("error:")
     assert not Path("new/replay").exists()
 
@@ -100,14 +106,14 @@ def test_what_is_missing_is_asked_for_at_once(indpriv):
         (["audit", "empty", "--spec", "my_spec.py:spec"], ["empty contains no checkpoints", "step_10.pt"]),
         (["audit", "nowhere", "--spec", "my_spec.py:spec"], ["nowhere is not a directory"]),
         (["audit", "saved", "--spec", "nowhere.py:spec"], ["nowhere.py does not exist"]),
-        (["audit", "saved", "--step-of", "a.pt=0"], ["--step-of: only for a folder of checkpoints"]),
-        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--step-of", "step_{n}.pt=n/2"], ["--step-of 'step_{n}.pt=n/2' is not FILE=STEP"]),
-        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--step-of", "step_{n}.pt=2*n"], ["but the Opacus accountant inside counted 10 steps"]),
-        (["audit", "saved", "--steps", "40"], ["--steps: only for a folder of checkpoints, which also needs --spec"]),
-        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--device", "foo"], ["--device foo cannot be used"]),
-        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--batch-size", "x"], ["batch_size='x'"]),
-        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--noise-multiplier", "2"], ["values of noise_multiplier contradict each other"]),
-        (["compare", "empty", "saved"], ["holds no audit.json"]),
+        (["audit", "saved", "--set", "step_of=a.pt=0"], ["--set step_of: only for a folder of checkpoints"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--set", "step_of=step_{n}.pt=n/2"], ["--set step_of 'step_{n}.pt=n/2' is not FILE=STEP"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--set", "step_of=step_{n}.pt=2*n"], ["but the Opacus accountant inside counted 10 steps"]),
+        (["audit", "saved", "--set", "steps=40"], ["--set steps: only for a folder of checkpoints with --spec"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--set", "device=foo"], ["device foo cannot be used"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--set", "batch_size=x"], ["batch_size=x", "auto"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--set", "noise_multiplier=2"], ["values of noise_multiplier contradict each other"]),
+        (["show", "empty", "saved"], ["holds no audit.json"]),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_message_and_code_2(indpriv, arguments, words):
@@ -128,23 +134,23 @@ def by_epoch(folder):
     return "by_epoch"
 
 
-OF_40 = (*TOLD, "--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "40")
+OF_40 = (*TOLD, "--set", "noise_multiplier=1", "--set", "sample_rate=0.1", "--set", "steps=40")
 
 
 def test_names_that_do_not_tell_the_step(by_epoch, indpriv):
     command = ("audit", by_epoch, "--spec", "my_spec.py:spec", "--output-dir", "named", *OF_40)
     error = indpriv(*command, code=2).err
     assert "'model_0.pt', 'model_1.pt', 'model_2.pt', ..." in error
-    assert '--step-of "model_{epoch}.pt=20*epoch"' in error
+    assert '--set step_of="model_{epoch}.pt=20*epoch"' in error
     assert not Path("named/replay").exists()
-    indpriv(*command, "--step-of", "model_{epoch}.pt=10*epoch")
+    indpriv(*command, "--set", "step_of=model_{epoch}.pt=10*epoch")
     indpriv("audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "as_saved", *TOLD)
     named, saved = (pd.read_parquet(f"{name}/epsilon.parquet") for name in ("named", "as_saved"))
     assert named["epsilon"].equals(saved["epsilon"])
 
 
 def test_a_list_of_steps_in_several_options(by_epoch, indpriv):
-    rules = ("--step-of", "model_0.pt=0,model_1.pt=10", "--step-of", "model_{n}.pt=n*10")
+    rules = ("--set", "step_of=model_0.pt=0,model_1.pt=10", "--set", "step_of=model_{n}.pt=n*10")
     command = ("audit", by_epoch, "--spec", "my_spec.py:spec", "--output-dir", "listed", *OF_40)
     shown = indpriv(*command, *rules, "--json").out
     assert json.loads(shown)["spacing"]["n_records"] == 4
@@ -183,7 +189,7 @@ def test_two_processes_from_the_command_line(folder):
         "my_spec.py:spec",
     ]
     subprocess.run(
-        [*command, "--output-dir", "two", "--processes", "2", *TOLD],
+        [*command, "--output-dir", "two", "--set", "processes=2", *TOLD],
         cwd=folder,
         check=True,
         timeout=300,

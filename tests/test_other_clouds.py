@@ -115,7 +115,7 @@ def check_a_run_and_its_audit(address_of, a_run, tmp_path):
     assert (opened.log.read() == NormLog.open(a_run).read()).all()
     here = account(NormLog.open(a_run), delta=DELTA)
     assert (account(opened.log, delta=DELTA).epsilon == here.epsilon).all()
-    assert run(["verify", source]) == 0
+    assert run(["check", source, "--set", "only=log"]) == 0
 
     def meanwhile(stage, done, total):
         if stage == "analysing" and not refused:
@@ -132,7 +132,7 @@ def check_a_run_and_its_audit(address_of, a_run, tmp_path):
     there = location(target) / "epsilon.parquet"
     assert there.read_bytes() == (tmp_path / "local" / "epsilon.parquet").read_bytes()
     assert len(read_audit(target)[0]) == 240
-    assert run(["groups", target, "--by", "label"]) == 0
+    assert run(["show", target, "--by", "label"]) == 0
 
 
 @pytest.mark.slow

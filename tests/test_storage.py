@@ -111,7 +111,7 @@ def test_a_run_is_read_from_a_bucket_each_byte_once(server, a_run, monkeypatch):
     checks = {check.key: check for check in verify(opened)}
     assert "compared when they are read" in checks["records"].detail
     assert checks["permissions"].status == "not checked"
-    assert run(["verify", server.address("runs/tiny")]) == 0
+    assert run(["check", server.address("runs/tiny"), "--set", "only=log"]) == 0
 
 
 def _flip_a_record(server, run_dir, prefix):
@@ -129,7 +129,7 @@ def test_a_flipped_bit_and_a_missing_file_are_named(server, a_run):
     name, address = _flip_a_record(server, a_run, "flipped"), server.address("runs/flipped")
     with pytest.raises(EvidenceError, match=rf"{name}.* was changed: its hash"):
         account(NormLog.open(address), delta=DELTA)
-    assert run(["verify", address]) == 1
+    assert run(["check", address]) == 1
     counted = NormLog.open(address, unreadable="worst_case")
     assert len(counted.unreadable_steps) == 1
     server.client().delete_object(Bucket="runs", Key=f"flipped/records/{name}")
@@ -153,7 +153,7 @@ def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
         monkeypatch.setattr(variants, name, ())
     server.upload(a_run, "runs", "audited")
     source, target = server.address("runs/audited"), server.address("runs/audits/tiny")
-    with pytest.raises(InputError, match="--bucket-is-private"):
+    with pytest.raises(InputError, match="bucket_is_private"):
         audit(source, target, delta=DELTA)
     assert not server.keys("runs", "audits/")
 
@@ -170,7 +170,7 @@ def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
     assert sorted(key.rpartition("/")[2] for key in kept) == ["_account.json", "part-00000.parquet"]
     computed = []
     monkeypatch.setattr(per_example, "block_account", lambda *_: computed.append(1))
-    words = ["--output-dir", target, "--delta", str(DELTA), "--bucket-is-private"]
+    words = ["--output-dir", target, "--delta", str(DELTA), "--set", "bucket_is_private"]
     assert run(["audit", source, *words]) == 0
     assert not computed  # the part that lay there was used
     monkeypatch.undo()
@@ -184,7 +184,7 @@ def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
     table, examples = read_audit(target)
     assert len(table) == 240
     assert len(examples.train) == 240
-    assert run(["groups", target, "--by", "label"]) == 0
+    assert run(["show", target, "--by", "label"]) == 0
 
 
 @contextmanager

@@ -80,39 +80,39 @@ def remembered(function):
 
 # What a command may end with, beside one message and 2.
 COMMANDS = {
-    "verify": (["verify", "{run}"], {0, 1, 3}),
-    "verify --json": (["verify", "{run}", "--json"], {0, 1, 3}),
+    "check": (["check", "{run}"], {0, 1, 3}),
+    "check --json": (["check", "{run}", "--json"], {0, 1, 3}),
     "audit": (["audit", "{run}", "--output-dir", "{new}"], {0}),
-    "gate": (["gate", "{audit}", "--max-epsilon", "8", "--min-coverage", "0.5", "--figures"], {0, 1}),
-    "groups": (["groups", "{audit}"], {0}),
-    "compare": (["compare", "{audit}", "{other}"], {0}),
-    "release": (["release", "{audit}", *RELEASE], {0}),
-    "model-card": (["model-card", "{audit}"], {0}),
-    "statement": (["statement", "create", "{audit}", "--example", "3", "--output-dir", "{new}"], {0}),
-    "lint": (["lint", "{run}"], {0}),
+    "gate": (["gate", "{audit}", "--max", "epsilon=8", "--min", "coverage=0.5", "--figures"], {0, 1}),
+    "show": (["show", "{audit}"], {0}),
+    "show two": (["show", "{audit}", "{other}"], {0}),
+    "publish": (["publish", "quantiles", "{audit}", *RELEASE], {0}),
+    "card": (["publish", "card", "{audit}"], {0}),
+    "statement": (["publish", "statement", "{audit}", "--example", "3", "--output-dir", "{new}"], {0}),
+    "settings of": (["check", "{run}", "--set", "only=settings"], {0}),
     "lint file": (["audits", "lint", "{toml}"], {0}),
-    "attack": (["attack", "--scores", "{csv}"], {0}),
-    "attack run": (["attack", "run", "{run}"], {0}),
-    "convert": (["convert", "{npz}", "--run", "{settings}", "--output-dir", "{new}"], {0}),
-    "convert parquet": (["convert", "{norms}", "--run", "{settings}", "--output-dir", "{new}"], {0}),
+    "attack": (["attack", "{csv}"], {0}),
+    "attack run": (["attack", "{run}"], {0}),
+    "import": (["import", "{npz}", "--run", "{settings}", "--output-dir", "{new}"], {0}),
+    "import parquet": (["import", "{norms}", "--run", "{settings}", "--output-dir", "{new}"], {0}),
 }  # fmt: skip
 READ_BY = {
-    "journal": ["verify", "verify --json", "audit", "lint"],
-    "ids": ["verify", "audit"],
-    "record": ["verify", "audit"],
-    "run.json": ["verify", "audit", "lint", "attack run"],
+    "journal": ["check", "check --json", "audit", "settings of"],
+    "ids": ["check", "audit"],
+    "record": ["check", "audit"],
+    "run.json": ["check", "audit", "settings of", "attack run"],
     "run tables": ["audit", "attack run"],
-    "audit.json": ["gate", "groups", "compare", "release", "model-card", "statement"],
-    "audit tables": ["gate", "groups", "compare", "release", "statement"],
-    "ledger": ["release"],
-    "release.json": ["model-card"],
+    "audit.json": ["gate", "show", "show two", "publish", "card", "statement"],
+    "audit tables": ["gate", "show", "show two", "publish", "statement"],
+    "ledger": ["publish"],
+    "release.json": ["card"],
     "toml": ["lint file"],
     "csv": ["attack"],
-    "npz": ["convert"],
-    "norms": ["convert parquet"],
-    "settings": ["convert", "convert parquet"],
+    "npz": ["import"],
+    "norms": ["import parquet"],
+    "settings": ["import", "import parquet"],
 }
-DEAR = ("audit", "lint", "groups", "compare")  # of the time of a command; drawn less often
+DEAR = ("audit", "settings of", "show", "show two")  # of the time of a command; drawn less often
 FILES = {
     "journal": ["run/journal.jsonl"],
     "ids": ["run/ids.parquet"],
@@ -172,7 +172,7 @@ def valid(tmp_path_factory):
     words = {"sampler": "poisson", "unit": "example", "neighbouring": "add_remove", "delta": 1e-5}
     write_json(top / "settings.json", settings_ | words)
     shutil.copy(TOML, top / "digits.toml")
-    assert run_command(["release", str(top / "audit"), *RELEASE, "--budget", "2"]) == 0
+    assert run_command(["publish", "quantiles", str(top / "audit"), *RELEASE, "--budget", "2"]) == 0
     for module in IMPORTED:
         importlib.import_module(f"indpriv.{module}")
     yield top
@@ -576,15 +576,15 @@ def test_what_the_end_of_a_table_says_of_its_sizes_is_not_believed(tmp_path, nam
 
 
 BOMBS = {
-    "npz that claims 8 TB": ("convert", "norms.npz", claims_8_tb),
-    "npz that unpacks to much": ("convert", "norms.npz", unpacks_to_much),
-    "ids of many rows": ("verify", "run/ids.parquet", parquet_of(lambda: rows_of(MANY, example_id="i8", exact="?"))),
-    "ids of long texts": ("verify", "run/ids.parquet", parquet_of(lambda: pa.table({"example_id": same_texts(9_000, 20_000), "exact": np.zeros(9_000, bool)}))),
+    "npz that claims 8 TB": ("import", "norms.npz", claims_8_tb),
+    "npz that unpacks to much": ("import", "norms.npz", unpacks_to_much),
+    "ids of many rows": ("check", "run/ids.parquet", parquet_of(lambda: rows_of(MANY, example_id="i8", exact="?"))),
+    "ids of long texts": ("check", "run/ids.parquet", parquet_of(lambda: pa.table({"example_id": same_texts(9_000, 20_000), "exact": np.zeros(9_000, bool)}))),
     "scores of many rows": ("attack parquet", "scores.parquet", parquet_of(lambda: rows_of(MANY, score="f8", member="?"))),
     "scores of long texts": ("attack parquet", "scores.parquet", parquet_of(lambda: pa.table({"score": same_texts(9_000, 20_000), "member": np.zeros(9_000, bool)}))),
     "scores of many columns": ("attack", "scores.csv", lambda path: path.write_text("score,member" + ",a" * 100_000 + "\n" + "1,1\n" * 100_000)),
     "epsilons of many rows": ("gate", "audit/epsilon.parquet", parquet_of(lambda: rows_of(MANY, epsilon="f8", epsilon_lower="f8", epsilon_upper="f8"))),
-    "norms of many rows": ("convert parquet", "norms.parquet", parquet_of(lambda: rows_of(MANY, **{"0": "f8"}))),
+    "norms of many rows": ("import parquet", "norms.parquet", parquet_of(lambda: rows_of(MANY, **{"0": "f8"}))),
 }  # fmt: skip
 
 
@@ -596,7 +596,7 @@ def test_a_small_file_does_not_fill_the_memory(valid, tmp_path, name):
     assert (top / file).stat().st_size < 10_000_000
     if file.startswith("run/"):
         seal(top / "run")
-    words = COMMANDS.get(command, (["attack", "--scores", "{top}/scores.parquet"],))[0]
+    words = COMMANDS.get(command, (["attack", "{top}/scores.parquet"],))[0]
     begin = time.monotonic()
     found = check_outcome([word.format(**places(top), top=top) for word in words], memory=GIB >> 1)
     assert found["code"] == 2
@@ -730,18 +730,18 @@ def test_a_failed_check_is_1_and_a_journal_that_cannot_be_read_is_2(valid, tmp_p
     top = shutil.copytree(valid, tmp_path / "top")
     journal = top / "run/journal.jsonl"
     journal.write_bytes(change(journal.read_bytes()))
-    found = check_outcome(["verify", str(top / "run")], {1})
+    found = check_outcome(["check", str(top / "run")], {1})
     assert found["code"] == code
     assert ("error:" in found["err"]) == (code == 2)
     (top / "run/journal.jsonl").unlink()
-    assert check_outcome(["verify", str(top / "run")])["code"] == 2
+    assert check_outcome(["check", str(top / "run")])["code"] == 2
 
 
 LINKED = {
-    "run/journal.jsonl": "verify", "run/journal.jsonl.sig": "verify", "run/run.json": "audit",
+    "run/journal.jsonl": "check", "run/journal.jsonl.sig": "check", "run/run.json": "audit",
     "run/examples.parquet": "audit", "run/canaries.parquet": "audit", "run/records/000000000001.parquet": "audit",
     "audit/epsilon.parquet": "gate", "audit/audit.json": "gate",
-    "audit/paid.json": "release", "audit/shareable/release.json": "release",
+    "audit/paid.json": "publish", "audit/shareable/release.json": "publish",
 }  # fmt: skip
 
 
@@ -815,7 +815,9 @@ def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
 
 
 def gate(top, *options):
-    found = check_outcome(["gate", str(top / "run/audit"), "--json", *options], {0, 1})
+    found = check_outcome(
+        ["gate", str(top / "run/audit"), "--json", "--max", "delta=1", *options], {0, 1}
+    )
     return found["code"], json.loads(found["out"])["conditions"] if found["code"] < 2 else found
 
 
@@ -839,9 +841,9 @@ def state(conditions):
     return {one["name"]: (one["passed"], one["known"]) for one in conditions}
 
 
-ALL = ["--max-worst-case-epsilon", "8", "--max-delta", "1e-4", "--max-median-epsilon", "8", "--max-p95-epsilon", "8",
-       "--max-p99-epsilon", "8", "--max-epsilon", "8", "--max-group-ratio", "9", "--min-coverage", "1",
-       "--min-test-accuracy", "0.1", "--unit", "example", "--exact", "--verified"]  # fmt: skip
+ALL = ["--max", "worst_case_epsilon=8", "--max", "delta=1e-4", "--max", "median_epsilon=8", "--max", "p95_epsilon=8",
+       "--max", "p99_epsilon=8", "--max", "epsilon=8", "--max", "group_ratio=9", "--min", "coverage=1",
+       "--min", "test_accuracy=0.1", "--require", "unit=example,exact,verified"]  # fmt: skip
 
 
 def test_a_gate_says_what_it_computed_again(inside):
@@ -852,7 +854,7 @@ def test_a_gate_says_what_it_computed_again(inside):
     assert "epsilon that canaries prove" in believed
     assert believed <= {one.watched for one in findings()} - {"guarantee", "evidence"}
     assert len(found) > 14
-    table = check_outcome(["gate", str(inside / "run/audit")], {0})["out"]
+    table = check_outcome(["gate", str(inside / "run/audit"), "--max", "delta=1"], {0})["out"]
     assert "recomputed" in table
     assert "believed" in table
 
@@ -863,10 +865,10 @@ def test_without_the_run_the_log_is_believed_unless_it_is_passed(valid, tmp_path
         "gate",
         str(top / "audit"),
         "--json",
-        "--max-worst-case-epsilon",
-        "8",
-        "--max-epsilon",
-        "8",
+        "--max",
+        "worst_case_epsilon=8",
+        "--max",
+        "epsilon=8",
     ]
     found = state(json.loads(check_outcome(words, {0})["out"])["conditions"])
     assert found["worst-case epsilon"][1] == found["evidence"][1] == "believed"
@@ -893,20 +895,20 @@ def test_a_gate_says_when_the_audit_is_of_another_log(inside):
             name: one for name, one in journal.entries[-1].items() if name not in ("seq", "kind")
         }
         journal.append("close", **last)
-    code, conditions = gate(inside, "--max-worst-case-epsilon", "8", "--max-epsilon", "8")
+    code, conditions = gate(inside, "--max", "worst_case_epsilon=8", "--max", "epsilon=8")
     assert [one["found"] for one in conditions if not one["passed"]] == ["another log"]
     assert code == 1
 
 
 EDITS = {
-    "worst case": (lambda a: a["guarantee"].update(worst_case_epsilon=0.5), ["--max-worst-case-epsilon", "1"], "worst-case epsilon"),
+    "worst case": (lambda a: a["guarantee"].update(worst_case_epsilon=0.5), ["--max", "worst_case_epsilon=1"], "worst-case epsilon"),
     "status": (lambda a: a["guarantee"].update(status="declared"), [], None),
-    "delta": (lambda a: a["guarantee"].update(delta=1e-9), ["--max-delta", "1e-8"], "delta"),
-    "median": (lambda a: a["individual"].update(median=0.01), ["--max-median-epsilon", "0.1"], "individual epsilon, median (exact)"),
-    "p99": (lambda a: a["individual"].update(p99=0.01), ["--max-p99-epsilon", "0.1"], "individual epsilon, p99 (exact)"),
-    "max": (lambda a: a["individual"].update(max=0.01), ["--max-epsilon", "0.1"], "individual epsilon, max (exact)"),
+    "delta": (lambda a: a["guarantee"].update(delta=1e-9), ["--max", "delta=1e-8"], "delta"),
+    "median": (lambda a: a["individual"].update(median=0.01), ["--max", "median_epsilon=0.1"], "individual epsilon, median (exact)"),
+    "p99": (lambda a: a["individual"].update(p99=0.01), ["--max", "p99_epsilon=0.1"], "individual epsilon, p99 (exact)"),
+    "max": (lambda a: a["individual"].update(max=0.01), ["--max", "epsilon=0.1"], "individual epsilon, max (exact)"),
     "claim": (lambda a: a.update(claim="estimate"), [], None),
-    "accuracy": (lambda a: a["run"].update(test_accuracy=1.0), ["--min-test-accuracy", "0.99"], "test accuracy"),
+    "accuracy": (lambda a: a["run"].update(test_accuracy=1.0), ["--min", "test_accuracy=0.99"], "test accuracy"),
     "coverage": (lambda a: a["run"].update(recorded_share=0.25), [], None),
 }  # fmt: skip
 
@@ -941,15 +943,15 @@ def forged(folder, factor=0.1):
 def test_a_table_that_was_forged_with_audit_json_is_seen_through_or_believed_in_words(
     valid, tmp_path, inside, limit
 ):
-    option = f"--max-{limit}-epsilon".replace("--", "-").replace("-", "--", 1)
+    option = "--max", f"{limit}_epsilon=1".removeprefix("_")
     forged(inside / "run/audit")
-    code, conditions = gate(inside, option, "1")
+    code, conditions = gate(inside, *option)
     assert code == 1
     name = f"individual epsilon, {limit or 'max'} (exact)"
     assert state(conditions)[name] == (False, "recomputed")
     assert state(conditions)["audit.json agrees with tables and log"] == (False, "recomputed")
     shutil.move(inside / "run/audit", tmp_path / "alone")
-    found = check_outcome(["gate", str(tmp_path / "alone"), "--json", option, "1"], {0})
+    found = check_outcome(["gate", str(tmp_path / "alone"), "--json", *option], {0})
     assert {one["known"] for one in json.loads(found["out"])["conditions"]} == {"believed"}
 
 
@@ -959,7 +961,7 @@ def test_by_the_pld_accountant_the_worst_case_is_recomputed_and_people_are_belie
 ):
     top = shutil.copytree(valid, tmp_path / "top")
     audit(top / "run", top / "run/audit", accountant="pld")
-    found = state(gate(top, "--max-epsilon", "8", "--max-worst-case-epsilon", "8")[1])
+    found = state(gate(top, "--max", "epsilon=8", "--max", "worst_case_epsilon=8")[1])
     assert found["worst-case epsilon"][1] == "recomputed"
     assert {known for name, (_, known) in found.items() if "individual" in name} == {"believed"}
 
@@ -969,7 +971,7 @@ def test_a_group_ratio_is_computed_again(inside):
     assert ratio > 1.05
     edited(inside, lambda a: a["groups"][0]["ratio"].update(value=1.0))
     name = "mean epsilon of the worst-off over the best-off group by sex"
-    assert state(gate(inside, "--max-group-ratio", "1.05")[1])[name] == (False, "recomputed")
+    assert state(gate(inside, "--max", "group_ratio=1.05")[1])[name] == (False, "recomputed")
 
 
 def test_a_failed_check_that_was_edited_away(inside):
@@ -1026,14 +1028,13 @@ def test_no_text_of_a_file_reaches_a_terminal_or_a_page_as_it_is(valid, tmp_path
     texts = {}
     for name, words in {
         "audit": ["audit", str(run_dir), "--output-dir", str(new)],
-        "verify": ["verify", str(run_dir)],
-        "gate": ["gate", str(new), "--figures"],
-        "lint": ["lint", str(run_dir)],
-        "groups": ["groups", str(new)],
-        "compare": ["compare", str(new), str(top / "audit")],
-        "model-card": ["model-card", str(top / "audit")],
-        "statement": ["statement", "create", str(new), "--example", "3"],
-        "error": ["groups", str(new), "--by", EVIL],
+        "verify": ["check", str(run_dir)],
+        "gate": ["gate", str(new), "--max", "delta=1", "--figures"],
+        "groups": ["show", str(new)],
+        "compare": ["show", str(new), str(top / "audit")],
+        "model-card": ["publish", "card", str(top / "audit")],
+        "statement": ["publish", "statement", str(new), "--example", "3"],
+        "error": ["show", str(new), "--by", EVIL],
         "no run": ["audit", str(top / EVIL.replace("/", ""))],
     }.items():
         found = check_outcome(words, {0, 1, 3}, plain=plain)

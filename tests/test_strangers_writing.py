@@ -96,9 +96,9 @@ def an_audit(folder: Path) -> None:
 
 
 def publish(folder: Path) -> None:
-    command("release", folder, "--epsilon", "1", "--quantiles", "0.5")
-    command("statement", "create", folder, "--example", 0)
-    command("model-card", folder)
+    command("publish", "quantiles", folder, "--epsilon", "1", "--quantiles", "0.5")
+    command("publish", "statement", folder, "--example", 0)
+    command("publish", "card", folder)
 
 
 def a_stopped_run(folder: Path) -> None:
@@ -520,12 +520,12 @@ def test_an_audit_that_came_with_a_run_is_not_ones_own(tiny, capsys):
     a_run(other)
     for run_dir in (tiny, other):
         command("audit", run_dir)
-    command("compare", tiny, other)  # one's own
+    command("show", tiny, other)  # one's own
     given = unpacked(tiny, tiny.parents[1] / "unpacked")
     before = state_of(given / "audit")
     assert code_of("compare", given, other) == 2
     assert "came with the run" in capsys.readouterr().err
-    command("compare", given / "audit", other)  # named
+    command("show", given / "audit", other)  # named
     command("audit", given)
     assert state_of(given / "audit") == before
     assert "came from elsewhere" in capsys.readouterr().err
@@ -692,8 +692,8 @@ def check_no_audit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             path.name for path in folder.iterdir()
         }
         assert not list(folder.rglob("*.tmp"))
-    assert run(["gate", str(folder)]) == 2
-    assert run(["release", str(folder), "--epsilon", "1"]) == 2
+    assert run(["gate", str(folder), "--max", "delta=1"]) == 2
+    assert run(["publish", "quantiles", str(folder), "--epsilon", "1"]) == 2
     assert capsys.readouterr().err.count("error:") == 2
 
 
@@ -704,7 +704,7 @@ set +e
 {python} -m indpriv audit {run} --participation known --output-dir {folder}/audit
 echo "code $?"
 ls -a {folder}/audit
-{python} -m indpriv gate {folder}/audit
+{python} -m indpriv gate {folder}/audit --max delta=1
 echo "code $?"
 """
 

@@ -79,9 +79,9 @@ from indpriv.cli import run
 np.savez("norms.npz", norms=np.full((2, 30), 0.5), recorded_steps=[0, 5])
 Path("run.json").write_text('{{"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, '
     '"sample_rate": 0.5, "sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}}')
-for words in ("--help", "convert norms.npz --run run.json --output-dir run", "verify run",
-              "audit run --delta 1e-5", "gate run/audit --max-delta 1e-5", "model-card run/audit"):
-    declared = words.startswith("verify")  # no recorder saw the training
+for words in ("--help", "import norms.npz --run run.json --output-dir run", "check run --set only=log",
+              "audit run --delta 1e-5", "gate run/audit --max delta=1e-5", "publish card run/audit"):
+    declared = words.startswith("check")  # no recorder saw the training
     assert run(words.split()) == (3 if declared else 0), words
 """
 

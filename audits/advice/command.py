@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from audits.options import AuditFile, DataDir, Device, checked_audit_file, show
+from audits.options import AuditFile, By, DataDir, Device, Json, checked_audit_file, show
 from audits.trials import Trial, make_trials
-from indpriv.cli.advise import NAME, Quantile, Target
-from indpriv.cli.audit import Accountant, Delta
-from indpriv.cli.options import (
-    By,
-    Json,
-    check_device,
-    check_folder,
-    progress_bar,
-)
+from indpriv.cli.commands import option
+from indpriv.cli.common import check_device, check_folder, progress_bar
+from indpriv.cli.research import ADVICE
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,6 +21,14 @@ if TYPE_CHECKING:
 
 DELETION = "deletion"  # of the files
 
+Target = Annotated[float, option("target", "advise")]
+Quantile = Annotated[
+    float, typer.Option(help="Which quantile of a group's epsilons; 0.95 is the 95th percentile.")
+]
+Delta = Annotated[float | None, option("delta")]
+Accountant = Annotated[
+    str, typer.Option(help="Accountant: rdp, or pld, which is tighter and takes longer.")
+]
 OutputDir = Annotated[
     Path | None,
     typer.Option(help="Directory of runs and the page.", show_default="advice/NAME"),
@@ -98,7 +100,7 @@ def subsets(
             delta=delta,
             accountant=accountant,
         )
-    show(found, records_page(found), folder / NAME, as_json=as_json)
+    show(found, records_page(found), folder / ADVICE, as_json=as_json)
 
 
 def deletion(
@@ -184,7 +186,7 @@ class _NewRuns(NamedTuple):
     def make(self, trials: Sequence[Trial], folder: Path) -> None:
         """Train what is not trained yet."""
         make_trials(
-            trials, folder, NAME, jobs=self.jobs, data_dir=self.data_dir, device=self.device
+            trials, folder, ADVICE, jobs=self.jobs, data_dir=self.data_dir, device=self.device
         )
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from indpriv.cli.options import Json, Seed, check_device, check_folder, print_json, progress_bar
+from audits.options import Json, Seed
+from indpriv.cli.common import check_device, check_folder, print_json, progress_bar
 
 RunDir = Annotated[
     Path,

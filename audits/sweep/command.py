@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from audits.options import AuditFile, DataDir, Device, checked_audit_file, show
+from audits.options import AuditFile, DataDir, Device, Json, checked_audit_file, show
 from audits.trials import Trial, make_trials
-from indpriv.cli.options import (
-    Json,
-    check_device,
-    check_folder,
-)
+from indpriv.cli.common import check_device, check_folder
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from audits.options import PROGRAM, AuditFile, DataDir, Device, checked_audit_file
-from indpriv._shown import Console, escape
-from indpriv._storage import location
-from indpriv.cli.attacks import Attacks, Epsilon, UnitRule, show_study
-from indpriv.cli.first_contact import checked_run, typed
-from indpriv.cli.leak import leak as packaged_leak
-from indpriv.cli.leak import leak_as_told
-from indpriv.cli.lint import Strict, show_findings
-from indpriv.cli.options import (
+from audits.options import (
+    PROGRAM,
+    Attacks,
+    AuditFile,
     BucketIsPrivate,
+    DataDir,
+    Device,
     Json,
     Run,
     Seed,
-    check_device,
-    check_folder,
-    print_json,
-    progress_bar,
-    say,
+    Strict,
+    checked_audit_file,
 )
+from indpriv._shown import Console, escape
+from indpriv._storage import location
+from indpriv.cli.common import check_device, check_folder, print_json, progress_bar, say
+from indpriv.cli.first_contact import checked_run, typed
+from indpriv.cli.read import settings_part
+from indpriv.cli.research import leak as packaged_leak
+from indpriv.cli.research import leak_as_told, show_study
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +41,17 @@ if TYPE_CHECKING:
     from indpriv.leakage.plan import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
 
+Epsilon = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="AUDIT_DIR",
+        help="Audit of a run trained like the study: effects of membership by its epsilons.",
+    ),
+]
+UnitRule = Annotated[
+    str,
+    typer.Option(help="Score of a person with several rows: mean, max or log_sum of theirs."),
+]
 StudySignals = Annotated[
     Path | None,
     typer.Option("--signals", help="Signals that shadow wrote.", show_default="shadows/NAME"),
@@ -113,7 +125,7 @@ def train(
         Path | None,
         typer.Option(
             help="OpenSSH private key (ed25519) of whoever trains: it signs the log, see indpriv "
-            "verify --signed-by."
+            "check --signed-by."
         ),
     ] = None,
     bucket_is_private: BucketIsPrivate = False,
@@ -356,7 +368,7 @@ def attack(
     if not signals.exists():
         line = f"{typed('shadow', path, PROGRAM)} --models 4"
         raise InputError(f"{signals} does not exist; to train its models, type: {line}")
-    show_study(signals, attacks or (), epsilon, unit_rule, as_json)
+    show_study(signals, attacks or (), as_json, epsilon=epsilon, unit_rule=unit_rule)
 
 
 def lint(
@@ -365,12 +377,20 @@ def lint(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """Compare an audit file with the literature before training, as indpriv lint does a run.
+    """Compare an audit file with the literature before training, as indpriv check does a run.
 
     Example: python -m audits lint audits/adult.toml
     """
+    from indpriv.analysis.lint import registry as rules
+
     path = checked_audit_file(audit_file, "lint")
-    show_findings(path, _facts_of_file(path, data_dir), strict, as_json)
+    found = settings_part(path, rules.lint(_facts_of_file(path, data_dir)), strict)
+    if as_json:
+        print_json(found.content)
+    else:
+        found.show()
+    if found.failed:
+        raise typer.Exit(1)
 
 
 @wraps(packaged_leak, assigned=())
@@ -408,7 +428,7 @@ def images(
     ),
     data_dir: DataDir = None,
 ) -> None:
-    """Write the training images of a run of train, for indpriv audit --show-examples FILE.npy.
+    """Write the training images of a run of train, for indpriv audit --set show_examples=FILE.npy.
 
     Example: python -m audits images runs/digits digits.npy
     """

@@ -208,7 +208,7 @@ def location_to_write(path: str | Path, bucket_is_private: bool) -> Path:
         raise InputError(
             f"{found} lies in object storage. On a disk, indpriv writes files that only their "
             "owner can read; who can read a bucket, its settings decide. Make sure that nobody "
-            "else can, and pass bucket_is_private=True (--bucket-is-private)"
+            "else can, and pass bucket_is_private=True (--set bucket_is_private)"
         )
     return found
 

@@ -7,7 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indpriv._files import first_at
+from indpriv.errors import InputError
 from indpriv.norm_log.schema import checked_run_json
+
+# Arguments of `indpriv.account` that run.json may have, and where else than under "account".
+_ACCOUNT: dict[str, tuple[tuple[str, ...], ...]] = {
+    "delta": (("delta",), ("training", "delta")),
+    "participation": (("participation",), ("config", "audit", "participation")),
+    "neighbouring": (("config", "audit", "neighbouring"),),
+    "tolerance": (("config", "audit", "tolerance"),),
+    "accountant": (),
+    "conversion": (),
+    "between_records": (),
+}
 
 
 @dataclass(frozen=True)
@@ -17,7 +29,8 @@ class Declared:
     Attributes:
         name: of the run.
         delta: of its guarantee.
-        participation, neighbouring, tolerance: of the account; see `indpriv.account`.
+        participation, neighbouring: of the account; see `indpriv.account`.
+        account: all that is declared of the account, by its arguments; the three above included.
         groups: columns to compare, chosen beforehand.
         class_names: what the integer labels 0, 1, ... mean.
         released: what is published of the run.
@@ -34,7 +47,7 @@ class Declared:
     delta: float | None = None
     participation: str | None = None
     neighbouring: str | None = None
-    tolerance: float | None = None
+    account: Mapping[str, Any] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     released: str | None = None
@@ -50,14 +63,14 @@ class Declared:
     def from_run_json(cls, content: object) -> Declared:
         """Read run.json; InputError where a value has the wrong kind."""
         content = checked_run_json(content)
-        delta = first_at(content, ("delta",), ("training", "delta"))
+        account = _account(content)
         on_trust = first_at(content, ("on_trust",)) or {}
         return cls(
             name=_text(content, ("name",)),
-            delta=None if delta is None else float(delta),
-            participation=_text(content, ("participation",), ("config", "audit", "participation")),
-            neighbouring=_text(content, ("config", "audit", "neighbouring")),
-            tolerance=first_at(content, ("config", "audit", "tolerance")),
+            delta=account.get("delta"),
+            participation=account.get("participation"),
+            neighbouring=account.get("neighbouring"),
+            account=account,
             groups=_texts(content, ("groups",), ("config", "audit", "groups")),
             class_names=_texts(content, ("class_names",), ("data", "class_names")),
             released=_text(content, ("released",)),
@@ -75,6 +88,18 @@ class Declared:
         """What is said of lines of evidence that nobody can see, by key."""
         trusted = {key: self.on_trust.get(key) for key in ("people", "duplicates", "weights")}
         return {**trusted, "preprocessing": self.preprocessing, "tuning": self.tuning}
+
+
+def _account(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What is declared of the account, under "account" or elsewhere."""
+    if wrong := sorted((content.get("account") or {}).keys() - _ACCOUNT.keys()):
+        raise InputError(
+            f"run.json: account has the key {wrong[0]!r}, which is none of {', '.join(_ACCOUNT)}; "
+            "correct it"
+        )
+    every = {key: first_at(content, ("account", key), *at) for key, at in _ACCOUNT.items()}
+    found = {key: value for key, value in every.items() if value not in (None, "")}
+    return found | ({"delta": float(found["delta"])} if "delta" in found else {})
 
 
 def _text(content: Mapping[str, Any], *paths: tuple[str, ...]) -> str | None:

@@ -207,7 +207,9 @@ def _status(
         if check.status == FAILED and check.bears_on == WORST_CASE and check.key not in left_out
     ]
     if account.neighbouring == "add_remove" and divisor is not None and divisor.tells_n:
-        reasons.append(f"{divisor.describe()}; an audit with --neighbouring zero-out allows for it")
+        reasons.append(
+            f"{divisor.describe()}; an audit with --set neighbouring=zero_out allows for it"
+        )
     if not covered and not known:
         reasons.insert(0, f"batches were {account.sampler}, not Poisson-sampled{_WITHOUT_POISSON}")
     if reasons:

@@ -52,7 +52,7 @@ class Hazard:
     detail: str
 
 
-# Assumptions that `indpriv lint` checks too.
+# Assumptions that `indpriv check` checks too.
 DELTA = Hazard(
     "delta",
     ASSUMPTION,

@@ -113,6 +113,7 @@ def write_audit(
     lookup: Lookup | None = None,
     attacks: pd.DataFrame | None = None,
     ids: Ids | None = None,
+    since: Audit | None = None,
 ) -> None:
     """Write an audit directory; audit.json last, so that a directory with one is whole.
 
@@ -126,6 +127,7 @@ def write_audit(
         lookup: single examples that the report can be searched for.
         attacks: scores of every attack by example.
         ids: of the examples, where the epsilons are in parts.
+        since: an earlier audit, with which the report compares this one.
     """
     pictures = reconstructed = None
     if images is not None:
@@ -153,9 +155,10 @@ def write_audit(
         remove_file(output_dir / ATTACK_TABLE)
     else:
         write_private_parquet(attacks, output_dir / ATTACK_TABLE)
-    page = render_audit(summary, pictures, lookup, reconstructed)
+    page = render_audit(summary, pictures, lookup, reconstructed, since)
     write_atomically(output_dir / REPORT, page.encode("utf-8"))
-    write_atomically(output_dir / MARKDOWN, markdown_audit(summary).encode("utf-8", "replace"))
+    markdown = markdown_audit(summary, since)
+    write_atomically(output_dir / MARKDOWN, markdown.encode("utf-8", "replace"))
     write_json(output_dir / SUMMARY, summary.to_json())
 
 
@@ -254,14 +257,14 @@ def groups_of(
         columns = list(by) or [column for column in columns if column != "label"]
         if not columns:
             raise InputError(
-                "--within label: there is no column to group by except the label itself; leave out "
-                "--within"
+                "within=label: there is no column to group by except the label itself; leave out "
+                "within"
             )
     tables = group_tables(table, train, examples.test, columns, min_size=min_size)
     for found in tables if within is not None else ():
         if not found.within_label:
             raise InputError(
-                f"--by {found.by} has no table within label{_because(found)}; leave out --within"
+                f"--by {found.by} has no table within label{_because(found)}; leave out within"
             )
     return tables
 

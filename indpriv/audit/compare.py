@@ -50,7 +50,7 @@ def compare_audits(
     if len(folders) < 2 or len(set(folders)) < len(folders):
         raise InputError(
             f"there are {len(set(folders))} different audit directories; pass two or more, each "
-            "once: indpriv compare reports/one reports/two"
+            "once: indpriv show reports/one reports/two"
         )
     summaries = tuple(read_summary(folder) for folder in folders)
     audits = [read_audit(folder) for folder in folders]

@@ -154,7 +154,7 @@ def _check_distinct(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> N
         if run_id in first:
             raise InputError(
                 f"{path} and {first[run_id]} are the same run; leave one out, or say that it "
-                "stands for two runs like it: --same-run"
+                "stands for two runs like it: --set same_run"
             )
         first[run_id] = path
 
@@ -164,7 +164,7 @@ def _common_delta(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> flo
     found = {path: run.declared.delta for path, run in zip(paths, recorded, strict=True)}
     named = ", ".join(f"{path}: {delta}" for path, delta in found.items())
     if None in found.values() or len(set(found.values())) > 1:
-        raise InputError(f"the runs do not name one delta ({named}); pass --delta")
+        raise InputError(f"the runs do not name one delta ({named}); pass --set delta=...")
     return float(next(iter(found.values())) or 0.0)
 
 
@@ -178,7 +178,9 @@ def _common_relation(
     declared = [recorded.declared.neighbouring or log.neighbouring for log, recorded in opened]
     if len(set(declared)) > 1:
         named = ", ".join(f"{path}: {one}" for path, one in zip(paths, declared, strict=True))
-        raise InputError(f"the runs differ in their relation ({named}); pass --neighbouring")
+        raise InputError(
+            f"the runs differ in their relation ({named}); pass --set neighbouring=..."
+        )
     if declared[0] != "add_remove" or any(one.declared.neighbouring for _, one in opened):
         return declared[0]
     usual = [usual_relation(log, recorded.recorder) for log, recorded in opened]

@@ -93,7 +93,7 @@ class Limits:
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not (math.isfinite(value) and 0 <= value <= largest):
-                    raise InputError(f"--{name.replace('_', '-')} {value} is not {expected}")
+                    raise InputError(f"--{name.replace('_', ' ', 1)}={value} is not {expected}")
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ def _individual(summary: Audit, limits: Limits) -> list[Condition]:
         accuracy = summary.run.test_accuracy
         if accuracy is None:
             raise InputError(
-                "--min-test-accuracy: this audit has no test accuracy; pass test_set to the "
+                "--min test_accuracy: this audit has no test accuracy; pass test_set to the "
                 "Recorder"
             )
         found.append(_at_least("test accuracy", accuracy, limit, True, "log"))
@@ -364,7 +364,7 @@ def _groups(summary: Audit, limits: Limits) -> list[Condition]:
     ratios = [(table.by, table.ratio) for table in summary.groups]
     if not any(ratio is not None for _, ratio in ratios):
         raise InputError(
-            "--max-group-ratio: this audit compares no groups; audit again with --by COLUMN"
+            "--max group_ratio: this audit compares no groups; audit again with --by COLUMN"
         )
     return [
         Condition(

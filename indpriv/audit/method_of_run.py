@@ -10,7 +10,6 @@ from typing import Any, TypedDict
 from indpriv._formatting import format_delta, sentence
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
-from indpriv.analysis.declared import Declared
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.variants import usual_participation, usual_relation
 from indpriv.epsilon_table import EpsilonTable
@@ -24,8 +23,8 @@ class MethodOptions(TypedDict, total=False):
 
     Attributes:
         delta: the one in run.json.
-        accountant, conversion, between_records, preset: as `indpriv.account` has them.
-        tolerance: the one in run.json, else as `indpriv.account` has it.
+        accountant, conversion, between_records, preset, tolerance: those in run.json, else as
+            `indpriv.account` has them.
         participation: the one in run.json, else "known" if batches were no Poisson samples and the
             log says who took part.
         neighbouring: the one in run.json, else that of the log, or "zero_out" where updates tell
@@ -51,21 +50,21 @@ def method_of_run(
         InputError: a bad value, or no delta.
     """
     declared = recorded.declared
-    participation = usual_participation(log, options.get("preset"))
+    given = {**declared.account, **{key: one for key, one in options.items() if one is not None}}
+    participation = usual_participation(log, given.get("preset"))
     relation = usual_relation(log, recorded.recorder)
     settings: dict[str, Any] = {
-        **options,
-        "delta": _delta(options.get("delta"), declared, path, log.n_examples),
-        "participation": options.get("participation") or declared.participation or participation,
-        "neighbouring": options.get("neighbouring") or declared.neighbouring or relation,
-        "tolerance": _first(options.get("tolerance"), declared.tolerance, Method.tolerance),
+        "participation": participation,
+        "neighbouring": relation,
+        **given,
+        "delta": _delta(given.get("delta"), path, log.n_examples),
     }
     method = Method(**settings)
     words = _words(method)
     if method.participation != participation:
         words += ["--participation", method.participation]
     if method.neighbouring is not None and method.neighbouring != relation:
-        words += ["--neighbouring", method.neighbouring]
+        words += ["--set", f"neighbouring={method.neighbouring}"]
     return method, words
 
 
@@ -84,26 +83,19 @@ def _words(method: Method) -> list[str]:
     """Options of the command line, with all digits of delta."""
     words = ["--delta", repr(float(method.delta))]
     if method.preset is not None:
-        words += ["--preset", method.preset]
+        words += ["--set", f"preset={method.preset}"]
     elif method.participation == "secret":
-        words += ["--accountant", method.accountant, "--conversion", method.conversion]
-        words += ["--between-records", method.between_records]
-        if method.accountant == "pld":
-            words += ["--tolerance", repr(method.tolerance)]
+        names = ["accountant", "conversion", "between_records"]
+        names += ["tolerance"] * (method.accountant == "pld")
+        words += [word for name in names for word in ("--set", f"{name}={getattr(method, name)}")]
     return words
 
 
-def _first(*values: float | None) -> float | None:
-    """The first value that is given."""
-    return next((value for value in values if value is not None), None)
-
-
-def _delta(delta: float | None, declared: Declared, path: Path, n_examples: int) -> float:
-    found = declared.delta if delta is None else delta
-    if found is None:
+def _delta(delta: float | None, path: Path, n_examples: int) -> float:
+    if delta is None:
         example = format_delta(10.0 ** -len(str(10 * n_examples)))  # below 1 / (10 n)
         raise InputError(
             "delta is not given, and run.json names none; pass a value well below 1/n, with "
             f"n = {n_examples:,} examples, e.g. type: indpriv audit {path} --delta {example}"
         )
-    return found
+    return delta

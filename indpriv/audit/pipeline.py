@@ -55,6 +55,7 @@ def audit(
     baseline_signals: Path | None = None,
     engine: str = "local",
     bucket_is_private: bool = False,
+    since: Audit | None = None,
     progress: StageProgress | None = None,
     **method: Unpack[MethodOptions],
 ) -> Audit:
@@ -74,6 +75,7 @@ def audit(
         baseline_signals: the same for the non-private baseline.
         engine: "local", or "ray" to account on a Ray cluster that reads the same `path`.
         bucket_is_private: that only those who may see the audit can read a bucket it is written to.
+        since: an earlier audit, with which the report compares this one.
         progress: called as progress(stage, done, total).
         method: how epsilons are computed, see `MethodOptions`.
 
@@ -101,7 +103,7 @@ def audit(
         epsilons = _in_memory_if_needed(parts, log, recorded)
         run = AuditedRun(log, epsilons, recorded, name, by, chosen, seed, command, tell)
         found = find_all(run)
-        _write(output_dir, run, found, images)
+        _write(output_dir, run, found, images, since)
     return found
 
 
@@ -145,7 +147,11 @@ def _in_memory_if_needed(parts: EpsilonParts, log: NormLog, recorded: RecordedRu
 
 
 def _write(
-    output_dir: Path, run: AuditedRun, found: Audit, images: NDArray[np.float32] | None
+    output_dir: Path,
+    run: AuditedRun,
+    found: Audit,
+    images: NDArray[np.float32] | None,
+    since: Audit | None,
 ) -> None:
     with _stage(run.tell, WRITING):
         epsilons, recorded, lookup, attacks = run.epsilons, run.recorded, None, None
@@ -155,7 +161,7 @@ def _write(
             if attacks is None and recorded.references:
                 attacks = attack_table(epsilons, recorded, scored, found.ceilings)
         ids = run.log.example_ids
-        write_audit(output_dir, epsilons, recorded, found, images, lookup, attacks, ids)
+        write_audit(output_dir, epsilons, recorded, found, images, lookup, attacks, ids, since)
 
 
 def _lookup(run: AuditedRun, table: EpsilonTable, found: Audit) -> Lookup | None:
@@ -208,8 +214,10 @@ def _command(
     if unit_column is not None:
         words += ["--unit-column", unit_column]
     if unreadable != "refuse":
-        words += ["--unreadable", unreadable]
-    for option, folder in zip(("--signals", "--baseline-signals"), folders, strict=True):
-        if folder is not None:
-            words += [option, str(folder)]
-    return shlex.join([*words, "--seed", str(seed)])
+        words += ["--set", f"unreadable={unreadable}"]
+    signals, baseline_signals = folders
+    if signals is not None:
+        words += ["--signals", str(signals)]
+    if baseline_signals is not None:
+        words += ["--set", f"baseline_signals={baseline_signals}"]
+    return shlex.join([*words, "--set", f"seed={seed}"])

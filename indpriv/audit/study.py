@@ -38,7 +38,7 @@ def attack_study(
     if any(part.audited is not None for part in signals.values()):
         raise InputError(
             "these signals are of references for a run, which alone can be attacked with them; "
-            "type: indpriv attack run RUN --signals DIR"
+            "type: indpriv attack RUN --signals DIR"
         )
     first = material_of(None, {name: _target(part, 0) for name, part in signals.items()})
     for name in names:

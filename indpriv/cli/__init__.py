@@ -13,43 +13,15 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
 
 from indpriv._shown import Console, escape
-from indpriv.cli.advise import advise
-from indpriv.cli.attacks import attack_app, validate
-from indpriv.cli.audit import audit
-from indpriv.cli.compose import compose
-from indpriv.cli.demo import demo
+from indpriv.cli import publish, read, research, start  # noqa: F401 - they register commands
+from indpriv.cli.commands import app
 from indpriv.cli.first_contact import check_moved
-from indpriv.cli.leak import leak
-from indpriv.cli.lint import lint
-from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
-from indpriv.cli.reading import compare, convert, groups, verify
 from indpriv.errors import InputError
-
-app = typer.Typer(
-    name="indpriv",
-    help=(
-        "How much privacy did each training example get in this DP-SGD run, and which groups are "
-        "worse off?"
-    ),
-    epilog="Start with: indpriv demo",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-statement_app = typer.Typer(
-    name="statement",
-    help="Write pages that tell the owner of an example its epsilon.",
-    no_args_is_help=True,
-)
-app.add_typer(statement_app)
-app.add_typer(attack_app, name="attack")
 
 
 @app.callback(invoke_without_command=True)
@@ -59,18 +31,10 @@ def _options(
     ] = False,
 ) -> None:
     if show_version:
+        from importlib.metadata import version
+
         typer.echo(f"indpriv {version('indpriv')}")
         raise typer.Exit
-
-
-_COMMANDS = (
-    *(demo, lint, audit, groups, release, leak, validate),
-    *(advise, compose, compare, convert, verify, gate, pdf),
-)
-for _command in _COMMANDS:
-    app.command()(_command)
-app.command("model-card")(model_card)
-statement_app.command("create")(create_statement)
 
 
 _LONGEST = 2000  # characters of a message, which may name what a stranger wrote

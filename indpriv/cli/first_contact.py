@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from indpriv._storage import is_remote, location
 from indpriv.errors import InputError
 
 _LEVELS = 3  # of folders that are searched for runs
 _NAMED = 5  # runs or files that a message names
-_MOVED = {  # to audits/
-    "sweep": "sweep",
-    "attack exposure": "exposure",
-    "advise": "",
-    "train": "train",
-    "shadow": "shadow",
-    "lint": "lint",
-    "attack run": "attack",
-    "leak": "leak",
-}
-_DELETES = {"--without", "--without-ids"}
-_TRAINS = _DELETES | {"--subsets", "--seeds", "--jobs"}  # of advise: it trained new runs
+_MOVED = Path(__file__).with_name("moved.toml")
+_EXPERIMENTS = "python -m audits"
 _ARCHIVES = {".zip": "zipfile", ".tar": "tarfile", ".tgz": "tarfile", ".gz": "tarfile"}
 
 
@@ -34,6 +25,7 @@ def checked_run(path: Path | None, command: str, program: str = "indpriv") -> Pa
     Raises:
         InputError: it is missing or something else; the message says what to type next.
     """
+    from indpriv._storage import is_remote, location
     from indpriv.norm_log.run_files import JOURNAL, RUN_DIRECTORY, holds_log
 
     command = f"{program} {command}"
@@ -56,7 +48,7 @@ def _of_folder(path: Path, command: str) -> str:
     if (path / SUMMARY).is_file():
         return (
             f"{path} is an audit directory, and {command} needs a run directory. To read the "
-            f"audit, open {path / REPORT} or type: {typed('groups', path)}\n  "
+            f"audit, open {path / REPORT} or type: {typed('show', path)}\n  "
             f"For a run, {_type_one(command, path, path.parent)}"
         )
     if _runs_in(path):
@@ -87,7 +79,7 @@ def _of_file(path: Path, command: str) -> str:
     if path.suffix == ".toml":
         return (
             f"{path} is an audit file, which says how to train; in a clone of indpriv, type: "
-            f"{typed('train', path, 'python -m audits')}, then: "
+            f"{typed('train', path, _EXPERIMENTS)}, then: "
             f"{typed(command, Path('runs', path.stem), '')}"
         )
     return f"{path} is a file, and a run is a directory. {_replayed(folder)}"
@@ -133,40 +125,52 @@ def typed(command: str, path: Path, program: str = "indpriv") -> str:
 
 
 def check_moved(words: Sequence[str]) -> None:
-    """Raise InputError if they are a command that is an experiment now, with the line to type."""
-    _check_images(words)
-    for old, new in _MOVED.items():
-        rest = words[len(old.split()) :]
-        if list(words[: len(old.split())]) != old.split():
+    """Raise InputError if the words are a command line of before, with the line to type now."""
+    for line in tomllib.loads(_MOVED.read_text(encoding="utf-8"))["line"]:
+        old = line["old"].split()
+        rest = list(words[len(old) :])
+        if list(words[: len(old)]) != old or not _is_meant(line, rest):
             continue
-        if old == "advise":
-            names = {word.partition("=")[0] for word in rest}
-            if not (names & _TRAINS or any(_is_audit_file(word) for word in rest)):
-                continue
-            new = "deletion" if names & _DELETES else "subsets"
-        elif (old == "leak" and not any(word.startswith("--data-dir") for word in rest)) or (
-            old in ("lint", "attack run") and not any(word.endswith(".toml") for word in rest)
-        ):
+        program, reason = "indpriv", "this is typed otherwise now"
+        if line.get("experiment"):
+            program, reason = _EXPERIMENTS, "this is an experiment now; in a clone of indpriv"
+        now = shlex.join([*f"{program} {line['new']}".split(), *_rewritten(line, rest)])
+        about = next((word for word in rest if not word.startswith("-")), "RUN")
+        notes = {text.replace("{}", about) for text in _of_options(line, "notes", rest)}
+        raise InputError("; ".join([f"{reason}, type: {now}", *notes]))
+
+
+def _of_options(line: Mapping[str, Any], key: str, rest: Sequence[str]) -> list[str]:
+    """What a line of the table has under a key for the options among the words."""
+    table = line.get(key, {})
+    return [table[name] for name in (word.partition("=")[0] for word in rest) if name in table]
+
+
+def _is_meant(line: Mapping[str, Any], rest: Sequence[str]) -> bool:
+    """Whether a line of the table is about what follows its first words."""
+    if line.get("argument") and (not rest or rest[0].startswith("-")):
+        return False
+    if line["old"] == line["new"] and not line.get("experiment"):
+        return bool(_of_options(line, "options", rest))
+    when = line.get("when", ())
+    return not when or any(word.partition("=")[0].endswith(end) for word in rest for end in when)
+
+
+def _rewritten(line: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
+    """What follows the first words, as it is typed now."""
+    rest, options, first = [*rest], line.get("options", {}), line.get("first")
+    found, value_of = list[str](), ""  # value_of: the option before, whose value may follow
+    while rest:
+        word = rest.pop(0)
+        name, given, value = word.partition("=")
+        new = options.get(name)
+        if first and not word.startswith("-") and not value_of:
+            new, given, value, first = first, "=", word, None
+        value_of = name if new is None and word.startswith("--") and not given else ""
+        if new is None:
+            found.append(word)
             continue
-        line = shlex.join(["python", "-m", "audits", new, *rest])
-        raise InputError(f"this is an experiment now; in a clone of indpriv, type: {line}")
-
-
-def _check_images(words: Sequence[str]) -> None:
-    """Refuse --show-examples of audit as it was: without a file."""
-    if "audit" not in words[:1]:
-        return
-    after = dict(zip(words, [*words[1:], "-"], strict=True))
-    images = after.get("--show-examples", "images.npy")
-    if images.startswith("-") or Path(images).is_dir() or "--data-dir" in after:
-        names = [word for word in (images, *words[1:2]) if Path(word).is_dir()]
-        line = typed("images", Path(*names[:1] or ["RUN"]), "python -m audits")
-        raise InputError(
-            "--show-examples takes a .npy file of images now, and --data-dir is gone; for a run of "
-            f"the experiments, in a clone of indpriv, type: {line} images.npy (with --data-dir, if "
-            "its data set needs that), then audit it with --show-examples images.npy"
-        )
-
-
-def _is_audit_file(word: str) -> bool:
-    return word.endswith(".toml") and Path(word).is_file()
+        if not given and ("{}" in new or not new):
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "VALUE"
+        found += [part.replace("{}", value) for part in shlex.split(new)]
+    return found

@@ -100,7 +100,7 @@ def check_readable(faults: Faults, state: LogState, unreadable: str) -> None:
         raise EvidenceError(
             f"{state.run_dir}: {len(faults)} of {len(state.files)} record files are not as written "
             f"({listed}); restore them, or count them at max_grad_norm with "
-            "unreadable='worst_case' (--unreadable worst_case)"
+            "unreadable='worst_case' (--set unreadable=worst_case)"
         )
     _check_consistent(state)
 

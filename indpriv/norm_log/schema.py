@@ -97,8 +97,10 @@ def check_line(line: Line, where: str) -> None:
 
 
 _AUDIT = table({Text: "participation? neighbouring?", Number: "tolerance?", list[Text]: "groups?"})
+_ACCOUNT_WORDS = "participation? neighbouring? accountant? conversion? between_records?"
 _RUN_JSON = table(
     {
+        table({Text: _ACCOUNT_WORDS, Number: "delta? tolerance?"}): "account?",
         Number: "delta?",
         _AllSteps: "steps?",
         _OneOrEach: "noise_multiplier? max_grad_norm? sample_rate?",

@@ -99,7 +99,7 @@ def open_source(path: Path, request: Request) -> Source:
         return _norms(path, request)
     raise InputError(
         f"{path} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {path} "
-        "(or pass a run directory and --norms, for norms before the first step)"
+        "(or pass a run directory and --of norms, for norms before the first step)"
     )
 
 

@@ -17,7 +17,7 @@ def check_images(inputs: NDArray[np.float32]) -> None:
     if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
         raise InputError(
             f"examples of shape {inputs.shape[1:]} are not images with one or three channels, "
-            "(channels, height, width); leave out --show-examples or --pictures"
+            "(channels, height, width); leave out show_examples or pictures"
         )
 
 
@@ -38,7 +38,7 @@ def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> dict[Any, str]
     if others:
         raise InputError(
             f"example id {others[0]!r} is not a position in the {len(images)} images of the data "
-            "set; leave out --show-examples"
+            "set; leave out show_examples"
         )
     shown = images[np.array(ids, dtype=np.int64)]
     low, high = float(shown.min(initial=0.0)), float(shown.max(initial=1.0))

@@ -58,9 +58,9 @@ def test_default_groups_are_those_of_the_run(run_dir, advise, tmp_path):
     [
         (("--target", 0), "target=0 is not a positive epsilon"),
         (("--target", -1), "target=-1 is not a positive epsilon"),
-        (("--target", 1, "--quantile", 1), "quantile=1 is not in (0, 1)"),
+        (("--target", 1, "--set", "quantile=1"), "quantile=1 is not in (0, 1)"),
         (("--target", 1, "--by", "eyes"), "there is no column 'eyes'"),
-        (("--target", 1, "--delta", 2), "delta"),
+        (("--target", 1, "--set", "delta=2"), "delta"),
     ],
 )
 def test_questions_that_cannot_be_answered(run_dir, advise, tmp_path, options, message):
@@ -71,7 +71,7 @@ def test_questions_that_cannot_be_answered(run_dir, advise, tmp_path, options, m
 
 def test_a_run_without_examples_has_no_groups(advise, tmp_path):
     run = write_run(tmp_path / "bare", small_run()[0], None)
-    options = (run, "--target", 1, "--delta", 1e-5, "--json")
+    options = (run, "--target", 1, "--set", "delta=1e-5", "--json")
     assert [one["name"] for one in json.loads(advise(*options).out)["groups"]] == ["all"]
     assert "no groups by sex" in advise(*options, "--by", "sex", code=2).err
 
@@ -80,7 +80,7 @@ def test_a_run_without_examples_has_no_groups(advise, tmp_path):
 def test_clipping_of_another_kind_has_no_clipping_norm(advise, tmp_path):
     log, examples = small_run()
     run = write_run(tmp_path / "run", log, examples, recorder={"clipping": "per_layer"})
-    options = (run, "--target", 1, "--delta", 1e-5)
+    options = (run, "--target", 1, "--set", "delta=1e-5")
     found = json.loads(advise(*options, "--json").out)
     assert found["groups"][0]["clipping"] is None
     assert found["groups"][0]["noise"]["factor"] > 1
@@ -93,7 +93,7 @@ def test_federated_runs_and_filters_are_refused(advise, tmp_path):
     recorded = tmp_path / "filtered"
     record(make_run(), recorded, privacy_filter=PrivacyFilter(order=3.0, rdp_cap=0.1))
     for run, message in ((tmp_path / "rounds", "federated run"), (recorded, "privacy filter")):
-        assert message in advise(run, "--target", 1, "--delta", 1e-5, code=2).err
+        assert message in advise(run, "--target", 1, "--set", "delta=1e-5", code=2).err
         assert not (run / "advice").exists()
 
 

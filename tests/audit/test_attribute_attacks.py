@@ -55,18 +55,18 @@ def test_an_audit_measures_the_attributes_that_its_file_names(a_run):
 
 def test_a_run_is_attacked_without_references(a_run, capsys):
     run_dir = a_run[0] / "run"
-    assert run(["attack", "run", str(run_dir), "--attack", "attributes"]) == 0
+    assert run(["attack", str(run_dir), "--attack", "attributes"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"sex +imputation times", shown)
     assert "without DP" in shown
-    assert run(["attack", "run", str(run_dir), "--attack", "attributes", "--json"]) == 0
+    assert run(["attack", str(run_dir), "--attack", "attributes", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert len(content["attribute_attacks"]) == 8
     assert [each["attack"] for each in content["attacks"]] == ["attributes"]
     assert len(attributes_of_run(run_dir)) == 8
-    assert run(["attack", "run", str(run_dir), "--attack", "rmia"]) == 2
+    assert run(["attack", str(run_dir), "--attack", "rmia"]) == 2
     assert "takes them, for --signals" in " ".join(capsys.readouterr().err.split())
-    assert run(["attack", "run", str(run_dir)]) == 0
+    assert run(["attack", str(run_dir)]) == 0
     assert "Loss threshold" in capsys.readouterr().out
 
 

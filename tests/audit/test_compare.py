@@ -49,12 +49,12 @@ def test_runs_are_read_at_an_epsilon_and_at_an_accuracy(run_dir, tmp_path, no_ex
     assert void.step == pytest.approx(5.0)
     assert bare is None
 
-    assert run(["compare", *map(str, runs), "--at-epsilon", "1.5"]) == 0
+    assert run(["show", *map(str, runs), "--set", "at_epsilon=1.5"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "accuracy at epsilon 1.50" in text
     assert "70.0 %" in text
     assert "epsilon at accuracy" not in text
-    assert run(["compare", *map(str, runs), "--at-accuracy", "0.3", "--json"]) == 0
+    assert run(["show", *map(str, runs), "--set", "at_accuracy=0.3", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["at_accuracy"] == 0.3
     assert printed["readings"][0]["epsilon"] == pytest.approx(0.5)

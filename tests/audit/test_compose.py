@@ -41,7 +41,7 @@ def test_a_run_with_itself(run_dir, compose, tmp_path):
     shutil.copytree(run_dir, copy)
     assert "are the same run" in compose(run_dir, copy, code=2).err
     found = json.loads(
-        compose(run_dir, copy, "--same-run", "--json", "--output-dir", tmp_path / "both").out
+        compose(run_dir, copy, "--set", "same_run", "--json", "--output-dir", tmp_path / "both").out
     )
     assert found == json.loads((tmp_path / "both" / "composition.json").read_text())
     table = pd.read_parquet(tmp_path / "both" / "epsilon.parquet")
@@ -52,7 +52,7 @@ def test_a_run_with_itself(run_dir, compose, tmp_path):
     assert alone.worst_case_epsilon < found["worst_case_epsilon"] < 2 * alone.worst_case_epsilon
     assert found["account"]["total_steps"] == 2 * alone.account.total_steps
     assert (tmp_path / "both" / "epsilon.parquet").stat().st_mode & 0o777 == 0o600
-    page = compose(run_dir, copy, "--same-run", "--tuning-mean", 3).out
+    page = compose(run_dir, copy, "--set", "same_run", "--set", "tuning_mean=3").out
     assert "geometric law with mean 3" in " ".join(page.split())
     assert "by a score that uses none of these data" in " ".join(page.split())
     assert "It is not a differential-privacy guarantee" in " ".join(page.split())
@@ -90,7 +90,7 @@ def shuffled(tmp_path):
 
 def test_shuffled_runs_are_one_gaussian_mechanism(shuffled, compose):
     first, second = shuffled("a", noise_multiplier=2.0), shuffled("b", noise_multiplier=3.0)
-    found = json.loads(compose(first, second, "--delta", 1e-5, "--json").out)
+    found = json.loads(compose(first, second, "--set", "delta=1e-5", "--json").out)
     mu = (2 / 2.0**2 + 2 / 3.0**2) ** 0.5
     assert found["worst_case_epsilon"] == pytest.approx(oracles.gaussian_epsilon(mu, 1e-5))
     assert (found["guarantee"]["status"], found["claim"]) == ("supported", "exact")
@@ -99,18 +99,18 @@ def test_shuffled_runs_are_one_gaussian_mechanism(shuffled, compose):
         in found["guarantee"]["statement"]
     )
     assert [run["sampling"] for run in found["runs"]] == ["participation known"] * 2
-    tuned = compose(first, second, "--delta", 1e-5, "--json", "--tuning-mean", 2).out
+    tuned = compose(first, second, "--set", "delta=1e-5", "--json", "--set", "tuning_mean=2").out
     assert "participation known, RDP accountant" in json.loads(tuned)["guarantee"]["statement"]
-    secret = ("--delta", 1e-5, "--json", "--participation", "secret")
+    secret = ("--set", "delta=1e-5", "--json", "--set", "participation=secret")
     assert json.loads(compose(first, second, *secret).out)["guarantee"]["status"] == "unproven"
 
 
 def test_a_shuffled_run_beside_a_poisson_run(run_dir, shuffled, compose):
     other = shuffled("a", noise_multiplier=2.0)
-    found = json.loads(compose(run_dir, other, "--delta", 1e-5, "--json").out)
+    found = json.loads(compose(run_dir, other, "--set", "delta=1e-5", "--json").out)
     assert found["guarantee"]["status"] == "supported"
     assert found["account"]["neighbouring"] == "zero_out"
-    page = " ".join(compose(run_dir, other, "--delta", 1e-5).out.split())
+    page = " ".join(compose(run_dir, other, "--set", "delta=1e-5").out.split())
     assert "Poisson sampling, participation known in some runs" in page
     assert "describes these runs" in page
 
@@ -125,7 +125,7 @@ def test_one_participation_that_is_miscounted_refutes_the_whole(shuffled, compos
         return found
 
     monkeypatch.setattr(Tally, "next_batch", one_for_another)
-    found = json.loads(compose(good, shuffled("bad"), "--delta", 1e-5, "--json").out)
+    found = json.loads(compose(good, shuffled("bad"), "--set", "delta=1e-5", "--json").out)
     assert (found["guarantee"]["status"], found["claim"]) == ("unproven", "estimate")
 
 
@@ -134,11 +134,11 @@ def test_runs_whose_updates_tell_the_number_of_examples_are_of_zero_out(tmp_path
         loader = DataLoader(blobs(), batch_size=12, generator=private_generator())
         made = make_run(blobs(), noise_generator=private_generator(), data_loader=loader)
         record(made, tmp_path / name, epochs=1)  # 120 / 12, and 119 / 12 is below 10
-    runs = tmp_path / "a", tmp_path / "b", "--delta", 1e-5, "--json"
+    runs = tmp_path / "a", tmp_path / "b", "--set", "delta=1e-5", "--json"
     usual = json.loads(compose(*runs).out)
     assert usual["guarantee"]["status"] == "supported"
     assert usual["account"]["neighbouring"] == "zero_out"
-    removed = json.loads(compose(*runs, "--neighbouring", "add-remove").out)
+    removed = json.loads(compose(*runs, "--set", "neighbouring=add-remove").out)
     assert removed["worst_case_epsilon"] == usual["worst_case_epsilon"]
     assert removed["guarantee"]["status"] == "unproven"
     assert "expected batch size" in removed["guarantee"]["reasons"][0]
@@ -146,16 +146,18 @@ def test_runs_whose_updates_tell_the_number_of_examples_are_of_zero_out(tmp_path
 
 def test_a_delta_that_promises_nothing_is_said_so(run_dir, compose):
     with pytest.warns(PrivacyWarning, match="at least 1/n"):
-        page = compose(run_dir, run_dir, "--same-run", "--delta", 0.5).out
+        page = compose(run_dir, run_dir, "--set", "same_run", "--set", "delta=0.5").out
     assert "promises almost nothing" in page
 
 
 def test_what_cannot_be_composed(run_dir, compose):
     assert "needs two runs" in compose(run_dir, code=2).err
     assert "does not exist" in compose(run_dir, run_dir / "nothing", code=2).err
-    message = compose(run_dir, run_dir, "--same-run", "--by", "nothing", code=2).err
+    message = compose(run_dir, run_dir, "--set", "same_run", "--by", "nothing", code=2).err
     assert "nothing" in message
-    message = compose(run_dir, run_dir, "--same-run", "--tuning-shape", 0, code=2).err
-    assert "--tuning-shape 0 without --tuning-mean" in message
-    message = compose(run_dir, run_dir, "--same-run", "--neighbouring", "replace-one", code=2).err
+    message = compose(run_dir, run_dir, "--set", "same_run", "--set", "tuning_shape=0", code=2).err
+    assert "tuning_shape=0 without tuning_mean" in message
+    message = compose(
+        run_dir, run_dir, "--set", "same_run", "--set", "neighbouring=replace-one", code=2
+    ).err
     assert 'pass participation="known"' in message

@@ -292,7 +292,7 @@ def test_a_note_fails_no_gate(summary, note):
     ],
 )
 def test_limits_that_limit_nothing_are_refused(limits):
-    with pytest.raises(InputError, match=r"^--\w+-\w+.* is not a"):
+    with pytest.raises(InputError, match=r"^--(max|min) \w+=.* is not a"):
         Limits(**limits)
 
 
@@ -328,18 +328,18 @@ def test_exit_codes(audit_dir, capsys):
     command = [
         "gate",
         audit_dir,
-        "--max-worst-case-epsilon",
-        "8",
-        "--max-p99-epsilon",
-        "6",
-        "--min-coverage",
-        "1.0",
+        "--max",
+        "worst_case_epsilon=8",
+        "--max",
+        "p99_epsilon=6",
+        "--min",
+        "coverage=1.0",
     ]
     assert run_command(command) == 0
-    assert run_command([*command, "--max-delta", "1e-7"]) == 1
+    assert run_command([*command, "--max", "delta=1e-7"]) == 1
     assert "FAILED" in capsys.readouterr().out
-    assert run_command([*command, "--max-epsilon", "nan"]) == 2
-    assert run_command(["gate", audit_dir + "/nowhere"]) == 2
+    assert run_command([*command, "--max", "epsilon=nan"]) == 2
+    assert run_command(["gate", audit_dir + "/nowhere", "--max", "delta=1"]) == 2
     assert "make an audit first" in " ".join(capsys.readouterr().err.split())
 
 
@@ -347,10 +347,10 @@ def test_a_log_shows_no_figure_of_the_data_unless_asked(audit_dir, content, caps
     command = [
         "gate",
         audit_dir,
-        "--max-p99-epsilon",
-        "0.5",
-        "--max-worst-case-epsilon",
-        "8",
+        "--max",
+        "p99_epsilon=0.5",
+        "--max",
+        "worst_case_epsilon=8",
         "--json",
     ]
     assert run_command(command) == 1

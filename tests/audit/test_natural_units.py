@@ -107,7 +107,7 @@ def test_lfw_by_person(tmp_path, capsys):
     assert worst[-1] == summary["guarantee"]["worst_case_epsilon"]
     check_against_rows(run_dir, audit_dir, 530)
     assert not any("seems to say whose row each is" in text for text in summary["missing"])
-    assert run(["statement", "create", str(audit_dir), "--unit", "1871"]) == 0
+    assert run(["publish", "statement", str(audit_dir), "--unit", "1871"]) == 0
     assert "for all 530 records together" in " ".join(capsys.readouterr().out.split())
     page = (audit_dir / "report.html").read_text()
     assert "Rows of one user" in page

@@ -266,10 +266,7 @@ def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
     assert "no trend over epsilon" in shown
     assert run_command([*command, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert (
-        run_command(["attack", "run", str(tmp_path / "study.npz"), "--attack", "rmia", "--json"])
-        == 0
-    )
+    assert run_command(["attack", str(tmp_path / "study.npz"), "--attack", "rmia", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rates"] == printed["rates"]
     assert (printed["rates"][0]["rate"], printed["rates"][0]["value"]) == ("auc", auc["RMIA"])
     assert len(printed["effects"]["bins"]) > 1

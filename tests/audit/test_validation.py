@@ -60,7 +60,7 @@ def test_a_sound_run_agrees_with_its_canaries_and_proves_much_of_its_epsilon(tmp
     assert 0 < bounds["rates"] < found.ceiling
     low, high = found.separation_interval.low, found.separation_interval.high
     assert low < found.separation < high
-    assert cli(["validate", str(tmp_path / "run")]) == 0
+    assert cli(["check", "--set", "only=attacks", str(tmp_path / "run")]) == 0
     assert "It assumes: nothing but fair coins." in " ".join(capsys.readouterr().out.split())
 
 
@@ -114,7 +114,7 @@ def test_canaries_catch_broken_noise_and_sampling(tmp_path, monkeypatch, fault, 
     assert not found.agrees, found
     if fault is half_the_noise:
         assert max(bound.epsilon for bound in found.bounds) > found.ceiling
-    assert cli(["validate", str(tmp_path / "run")]) == 1
+    assert cli(["check", "--set", "only=attacks", str(tmp_path / "run")]) == 1
     assert "NO (p =" in capsys.readouterr().out
 
 
@@ -130,9 +130,9 @@ def test_the_white_box_agrees_with_sound_runs(tmp_path, capsys):
     folders = attacked_runs(tmp_path, 8)
     found = identities(evidence_of_runs(folders))
     assert agree(found), found
-    assert cli(["validate", *map(str, folders)]) == 0
+    assert cli(["check", "--set", "only=attacks", *map(str, folders)]) == 0
     assert "with less without: L" in capsys.readouterr().out
-    assert cli(["validate", str(folders[0])]) == 2  # one run proves nothing
+    assert cli(["check", "--set", "only=attacks", str(folders[0])]) == 2  # one run proves nothing
 
 
 def test_the_white_box_catches_clipping_left_out_for_one_class(tmp_path, monkeypatch):

@@ -53,19 +53,20 @@ def audit_run(run_dir, options):
     words = ["--delta", DELTA]
     for key, value in options.items():
         for each in value if isinstance(value, list) else [value]:
-            words += [f"--{key.replace('_', '-')}", each]
+            plain = key in ("by", "delta", "participation", "unit_column")
+            words += [f"--{key.replace('_', '-')}", each] if plain else ["--set", f"{key}={each}"]
     output = run_dir.with_name("audit")
     summary = json.loads(command("audit", run_dir, "--output-dir", output, "--json", *words))
     return summary, pd.read_parquet(output / "epsilon.parquet")
 
 
 def statuses(run_dir):
-    """How many of the checks of `indpriv verify` passed, failed and so on.
+    """How many of the checks of `indpriv check` passed, failed and so on.
 
     The noise of these runs was not measured, and their training not compared with its own
     recomputation, since these checks came later.
     """
-    found = json.loads(command("verify", run_dir, "--json"))
+    [found] = json.loads(command("check", run_dir, "--set", "only=log", "--json"))["parts"]
     assert {line["word"] for line in found["lines"]} <= {"declared", "on trust", "refuted"}
     words = "recorded before training was compared"
     later = [c for c in found["checks"] if c["key"] == "noise" or c["detail"].startswith(words)]

@@ -5,7 +5,7 @@ it replaces runs/, arrays/ and expected/ as a whole. It takes about five minutes
 seeded, but a Recorder draws a run's name and its exact examples afresh, and PyTorch's last digits
 differ between processors, so that a second call gives other runs of the same kinds.
 
-    runs/NAME/              a run directory as a Recorder, a replay or `indpriv convert` left it,
+    runs/NAME/              a run directory as a Recorder, a replay or `indpriv import` left it,
                             without checkpoints
     arrays/NAME.npz         arguments of `NormLog.from_arrays`
     expected/NAME.json      one case: what to account and how, and the figures of the whole
@@ -281,7 +281,7 @@ def make_replay():
             )
         (folder / "baseline_spec.py").write_text(SPEC.format(tests=str(TESTS)))
         spec = f"{folder / 'baseline_spec.py'}:spec"
-        told = ("--max-grad-norm", 1.0, "--sampler", "poisson", "--delta", DELTA)
+        told = ("--set", "max_grad_norm=1.0", "--set", "sampler=poisson", "--delta", DELTA)
         command("audit", folder, "--spec", spec, "--output-dir", folder / "audit", "--json", *told)
         shutil.copytree(folder / "audit" / "replay", RUNS / "replay")
     declared = json.loads((RUNS / "replay" / "run.json").read_text())
@@ -312,7 +312,7 @@ def make_converted():
         )
         (folder / "run.json").write_text(json.dumps(settings))
         words = ("--run", folder / "run.json", "--output-dir", RUNS / "converted")
-        command("convert", folder / "norms.npz", *words)
+        command("import", folder / "norms.npz", *words)
 
 
 # --- arrays

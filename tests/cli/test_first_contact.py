@@ -39,7 +39,7 @@ def a_run(indpriv):
     """runs/one, a run of 1,500 examples whose run.json names no delta."""
     np.savez("norms.npz", norms=np.full((2, 1500), 0.5), recorded_steps=[0, 5])
     Path("run.json").write_text(json.dumps(STEPS | KINDS), encoding="utf-8")
-    indpriv("convert", "norms.npz", "--run", "run.json", "--output-dir", "runs/one")
+    indpriv("import", "norms.npz", "--run", "run.json", "--output-dir", "runs/one")
     return Path("runs/one")
 
 
@@ -61,11 +61,13 @@ def test_without_a_run_the_runs_here_are_listed(indpriv, a_run):
             str(path) for path in (a_run, Path("reports/demo/run")) if path.is_relative_to(below)
         ]
     indpriv("audit", *choices, "--delta", "1e-5")
-    for words in typed(indpriv("verify", code=2).err.split("type one of")[1], "verify"):
-        indpriv(*words, code=3)  # nothing is failed, and no recorder saw the training
+    for words in typed(indpriv("check", code=2).err.split("type one of")[1], "check"):
+        indpriv(
+            *words, "--set", "only=log", code=3
+        )  # nothing is failed, and no recorder saw the training
 
 
-@pytest.mark.parametrize("arguments", [["audit"], ["verify"], ["audit", "nowhere"]])
+@pytest.mark.parametrize("arguments", [["audit"], ["check"], ["audit", "nowhere"]])
 def test_where_there_is_no_run_it_says_how_to_record_one(indpriv, arguments):
     message = indpriv(*arguments, code=2).err
     for words in ("no run was found here", "indpriv demo", "Recorder"):
@@ -78,7 +80,7 @@ def test_a_run_without_delta(indpriv, a_run):
     assert "n = 1,500" in message
     [words] = typed(message, "audit")
     assert 0 < float(words[-1]) < 1 / 1500
-    assert "GUARANTEE" in indpriv(*words).out
+    assert "You may promise" in indpriv(*words).out
 
 
 def test_a_run_that_is_still_written(indpriv, a_run):
@@ -92,7 +94,7 @@ def test_a_run_that_is_still_written(indpriv, a_run):
         writer.close()
     assert f"process {os.getpid()} is still writing {a_run}" in found.err
     assert "type the same command again" in found.err
-    assert "GUARANTEE" in found.out
+    assert "You may promise" in found.out
     assert writer_of(a_run) is None
 
 
@@ -102,18 +104,18 @@ def test_an_audit_directory_instead_of_a_run(indpriv, a_run):
     for path in ("runs/report", "runs/report/report.html"):
         message = indpriv("audit", path, code=2).err
         assert f"open {Path('runs/report/report.html')}" in message
-        assert typed(message, "groups") == [["groups", "runs/report"]]
+        assert typed(message, "show") == [["show", "runs/report"]]
         assert typed(message, "audit")[-1] == ["audit", str(a_run)]
 
 
 def test_a_run_instead_of_an_audit_directory(indpriv, a_run):
-    message = indpriv("gate", a_run, "--max-delta", "1e-5", code=2).err
+    message = indpriv("gate", a_run, "--max", "delta=1e-5", code=2).err
     [words] = typed(message, "audit")
     indpriv(*words, "--delta", "1e-5")
-    message = indpriv("gate", a_run, "--max-delta", "1e-5", code=2).err
+    message = indpriv("gate", a_run, "--max", "delta=1e-5", code=2).err
     assert f"its audit is in {a_run / 'audit'}" in message
-    indpriv("gate", a_run / "audit", "--max-delta", "1e-5")
-    assert "nowhere does not exist" in indpriv("gate", "nowhere", code=2).err
+    indpriv("gate", a_run / "audit", "--max", "delta=1e-5")
+    assert "nowhere does not exist" in indpriv("gate", "nowhere", "--max", "delta=1", code=2).err
 
 
 @pytest.mark.parametrize("taken", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -126,7 +128,7 @@ def test_an_archive_of_a_run(indpriv, a_run, taken):
     subprocess.run([sys.executable, *unpack], check=True, timeout=60)
     [words] = typed(message, "audit")
     assert words[1] == ("one-unpacked" if taken else "one")
-    assert "GUARANTEE" in indpriv(*words, "--delta", "1e-5").out
+    assert "You may promise" in indpriv(*words, "--delta", "1e-5").out
 
 
 def test_a_file_instead_of_a_run(indpriv, a_run):
@@ -170,7 +172,7 @@ def test_attacks_and_references_need_a_run_or_an_audit_file(indpriv):
     for arguments, reason in (
         (["audits", "shadow", "nowhere.toml"], "nowhere.toml does not exist"),
         (["audits", "attack", "nowhere.toml"], "nowhere.toml does not exist"),
-        (["attack", "run", "nowhere"], "nowhere does not exist"),
+        (["attack", "nowhere"], "nowhere does not exist"),
     ):
         assert reason in indpriv(*arguments, code=2).err
     Path("run").mkdir()
@@ -205,7 +207,7 @@ def test_completion(shell, words, indpriv, monkeypatch):
     monkeypatch.setenv("COMP_CWORD", "1")
     offered = indpriv().out
     assert "audit" in offered
-    assert "verify" not in offered
+    assert "check" not in offered
 
 
 @pytest.mark.parametrize(

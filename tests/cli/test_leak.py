@@ -63,10 +63,10 @@ def in_one_line(capsys, stream="out"):
 def test_scores_of_reconstructions_are_compared_with_their_ceiling(tmp_path, capsys):
     path = tmp_path / "row.parquet"
     scores(np.arange(200) < 60, 1.0).to_parquet(path)
-    assert run(["attack", "--scores", str(path), "--json"]) == 0
+    assert run(["attack", str(path), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["reconstruction"]
     assert (found["identified"], found["above_ceiling"]) == (0.3, True)
-    assert run(["attack", "--scores", str(path)]) == 0
+    assert run(["attack", str(path)]) == 0
     assert "there was less noise" in in_one_line(capsys)
 
 
@@ -121,7 +121,7 @@ def test_an_audit_file_attacks_gradients_after_training(tmp_path, capsys):
     asked = ["--attack", "first-layer", "--before-noise", "--examples", "6", "--at", "last"]
     assert run(["audits", "leak", str(run_dir), *asked, "--name", "shown", "--pictures", "3"]) == 0
     assert run(["audits", "images", str(run_dir), str(tmp_path / "images.npy")]) == 0
-    shown = ["--show-examples", str(tmp_path / "images.npy")]
+    shown = ["--set", f"show_examples={tmp_path / 'images.npy'}"]
     assert run(["audit", str(run_dir), "--output-dir", str(output), *shown]) == 0
     drawn = base64.b64encode((run_dir / "leakage" / "shown.png").read_bytes())
     assert b"data:image/png;base64," + drawn in (output / "report.html").read_bytes()
@@ -151,7 +151,7 @@ def test_a_run_is_attacked(small_run, capsys):
         (["--pictures", "13"], "at most 12"),
         (["--name", "a", "--attack", "informed", "--attack", "adam"], "one file of one attack"),
         (["--name", "a/b"], "one file of one attack"),
-        (["--noise-multiplier", "2"], "those of the run"),
+        (["--set", "noise_multiplier=2"], "those of the run"),
     ],
 )
 def test_refusals(small_run, options, message, capsys):
@@ -169,7 +169,7 @@ def test_checkpoints_with_a_spec(tmp_path, capsys):
     arguments = ["leak", str(models), "--spec", f"{tmp_path / 'train.py'}:spec", "--at", "5"]
     assert run(arguments) == 2
     assert "the same as before it" in in_one_line(capsys, "err")
-    arguments += ["--max-grad-norm", "0.1", "--noise-multiplier", "0.001", "--json"]
+    arguments += ["--set", "max_grad_norm=0.1", "--set", "noise_multiplier=0.001", "--json"]
     assert run([*arguments, "--attack", "informed", "--attack", "first-layer"]) == 0
     informed, first = json.loads(capsys.readouterr().out)["reconstruction"]
     assert (informed["identified"], informed["n_examples"]) == (1, 20)
@@ -189,10 +189,10 @@ def test_checkpoints_whose_steps_the_user_says(tmp_path, capsys):
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
         torch.save(model.state_dict(), tmp_path / "models" / f"model_{epoch}.pt")
     command = ["leak", str(tmp_path / "models"), "--spec", f"{tmp_path / 'train.py'}:spec"]
-    command += ["--before-noise", "--max-grad-norm", "1", "--examples", "4", "--at", "20"]
+    command += ["--before-noise", "--set", "max_grad_norm=1", "--examples", "4", "--at", "20"]
     assert run(command) == 2
     assert '--step-of "model_{epoch}.pt=20*epoch"' in in_one_line(capsys, "err")
-    assert run([*command, "--step-of", "model_{epoch}.pt=20*epoch"]) == 0
+    assert run([*command, "--set", "step_of=model_{epoch}.pt=20*epoch"]) == 0
     found = AttackScores.from_file(tmp_path / "models" / "leakage" / "row-informed.parquet")
     assert set(found.details["step"]) == {20.0}
 
@@ -233,5 +233,5 @@ def test_noise_of_the_largest_norm_is_not_imitated(small_run, tmp_path, capsys):
 
 def test_nothing_is_released_beside_reconstructions(tmp_path, capsys):
     (tmp_path / "shareable" / "leakage").mkdir(parents=True)
-    assert run(["release", str(tmp_path), "--quantiles", "0.5", "--epsilon", "1"]) == 2
+    assert run(["publish", "quantiles", str(tmp_path), "--quantiles", "0.5", "--epsilon", "1"]) == 2
     assert "take it out" in in_one_line(capsys, "err")

@@ -1,4 +1,4 @@
-"""indpriv lint: audit files before training, runs, exit codes, JSON and bad input."""
+"""indpriv check of settings: audit files before training, runs, exit codes, JSON and bad input."""
 
 import json
 from pathlib import Path
@@ -33,14 +33,15 @@ every = "epoch"
 
 @pytest.fixture
 def lint(capsys, tmp_path, monkeypatch):
-    """indpriv lint in an empty folder."""
+    """indpriv check --set only=settings in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("INDPRIV_DATA", raising=False)
 
     def call(*arguments, code=0):
         words = [str(each) for each in arguments]
         of_a_file = any(word.endswith(".toml") for word in words)
-        assert run(["audits"] * of_a_file + ["lint", *words]) == code
+        command = ["audits", "lint"] if of_a_file else ["check", "--set", "only=settings"]
+        assert run([*command, *words]) == code
         return capsys.readouterr()
 
     return call
@@ -67,13 +68,19 @@ def a_run(lint, tmp_path, capsys):
     steps = {"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5}
     kinds = {"sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}
     Path("run.json").write_text(json.dumps(steps | kinds), encoding="utf-8")
-    assert run(["convert", "norms.npz", "--run", "run.json", "--output-dir", "runs/one"]) == 0
+    assert run(["import", "norms.npz", "--run", "run.json", "--output-dir", "runs/one"]) == 0
     capsys.readouterr()
     return tmp_path / "runs" / "one"
 
 
 def statuses(found):
     return {each["key"]: each["status"] for each in found["findings"]}
+
+
+def of_run(printed):
+    """What check says of the settings of the only run."""
+    [found] = json.loads(printed.out)["parts"]
+    return found
 
 
 FEDERATED = [path for path in AUDITS if "[federated]" in path.read_text("utf-8")]
@@ -145,24 +152,24 @@ def test_an_audit_file_with_errors_is_refused(lint, audit_file, changes, words):
 
 def test_other_paths_are_refused(lint, a_run):
     message = lint(code=2).err
-    assert "lint needs a run directory" in message
+    assert "check needs a run directory" in message
     assert "nowhere does not exist" in lint("nowhere", code=2).err
     assert "none.toml does not exist" in lint("none.toml", code=2).err
-    assert f"indpriv lint {a_run}" in lint(a_run / "ids.parquet", code=2).err
-    assert "indpriv lint runs/one" in lint("runs", code=2).err
+    assert f"indpriv check {a_run}" in lint(a_run / "ids.parquet", code=2).err
+    assert "indpriv check runs/one" in lint("runs", code=2).err
 
 
 def test_delta_is_checked(lint, a_run):
-    assert "delta" in lint(a_run, "--delta", "2", code=2).err
+    assert "delta" in lint(a_run, "--set", "delta=2", code=2).err
 
 
 def test_a_run_is_judged_by_what_it_recorded(lint, a_run):
-    found = statuses(json.loads(lint(a_run, "--json").out))
+    found = statuses(of_run(lint(a_run, "--json")))
     assert found["clipping"] == "failed"
     assert found["delta"] == found["learning_rate"] == found["batch_norm"] == "not checked"
-    found = statuses(json.loads(lint(a_run, "--delta", "1e-5", "--json").out))
+    found = statuses(of_run(lint(a_run, "--set", "delta=1e-5", "--json")))
     assert (found["delta"], found["epsilon"]) == ("passed", "failed")
-    lint(a_run, "--delta", "1e-3", code=1)
+    lint(a_run, "--set", "delta=1e-3", code=1)
 
 
 def test_damaged_records_are_left_out_and_a_run_without_steps_is_refused(lint, a_run):
@@ -170,7 +177,7 @@ def test_damaged_records_are_left_out_and_a_run_without_steps_is_refused(lint, a
     first.unlink()
     assert "< 1 %" not in lint(a_run).out
     second.unlink()
-    found = json.loads(lint(a_run, "--json").out)
+    found = of_run(lint(a_run, "--json"))
     assert statuses(found)["clipping"] == "not checked"
     journal = a_run / "journal.jsonl"
     journal.write_text(journal.read_text().splitlines(keepends=True)[0])

@@ -46,11 +46,11 @@ def quick(monkeypatch):
 
 def test_a_bucket_that_nobody_said_is_private_is_refused(bucket):
     run = make_run()
-    with pytest.raises(InputError, match="--bucket-is-private"):
+    with pytest.raises(InputError, match="bucket_is_private"):
         Recorder(bucket("run"), dataset=run.dataset, loss_fn=PER_EXAMPLE)
-    with pytest.raises(InputError, match="--bucket-is-private"):
+    with pytest.raises(InputError, match="bucket_is_private"):
         RoundRecorder(bucket("run"), ["a", "b"], sampler="poisson")
-    with pytest.raises(InputError, match="--bucket-is-private"):
+    with pytest.raises(InputError, match="bucket_is_private"):
         train(config(), bucket("run"), dataset=toy())
     assert not location(bucket("run")).exists()
 
@@ -154,7 +154,7 @@ def test_a_run_of_train_is_stopped_resumed_and_audited(bucket, tmp_path, monkeyp
 def test_the_command_line(bucket, tmp_path, capsys):
     words = ["audits", "train", "audits/digits.toml", "--run-dir", bucket("digits")]
     assert run_command(words) == 2
-    assert "--bucket-is-private" in capsys.readouterr().err
+    assert "bucket_is_private" in capsys.readouterr().err
     assert not location(bucket("digits")).exists()
 
 

@@ -307,7 +307,7 @@ def test_counts_that_are_missing_are_refused(count, tmp_path, capsys):
             writer.append(**{key: value for key, value in entry.items() if key != "seq"})
     with pytest.raises(EvidenceError, match=f"lack.* {count}"):
         NormLog.open(tmp_path / "run")
-    assert command_line(["verify", str(tmp_path / "run"), "--json"]) == 2
+    assert command_line(["check", str(tmp_path / "run"), "--json"]) == 2
     assert count in capsys.readouterr().err
 
 

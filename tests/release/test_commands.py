@@ -1,4 +1,4 @@
-"""`indpriv release` and `indpriv statement`, run within the test's process."""
+"""`indpriv publish quantiles` and `indpriv statement`, run within the test's process."""
 
 import json
 
@@ -20,7 +20,8 @@ def call(capsys):
 
 def test_release_prints_figures_errors_costs_and_assumptions(audit_dir, call):
     command = (
-        "release",
+        "publish",
+        "quantiles",
         audit_dir,
         "--quantiles",
         "0.1,0.5",
@@ -43,7 +44,9 @@ def test_release_prints_figures_errors_costs_and_assumptions(audit_dir, call):
 
 def test_release_by_group(audit_dir, call):
     groups = ("--by", "sex", "--group", "Male", "--group", "Female")
-    screen, _ = call("release", audit_dir, "--quantiles", "0.5", "--epsilon", "1", *groups)
+    screen, _ = call(
+        "publish", "quantiles", audit_dir, "--quantiles", "0.5", "--epsilon", "1", *groups
+    )
     assert "Male" in screen
     assert "±" in screen
 
@@ -58,9 +61,9 @@ def test_bad_input_ends_in_one_message(audit_dir, call):
             "no column 'height'",
         ),
         ((audit_dir / "no", "--epsilon", "1", "--mean"), "make an audit first"),
-        ((audit_dir, "--epsilon", "1", "--norms"), "--norms is for a run directory"),
+        ((audit_dir, "--epsilon", "1", "--of", "norms"), "--of norms is for a run directory"),
     ):
-        _, error = call("release", *arguments, code=2)
+        _, error = call("publish", "quantiles", *arguments, code=2)
         assert words in error
         assert "Traceback" not in error
     assert not (audit_dir / "shareable").exists()
@@ -71,23 +74,35 @@ def test_budget_is_never_spent_on_norms_where_epsilons_were_meant(call, tmp_path
     record(make_run(), tmp_path / "run", every=1)
     if audited:
         call("audit", tmp_path / "run", "--delta", "1e-5")
-    _, error = call("release", tmp_path / "run", "--quantiles", "0.5", "--epsilon", "1", code=2)
-    assert f"indpriv release {tmp_path / 'run' / 'audit'} ..." in error
+    _, error = call(
+        "publish", "quantiles", tmp_path / "run", "--quantiles", "0.5", "--epsilon", "1", code=2
+    )
+    assert f"indpriv publish quantiles {tmp_path / 'run' / 'audit'} ..." in error
     assert (f"indpriv audit {tmp_path / 'run'}" in error) is not audited
     assert not list(tmp_path.rglob("shareable"))
-    command = ("release", tmp_path / "run", "--norms", "--quantiles", "0.5", "--epsilon", "1")
+    command = (
+        "publish",
+        "quantiles",
+        tmp_path / "run",
+        "--of",
+        "norms",
+        "--quantiles",
+        "0.5",
+        "--epsilon",
+        "1",
+    )
     call(*command)
     assert (tmp_path / "run" / "shareable" / "release.json").is_file()
 
 
 def test_statement(audit_dir, call):
-    text, _ = call("statement", "create", audit_dir, "--example", "5")
+    text, _ = call("publish", "statement", audit_dir, "--example", "5")
     assert "CONFIDENTIAL: for the owner of example 5" in text
-    assert "400 statements" in call("statement", "create", audit_dir, "--all")[0]
-    assert json.loads(call("statement", "create", audit_dir, "--unit", "5", "--json")[0])
-    assert "pass one of" in call("statement", "create", audit_dir, code=2)[1]
+    assert "400 statements" in call("publish", "statement", audit_dir, "--all")[0]
+    assert json.loads(call("publish", "statement", audit_dir, "--unit", "5", "--json")[0])
+    assert "pass one of" in call("publish", "statement", audit_dir, code=2)[1]
 
 
-@pytest.mark.parametrize("command", [("release",), ("statement", "create")])
+@pytest.mark.parametrize("command", [("publish", "quantiles"), ("publish", "statement")])
 def test_help_has_an_example(call, command):
     assert f"Example: indpriv {' '.join(command)}" in " ".join(call(*command, "--help")[0].split())

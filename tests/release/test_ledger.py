@@ -170,7 +170,15 @@ def test_the_ledger_of_another_audit_is_refused(paid, audit_dir, capsys):
     frame["epsilon"] *= 0.5
     frame.attrs = facts
     frame.to_parquet(audit_dir / "epsilon.parquet")
-    command = ["release", str(audit_dir), "--epsilon", "0.1", "--ledger", str(paid / "ledger")]
+    command = [
+        "publish",
+        "quantiles",
+        str(audit_dir),
+        "--epsilon",
+        "0.1",
+        "--set",
+        f"ledger={paid / 'ledger'}",
+    ]
     assert run(command) == 2
     assert "counts releases of other values" in " ".join(capsys.readouterr().err.split())
     assert not (audit_dir / "shareable").exists()
@@ -208,7 +216,20 @@ def test_the_extremes_that_are_allowed_are_answered(options, extreme, audit_dir)
 
 
 def test_a_histogram_of_too_small_an_epsilon_prints_nothing_that_was_drawn(audit_dir, capsys):
-    assert run(["release", str(audit_dir), "--method", "histogram", "--epsilon", "1e-9"]) == 2
+    assert (
+        run(
+            [
+                "publish",
+                "quantiles",
+                str(audit_dir),
+                "--set",
+                "method=histogram",
+                "--epsilon",
+                "1e-9",
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert "representable" not in error
     assert error.count("error:") == 1

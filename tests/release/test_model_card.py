@@ -114,7 +114,7 @@ def test_a_release_of_another_account_is_refused(audit_dir, edit_audit):
 )
 def test_without_a_guarantee_there_is_no_card(audit_dir, edit_audit, change, why, capsys):
     edit_audit(lambda summary: summary["guarantee"].update(change))
-    assert run_command(["model-card", str(audit_dir)]) == 2
+    assert run_command(["publish", "card", str(audit_dir)]) == 2
     assert why in " ".join(capsys.readouterr().err.split())
     assert not (audit_dir / "shareable" / "model-card.md").exists()
 
@@ -126,7 +126,7 @@ def test_a_broken_audit_is_one_message(audit_dir, edit_audit):
 
 
 def test_the_command_writes_it_beside_the_release(audit_dir, capsys):
-    assert run_command(["model-card", str(audit_dir)]) == 0
+    assert run_command(["publish", "card", str(audit_dir)]) == 0
     text = (audit_dir / "shareable" / "model-card.md").read_text(encoding="utf-8")
     assert text in capsys.readouterr().out
 

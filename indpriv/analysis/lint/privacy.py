@@ -23,7 +23,7 @@ _DWORK_ROTH = (
 _REASONABLE_EPSILON = 10.0
 _SEEN = {
     VERIFIED: "The log of this run confirms it.",
-    FAILED: "It does not hold for this run; `indpriv verify` says why.",
+    FAILED: "It does not hold for this run; `indpriv check` says why.",
 }
 
 
@@ -97,7 +97,7 @@ RULES = (
         literature=SAMPLING.detail,
         source="Abadi et al. 2016 (arXiv:1607.00133)",
         advice="Draw Poisson batches (in Opacus, make_private(poisson_sampling=True)); "
-        "`indpriv verify` says which check failed.",
+        "`indpriv check` says which check failed.",
         needs="a run whose log verifies or refutes it",
         judge=lambda facts: _status(SAMPLING, facts),
     ),

@@ -1,4 +1,4 @@
-"""Every rule of `indpriv lint`.
+"""Every rule of `indpriv check`.
 
 To add one, write it in a module beside this one, whose RULES are listed here.
 """

@@ -15,7 +15,9 @@ SEVERITIES = ERROR, WARNING, NOTE = ("error", "warning", "note")
 
 
 # What several rules need.
-N_AND_DELTA = "delta (--delta for a run) and the number of examples (--data-dir for an audit file)"
+N_AND_DELTA = (
+    "delta (--set delta=... for a run) and the number of examples (--data-dir for an audit file)"
+)
 PLAN_AND_DELTA = f"{N_AND_DELTA}, and noise and sampling rate that do not change"
 
 

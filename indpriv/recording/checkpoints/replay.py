@@ -146,12 +146,11 @@ def _make_plan(folder: Path, spec: AuditSpec, options: StepOptions) -> ReplayPla
         except InputError as error:
             problems.append(str(error))
     problems += _frozen(found.models, model)
-    if found.models:
-        resolved = resolve(folder, found, options, spec.n_examples)
-        problems += resolved.problems
-        if not problems and resolved.settings is not None:
-            notes = (*found.notes, *resolved.notes, *resolved.caveats)
-            return ReplayPlan(found.models, resolved.settings, notes, resolved.caveats)
+    resolved = resolve(folder, found, options, spec.n_examples)
+    problems += resolved.problems
+    if not problems and resolved.settings is not None:
+        notes = (*found.notes, *resolved.notes, *resolved.caveats)
+        return ReplayPlan(found.models, resolved.settings, notes, resolved.caveats)
     if len(problems) == 1:
         raise InputError(problems[0])
     raise InputError("\n- ".join([f"{folder} cannot be replayed yet:", *problems]))

@@ -37,12 +37,12 @@ _POISSON_CLASSES = ("UniformWithReplacementSampler", "DistributedUniformWithRepl
 _REPLAYED = tuple(sampler for sampler in SAMPLERS if sampler != "truncated_poisson")
 _MAX_STEPS = 10**8  # arrays of all steps are held in memory
 _EXAMPLES = {
-    "noise_multiplier": "--noise-multiplier 1.1",
-    "max_grad_norm": "--max-grad-norm 1.0",
-    "sample_rate": "--sample-rate 0.01",
-    "steps": "--steps 1000",
+    "noise_multiplier": "--set noise_multiplier=1.1",
+    "max_grad_norm": "--set max_grad_norm=1.0",
+    "sample_rate": "--set sample_rate=0.01",
+    "steps": "--set steps=1000",
     "delta": "--delta 1e-5",
-    "sampler": "--sampler poisson",
+    "sampler": "--set sampler=poisson",
 }
 
 
@@ -125,7 +125,7 @@ def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: in
             f"not known: {', '.join(ordered)}. Pass {examples} (with your values), or write a "
             "run.json beside the checkpoints"
         )
-    if problems or total is None or delta is None or sampler is None:
+    if problems or not found.models or total is None or delta is None or sampler is None:
         return Resolved(None, problems=tuple(problems))
     sources.said_by["steps"] = said_by
     sources.said_by["steps of checkpoints"] = found.models[-1].said_by
@@ -271,14 +271,16 @@ class _Sources:
             self.problems.append(
                 f"{moving} contains the state of a clipping scheduler, so max_grad_norm changed, "
                 "but only one value is known; pass all of them, "
-                "e.g. --max-grad-norm 1.0,0.9@100,0.81@200"
+                "e.g. --set max_grad_norm=1.0,0.9@100,0.81@200"
             )
 
 
 def _far_below(found: Discovery, total: int) -> list[str]:
     """A last step below half of the run's may count something else, such as epochs."""
+    if found.problems:  # perhaps no step is known
+        return []
     last = found.models[-1]
-    if found.problems or 2 * last.step >= total or last.said_by == STEP_OF:
+    if 2 * last.step >= total or last.said_by == STEP_OF:
         return []
     typed = what_to_type([model.path.name for model in found.models])
     epochs = typed.replace('=step"', '=20*step" if an epoch has 20 steps')
@@ -299,7 +301,7 @@ def _end_caveats(last: int, total: int, said_by: str) -> list[str]:
     if said_by == ACCOUNTANT:
         caveats.append(
             f"the account ends with the {total} steps that the accountant in the last checkpoint "
-            "counted; if training went on, pass --steps"
+            "counted; if training went on, pass --set steps=..."
         )
     return caveats
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from indpriv.errors import InputError
 
-STEP_OF = "--step-of"
+STEP_OF = "--set step_of"
 MAX_STEP = 10**12
 # 1.5, 10k and 1e5 are not numbers of steps, and a step beside an epoch may be one of that epoch.
 _STEP = re.compile(r"(?ai)(?<![a-z])(?:global)?steps?[-_=. ]?([0-9]{1,12})(?![0-9a-z]|[.,][0-9])")
@@ -62,7 +62,7 @@ def _parsed(rule: str) -> tuple[re.Pattern[str], ast.expr]:
         raise InputError(
             f"{STEP_OF} {rule[:200]!r} is not FILE=STEP with a STEP of digits, +, -, *, ( ) and "
             "names that stand in {} for a number of FILE; write e.g. "
-            f'{STEP_OF} "model_{{epoch}}.pt=20*epoch" or {STEP_OF} "model_a.pt=0,model_b.pt=20"'
+            f'{STEP_OF}="model_{{epoch}}.pt=20*epoch" or {STEP_OF}="model_a.pt=0,model_b.pt=20"'
         ) from None
     return pattern, tree
 
@@ -100,8 +100,8 @@ def what_to_type(names: Sequence[str]) -> str:
         text += (f"{{{word}}}" if len({*column}) > 1 else column[0]) + after
     if "{" not in text:
         text = ",".join(f"{name}={20 * i}" for i, name in enumerate(names[:3], len(names) == 1))
-        return f'{STEP_OF} "{text}"'
+        return f'{STEP_OF}="{text}"'
     if "{step}" in text:
-        return f'{STEP_OF} "{text}=step"'
+        return f'{STEP_OF}="{text}=step"'
     more = "if an epoch has 20 steps, and 20*(epoch+1) if its model was saved after them"
-    return f'{STEP_OF} "{text}=20*epoch" {more}'
+    return f'{STEP_OF}="{text}=20*epoch" {more}'

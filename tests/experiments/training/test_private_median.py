@@ -192,21 +192,23 @@ def test_every_statement_of_the_run_contains_the_cost(run):
 def test_what_is_shown_to_others_contains_it_too(run):
     _, summary, audit_dir = run
     worst = summary.guarantee.worst_case_epsilon
-    assert command("statement", "create", audit_dir, "--example", "3")[0] == 0
+    assert command("publish", "statement", audit_dir, "--example", "3")[0] == 0
     text = " ".join((audit_dir / "statements" / "example-3.txt").read_text("utf-8").split())
     assert "including epsilon 0.25 for a private clipping norm" in text
     assert "drawn from the data of all people by a private method" in text
-    assert command("model-card", audit_dir)[0] == 0
+    assert command("publish", "card", audit_dir)[0] == 0
     card = (audit_dir / "shareable" / "model-card.md").read_text("utf-8")
     assert "including epsilon 0.25 for a private clipping norm" in card
     assert "a private release of these data" in card
-    code, output, _ = command("release", audit_dir, "--quantiles", "0.5", "--epsilon", "0.5")
+    code, output, _ = command(
+        "publish", "quantiles", audit_dir, "--quantiles", "0.5", "--epsilon", "0.5"
+    )
     assert code == 0, output
     released = read_json(audit_dir / "shareable" / "release.json")
     assert released["spent"]["training"]["epsilon"] == worst
     assert released["spent"]["with_training"]["epsilon"] == pytest.approx(worst + 0.5)
     assert any("counts as the first state of the model" in one for one in released["assumptions"])
-    code, output, _ = command("gate", audit_dir, "--max-worst-case-epsilon", f"{worst - 0.01}")
+    code, output, _ = command("gate", audit_dir, "--max", f"worst_case_epsilon={worst - 0.01}")
     assert code == 1, output
 
 

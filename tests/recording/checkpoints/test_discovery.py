@@ -119,7 +119,7 @@ def test_rules_that_cannot_be_read_are_one_message(rule):
         steps_said(rule, EPOCHS)
     text = str(error.value)
     assert "is not FILE=STEP" in text
-    assert '--step-of "model_{epoch}.pt=20*epoch"' in text
+    assert '--set step_of="model_{epoch}.pt=20*epoch"' in text
     assert "\n" not in text
     assert len(text) < 700
 
@@ -173,7 +173,7 @@ def test_what_to_type_can_be_typed(names):
     ],
 )
 def test_what_to_type(names, typed):
-    shown, _, more = what_to_type(names).removeprefix('--step-of "').partition('"')
+    shown, _, more = what_to_type(names).removeprefix('--set step_of="').partition('"')
     assert shown == typed
     assert ("20*(epoch+1)" in more) == ("*epoch" in typed)
 
@@ -263,7 +263,7 @@ def test_a_folder_as_of_hugging_face_without_its_record(tmp_path):
         (tmp_path / f"checkpoint-{epoch}").mkdir()
         save_file(state(epoch), tmp_path / f"checkpoint-{epoch}" / "model.safetensors")
     (problem,) = discover(tmp_path).problems
-    assert '--step-of "checkpoint-{step}=step"' in problem
+    assert '--set step_of="checkpoint-{step}=step"' in problem
     assert steps(discover(tmp_path, step_of="checkpoint-{epoch}=20*epoch")) == [20, 40]
 
 
@@ -272,8 +272,11 @@ def test_the_user_says_the_steps(tmp_path):
         save(tmp_path, f"model_{epoch}.pt", {"step": epoch, "model": state(epoch)})
     found = discover(tmp_path, step_of="model_{epoch}.pt=20*epoch")
     assert steps(found) == [0, 20, 40]
-    assert {model.said_by for model in found.models} == {"--step-of"}
-    assert "'model_2.pt' is of step 40 by --step-of, not 2 by the step stored inside" in found.notes
+    assert {model.said_by for model in found.models} == {"--set step_of"}
+    assert (
+        "'model_2.pt' is of step 40 by --set step_of, not 2 by the step stored inside"
+        in found.notes
+    )
 
 
 def test_rules_for_some_of_the_files(tmp_path):
@@ -285,15 +288,15 @@ def test_rules_for_some_of_the_files(tmp_path):
     found = discover(tmp_path, step_of="model_{epoch}.pt=20*epoch")
     assert steps(found) == [0, 20, 40, 80]
     (problem,) = found.problems
-    assert "--step-of matches only some of the checkpoints: the step of 'step_60.pt'" in problem
+    assert "--set step_of matches only some of the checkpoints: the step of 'step_60.pt'" in problem
 
 
 def test_rules_that_give_two_models_one_step(tmp_path):
     for epoch in range(3):
         save(tmp_path, f"model_{epoch}.pt", state(epoch))
     (problem,) = discover(tmp_path, step_of="model_{epoch}.pt=20").problems
-    assert "'model_0.pt', 'model_1.pt', 'model_2.pt' are all of step 20 by --step-of" in problem
-    assert '--step-of "model_{epoch}.pt=20*epoch"' in problem
+    assert "'model_0.pt', 'model_1.pt', 'model_2.pt' are all of step 20 by --set step_of" in problem
+    assert '--set step_of="model_{epoch}.pt=20*epoch"' in problem
 
 
 @pytest.mark.parametrize("said", [50, 150])
@@ -301,7 +304,8 @@ def test_rules_that_contradict_the_accountant(tmp_path, said):
     save(tmp_path, "model.pt", opacus(1, (1.0, 0.1, 100)))
     (problem,) = discover(tmp_path, step_of=f"model.pt={said}").problems
     assert (
-        f"is of step {said} by --step-of, but the Opacus accountant inside counted 100" in problem
+        f"is of step {said} by --set step_of, but the Opacus accountant inside counted 100"
+        in problem
     )
     assert steps(discover(tmp_path, step_of="model.pt=100")) == [100]
 

@@ -174,7 +174,7 @@ def test_epochs_whose_steps_the_user_says(by_epoch, tmp_path, rules):
     assert log.recorded_steps.tolist() == [0, 20, 40, 60, 80]
     assert_same(live, log)
     run = json.loads((tmp_path / "r" / "run.json").read_text())
-    assert run["replayed"]["sources"]["steps of checkpoints"] == "--step-of"
+    assert run["replayed"]["sources"]["steps of checkpoints"] == "--set step_of"
 
 
 def test_epochs_are_never_steps(by_epoch, tmp_path):

@@ -40,12 +40,12 @@ def test_everything_from_options(tmp_path):
 def test_everything_missing_is_asked_for_in_one_message(tmp_path):
     (problem,) = settle(tmp_path, options=StepOptions()).problems
     for words in (
-        "--noise-multiplier",
-        "--max-grad-norm",
-        "--sample-rate",
-        "--steps",
+        "--set noise_multiplier",
+        "--set max_grad_norm",
+        "--set sample_rate",
+        "--set steps",
         "--delta",
-        "--sampler",
+        "--set sampler",
         "run.json",
     ):
         assert words in problem
@@ -63,7 +63,7 @@ def test_the_accountant_tells_noise_rate_and_steps(tmp_path):
     assert settings.accountant_counted_all
     assert settings.sources["noise_multiplier"] == "the accountant in the checkpoints"
     assert any("first checkpoint is of step 40" in note for note in resolved.notes)
-    assert any("if training went on, pass --steps" in caveat for caveat in resolved.caveats)
+    assert any("if training went on, pass --set steps" in caveat for caveat in resolved.caveats)
 
 
 def test_run_json_comes_first_and_tells_the_rest(tmp_path):

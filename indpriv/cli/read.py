@@ -1,0 +1,333 @@
+"""Commands that read what exists: show, check and gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from indpriv._shown import Console, escape
+from indpriv.cli.commands import command, keys_of, settings_of
+from indpriv.cli.common import check_device, print_json, progress_bar, say, show_result
+from indpriv.cli.first_contact import checked_run
+from indpriv.errors import ChainError, EvidenceError, InputError
+
+if TYPE_CHECKING:
+    from indpriv.analysis.lint.rule import Finding
+    from indpriv.norm_log.evidence import Check
+    from indpriv.norm_log.lines import Line
+
+_OF_SEVERAL = {"at_epsilon", "at_accuracy"}  # settings of show
+_LIMITS = ("max_", "min_", "require")  # options of gate
+
+
+@command("show")
+def show(
+    audit_dirs: list[Path],
+    by: list[str] | None = None,
+    set_: list[str] | None = None,
+    as_json: bool = False,
+) -> None:
+    """Compare groups of an audit; with several audits of the same data, compare these."""
+    settings = settings_of("show", set_)
+    several = len(audit_dirs) > 1
+    if wrong := [key for key in settings if (key in _OF_SEVERAL) != several]:
+        kind = "one audit" if several else "several audits of the same data"
+        raise InputError(f"--set {wrong[0]} is for {kind}; leave it out")
+    (_show_several if several else _show_one)(audit_dirs, by or [], settings, as_json)
+
+
+def _show_one(
+    audit_dirs: Sequence[Path], by: Sequence[str], settings: dict[str, Any], as_json: bool
+) -> None:
+    from indpriv.analysis.summary import Audit
+    from indpriv.audit import groups_json, groups_of, read_summary
+    from indpriv.audit.audit_directory import EPSILON, audit_in
+    from indpriv.report.screens import print_groups
+
+    folder = audit_in(audit_dirs[0])
+    summary = read_summary(folder)
+    if by or settings or (folder / EPSILON).exists():
+        tables = groups_of(folder, by, **settings)
+    else:  # published without its tables
+        tables = Audit.from_json(summary).groups
+    printed = partial(print_groups, raw="within" not in settings)
+    show_result(as_json, groups_json(tables, summary), printed, tables, summary)
+
+
+def _show_several(
+    audit_dirs: Sequence[Path], by: Sequence[str], settings: dict[str, Any], as_json: bool
+) -> None:
+    from indpriv.audit import compare_audits, comparison_json
+    from indpriv.report.screens import print_comparison
+
+    found = compare_audits(audit_dirs, by, **settings)
+    show_result(as_json, comparison_json(found), print_comparison, found)
+
+
+@dataclass
+class _Part:
+    """What one part of check found.
+
+    Attributes:
+        content: as JSON.
+        show: prints it.
+        failed, left_open: what the exit code follows.
+    """
+
+    content: dict[str, Any]
+    show: Callable[[], None]
+    failed: bool = False
+    left_open: bool = False
+
+
+@command("check")
+def check(
+    run_dirs: list[Path] | None = None,
+    signed_by: Path | None = None,
+    checkpoints: Path | None = None,
+    spec: str | None = None,
+    set_: list[str] | None = None,
+    as_json: bool = False,
+) -> None:
+    """Check a run's log, what its account rests on, its settings, and attacks on its account."""
+    from indpriv._checks import check_delta
+
+    settings = settings_of("check", set_)
+    only, delta = settings.pop("only", None), settings.pop("delta", None)
+    if delta is not None:
+        check_delta(delta)
+    runs = [checked_run(run, "check") for run in run_dirs or (None,)]
+    if (checkpoints is None) != (spec is None) or (spec is not None and len(runs) > 1):
+        raise InputError(
+            "checkpoints are compared with one run: indpriv check RUN --checkpoints FOLDER --spec "
+            "train.py:spec"
+        )
+    strict = settings.pop("strict", False)
+    found: list[_Part] = []
+    for run in runs:
+        if only in (None, "log"):
+            compared = []
+            if checkpoints is not None and spec is not None:
+                compared = _challenge(run, checkpoints, spec, **settings)
+            found.append(_log(run, signed_by, compared))
+        if only in (None, "settings"):
+            found.append(_if_possible(only, _settings_of_run, run, delta, strict))
+    if only in (None, "attacks"):
+        found += _attacks(runs, only, delta or 1e-5)
+    failed, left_open = (any(getattr(p, key) for p in found) for key in ("failed", "left_open"))
+    if as_json:
+        parts = [{**p.content, "failed": p.failed, "left_open": p.left_open} for p in found]
+        print_json({"failed": failed, "left_open": left_open, "parts": parts})
+    else:
+        for part in found:
+            part.show()
+    if failed or left_open:
+        raise typer.Exit(1 if failed else 3)
+
+
+def _if_possible(only: str | None, make: Callable[..., _Part], *of: Any) -> _Part:
+    """A part that is left open where it cannot be made, unless it is all that was asked for."""
+    try:
+        return make(*of)
+    except InputError as error:
+        if only is not None:
+            raise
+        reason = f"left open: {error}"
+        return _Part({"reason": reason}, lambda: say(reason), left_open=True)
+
+
+def _challenge(
+    run_dir: Path, checkpoints: Path, spec: str, challenges: int = 10, **options: Any
+) -> list[Check]:
+    """Checks of the norms of a log against those of checkpoints, at random steps."""
+    from indpriv.recording.checkpoints.challenge import challenge
+
+    check_device(options.get("device", "cpu"))
+    with progress_bar() as progress:
+        return challenge(checkpoints, spec, run_dir, challenges, **options, tell=progress)
+
+
+def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Check]) -> _Part:
+    """The checks of a log, and the lines that its account rests on.
+
+    compared: checks against checkpoints.
+    """
+    from indpriv._plain import to_json
+    from indpriv.norm_log.evidence import FAILED, NOT_CHECKED
+    from indpriv.norm_log.lines import REFUTED, evidence, is_earned
+
+    checks, lines = _evidence(run_dir, signed_by)
+    words = {"run": str(run_dir), "evidence": evidence(lines)}
+    every = [*checks, *compared]
+
+    def show() -> None:
+        of_checks = [(one.title, one.status, one.detail) for one in every]
+        _print_table("Checks of", run_dir, ("check", "status", "detail"), of_checks)
+        of_lines = [(one.title, one.word, one.found) for one in lines]
+        _print_table("Evidence in", run_dir, ("line", "word", "detail"), of_lines)
+        say(f"Evidence: {words['evidence']}")
+
+    failed = any(one.status == FAILED for one in every) or REFUTED in {one.word for one in lines}
+    cannot_tell = any((one.title, one.status) == ("norms", NOT_CHECKED) for one in compared)
+    content = {**words, "lines": to_json(lines), "checks": to_json(every)}
+    return _Part(content, show, failed, left_open=cannot_tell or not is_earned(lines))
+
+
+def _evidence(run_dir: Path, signed_by: Path | None) -> tuple[Sequence[Check], Sequence[Line]]:
+    """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
+    from indpriv.analysis.declared import Declared
+    from indpriv.analysis.variants import usual_participation
+    from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY, if_known
+    from indpriv.norm_log.evidence import HASH_CHAIN
+    from indpriv.norm_log.lines import lines_of
+    from indpriv.norm_log.norm_log import open_run
+    from indpriv.norm_log.schema import read_run_json
+    from indpriv.norm_log.verify import verify
+
+    try:
+        opened = open_run(run_dir, hash_all=True)
+        checks, state, known = verify(opened, signed_by), opened.state, False
+    except ChainError as error:
+        checks = [HASH_CHAIN.failed(str(error))]
+        return checks, lines_of(checks, {})
+    with suppress(EvidenceError):  # as a check says
+        known = usual_participation(opened.log, None) == "known"
+    if known:
+        checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
+    declared = Declared.from_run_json(read_run_json(state.run_dir))
+    recorder = {**state.header["run"], "seeded": state.seeded}
+    left_out = OF_SECRECY if known else frozenset[str]()
+    return checks, lines_of(checks, recorder, declared.of_lines, left_out)
+
+
+def _settings_of_run(run_dir: Path, delta: float | None, strict: bool) -> _Part:
+    from indpriv.analysis.lint.registry import lint
+    from indpriv.analysis.lint.training_facts import facts_of_run
+    from indpriv.analysis.recorded_run import recorded_run
+    from indpriv.norm_log.norm_log import open_run
+
+    opened = open_run(run_dir, unreadable="worst_case")
+    run = recorded_run(opened, unreadable="worst_case")
+    facts = facts_of_run(opened.log, run.recorder, run.declared, run.checks, delta)
+    return settings_part(run_dir, lint(facts), strict)
+
+
+def settings_part(path: Path, findings: Sequence[Finding], strict: bool) -> _Part:
+    """What the literature says of the settings of a run or an audit file.
+
+    strict: it also fails where a rule of severity "warning" is broken.
+    """
+    from indpriv.analysis.lint.rule import ERROR, WARNING
+    from indpriv.norm_log.evidence import FAILED
+    from indpriv.report.screens import lint_document, print_lint
+
+    stopping = (ERROR, WARNING) if strict else (ERROR,)
+    return _Part(
+        lint_document(str(path), findings),
+        lambda: print_lint(str(path), findings, Console(highlight=False)),
+        any(one.status == FAILED and one.severity in stopping for one in findings),
+    )
+
+
+def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part]:
+    """The accounts of runs against the attacks that they made on themselves."""
+    from indpriv.analysis.attacks.account_test import agree, identities
+    from indpriv.audit.validation import canaries_of_run, evidence_of_runs
+    from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX
+    from indpriv.report.screens import print_validation, validation_document
+
+    def of_canaries(run: Path) -> _Part:
+        canaries = {str(run): canaries_of_run(run, delta=delta)}
+        return _Part(
+            validation_document((), canaries),
+            lambda: print_validation((), canaries, Console()),
+            not canaries[str(run)].agree,
+        )
+
+    def of_white_box() -> _Part:
+        if len(attacked) == 1 and only is None:
+            raise InputError("the white-box attack of one run proves nothing; pass several runs")
+        found = identities(evidence_of_runs(attacked))
+        return _Part(
+            validation_document(found, {}),
+            lambda: print_validation(found, {}, Console()),
+            not agree(found),
+        )
+
+    canaries = [run for run in runs if (run / GRADIENT_CANARIES).is_file()]
+    others = [run for run in runs if run not in canaries]
+    attacked = others if only else [run for run in others if (run / WHITE_BOX).is_file()]
+    parts = [_if_possible(only, of_canaries, run) for run in canaries]
+    return [*parts, *([_if_possible(only, of_white_box)] if attacked else [])]
+
+
+def _print_table(
+    title: str, run_dir: Path, columns: Sequence[str], rows: Sequence[tuple[str, str, str]]
+) -> None:
+    """Checks or lines, in the colours of their words."""
+    from rich.table import Table
+
+    from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
+    from indpriv.norm_log.lines import DECLARED, REFUTED, VERIFIED
+
+    colours = {PASSED: "green", VERIFIED: "green", FAILED: "bold red", REFUTED: "bold red"}
+    colours |= {NOT_CHECKED: "yellow", DECLARED: "yellow"}
+    table = Table(title=f"{title} {escape(str(run_dir))}", title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")  # class names can be wider than a column
+    for name, word, detail in rows:
+        status = f"[{colours[word]}]{word}[/]" if word in colours else word
+        table.add_row(escape(name), status, escape(detail))
+    Console().print(table)
+
+
+@command("gate")
+def gate(
+    audit_dir: Path,
+    max_: list[str] | None = None,
+    min_: list[str] | None = None,
+    require: list[str] | None = None,
+    run_dir: Path | None = None,
+    signed_by: Path | None = None,
+    figures: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Compare an audit with limits, for pipelines: exit code 1 with the reason if one fails."""
+    from rich.table import Table
+
+    from indpriv.audit.gate import Limits, judge_audit
+
+    words = [word for words in require or () for word in words.split(",")]
+    limits = {
+        **{f"max_{key}": value for key, value in settings_of("gate", max_, "max_").items()},
+        **{f"min_{key}": value for key, value in settings_of("gate", min_, "min_").items()},
+        **settings_of("gate", words, "require"),
+    }
+    if not any(value is not False for value in limits.values()):
+        keys = (f"\n  --{one.strip('_')} {', '.join(keys_of('gate', one))}" for one in _LIMITS)
+        raise InputError(
+            f"a gate needs a limit, e.g. --max worst_case_epsilon=8. There are:{''.join(keys)}"
+        )
+    if signed_by is not None or run_dir is not None:
+        run_dir = checked_run(run_dir or audit_dir.absolute().parent, "gate AUDIT_DIR --run")
+    conditions = judge_audit(audit_dir, Limits(**limits), run_dir, signed_by)
+    shown = [condition.shown(figures=figures) for condition in conditions]
+    passed = all(condition.passed for condition in conditions)
+    if as_json:
+        print_json({"passed": passed, "conditions": shown})
+    else:
+        columns, title = ("condition", "", "found", "required", "known"), "PASSED"
+        table = Table(*columns, title=title if passed else "FAILED", title_justify="left")
+        for row in shown:
+            mark = "[green]passed[/]" if row["passed"] else "[bold red]failed[/]"
+            texts = (escape(row[name]) for name in ("found", "asked", "known"))
+            table.add_row(escape(row["name"]), mark, *texts)
+        Console().print(table)
+    if not passed:
+        raise typer.Exit(1)

@@ -1,0 +1,308 @@
+"""Commands for research: attack, leak, compose and advise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indpriv._shown import Console
+from indpriv.cli.commands import command, settings_of
+from indpriv.cli.common import check_folder, progress_bar, say, show_result
+from indpriv.cli.first_contact import checked_run, typed
+from indpriv.errors import InputError
+
+if TYPE_CHECKING:
+    from indpriv.attack_scores import AttackScores
+    from indpriv.leakage.plan import LeakagePlan, ObservationAt
+    from indpriv.recording import AuditSpec
+
+    SubjectOf = Callable[[Path, LeakagePlan], tuple[AuditSpec, ObservationAt]]
+
+ADVICE = "advice"  # of the files
+_MOST_PICTURES = 12
+_OF_ATTACK = {  # what is attacked -> its settings
+    "a file of scores": {"delta", "fair_coins", "adversary", "seed"},
+    "a study": {"epsilon", "unit_rule", "--attack"},
+    "a run": {"--signals", "--attack"},
+}
+
+
+@command("attack")
+def attack(
+    path: Path | None = None,
+    attacks: list[str] | None = None,
+    signals: Path | None = None,
+    set_: list[str] | None = None,
+    as_json: bool = False,
+) -> None:
+    """Attack a run, or every model of a study with the others as references; or measure scores."""
+    from indpriv.attacks.train_references import is_signals
+
+    settings = settings_of("attack", set_)
+    given = {*settings, *["--attack"] * bool(attacks), *["--signals"] * (signals is not None)}
+    study = path is not None and is_signals(path)
+    kind = "a study" if study else "a file of scores" if path and path.is_file() else "a run"
+    if wrong := sorted(given - _OF_ATTACK[kind]):
+        raise InputError(f"{wrong[0]} is not for {kind}, which {path} is; leave it out")
+    if path is not None and study:
+        show_study(path, attacks or (), as_json, **settings)
+    elif path is not None and path.is_file():
+        _measure(path, as_json, **settings)
+    else:
+        _attack_run(checked_run(path, "attack"), signals, attacks or (), as_json)
+
+
+def _measure(
+    path: Path,
+    as_json: bool,
+    *,
+    delta: float = 1e-5,
+    fair_coins: bool = False,
+    adversary: str | None = None,
+    seed: int = 0,
+) -> None:
+    """Measure scores, and print what came out."""
+    from dataclasses import replace
+
+    from indpriv.analysis.attacks.rates import measure_attack
+    from indpriv.attack_scores import AttackScores
+    from indpriv.report.screens import attack_document, print_attack
+
+    found = AttackScores.from_file(path)
+    fair_coins, adversary = fair_coins or found.fair_coins, adversary or found.adversary
+    found = replace(found, fair_coins=fair_coins, adversary=adversary)
+    if "identified" in found.details:
+        _show_reconstruction([found], as_json)
+        return
+    measures = measure_attack(found, delta=delta, seed=seed)
+    show_result(as_json, attack_document(measures), print_attack, measures)
+
+
+def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_json: bool) -> None:
+    from indpriv._plain import to_json
+    from indpriv.audit import attributes_of_run, results_of_run
+    from indpriv.report.screens import print_results
+
+    results = results_of_run(run_dir, signals, attacks)
+    attributes = attributes_of_run(run_dir) if not attacks or "attributes" in attacks else ()
+    shown = ("rates", "attacks", "attack_seed", "unchecked")
+    content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
+    show_result(as_json, to_json(content), print_results, results, attributes)
+
+
+def show_study(
+    folder: Path,
+    attacks: Sequence[str],
+    as_json: bool,
+    *,
+    epsilon: Path | None = None,
+    unit_rule: str = "mean",
+) -> None:
+    """Attack each model of a study, and print what came out.
+
+    epsilon: audit directory of a run trained like the study.
+    """
+    from indpriv._plain import to_json
+    from indpriv.analysis.attacks.effects import membership_effects
+    from indpriv.attacks.train_references import CONFIDENCE, open_signals
+    from indpriv.audit import attack_study, read_audit
+    from indpriv.report.screens import print_effects, print_rates
+
+    found = open_signals(folder)
+    rates = attack_study(found, attacks, unit_rule=unit_rule)
+    table = None if epsilon is None else read_audit(epsilon)[0]
+    effects = None if table is None else membership_effects(found[CONFIDENCE], table)
+    show_result(as_json, {"rates": to_json(rates), "effects": to_json(effects)}, print_rates, rates)
+    if effects is not None and not as_json:
+        print_effects(effects, Console())
+
+
+def _show_reconstruction(scores: Sequence[AttackScores], as_json: bool) -> None:
+    from indpriv.analysis.reconstruction import reconstructions_of
+    from indpriv.report.screens import print_reconstruction, reconstruction_document
+
+    found = reconstructions_of(scores)
+    show_result(as_json, reconstruction_document(found), print_reconstruction, found)
+
+
+@command("leak")
+def leak(
+    folder: Path,
+    see: str = "row",
+    attacks: list[str] | None = None,
+    before_noise: bool = False,
+    spec: str | None = None,
+    set_: list[str] | None = None,
+    as_json: bool = False,
+) -> None:
+    """Reconstruct training examples from gradients, beside the most that any attack can reach."""
+    leak_as_told(None, **locals())
+
+
+def leak_as_told(
+    subject: SubjectOf | None,
+    folder: Path,
+    see: str,
+    attacks: Sequence[str] | None,
+    before_noise: bool,
+    spec: str | None,
+    set_: Sequence[str] | None,
+    as_json: bool,
+) -> None:
+    """`leak` with its options; subject: what rebuilds a run that needs no --spec."""
+    from indpriv._files import write_atomically
+    from indpriv.leakage.plan import leak_run, write_scores
+    from indpriv.norm_log.run_files import LEAKAGE
+    from indpriv.report.pictures import picture_pairs
+
+    settings = settings_of("leak", set_)
+    taken = {key: settings.pop(key, None) for key in ("name", "pictures", "step_of")}
+    name, pictures, step_of = taken["name"], taken["pictures"] or 0, taken["step_of"] or ()
+    training = {
+        key: settings.pop(key, None) for key in ("max_grad_norm", "noise_multiplier", "clipping")
+    }
+    attacks = tuple(attacks or ("informed",))
+    plan = _plan(attacks=attacks, see=see, before_noise=before_noise, **settings)
+    _check_leak(folder, attacks, name, pictures)
+    if spec is not None:
+        rebuilt = _with_spec(spec, plan, **training)
+    elif said := [key for key, value in training.items() if value is not None]:
+        raise InputError(f"--set {said[0]}: the run has its own; leave it out, or pass --spec")
+    elif subject is None:
+        raise InputError(
+            "indpriv leak needs --spec FILE:spec, an AuditSpec that rebuilds model and data (as "
+            "for indpriv audit CHECKPOINTS); for a run of the reference experiments, in a clone "
+            f"of indpriv, type: {typed('leak', folder, 'python -m audits')}"
+        )
+    else:
+        rebuilt = subject(folder, plan)
+    names, found = {attack: name or f"{see}-{attack}" for attack in attacks}, []
+    for stem in names.values():
+        if (path := folder / LEAKAGE / f"{stem}.parquet").exists():
+            raise InputError(f"{path} exists; choose another name with --set name=NAME")
+    model_and_data, observation_at = rebuilt
+    with progress_bar() as progress:
+        more: dict[str, Any] = {"progress": progress, "pictures": pictures, "step_of": step_of}
+        for attack, stem in names.items():
+            leaked = leak_run(model_and_data, folder, observation_at, plan, attack, **more)
+            write_scores(leaked, folder / LEAKAGE, stem)
+            if pictures:
+                pairs = picture_pairs(leaked.pairs.numpy())
+                write_atomically(folder / LEAKAGE / f"{stem}.png", pairs)
+            found.append(leaked.scores)
+    _show_reconstruction(found, as_json)
+
+
+def _with_spec(
+    spec: str,
+    plan: LeakagePlan,
+    max_grad_norm: float | None,
+    noise_multiplier: float | None,
+    clipping: str | None,
+) -> tuple[AuditSpec, ObservationAt]:
+    """What rebuilds model and data, and what is read before each step."""
+    from indpriv.leakage.plan import observation
+    from indpriv.recording.checkpoints.audit_spec import load_spec
+
+    seen = observation(plan, max_grad_norm, noise_multiplier or 0.0, clipping or "flat")
+    if not plan.before_noise and not seen.noise_multiplier:
+        raise InputError(
+            "what is read has no noise, so that after the noise is the same as before it; pass "
+            "--before-noise, or --set noise_multiplier=1 --set max_grad_norm=1 (with your values)"
+        )
+    return load_spec(spec), lambda _: seen
+
+
+def _plan(*, at: str = "0,last", forgets_clipping: bool = False, **options: Any) -> LeakagePlan:
+    from pydantic import TypeAdapter, ValidationError
+
+    from indpriv.leakage.plan import LeakagePlan
+
+    moments = tuple(int(part) if part.isdigit() else part for part in at.split(","))
+    options |= {"at": moments, "knows_clipping": not forgets_clipping}
+    try:
+        return TypeAdapter(LeakagePlan).validate_python(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        if first["loc"]:
+            reason = f"{first['loc'][0]}={first['input']}: {reason}"
+        raise InputError(reason) from error
+
+
+def _check_leak(folder: Path, attacks: Sequence[str], name: str | None, pictures: int) -> None:
+    from indpriv.norm_log.run_files import LEAKAGE
+    from indpriv.release.ledger import SHAREABLE
+
+    if SHAREABLE in folder.resolve().parts:
+        raise InputError(
+            f"{folder} is in a folder {SHAREABLE}, and {LEAKAGE} holds what was reconstructed of "
+            "people; attack the run where it is"
+        )
+    if name is not None and (len(attacks) > 1 or Path(name).name != name):
+        raise InputError(f"--set name={name} is the name of one file of one attack")
+    if not 0 <= pictures <= _MOST_PICTURES:
+        raise InputError(f"--set pictures={pictures} must be at most {_MOST_PICTURES}")
+
+
+@command("compose")
+def compose(
+    runs: list[Path],
+    by: str = "example_id",
+    output_dir: Path | None = None,
+    set_: list[str] | None = None,
+    as_json: bool = False,
+) -> None:
+    """Account for several runs on the same people together, and for the price of tuning."""
+    from indpriv.accountant import Tuning
+    from indpriv.audit import compose_runs, write_composition
+    from indpriv.report.screens import print_composition
+
+    if len(runs) < 2:
+        raise InputError("indpriv compose needs two runs or more; for one, type: indpriv audit RUN")
+    settings = settings_of("compose", set_)
+    mean, shape = settings.pop("tuning_mean", None), settings.pop("tuning_shape", 1.0)
+    if mean is None and shape != 1:
+        raise InputError(
+            f"--set tuning_shape={shape:g} without tuning_mean: the law of the number of runs "
+            "needs its mean too; pass --set tuning_mean=MEAN, or leave out tuning_shape"
+        )
+    tuning = None if mean is None else Tuning(mean, shape)
+    for run in runs:
+        checked_run(run, "compose")
+    if output_dir is not None:
+        check_folder("--output-dir", output_dir)
+    with progress_bar() as progress:
+        found = compose_runs(runs, by=by, tuning=tuning, progress=progress, **settings)
+    if output_dir is not None:
+        write_composition(found, output_dir)
+    show_result(as_json, found.to_json(), print_composition, found)
+
+
+@command("advise")
+def advise(
+    run_dir: Path,
+    target: float,
+    by: list[str] | None = None,
+    output_dir: Path | None = None,
+    set_: list[str] | None = None,
+    as_json: bool = False,
+) -> None:
+    """Say how much noise or which clipping norm would bring each group to a target epsilon."""
+    from indpriv.audit.advice import advise_on_run, check_question
+    from indpriv.report.page import write_page
+    from indpriv.report.screens import advice_page, print_whole
+
+    settings = {"quantile": 0.95} | settings_of("advise", set_)
+    check_question(target, settings["quantile"])
+    run_dir = checked_run(run_dir, "advise")
+    folder = output_dir or run_dir / ADVICE
+    check_folder("--output-dir", folder)
+    with progress_bar() as progress:
+        found = advise_on_run(run_dir, target=target, by=by or (), progress=progress, **settings)
+    page = advice_page(found)
+    write_page(page, folder, ADVICE, found.to_json())
+    show_result(as_json, found.to_json(), print_whole, page)
+    if not as_json:
+        say(f"\n{folder / f'{ADVICE}.html'}")
