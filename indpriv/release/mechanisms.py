@@ -281,8 +281,8 @@ def private_median_norm(norms: ArrayLike, *, epsilon: float, seed: int | None = 
     parameters, and add its cost to that of training.
 
     The candidates are `norm_grid()`, whatever the norms, and the mechanism is that of
-    `indpriv release`: private selection by distance in rank, with OpenDP's noise. Adding or
-    removing one norm moves each distance by at most half a rank, so the choice is
+    `indpriv publish quantiles`: private selection by distance in rank, with OpenDP's noise.
+    Adding or removing one norm moves each distance by at most half a rank, so the choice is
     epsilon-differentially private if each norm depends on its own example alone: parameters that
     were not trained on this data, and no layer that mixes examples. k rows of one person cost
     k * epsilon, and a replaced row 2 * epsilon.

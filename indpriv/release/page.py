@@ -142,7 +142,7 @@ def read_release(audit_dir: Path) -> dict[str, Any] | None:
         return None
     content: dict[str, Any] = read_json(path)
     check(_RELEASE, content, str(path))
-    with named(path, "make it again with indpriv release"):
+    with named(path, "make it again with indpriv publish quantiles"):
         for figures in (content.get("groups") or {"": content}).values():
             check(FIGURES, figures, str(path))
         _shown(content)  # and what a page shows of it is there

@@ -116,10 +116,11 @@ class Request:
             yield f"delta={delta} is not in [0, 1); pass a value well below 1/n, e.g. 1e-6"
         if self.method == DESCENT and delta == 0:
             yield (
-                "method='descent' adds Gaussian noise, which needs a delta; pass e.g. --delta 1e-6"
+                "method='descent' adds Gaussian noise, which needs a delta; pass e.g. "
+                "--set delta=1e-6"
             )
         if self.method != DESCENT and delta > 0:
-            yield f"method={self.method!r} spends no delta; leave --delta {delta:g} out"
+            yield f"method={self.method!r} spends no delta; leave delta={delta:g} out"
         if ":bins=" in by:
             yield (
                 f"--by {by}: bins are cut at quantiles of the data, so their edges are private; "

@@ -146,7 +146,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
         raise InputError(
             f"this audit is of neighbouring={relation!r}, under which one person's record changes "
             "its value; a release is private where it is added or removed: audit with "
-            "--neighbouring add-remove or zero-out"
+            "--set neighbouring=add_remove or zero_out"
         )
     status = guarantee.get("status")
     if status not in STANDS:
@@ -168,7 +168,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
         raise InputError(
             f"this audit was made with tolerance {tolerance:g}, within which each person's epsilon "
             "depends on the other people in the data; for a release, audit with the RDP accountant "
-            f"or with --tolerance {_NARROWEST:g}"
+            f"or with --set tolerance={_NARROWEST:g}"
         )
     if float(ENGINES[accountant].numerical_noise) > _LAST_DIGITS:
         warnings.warn(
