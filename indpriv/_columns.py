@@ -7,7 +7,7 @@ pass over the training rows. Which group a row is in is then asked of any part o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
@@ -77,31 +77,6 @@ class FrameRows:
         return [(0, len(self.frame))]
 
 
-@dataclass(frozen=True)
-class RenamedRows:
-    """Some columns of rows under other names: name there -> name here."""
-
-    rows: Rows
-    names: Mapping[str, str]
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """See Rows."""
-        return list(self.names.values())
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """See Rows."""
-        kept = [old for old, new in self.names.items() if columns is None or new in columns]
-        return self.rows.read(start, stop, kept).rename(columns=dict(self.names))
-
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        """See Rows."""
-        return self.rows.ranges()
-
-
 def as_rows(rows: pd.DataFrame | Rows) -> Rows:
     """A DataFrame as rows in memory; rows as they are."""
     return FrameRows(rows) if isinstance(rows, pd.DataFrame) else rows
@@ -156,12 +131,6 @@ def to_floats(column: pd.Series[Any]) -> NDArray[np.float64]:
 def _is_plain(column: pd.Series[Any]) -> bool:
     """Whether it holds numbers or booleans of numpy, which need no Python object each."""
     return isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
-
-
-def mean_of_known(values: NDArray[np.float64]) -> float | None:
-    """The mean of the values that are not NaN; None without any."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
 
 
 def to_texts(column: pd.Series[Any]) -> NDArray[np.object_]:

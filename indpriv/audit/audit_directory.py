@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import Ids
 from indpriv._checks import check_choice
-from indpriv._columns import RenamedRows, Rows
 from indpriv._files import (
     OneWriter,
     others_can_read,
@@ -145,7 +144,7 @@ def write_audit(
         )
     for file in (SUMMARY, REPORT, MARKDOWN):  # of an earlier audit, should this one not end
         remove_file(output_dir / file)
-    write_epsilons(epsilons, output_dir / EPSILON, _columns(epsilons, recorded.examples, ids))
+    _write_epsilons(output_dir / EPSILON, epsilons, recorded.examples, ids)
     for file, examples in ((EXAMPLES, recorded.examples), (EXAMPLES_NON_DP, recorded.non_dp)):
         if examples is None:
             remove_file(output_dir / file)  # of an earlier audit of another run
@@ -162,18 +161,18 @@ def write_audit(
     write_json(output_dir / SUMMARY, summary.to_json())
 
 
-def _columns(epsilons: Epsilons, examples: ExampleTable | None, ids: Ids | None) -> Rows | None:
-    """Loss, correct, label and metadata in the order of the epsilons."""
+def _write_epsilons(
+    path: Path, epsilons: Epsilons, examples: ExampleTable | None, ids: Ids | None
+) -> None:
+    """Epsilons beside loss, correct, label and metadata."""
     ids = epsilons.example_ids if isinstance(epsilons, EpsilonTable) else ids
     if examples is None or ids is None:
-        return None
+        write_epsilons(epsilons, path)
+        return
     examples = in_rows_of(epsilons, examples)
-    names = {
-        name: f"{name} (metadata)" if name in epsilons.details else name
-        for name in examples.metadata_columns
-    }
-    plain = {name: name for name in ("loss", "correct", "label")}
-    return RenamedRows(examples.train_rows(ids), plain | names)
+    names = {name: name for name in ("loss", "correct", "label", *examples.metadata_columns)}
+    clash = {name: f"{name} (metadata)" for name in names if name in epsilons.details}
+    write_epsilons(epsilons, path, examples.train_rows(ids), names | clash)
 
 
 def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:

@@ -242,26 +242,36 @@ class PartsWriter:
 
 
 def write_epsilons(
-    epsilons: Epsilons, path: Path, columns: pd.DataFrame | Rows | None = None
+    epsilons: Epsilons,
+    path: Path,
+    rows: pd.DataFrame | Rows | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> None:
     """Write epsilons as a file, or above LARGEST_FILE rows as a folder of parts.
 
     Args:
         epsilons: in memory or in another folder of parts.
         path: of the file or folder; what lies there is replaced.
-        columns: further columns, as in `EpsilonTable.to_parquet`.
+        rows: further columns, one row per example in the order of the epsilons.
+        names: column of rows -> its name in the file; default all, under their names.
     """
-    n_rows, further = len(epsilons), None if columns is None else as_rows(columns)
+
+    def further(start: int, stop: int) -> pd.DataFrame | None:
+        if rows is None:
+            return None
+        read = as_rows(rows).read(start, stop, None if names is None else list(names))
+        return read.rename(columns=dict(names or {}))
+
+    n_rows = len(epsilons)
     if path.is_dir():
         remove_tree(path)
     if n_rows <= LARGEST_FILE:
-        table = epsilons.table(epsilons.details)
-        table.to_parquet(path, columns=None if further is None else further.read(0, n_rows))
+        epsilons.table(epsilons.details).to_parquet(path, columns=further(0, n_rows))
         return
     remove_file(path)
     writer = PartsWriter(path, n_rows, {"account": dict(vars(epsilons.account))})
     tables = epsilons.tables(epsilons.details)
     if isinstance(epsilons, EpsilonTable):
-        tables = (epsilons.take(slice(*rows)) for rows in ranges(n_rows))
-    for (number, start, stop), table in zip(writer.missing(), tables, strict=True):
-        writer.write(number, table, None if further is None else further.read(start, stop))
+        tables = (epsilons.take(slice(*each)) for each in ranges(n_rows))
+    for (number, start, stop), part in zip(writer.missing(), tables, strict=True):
+        writer.write(number, part, further(start, stop))
