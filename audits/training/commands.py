@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from audits.training.dp_sgd import TrainedRun
     from indpriv.accountant import PrivacyFilter
     from indpriv.analysis.lint.training_facts import TrainingFacts
-    from indpriv.leakage.plan import LeakagePlan, ObservationAt
+    from indpriv.leakage.checkpoints import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
 
 Epsilon = Annotated[

@@ -13,7 +13,13 @@ from audits.training.tensors import tensor_set
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.leakage import Observation
-from indpriv.leakage.plan import LeakagePlan, ObservationAt, leak_run, observation, write_scores
+from indpriv.leakage.checkpoints import (
+    LeakagePlan,
+    ObservationAt,
+    leak_run,
+    observation,
+    write_scores,
+)
 from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.norm_log.schema import read_run_json
 from indpriv.recording import AuditSpec
@@ -31,8 +37,9 @@ def leak_after_training(
         return
     spec, observation_at = spec_of(config, dataset), observations(run_dir, config.leakage)
     for attack in config.leakage.attacks:
-        found = leak_run(spec, run_dir, observation_at, config.leakage, attack, seed, progress)
-        write_scores(found, run_dir / LEAKAGE, f"{config.leakage.see}-{attack}")
+        plan = config.leakage
+        scores, _ = leak_run(spec, run_dir, observation_at, plan, attack, seed, progress)
+        write_scores(scores, run_dir / LEAKAGE, f"{config.leakage.see}-{attack}")
 
 
 def read_run(run_dir: Path, data_dir: Path | None) -> AuditSpec:

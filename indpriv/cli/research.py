@@ -14,7 +14,7 @@ from indpriv.errors import InputError
 
 if TYPE_CHECKING:
     from indpriv.attack_scores import AttackScores
-    from indpriv.leakage.plan import LeakagePlan, ObservationAt
+    from indpriv.leakage.checkpoints import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
 
     SubjectOf = Callable[[Path, LeakagePlan], tuple[AuditSpec, ObservationAt]]
@@ -152,7 +152,7 @@ def leak_as_told(
 ) -> None:
     """`leak` with its options; subject: what rebuilds a run that needs no --spec."""
     from indpriv._files import write_atomically
-    from indpriv.leakage.plan import leak_run, write_scores
+    from indpriv.leakage.checkpoints import leak_run, write_scores
     from indpriv.norm_log.run_files import LEAKAGE
     from indpriv.report.pictures import picture_pairs
 
@@ -185,12 +185,12 @@ def leak_as_told(
     with progress_bar() as progress:
         more: dict[str, Any] = {"progress": progress, "pictures": pictures, "step_of": step_of}
         for attack, stem in names.items():
-            leaked = leak_run(model_and_data, folder, observation_at, plan, attack, **more)
-            write_scores(leaked, folder / LEAKAGE, stem)
+            scores, pairs = leak_run(model_and_data, folder, observation_at, plan, attack, **more)
+            write_scores(scores, folder / LEAKAGE, stem)
             if pictures:
                 pairs = picture_pairs(leaked.pairs.numpy())
                 write_atomically(folder / LEAKAGE / f"{stem}.png", pairs)
-            found.append(leaked.scores)
+            found.append(scores)
     _show_reconstruction(found, as_json)
 
 
@@ -202,7 +202,7 @@ def _with_spec(
     clipping: str | None,
 ) -> tuple[AuditSpec, ObservationAt]:
     """What rebuilds model and data, and what is read before each step."""
-    from indpriv.leakage.plan import observation
+    from indpriv.leakage.checkpoints import observation
     from indpriv.recording.checkpoints.audit_spec import load_spec
 
     seen = observation(plan, max_grad_norm, noise_multiplier or 0.0, clipping or "flat")
@@ -217,7 +217,7 @@ def _with_spec(
 def _plan(*, at: str = "0,last", forgets_clipping: bool = False, **options: Any) -> LeakagePlan:
     from pydantic import TypeAdapter, ValidationError
 
-    from indpriv.leakage.plan import LeakagePlan
+    from indpriv.leakage.checkpoints import LeakagePlan
 
     moments = tuple(int(part) if part.isdigit() else part for part in at.split(","))
     options |= {"at": moments, "knows_clipping": not forgets_clipping}

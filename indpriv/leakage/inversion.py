@@ -1,6 +1,7 @@
 """Attacks that reconstruct examples from what was read of a gradient. Sensitive.
 
-Each is a frozen dataclass of its settings, and a function from a `Look` to a `Guess`.
+Each is a frozen dataclass of its settings, and a function from a `Look` to the reconstructed inputs
+(batch, ...) and the number of iterations that they took.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from indpriv._checks import check_choice, check_positive_int
 from indpriv.errors import InputError
 from indpriv.leakage.observation import Reader
 
+Guess = tuple[Tensor, int]
 STARTS = ("patterned", "uniform", "normal")
 _FOUND, _STALLED = 1e-10, 3  # a loss that ends the search, and calls without progress that do
 _ADAM_RATE, _TOTAL_VARIATION = 0.1, 1e-4  # Geiping et al. 2020
@@ -54,40 +56,35 @@ class Look:
         return (((found - self.observed)[self.sent]) / self.reader.unit).square().sum()
 
 
-@dataclass(frozen=True)
-class Guess:
-    """(batch, ...) reconstructed inputs, and after how many iterations."""
-
-    inputs: Tensor
-    iterations: int
-
-
-class Inversion(Protocol):
+class Inversion:
     """An attack.
 
     Attributes:
         name: in commands and files.
-        title: in a few words.
+        words: what it is, in a few of them.
         source: the paper.
         knows_candidates: it names one of them, with its label, and knows the rest of the batch.
         needs_labels: of the examples.
     """
 
     name: ClassVar[str]
+    words: ClassVar[str]
     source: ClassVar[str]
-    knows_candidates: ClassVar[bool]
-    needs_labels: ClassVar[bool]
+    knows_candidates: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
 
     @property
     def title(self) -> str:
-        """In a few words."""
+        """In a few words, with the settings that matter."""
+        return self.words
 
     def invert(self, look: Look) -> Guess:
-        """Reconstruct the examples of a look."""
+        """Reconstructed inputs (batch, ...) of a look, and after how many iterations."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class LBFGS:
+class LBFGS(Inversion):
     """Match the gradient by torch's L-BFGS with its defaults, from a random start.
 
     Attributes:
@@ -99,10 +96,9 @@ class LBFGS:
     """
 
     name: ClassVar[str] = "lbfgs"
+    words: ClassVar[str] = "L-BFGS"
     source: ClassVar[str] = "Wei et al. 2020 (ESORICS, arXiv:2004.10397)"
-    knows_candidates: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
-
     iterations: int = 300
     start: str = "patterned"
     knows_clipping: bool = True
@@ -113,8 +109,9 @@ class LBFGS:
 
     @property
     def title(self) -> str:
-        """In a few words."""
-        return f"L-BFGS, {self.start} start" + ", forgets clipping" * (not self.knows_clipping)
+        """See Inversion."""
+        forgets = "" if self.knows_clipping else ", forgets clipping"
+        return f"{self.words}, {self.start} start{forgets}"
 
     def invert(self, look: Look) -> Guess:
         """See Inversion."""
@@ -137,11 +134,11 @@ class LBFGS:
             stalled = 0 if found < 0.999 * least else stalled + 1
             if found < least:
                 best, least = guess.detach().clone(), found
-        return Guess(best.clamp(look.low, look.high), calls)
+        return best.clamp(look.low, look.high), calls
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Inversion):
     """Match the direction of the gradient by Adam with signed steps, for smooth images.
 
     Cosine distance plus total variation; inputs stay in their range.
@@ -152,20 +149,14 @@ class Adam:
     """
 
     name: ClassVar[str] = "adam"
+    words: ClassVar[str] = "Adam, cosine distance and total variation"
     source: ClassVar[str] = "Geiping et al. 2020 (arXiv:2003.14053)"
-    knows_candidates: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
-
     iterations: int = 2000
     knows_clipping: bool = True
 
     def __post_init__(self) -> None:
         check_positive_int("iterations", self.iterations)
-
-    @property
-    def title(self) -> str:
-        """In a few words."""
-        return "Adam, cosine distance and total variation"
 
     def invert(self, look: Look) -> Guess:
         """See Inversion."""
@@ -190,11 +181,11 @@ class Adam:
             optimizer.step()
             schedule.step()
             guess.data.clamp_(look.low, look.high)
-        return Guess(best, self.iterations)
+        return best, self.iterations
 
 
 @dataclass(frozen=True)
-class FirstLayer:
+class FirstLayer(Inversion):
     """Read inputs off a first linear layer with bias: its weight gradients are multiples of them.
 
     Of one example, the least-squares solution over all rows; of a batch, the rows with the largest
@@ -202,44 +193,23 @@ class FirstLayer:
     """
 
     name: ClassVar[str] = "first-layer"
+    words: ClassVar[str] = "the first layer, solved"
     source: ClassVar[str] = "Geiping et al. 2020 (arXiv:2003.14053v2), Proposition 3.1"
-    knows_candidates: ClassVar[bool] = False
-    needs_labels: ClassVar[bool] = False
-
-    @property
-    def title(self) -> str:
-        """In a few words."""
-        return "the first layer, solved"
 
     def invert(self, look: Look) -> Guess:
         """See Inversion."""
-        names = [name for name, _ in look.reader.parameters.items()][:2]
-        weight, bias = self._first_layer(look, names)
+        weight, bias = _first_layer(look)
         if len(look.targets) == 1:
             rows = (weight.T @ bias / bias.square().sum()).unsqueeze(0)
         else:
             largest = bias.abs().topk(min(len(look.targets), len(bias))).indices
             rows = weight[largest] / bias[largest, None]
             rows = rows.repeat(math.ceil(len(look.targets) / len(rows)), 1)[: len(look.targets)]
-        return Guess(rows.reshape(look.shape).clamp(look.low, look.high), 1)
-
-    def _first_layer(self, look: Look, names: list[str]) -> tuple[Tensor, Tensor]:
-        first = next(
-            (m for m in look.reader.model.modules() if next(m.parameters(False), None) is not None),
-            None,
-        )
-        inputs = math.prod(look.shape[1:])
-        if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != inputs:
-            raise InputError(
-                "the attack first-layer needs a model whose first layer is linear, has a bias and "
-                f"takes all {inputs} inputs; use lbfgs, adam or informed"
-            )
-        found = look.reader.gradients(look.observed * look.sent)
-        return found[names[0]], found[names[1]]
+        return rows.reshape(look.shape).clamp(look.low, look.high), 1
 
 
 @dataclass(frozen=True)
-class Informed:
+class Informed(Inversion):
     """Name the candidate whose gradient makes the observation likeliest.
 
     It knows the candidates, and the other examples of the batch: the attack that meets the ceiling
@@ -247,14 +217,9 @@ class Informed:
     """
 
     name: ClassVar[str] = "informed"
+    words: ClassVar[str] = "most likely of the candidates"
     source: ClassVar[str] = "the likelihood-ratio test of the Gaussian mechanism"
     knows_candidates: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = False
-
-    @property
-    def title(self) -> str:
-        """In a few words."""
-        return "most likely of the candidates"
 
     def invert(self, look: Look) -> Guess:
         """See Inversion."""
@@ -263,7 +228,7 @@ class Informed:
             inputs, read = look.alternatives(place)
             distance = (read - look.observed)[:, look.sent].square().sum(1)
             named.append(inputs[distance.argmin()])
-        return Guess(torch.stack(named), 1)
+        return torch.stack(named), 1
 
 
 INVERSIONS: dict[str, type[Inversion]] = {
@@ -289,3 +254,17 @@ def _total_variation(images: Tensor) -> Tensor:
         return images.new_zeros(())
     across = (images[..., 1:] - images[..., :-1]).abs().mean()
     return across + (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+
+
+def _first_layer(look: Look) -> tuple[Tensor, Tensor]:
+    """What was read of weight and bias of the first layer; InputError if it is not linear."""
+    modules = look.reader.model.modules()
+    first = next((m for m in modules if next(m.parameters(False), None) is not None), None)
+    inputs = math.prod(look.shape[1:])
+    if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != inputs:
+        raise InputError(
+            "the attack first-layer needs a model whose first layer is linear, has a bias and "
+            f"takes all {inputs} inputs; use lbfgs, adam or informed"
+        )
+    weight, bias = list(look.reader.gradients(look.observed * look.sent).values())[:2]
+    return weight, bias

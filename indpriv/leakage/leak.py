@@ -18,7 +18,7 @@ it. The columns of `details`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,12 +28,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
-from indpriv.leakage.candidates import Candidates
-from indpriv.leakage.inversion import Guess, Inversion, Look
+from indpriv.leakage.inversion import Inversion, Look
 from indpriv.leakage.observation import Observation, Reader, one_by_one
 from indpriv.recording.norms.batches import LossFn
 
@@ -82,66 +80,120 @@ def leak(
         InputError: a model, inputs or options that the attack does not take, fewer than two
             observations or than two candidates.
     """
-    _check(inputs, targets, observation, attack)
     known = observation.batch_size > 1 if knows_labels is None else knows_labels
-    _check_labels(observation, attack, knows_labels, known)
+    for problem in _problems(inputs, targets, observation, attack, knows_labels, known):
+        raise InputError(problem)
     reader, known = Reader(model, loss_fn, observation), known and attack.needs_labels
-    candidates, generator = candidates or (inputs, targets), _generator(seed)
-    scene = _Scene(reader, attack, inputs, targets, candidates, known, generator)
+    known_with = observation.batch_size if attack.knows_candidates else 1
+    told_from = (*(candidates or (inputs, targets)), inputs, targets, known, known_with)
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    scene = _Scene(*told_from, reader, attack, generator)
     scene.check()
-    columns = _columns(scene, watch, progress)
-    places = columns.pop("place").astype(np.int64)
-    ids = np.arange(len(inputs)) if example_ids is None else np.asarray(example_ids)
+    n, size = len(inputs), observation.batch_size
+    rows: list[dict[str, Any]] = []
+    for start in range(0, n, size):
+        found = scene.attacked(range(start, start + size))
+        for place in range(start, start + size):
+            columns, nearest = scene.compared(found, place)
+            other = scene.compared(found, (place + size) % n)[0]
+            rows += [columns, other]
+            if watch is not None:
+                watch(place, nearest)
+        if progress is not None:
+            progress(start + size, n)
+    rows = rows[::2] + rows[1::2]  # every example as a member, and then as a non-member
+    details = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0]}
+    places = details.pop("place").astype(np.int64)
+    ids = np.arange(n) if example_ids is None else np.asarray(example_ids)
     return AttackScores(
-        scores=-columns["error"],
-        member=np.repeat([True, False], len(inputs)),
+        scores=-details["error"],
+        member=np.repeat([True, False], n),
         method=f"{attack.title}, from {observation.text}" + ", labels known" * known,
         example_ids=ids[places],
         adversary="gradients",
-        details=columns,
+        details=details,
     )
 
 
-def _columns(
-    scene: _Scene, watch: Callable[[int, Tensor], None] | None, progress: Progress | None
-) -> dict[str, FloatArray]:
-    """(2n,) each: of every example as a member, and then of every one as a non-member."""
-    members, others = [], []
-    n, size = len(scene.inputs), scene.reader.observation.batch_size
-    for start in range(0, n, size):
-        guess, label = scene.attacked(range(start, start + size))
-        for place in range(start, start + size):
-            found, nearest = scene.compared(guess, place, label)
-            members.append({"place": place, **found})
-            if watch is not None:
-                watch(place, nearest)
-            other = (place + size) % n
-            others.append({"place": other, **scene.compared(guess, other, label)[0]})
-        if progress is not None:
-            progress(start + size, n)
-    every = [*members, *others]
-    return {name: np.array([row[name] for row in every], np.float64) for name in every[0]}
+@dataclass(frozen=True)
+class Candidates:
+    """Which candidates an example is told from, and how often chance names it. Sensitive.
+
+    Attributes:
+        inputs: (m, ...) of the candidates.
+        targets: (m,) their labels.
+        own_inputs: (n, ...) of the examples, which were drawn as the candidates were.
+        own_targets: (n,) their labels.
+        labels_known: an example is told from candidates of its label.
+        known_with: number of consecutive examples of which the attacker knows all but one.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    own_inputs: Tensor
+    own_targets: Tensor
+    labels_known: bool
+    known_with: int
+
+    def others(self, place: int) -> Tensor:
+        """(m,) bool, the candidates that an example is told from: not its copies.
+
+        Raises:
+            InputError: there is none.
+        """
+        numbers, own = self._numbers
+        others = self._left(place) & (numbers != own[place])
+        if not others.any():
+            raise InputError(
+                "an example is told from no other candidate"
+                + " of its label" * self.labels_known
+                + "; pass more candidates, two at least"
+            )
+        return others
+
+    def chance(self, place: int, n_guesses: int) -> float:
+        """The most that the example is named by this number of guesses, which do not see it."""
+        numbers, own = self._numbers
+        left = self._left(place)
+        number = int(left.sum()) + int(own[place] not in numbers[left])
+        copies = int(numbers[self._labelled(place)].bincount().max())
+        return min(1.0, n_guesses * copies / number)
+
+    @cached_property
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        """Of candidates (m,) and of examples (n,): copies have the same number."""
+        every = torch.cat([self.inputs, self.own_inputs]).flatten(1)
+        found = torch.unique(every, dim=0, return_inverse=True)[1]
+        return found[: len(self.inputs)], found[len(self.inputs) :]
+
+    def _labelled(self, place: int) -> Tensor:
+        """(m,) bool, the candidates with the label of an example, if the attacker knows it."""
+        if self.labels_known:
+            return self.targets == self.own_targets[place]
+        return torch.ones(len(self.inputs), dtype=torch.bool)
+
+    def _left(self, place: int) -> Tensor:
+        """The same without the examples that the attacker knows; their copies may still be it."""
+        (numbers, own), left = self._numbers, self._labelled(place)
+        start = place - place % self.known_with
+        for other in range(start, start + self.known_with):
+            same = (left & (numbers == own[other])).nonzero()
+            if other != place and len(same):
+                left[same[0]] = False
+        return left
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _Scene(Candidates):
     """What all looks of one call share."""
 
     reader: Reader
     attack: Inversion
-    inputs: Tensor
-    targets: Tensor
-    candidates: tuple[Tensor, Tensor]
-    labels_known: bool
     generator: torch.Generator
-
-    @cached_property
-    def told_from(self) -> Candidates:
-        """What each example is told from."""
-        known_with = self.reader.observation.batch_size if self.attack.knows_candidates else 1
-        return Candidates(
-            *self.candidates, self.inputs, self.targets, self.labels_known, known_with
-        )
 
     def check(self) -> None:
         """Raise InputError before any attack.
@@ -149,8 +201,8 @@ class _Scene:
         Each example needs another candidate, and of a random model mu would be that of another
         draw.
         """
-        for place in range(len(self.inputs)):
-            self.told_from.others(place)
+        for place in range(len(self.own_inputs)):
+            self.others(place)
         first, again = self._batch([0]), self._batch([0])
         if (first - again).norm() > _SAME * first.norm():
             raise InputError(
@@ -159,18 +211,18 @@ class _Scene:
                 "randomness"
             )
 
-    def attacked(self, places: Sequence[int]) -> tuple[Guess, Tensor | None]:
-        """Observe the examples at these places, and reconstruct them; also their inferred label."""
-        seen = self.reader.observation
-        inputs, targets = self.inputs[list(places)], self.targets[list(places)]
-        observed = self.reader.read(inputs, targets).detach()
+    def attacked(self, places: Sequence[int]) -> tuple[Tensor, int, Tensor | None]:
+        """Observe and reconstruct examples: what `invert` gives, and the label that is inferred."""
+        seen, known = self.reader.observation, self.labels_known
+        inputs, targets = self.own_inputs[list(places)], self.own_targets[list(places)]
+        observed = self._read(inputs, targets)
         noise = torch.randn(observed.shape, generator=self.generator, dtype=observed.dtype)
         observed = observed + seen.noise_std * noise
         sent = torch.ones_like(observed, dtype=torch.bool)
         if seen.share < 1:
             sent[observed.abs().argsort()[: round((1 - seen.share) * len(sent))]] = False
         label = self._inferred(observed * sent) if len(places) == 1 else None
-        if self.attack.needs_labels and not self.labels_known and label is None:
+        if self.attack.needs_labels and not known and label is None:
             raise InputError(
                 f"the attack {self.attack.name} needs a label, and none can be inferred: the model "
                 "does not end with a linear layer, or targets are no class numbers; pass "
@@ -179,23 +231,22 @@ class _Scene:
         look = Look(
             observed,
             sent,
-            targets if label is None or self.labels_known else label,
+            targets if label is None or known else label,
             tuple(inputs.shape),
             *self._range,
             self.reader,
             self.generator,
             lambda place: self._alternatives(places, place),
         )
-        return self.attack.invert(look), label
+        return *self.attack.invert(look), label
 
     def compared(
-        self, guess: Guess, place: int, label: Tensor | None
+        self, found: tuple[Tensor, int, Tensor | None], place: int
     ) -> tuple[dict[str, Any], Tensor]:
         """The columns of one example and a guess, and the reconstruction nearest to it."""
-        others = self._candidates[self.told_from.others(place)]
-        low, high = self._range
-        own = self.inputs[place].flatten().double()
-        inputs = guess.inputs
+        (inputs, iterations, label), (low, high) = found, self._range
+        others = self.inputs[self.others(place)].flatten(1).double()
+        own = self.own_inputs[place].flatten().double()
         if self.attack.knows_candidates:  # its guesses stand in the order of the batch
             inputs = inputs[place % len(inputs)].unsqueeze(0)
         guesses = inputs.flatten(1).double()
@@ -204,50 +255,44 @@ class _Scene:
         nearest = int(away.argmin())
         distances = torch.cdist(guesses, others, compute_mode="donot_use_mm_for_euclid_dist")
         least = distances.square().min(1).values / own.numel() / (high - low) ** 2
-        target = self.targets[place : place + 1]
+        right = np.nan
+        if label is not None and not self.labels_known:
+            right = float(torch.equal(label, self.own_targets[place : place + 1]))
         columns = {
+            "place": place,
             "error": float(away[nearest]),
             "identified": bool((away < least).any()),
-            "label_found": np.nan
-            if label is None or self.labels_known
-            else float(torch.equal(label, target)),
-            "iterations": guess.iterations,
-            "chance": self.told_from.chance(place, len(guesses)),
+            "label_found": right,
+            "iterations": iterations,
+            "chance": self.chance(place, len(guesses)),
             "mu": float(self._mu[place]),
         }
         return columns, inputs[nearest]
 
     @cached_property
     def _range(self) -> tuple[float, float]:
-        values = self.candidates[0].double()
-        low = min(float(values.min()), float(self.inputs.min()))
-        return low, max(float(values.max()), float(self.inputs.max()), low + 1e-12)
-
-    @cached_property
-    def _candidates(self) -> Tensor:
-        """(m, d) flat."""
-        return self.candidates[0].flatten(1).double()
+        low, high = torch.cat([self.inputs, self.own_inputs]).aminmax()
+        return float(low), max(float(high), float(low) + 1e-12)
 
     @cached_property
     def _gradients(self) -> Tensor:
         """(m, d) what each candidate adds to a sum of gradients."""
-        return torch.stack([self._read(*pair) for pair in one_by_one(*self.candidates)])
+        return torch.stack([self._read(*pair) for pair in one_by_one(self.inputs, self.targets)])
 
     @cached_property
     def _mu(self) -> list[float]:
         """(n,) of each example, in its own batch."""
         size, std = self.reader.observation.batch_size, self.reader.observation.noise_std
         found = []
-        for place in range(len(self.inputs)):
+        for place in range(len(self.own_inputs)):
             batch = range(place - place % size, place - place % size + size)
-            moved = float(
-                (self._batch(batch) - self._batch([p for p in batch if p != place])).norm()
-            )
+            without = self._batch([p for p in batch if p != place])
+            moved = float((self._batch(batch) - without).norm())
             found.append(moved / std if std else (np.inf if moved else 0.0))
         return found
 
     def _batch(self, places: Sequence[int]) -> Tensor:
-        return self._read(self.inputs[list(places)], self.targets[list(places)])
+        return self._read(self.own_inputs[list(places)], self.own_targets[list(places)])
 
     def _read(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.reader.read(inputs, targets).detach()
@@ -255,11 +300,10 @@ class _Scene:
     def _alternatives(self, places: Sequence[int], place: int) -> tuple[Tensor, Tensor]:
         """See `Look`. The example itself comes last, so that ties count against the attack."""
         own, rest = places[place], [p for p in places if p != places[place]]
-        others = self.told_from.others(own)
-        inputs = torch.cat([self.candidates[0][others], self.inputs[own : own + 1]])
-        targets = torch.cat([self.candidates[1][others], self.targets[own : own + 1]])
+        others, beside = self.others(own), (self.own_inputs[rest], self.own_targets[rest])
+        inputs = torch.cat([self.inputs[others], self.own_inputs[own : own + 1]])
         if self.reader.observation.of == "update":
-            beside = self.inputs[rest], self.targets[rest]
+            targets = torch.cat([self.targets[others], self.own_targets[own : own + 1]])
             read = [
                 self._read(torch.cat([x, beside[0]]), torch.cat([y, beside[1]]))
                 for x, y in one_by_one(inputs, targets)
@@ -272,7 +316,8 @@ class _Scene:
         """(1,) label of a single example, by the sign of the last layer's gradient."""
         layers = [n for n, m in self.reader.model.named_modules() if isinstance(m, nn.Linear)]
         found = self.reader.gradients(observed)
-        if not layers or self.targets.is_floating_point() or self.targets.dim() != 1:
+        targets = self.own_targets
+        if not layers or targets.is_floating_point() or targets.dim() != 1:
             return None
         last = found.get(f"{layers[-1]}.bias")
         if last is None:
@@ -283,40 +328,32 @@ class _Scene:
         return last.argmin().reshape(1)
 
 
-def _generator(seed: int | None) -> torch.Generator:
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
-
-
-def _check(inputs: Tensor, targets: Tensor, observation: Observation, attack: Inversion) -> None:
+def _problems(
+    inputs: Tensor,
+    targets: Tensor,
+    observation: Observation,
+    attack: Inversion,
+    given: bool | None,
+    known: bool,
+) -> Iterator[str]:
+    """What does not fit; given: whether labels are known as passed, known: as it is taken."""
+    size = observation.batch_size
     if len(inputs) != len(targets):
-        raise InputError(f"there are {len(inputs)} inputs and {len(targets)} targets")
+        yield f"there are {len(inputs)} inputs and {len(targets)} targets"
     if not inputs.is_floating_point() and not attack.knows_candidates:
-        raise InputError(
+        yield (
             f"the attack {attack.name} reconstructs floating-point inputs, not {inputs.dtype}; use "
             "the attack informed"
         )
-    size = observation.batch_size
     if len(inputs) % size or len(inputs) < 2 * size:
-        raise InputError(
+        yield (
             f"{len(inputs)} examples make no two whole batches of {size}; each reconstruction is "
             "compared with the examples of another observation"
         )
-
-
-def _check_labels(
-    observation: Observation, attack: Inversion, given: bool | None, known: bool
-) -> None:
-    if not attack.needs_labels:
-        return
-    if observation.batch_size > 1 and not known:
-        raise InputError("labels are inferred of single examples only; pass knows_labels=True")
-    if observation.batch_size > _MOST_LABELS and given is None:
-        raise InputError(
-            f"a batch of {observation.batch_size} has more than {_MOST_LABELS} labels, which "
-            "nothing infers; pass knows_labels=True for an attacker who knows them"
+    if attack.needs_labels and size > 1 and not known:
+        yield "labels are inferred of single examples only; pass knows_labels=True"
+    if attack.needs_labels and size > _MOST_LABELS and given is None:
+        yield (
+            f"a batch of {size} has more than {_MOST_LABELS} labels, which nothing infers; pass "
+            "knows_labels=True for an attacker who knows them"
         )

@@ -130,9 +130,8 @@ def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | N
         shown = _shown(release)
         values["figures"] = shown["figures"]
         values["notes"] = [*shown["errors"], *shown["spent"], *release["assumptions"]]
-    return (
-        f"---\n{_front_matter(public)}---\n\n{render_markdown(TEMPLATES / 'model-card', **values)}"
-    )
+    body = render_markdown(TEMPLATES / "model-card", **values)
+    return f"---\n{_front_matter(public)}---\n\n{body}"
 
 
 def read_release(audit_dir: Path) -> dict[str, Any] | None:

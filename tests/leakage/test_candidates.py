@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv.errors import InputError
-from indpriv.leakage.candidates import Candidates
+from indpriv.leakage.leak import Candidates
 
 
 def candidates(values, targets=None, *, labels_known=False, known_with=1):

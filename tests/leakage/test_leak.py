@@ -9,7 +9,6 @@ from indpriv import AttackScores
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.errors import InputError
 from indpriv.leakage import LBFGS, FirstLayer, Informed, Observation, leak
-from indpriv.leakage.inversion import Guess
 from leakage_scenes import LOSS, digits, mlp
 from reports.shared.pictures import network as cpl_network
 
@@ -76,7 +75,7 @@ class Always:
         self.picture = picture
 
     def invert(self, look):
-        return Guess(self.picture.expand(look.shape), 1)
+        return self.picture.expand(look.shape), 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

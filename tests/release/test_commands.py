@@ -33,7 +33,7 @@ def test_release_prints_figures_errors_costs_and_assumptions(audit_dir, call):
     )
     screen = " ".join(call(*command)[0].split())
     for words in (
-        "for others", "quantile 0.5", "mean", "people", "EXPECTED ERROR", "SPENT", "of a budget of epsilon 1.00", "ASSUMED",
+        "for others", "quantile 0.5", "mean", "people", "Expected error", "Spent", "of a budget of epsilon 1.00", "Assumed",
         "Theorem 3.2", "5,000 equally spaced values", "drawn now and paid for",
     ):  # fmt: skip
         assert words in screen, words

@@ -29,7 +29,7 @@ from audits.training.datasets import DATASETS
 from indpriv._checks import check_choice, with_current_names
 from indpriv._reading import named
 from indpriv.errors import InputError
-from indpriv.leakage.plan import LeakagePlan
+from indpriv.leakage.checkpoints import LeakagePlan
 
 
 @dataclass(frozen=True, config=KNOWN_KEYS_ONLY)

@@ -1,0 +1,208 @@
+"""`leak` at checkpoints of a run: what is read of its gradients, and by which attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from indpriv._folders import make_folder
+from indpriv._progress import StageProgress, silent
+from indpriv._reading import YesNo
+from indpriv.attack_scores import AttackScores
+from indpriv.errors import InputError
+from indpriv.leakage.inversion import INVERSIONS, LBFGS
+from indpriv.leakage.leak import leak
+from indpriv.leakage.observation import Observation
+from indpriv.recording import AuditSpec
+from indpriv.recording.checkpoints.discovery import SavedModel, discover
+from indpriv.recording.checkpoints.safe_files import read_content
+from indpriv.recording.checkpoints.weights import fit, load_into, state_of
+
+LAST = "last"
+ObservationAt = Callable[[int], Observation]  # number of updates before -> what is read
+
+_Count = Annotated[int, Field(strict=True, ge=1)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class LeakagePlan:
+    """Examples to reconstruct from gradients; [leakage] of an audit file.
+
+    Attributes:
+        see: what is read: the gradient of a "row", of a "batch", or an "update" of local steps.
+        attacks: of `indpriv.leakage.INVERSIONS`.
+        examples: number of training examples, drawn at random before anything is looked at, in
+            whole batches; they are also the candidates.
+        at: numbers of updates of the checkpoints that are attacked; or "last".
+        before_noise: what is read has no noise yet.
+        batch_size: of a batch or an update.
+        local_steps, learning_rate: of an update, which DP-SGD neither clips nor noises. A federated
+            run protects it as [federated] says, and its learning rate is the local one.
+        share: share of coordinates that is sent, the largest first.
+        knows_labels: the attacker knows the labels; in batches of up to 8 it does anyway.
+        knows_clipping: "lbfgs" clips the gradient of its guess; false is the attack of the papers.
+    """
+
+    see: Literal["row", "batch", "update"] = "row"
+    attacks: tuple[Literal["informed", "first-layer", "lbfgs", "adam"], ...] = ()
+    examples: Annotated[int, Field(strict=True, ge=2)] = 100
+    at: Annotated[
+        tuple[Annotated[int, Field(strict=True, ge=0)] | Literal["last"], ...], Field(min_length=1)
+    ] = (0, "last")
+    before_noise: YesNo = False
+    batch_size: _Count = 1
+    local_steps: _Count = 1
+    learning_rate: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 0.1
+    share: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
+    knows_labels: YesNo = False
+    knows_clipping: YesNo = True
+
+    def __post_init__(self) -> None:
+        if self.see == "row" and self.batch_size != 1:
+            raise InputError('see = "row" reads one example; leave out batch_size, or see a batch')
+
+    def check_central(self) -> None:
+        """Raise InputError for noise on an update of a run that is not federated."""
+        if self.see == "update" and not self.before_noise:
+            raise InputError(
+                'see = "update" has no noise in DP-SGD, before or after: set before_noise = true'
+            )
+
+
+def observation(
+    plan: LeakagePlan, max_grad_norm: float | None, noise: float, clipping: str = "flat"
+) -> Observation:
+    """What a plan reads where gradients are clipped at max_grad_norm, with this noise multiplier.
+
+    Local updates are neither clipped nor noised by DP-SGD.
+    """
+    plan.check_central()
+    if plan.see == "update":
+        steps, rate = plan.local_steps, plan.learning_rate
+        protected: dict[str, Any] = {"local_steps": steps, "learning_rate": rate}
+    else:
+        protected = {"max_grad_norm": max_grad_norm, "clipping": clipping}
+        protected["noise_multiplier"] = 0.0 if plan.before_noise else noise
+    return Observation(plan.see, plan.batch_size, share=plan.share, **protected)
+
+
+def leak_run(
+    spec: AuditSpec,
+    folder: Path,
+    observation_at: ObservationAt,
+    plan: LeakagePlan,
+    attack: str,
+    seed: int | None = None,
+    progress: StageProgress = silent,
+    *,
+    pictures: int = 0,
+    step_of: Sequence[str] = (),
+) -> tuple[AttackScores, Tensor]:
+    """Reconstruct random training examples at checkpoints of a run, by one attack of a plan.
+
+    Args:
+        spec: rebuilds model, data and loss.
+        folder: of checkpoints.
+        observation_at: from the number of updates so far to what is read then.
+        plan: what to reconstruct.
+        attack: name of one of `INVERSIONS`.
+        seed: makes the choice of examples reproducible, and all else as of `leak`.
+        progress: called with (stage, examples done, examples in all), over all checkpoints.
+        pictures: number of pairs to return.
+        step_of: rules for the numbers of updates, as of `StepOptions`.
+
+    Returns:
+        scores with the column `step` in `details`, and (k, 2, ...) examples and their
+        reconstructions at the first checkpoint, as many as were asked for.
+
+    Raises:
+        InputError: no checkpoint at a moment, inputs of several tensors, or as `leak`.
+    """
+    knows = {} if plan.knows_clipping or attack != LBFGS.name else {"knows_clipping": False}
+    moments = _moments(folder, spec, step_of, plan.at)
+    size = observation_at(moments[0].step).batch_size
+    n = min(plan.examples, spec.n_examples) // size * size
+    chosen = np.random.default_rng(seed).permutation(spec.n_examples)[:n]
+    inputs, targets = _stacked(spec, chosen)
+    found: list[AttackScores] = []
+    kept: list[Tensor] = []
+
+    def watch(place: int, picture: Tensor) -> None:
+        if len(kept) < pictures:
+            kept.append(torch.stack([inputs[place], picture]))
+
+    def report(done: int, total: int) -> None:
+        progress(f"reconstructing ({attack})", len(found) * total + done, len(moments) * total)
+
+    for moment in moments:
+        model = spec.model()
+        load_into(model, fit(state_of(read_content(moment.path), spec.load), model))
+        scores = leak(
+            model,
+            spec.loss_fn,
+            *(inputs, targets, observation_at(moment.step), INVERSIONS[attack](**knows)),
+            example_ids=spec.ids[chosen],
+            knows_labels=plan.knows_labels or None,
+            seed=seed,
+            watch=watch,
+            progress=report,
+        )
+        step = np.full(len(scores.scores), float(moment.step))
+        found.append(replace(scores, details={**scores.details, "step": step}))
+    return _joined(found), torch.stack(kept) if kept else inputs[:0].unsqueeze(1)
+
+
+def write_scores(scores: AttackScores, folder: Path, name: str) -> None:
+    """Write FOLDER/NAME.parquet, for its owner only (0600)."""
+    make_folder(folder.parent, folder.name)
+    scores.to_parquet(folder / f"{name}.parquet")
+
+
+def _moments(
+    folder: Path, spec: AuditSpec, step_of: Sequence[str], at: Sequence[int | str]
+) -> list[SavedModel]:
+    found = discover(folder, spec.load, step_of)
+    if found.problems:
+        raise InputError(f"{folder}: {found.problems[0]}")
+    by_step = {model.step: model for model in found.models}
+    wanted = dict.fromkeys(max(by_step) if moment == LAST else moment for moment in at)
+    for step in wanted:
+        if step not in by_step:
+            known = ", ".join(map(str, sorted(by_step)[:8]))
+            raise InputError(
+                f"there is no checkpoint at step {step} in {folder}; choose among {known}"
+                + " ..." * (len(by_step) > 8)
+            )
+    return [by_step[int(step)] for step in wanted]
+
+
+def _stacked(spec: AuditSpec, chosen: Any) -> tuple[Tensor, Tensor]:
+    rows = [spec.dataset[int(i)] for i in chosen]
+    inputs, targets = (spec.collate_fn or default_collate)(rows) if rows else (None, None)
+    if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
+        raise InputError(
+            f"an example has inputs of type {type(inputs).__name__}; inputs and targets must each "
+            "be one tensor, and the data set must have as many examples as a batch"
+        )
+    return inputs, targets
+
+
+def _joined(found: Sequence[AttackScores]) -> AttackScores:
+    """Scores at several moments as one; noise and clipping may have moved between them."""
+    names = found[0].details
+    return replace(
+        found[0],
+        scores=np.concatenate([one.scores for one in found]),
+        member=np.concatenate([one.member for one in found]),
+        example_ids=np.concatenate([np.asarray(one.example_ids) for one in found]),
+        details={name: np.concatenate([one.details[name] for one in found]) for name in names},
+    )
