@@ -49,7 +49,7 @@ def test_it_reaches_every_page(run_dir, tmp_path):
     assert summary.batch_norms == expected
     assert not any("No exact values" in text for text in summary.missing)
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())
-    assert document["free_fidelity"]["n_entries"] == expected.n_entries
+    assert document["batch_norms"]["n_entries"] == expected.n_entries
     console = Console(file=io.StringIO(), width=200)
     print_audit(summary, console, verbose=True)
     screen, page = console.file.getvalue(), render_audit(summary)
