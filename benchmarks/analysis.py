@@ -21,7 +21,7 @@ from sklearn.metrics import roc_auc_score
 
 from accountant import benchmark, best_time, main, report
 from indpriv import ExampleTable, NormLog, account
-from indpriv.analysis.attacks.rates import measure_attack
+from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.groups import group_table
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import AuditedRun, RecordedRun, find_all, write_audit

@@ -34,7 +34,7 @@ def test_every_recipe_has_five_lines():
         "a group statistic",
         "a data set",
         "an experiment",
-        "a report section",
+        "a finding",
         "a check",
         "a lint rule",
         "a page of documentation",

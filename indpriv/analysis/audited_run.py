@@ -286,20 +286,18 @@ FINDINGS = (
     Finding(
         "reproduce",
         95,
-        {
-            "name": (str, "Of the run."),
-            "created": (str, "ISO 8601, UTC."),
-            "versions": (Mapping[str, str], "Of the tool and its libraries."),
-            "command": (str, "Reproduces the audit."),
-            "attack_seed": (int, "Of the random choices of attacks; not a seed of training."),
-        },
         _made,
+        name=(str, "Of the run."),
+        created=(str, "ISO 8601, UTC."),
+        versions=(Mapping[str, str], "Of the tool and its libraries."),
+        command=(str, "Reproduces the audit."),
+        attack_seed=(int, "Of the random choices of attacks; not a seed of training."),
     ),
     Finding(
         "missing",
         0,
-        {"missing": (tuple[str, ...], "What this audit lacks, and why.")},
         _missing,
         notes=lambda audit: audit.missing,
+        missing=(tuple[str, ...], "What this audit lacks, and why."),
     ),
 )

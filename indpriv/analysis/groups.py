@@ -685,7 +685,7 @@ def _notes(audit: Audit) -> Iterator[str]:
 FINDING = Finding(
     "groups",
     5,
-    {"groups": (tuple[GroupTable, ...], "One table per column asked for.")},
     _find,
     notes=_notes,
+    groups=(tuple[GroupTable, ...], "One table per column asked for."),
 )

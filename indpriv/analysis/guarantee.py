@@ -364,33 +364,26 @@ FINDINGS = (
     Finding(
         "verdict",
         1,
-        {
-            "account": (Account, "What every epsilon here means."),
-            "claim": (
-                Annotated[str, Limits(texts=("exact", "estimate"))],
-                "Of the individual epsilons: exact or estimate.",
-            ),
-            "claim_reason": (str, "Why."),
-            "guarantee": (Guarantee, "The worst case, the only figure that is a guarantee."),
-        },
         _find,
         alarms=_alarms,
         watched="guarantee",
         public=_shown,
         notes=_open,
+        account=(Account, "What every epsilon here means."),
+        claim=(
+            Annotated[str, Limits(texts=("exact", "estimate"))],
+            "Of the individual epsilons: exact or estimate.",
+        ),
+        claim_reason=(str, "Why."),
+        guarantee=(Guarantee, "The worst case, the only figure that is a guarantee."),
     ),
     Finding(
         "checks",
         2,
-        {
-            "checks": (
-                tuple[Check, ...],
-                "What the session counts and the files prove about the assumptions.",
-            )
-        },
         lambda run: {"checks": tuple(run.recorded.checks)},
         alarms=lambda audit: [f"{check.title}: {check.detail}" for check in _failed(audit)],
         watched="evidence",
         public=lambda audit: ", ".join(one.title for one in _failed(audit)) or "no check failed",
+        checks=(tuple[Check, ...], "What counts and files prove about the assumptions."),
     ),
 )

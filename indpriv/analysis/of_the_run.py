@@ -109,113 +109,93 @@ def _hazards(run: AuditedRun) -> dict[str, Any]:
 
 
 FINDINGS = (
-    Finding("run", 70, {"run": (RunFacts, "What was run.")}, _run),
+    Finding("run", 70, _run, run=(RunFacts, "What was run.")),
     Finding(
         "distribution",
         10,
-        {"individual": (Distribution, "Distribution of individual epsilon.")},
         lambda run: {"individual": describe(run.epsilons)},
+        individual=(Distribution, "Distribution of individual epsilon."),
     ),
     Finding(
         "units",
         15,
-        {
-            "unit_sizes": (
-                tuple[UnitSizes, ...],
-                "Units by their number of rows, and what a cap on it would cost; empty where each "
-                "has one row.",
-            )
-        },
         lambda run: {"unit_sizes": unit_sizes(run.log, run.epsilons)},
+        unit_sizes=(
+            tuple[UnitSizes, ...],
+            "Units by their number of rows, and what a cap on it would cost; empty where each has "
+            "one row.",
+        ),
     ),
     Finding(
         "norms",
         75,
-        {"drivers": (Drivers, "Norms over training by class, and the examples at both ends.")},
         lambda run: {"drivers": describe_drivers(run.log, run.epsilons, run.rows)},
+        drivers=(Drivers, "Norms over training by class, and the examples at both ends."),
     ),
     Finding(
         "schedule",
         72,
-        {
-            "schedule": (
-                ScheduleFindings | None,
-                "Noise, clipping and accuracy over training.",
-            )
-        },
         _schedule,
+        schedule=(ScheduleFindings | None, "Noise, clipping and accuracy over training."),
     ),
     Finding(
         "loss",
         20,
-        {"loss": (LossRelation | None, "Epsilon and loss; null without an example table.")},
         _loss,
+        loss=(LossRelation | None, "Epsilon and loss; null without an example table."),
     ),
     Finding(
         "fidelity",
         80,
-        {
-            "fidelity": (
-                tuple[Fidelity, ...],
-                "What larger K would have given, where exact values exist.",
-            ),
-            "spacing": (
-                Spacing | None,
-                "How far the estimate still moves with the spacing of records, where no exact "
-                "values exist.",
-            ),
-        },
         _fidelity,
+        fidelity=(
+            tuple[Fidelity, ...],
+            "What larger K would have given, where exact values exist.",
+        ),
+        spacing=(
+            Spacing | None,
+            "How far the estimate still moves with the spacing of records, where no exact values "
+            "exist.",
+        ),
     ),
     Finding(
         "batch_norms",
         82,
-        {
-            "batch_norms": (
-                BatchNormFidelity | None,
-                "What batch norms prove about the estimate; null where the account uses none.",
-            )
-        },
         _batch_norms,
+        batch_norms=(
+            BatchNormFidelity | None,
+            "What batch norms prove about the estimate; null where the account uses none.",
+        ),
     ),
     Finding(
         "sensitivity",
         84,
-        {
-            "sensitivity": (
-                tuple[Sensitivity, ...],
-                "How far epsilons move with the rounding of norms and with what is assumed between "
-                "records.",
-            )
-        },
         _sensitivity,
+        sensitivity=(
+            tuple[Sensitivity, ...],
+            "How far epsilons move with the rounding of norms and with what is assumed between "
+            "records.",
+        ),
     ),
     Finding(
         "exactness",
         86,
-        {
-            "exactness": (
-                Exactness | None,
-                "How exact the figures are; null if each comes from every example by itself.",
-            )
-        },
         _exactness,
+        exactness=(
+            Exactness | None,
+            "How exact the figures are; null if each comes from every example by itself.",
+        ),
     ),
     Finding(
         "disclosures",
         88,
-        {
-            "disclosures": (
-                tuple[Disclosure, ...],
-                "Facts about the run, each with how it is known.",
-            )
-        },
         _disclosures,
+        disclosures=(tuple[Disclosure, ...], "Facts of the run, each with how it is known."),
     ),
     Finding(
         "hazards",
         90,
-        {"hazards": (tuple[Hazard, ...], "How this account can be wrong or misread.")},
         _hazards,
+        hazards=(tuple[Hazard, ...], "How this account can be wrong or misread."),
     ),
 )

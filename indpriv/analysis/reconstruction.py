@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from scipy.special import ndtr
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._plain import Share
-from indpriv.analysis.audited_run import attacked_table
+from indpriv.analysis.audited_run import AuditedRun, attacked_table
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores
@@ -253,18 +254,19 @@ def _alarms(audit: Audit) -> Iterator[str]:
             )
 
 
+def _find(run: AuditedRun) -> dict[str, Any]:
+    table = run.once(attacked_table)
+    return {"reconstruction": reconstructions_of(run.recorded.leakage, table)}
+
+
 FINDING = Finding(
     "reconstruction",
     60,
-    {
-        "reconstruction": (
-            tuple[Reconstruction, ...],
-            "Attacks on gradients that someone reads, one for each file of RUN/leakage.",
-        )
-    },
-    lambda run: {
-        "reconstruction": reconstructions_of(run.recorded.leakage, run.once(attacked_table))
-    },
+    _find,
     alarms=_alarms,
     watched="reconstructions above their ceilings",
+    reconstruction=(
+        tuple[Reconstruction, ...],
+        "Attacks on gradients that someone reads, one for each file of RUN/leakage.",
+    ),
 )

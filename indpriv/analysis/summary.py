@@ -5,7 +5,6 @@ A finding is one file of `indpriv.analysis` with `FINDING` or `FINDINGS`, and on
 
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -23,29 +22,35 @@ def nothing(_: "Audit") -> tuple[str, ...]:
     return ()
 
 
-@dataclass(frozen=True)
 class Finding:
     """One thing that an audit looks at.
 
     Attributes:
         name: of the finding and of its template.
         place: on the page, from 0 on.
-        keys: key of audit.json -> the kind of its value, and what it holds.
-        find: values of these keys from an `AuditedRun`; what is left out is empty.
+        find: values of its keys from an `AuditedRun`; what is left out is empty.
         alarms: what contradicts the account, in sentences. Each fails the gate.
         watched: what the gate calls it that there are none.
         public: what the gate says of it to everybody, without figures of the data; None withholds.
         notes: what a reader should look at, in sentences. None fails the gate.
+        keys: key of audit.json -> the kind of its value, and what it holds.
     """
 
-    name: str
-    place: int
-    keys: Mapping[str, tuple[Any, str]]
-    find: Callable[[Any], Mapping[str, Any]]
-    alarms: Callable[["Audit"], Iterable[str]] = nothing
-    watched: str = ""
-    public: Callable[["Audit"], str] | None = None
-    notes: Callable[["Audit"], Iterable[str]] = nothing
+    def __init__(
+        self,
+        name: str,
+        place: int,
+        find: Callable[[Any], Mapping[str, Any]],
+        /,
+        *,
+        alarms: Callable[["Audit"], Iterable[str]] = nothing,
+        watched: str = "",
+        public: Callable[["Audit"], str] | None = None,
+        notes: Callable[["Audit"], Iterable[str]] = nothing,
+        **keys: tuple[Any, str],
+    ) -> None:
+        self.name, self.place, self.find, self.keys = name, place, find, keys
+        self.alarms, self.watched, self.public, self.notes = alarms, watched, public, notes
 
     def holds_something(self, audit: "Audit") -> bool:
         """Whether an audit has anything of this finding."""

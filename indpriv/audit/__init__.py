@@ -10,7 +10,7 @@ data.
 from indpriv.analysis.audited_run import AuditedRun, choose_groups, find_all
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.variants import effect_of_spacing, fidelity_against_k, sensitivity
-from indpriv.audit.attack_run import attributes_of_run, results_of_run
+from indpriv.audit.attacks import attack_study, attributes_of_run, results_of_run
 from indpriv.audit.audit_directory import (
     groups_json,
     groups_of,
@@ -21,7 +21,6 @@ from indpriv.audit.audit_directory import (
 from indpriv.audit.compare import compare_audits, comparison_json
 from indpriv.audit.compose import compose_runs, write_composition
 from indpriv.audit.pipeline import audit
-from indpriv.audit.study import attack_study
 
 __all__ = [
     "AuditedRun",

@@ -14,9 +14,10 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,15 +45,35 @@ from indpriv.norm_log.sealing import journal_check
 WITHHELD = "withheld"
 RECOMPUTED, BELIEVED = "recomputed", "believed"
 REPLAY = "replay"  # in an audit directory of checkpoints: the run that was made of them
-# Name of a limit -> the figure of individual epsilon that it is on.
-_INDIVIDUAL = {
-    "max_median_epsilon": "median",
-    "max_p95_epsilon": "p95",
-    "max_p99_epsilon": "p99",
-    "max_epsilon": "max",
-}
 _FROM = {"verdict": "log", "checks": "log"}  # what gives the values of a finding again
-_NUMBERS = ("max_worst_case_epsilon", "max_group_ratio", *_INDIVIDUAL)
+
+
+class _Limited(NamedTuple):
+    """What a limit is on: its name, where an audit has it, and how it is shown.
+
+    private, of: as in `Condition`.
+    """
+
+    name: str
+    figure: str
+    shown: Callable[[float], str] = format_epsilon
+    private: bool = True
+    of: str = "table"
+
+
+_share = partial(format_share, digits=1)
+_LIMITED = {
+    "max_worst_case_epsilon": _Limited(
+        "worst-case epsilon", "guarantee.worst_case_epsilon", private=False, of="log"
+    ),
+    "max_delta": _Limited("delta", "guarantee.delta", format_delta, False, "log"),
+    "max_median_epsilon": _Limited("individual epsilon, median", "individual.median"),
+    "max_p95_epsilon": _Limited("individual epsilon, p95", "individual.p95"),
+    "max_p99_epsilon": _Limited("individual epsilon, p99", "individual.p99"),
+    "max_epsilon": _Limited("individual epsilon, max", "individual.max"),
+    "min_coverage": _Limited("steps recorded", "run.records.recorded_share", _share, False, "log"),
+    "min_test_accuracy": _Limited("test accuracy", "run.test_accuracy", _share, of="log"),
+}
 _SHARES = ("max_delta", "min_coverage", "min_test_accuracy")
 
 
@@ -86,14 +107,14 @@ class Limits:
     verified: bool = False
 
     def __post_init__(self) -> None:
-        for names, largest, expected in (
-            (_NUMBERS, math.inf, "a finite number of at least 0, e.g. 8"),
-            (_SHARES, 1.0, "a number from 0 to 1"),
-        ):
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not (math.isfinite(value) and 0 <= value <= largest):
-                    raise InputError(f"--{name.replace('_', ' ', 1)}={value} is not {expected}")
+        for name in (*_LIMITED, "max_group_ratio"):
+            value, share = getattr(self, name), name in _SHARES
+            largest = 1.0 if share else math.inf
+            if value is not None and not (math.isfinite(value) and 0 <= value <= largest):
+                number = (
+                    "a number from 0 to 1" if share else "a finite number of at least 0, e.g. 8"
+                )
+                raise InputError(f"--{name.replace('_', ' ', 1)}={value} is not {number}")
 
 
 @dataclass(frozen=True)
@@ -179,13 +200,10 @@ def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
     Raises:
         InputError: an audit of another schema, or one that lacks what is judged.
     """
-    summary = Audit.from_json(content)
-    return [
-        *_always(summary),
-        *_guarantee(summary, limits),
-        *_individual(summary, limits),
-        *_groups(summary, limits),
-    ]
+    audit = Audit.from_json(content)
+    numbers = [_limit(audit, name, getattr(limits, name)) for name in _LIMITED]
+    found = [*_always(audit), *_words(audit, limits), *filter(None, numbers)]
+    return [*found, *_groups(audit, limits.max_group_ratio)]
 
 
 def _signed(said: Audit, run_dir: Path, keys: Path) -> Condition:
@@ -204,15 +222,11 @@ def _signed(said: Audit, run_dir: Path, keys: Path) -> Condition:
 
 # What audit.json says and can be computed again.
 _COMPARED = {
-    "worst case": "guarantee.worst_case_epsilon",
-    "delta": "guarantee.delta",
+    **{limited.name: limited.figure for limited in _LIMITED.values()},
     "status of the guarantee": "guarantee.status",
     "unit": "account.unit",
     "claim": "claim",
     "number of people": "individual.n",
-    **{f"{name} of individual epsilon": f"individual.{name}" for name in _INDIVIDUAL.values()},
-    "share of recorded steps": "run.records.recorded_share",
-    "test accuracy": "run.test_accuracy",
 }
 
 
@@ -315,75 +329,44 @@ def _always(audit: Audit) -> Iterator[Condition]:
             )
 
 
-def _guarantee(summary: Audit, limits: Limits) -> list[Condition]:
-    found, guarantee = [], summary.guarantee
-    if (limit := limits.max_worst_case_epsilon) is not None:
-        worst = guarantee.worst_case_epsilon
-        found.append(_at_most("worst-case epsilon", worst, limit, False, "log"))
-    if (limit := limits.max_delta) is not None:
-        passed, text = guarantee.delta <= limit, format_delta(guarantee.delta)
-        found.append(Condition("delta", passed, text, f"at most {limit:g}", False, "log"))
+def _words(audit: Audit, limits: Limits) -> Iterator[Condition]:
+    """What must be the case, where no number is limited."""
+    guarantee, unit = audit.guarantee, audit.account.unit
+    checked = f"{guarantee.status}: {guarantee.evidence}"
     if limits.unit is not None:
-        unit = summary.account.unit
-        found.append(
-            Condition("unit of privacy", unit == limits.unit, unit, limits.unit, False, "log")
-        )
+        yield Condition("unit of privacy", unit == limits.unit, unit, limits.unit, False, "log")
     if limits.verified:
         passed = guarantee.status == SUPPORTED
-        text = f"{guarantee.status}: {guarantee.evidence}"
-        found.append(Condition("guarantee checked", passed, text, SUPPORTED, False, "log"))
-    if (limit := limits.min_coverage) is not None:
-        share = summary.run.records.recorded_share
-        found.append(_at_least("steps recorded", share, limit, False, "log"))
-    return found
-
-
-def _individual(summary: Audit, limits: Limits) -> list[Condition]:
-    claim, found = summary.claim, []
+        yield Condition("guarantee checked", passed, checked, SUPPORTED, False, "log")
     if limits.exact:
-        found.append(Condition("claim", claim == "exact", claim, "exact", False, "log"))
-    for option, figure in _INDIVIDUAL.items():
-        if (limit := getattr(limits, option)) is not None:
-            value = getattr(summary.individual, figure)
-            name = f"individual epsilon, {figure} ({claim})"
-            found.append(_at_most(name, value, limit, True, "table"))
-    if (limit := limits.min_test_accuracy) is not None:
-        accuracy = summary.run.test_accuracy
-        if accuracy is None:
-            raise InputError(
-                "--min test_accuracy: this audit has no test accuracy; pass test_set to the "
-                "Recorder"
-            )
-        found.append(_at_least("test accuracy", accuracy, limit, True, "log"))
-    return found
+        yield Condition("claim", audit.claim == "exact", audit.claim, "exact", False, "log")
 
 
-def _groups(summary: Audit, limits: Limits) -> list[Condition]:
-    if (limit := limits.max_group_ratio) is None:
-        return []
-    ratios = [(table.by, table.ratio) for table in summary.groups]
-    if not any(ratio is not None for _, ratio in ratios):
+def _limit(audit: Audit, option: str, limit: float | None) -> Condition | None:
+    """Whether a limit on a number holds; None for no limit."""
+    if limit is None:
+        return None
+    limited, most = _LIMITED[option], option.startswith("max")
+    value = attrgetter(limited.figure)(audit)
+    if value is None:
+        raise InputError(
+            f"--{option.replace('_', ' ', 1)}: this audit has no {limited.name}; pass test_set to "
+            "the Recorder"
+        )
+    name = f"{limited.name} ({audit.claim})" if limited.of == "table" else limited.name
+    asked = f"at most {limit:g}" if most else f"at least {limited.shown(limit)}"
+    passed = value <= limit if most else value >= limit
+    return Condition(name, passed, limited.shown(value), asked, limited.private, limited.of)
+
+
+def _groups(audit: Audit, limit: float | None) -> Iterator[Condition]:
+    ratios = {table.by: table.ratio.value for table in audit.groups if table.ratio is not None}
+    if limit is not None and not ratios:
         raise InputError(
             "--max group_ratio: this audit compares no groups; audit again with --by COLUMN"
         )
-    return [
-        Condition(
-            name=f"mean epsilon of the worst-off over the best-off group by {by}",
-            passed=ratio.value is not None and ratio.value <= limit,
-            found="undefined" if ratio.value is None else f"{ratio.value:.4g}",
-            asked=f"at most {limit:g}",
-            private=True,
-            of="groups",
-        )
-        for by, ratio in ratios
-        if ratio is not None
-    ]
-
-
-def _at_most(name: str, value: float, limit: float, private: bool, of: str) -> Condition:
-    return Condition(name, value <= limit, format_epsilon(value), f"at most {limit:g}", private, of)
-
-
-def _at_least(name: str, value: float, limit: float, private: bool, of: str) -> Condition:
-    asked = f"at least {format_share(limit, 1)}"
-    return Condition(name, value >= limit, format_share(value, 1), asked, private, of)
+    for by, ratio in ratios.items() if limit is not None else ():
+        name = f"mean epsilon of the worst-off over the best-off group by {by}"
+        found = "undefined" if ratio is None else f"{ratio:.4g}"
+        passed = ratio is not None and ratio <= limit
+        yield Condition(name, passed, found, f"at most {limit:g}", private=True, of="groups")

@@ -15,8 +15,7 @@ from indpriv._progress import StageProgress, silent
 from indpriv._storage import location, location_to_write
 from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.per_example import account_parts
-from indpriv.analysis.attacks.attack_table import attack_table, unit_attack_table
-from indpriv.analysis.attacks.membership import attacks_of
+from indpriv.analysis.attacks.membership import attack_table, attacks_of, unit_attack_table
 from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup, look_up
 from indpriv.analysis.recorded_run import (

@@ -237,8 +237,8 @@ def settings_part(path: Path, findings: Sequence[Finding], strict: bool) -> _Par
 
 def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part]:
     """The accounts of runs against the attacks that they made on themselves."""
-    from indpriv.analysis.attacks.account_test import agree, identities
-    from indpriv.audit.validation import canaries_of_run, evidence_of_runs
+    from indpriv.analysis.attacks.evidence import agree, identities
+    from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
     from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX
     from indpriv.report.screens import print_validation, validation_document
 

@@ -65,7 +65,7 @@ def _measure(
     """Measure scores, and print what came out."""
     from dataclasses import replace
 
-    from indpriv.analysis.attacks.rates import measure_attack
+    from indpriv.analysis.attacks.canaries import measure_attack
     from indpriv.attack_scores import AttackScores
     from indpriv.report.screens import attack_document, print_attack
 

@@ -24,10 +24,8 @@ from indpriv._formatting import (
 )
 from indpriv._plain import records
 from indpriv._shown import clean
-from indpriv.analysis.attacks.canary_bounds import BOUNDS
-from indpriv.analysis.attacks.canary_findings import EACH_BY_ITSELF
-from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, interval, parts
-from indpriv.analysis.attacks.threshold_attack import PROTOCOL
+from indpriv.analysis.attacks.canaries import BOUNDS, EACH_BY_ITSELF
+from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, PROTOCOL, UPDATES, interval, parts
 from indpriv.analysis.audited_run import NO_EXACT_VALUES
 from indpriv.analysis.disclosures import recording
 from indpriv.analysis.groups import MIN_GROUP

@@ -16,13 +16,12 @@ from indpriv._formatting import format_number
 from indpriv._plain import to_json
 from indpriv._shown import clean
 from indpriv.analysis.advice import MOST_NOISE, PREDICTION, Advice, Remedy
-from indpriv.analysis.attacks.account_test import Identity
 from indpriv.analysis.attacks.attributes import AttributeFindings
-from indpriv.analysis.attacks.canary_bounds import BOUNDS
-from indpriv.analysis.attacks.canary_findings import EACH_BY_ITSELF, CanaryResults
+from indpriv.analysis.attacks.canaries import BOUNDS, EACH_BY_ITSELF, AttackMeasures, CanaryResults
 from indpriv.analysis.attacks.effects import MembershipEffects
+from indpriv.analysis.attacks.evidence import Identity
 from indpriv.analysis.attacks.lower_bound import NULL_TRIALS
-from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, AttackMeasures, interval, parts
+from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, interval, parts
 from indpriv.analysis.comparison import SAME, TOP_SHARE, AuditComparison
 from indpriv.analysis.composed_runs import Composition
 from indpriv.analysis.groups import GroupTable

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader
 from audits.training.datasets import load_dataset
 from audits.training.models import mlp
 from audits.training.tensors import tensor_set, whole_batch
-from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
-from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
+from indpriv.analysis.attacks.canaries import measure_gradient_canaries, simulated_evidence
 from indpriv.attack_scores import AttackScores
-from indpriv.audit.validation import canaries_of_run
+from indpriv.audit.attacks import canaries_of_run
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording import GradientCanaries, Recorder
 

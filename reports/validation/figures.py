@@ -12,7 +12,7 @@ from scipy import stats
 
 from indpriv._plain import to_json
 from indpriv.accountant.predicted_evidence import PredictedEvidence
-from indpriv.analysis.attacks.account_test import (
+from indpriv.analysis.attacks.evidence import (
     Evidence,
     Separation,
     agree,

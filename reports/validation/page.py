@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from indpriv.analysis.attacks.canary_bounds import BOUNDS
+from indpriv.analysis.attacks.canaries import BOUNDS
 from reports.shared.markdown_table import table
 from reports.shared.rates import HEAD, rates
 from reports.shared.recorded import SEEDED

@@ -23,8 +23,8 @@ from audits.training.datasets import load_dataset
 from audits.training.models import mlp
 from audits.training.tensors import BatchedTensorDataset, whole_batch
 from indpriv import NormLog, account
-from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
-from indpriv.audit.validation import white_box_of_run
+from indpriv.analysis.attacks.canaries import simulated_evidence
+from indpriv.audit.attacks import white_box_of_run
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.recording import Recorder, WhiteBox
 

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from indpriv.analysis.attacks.attributes import measure_attribute
-from indpriv.analysis.attacks.by_epsilon import BINS
-from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
-from indpriv.analysis.attacks.rates import TRIED, exceeds, measure_attack, table
-from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
+from indpriv.analysis.attacks.canaries import (
+    measure_attack,
+    measure_gradient_canaries,
+    simulated_evidence,
+)
+from indpriv.analysis.attacks.membership import BINS
+from indpriv.analysis.attacks.rates import TRIED, exceeds, table
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.reconstruction import reconstruction_of

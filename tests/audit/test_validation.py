@@ -9,8 +9,8 @@ from opacus.optimizers import optimizer as opacus_optimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
 from indpriv import InputError
-from indpriv.analysis.attacks.account_test import agree, identities
-from indpriv.audit.validation import canaries_of_run, evidence_of_runs
+from indpriv.analysis.attacks.evidence import agree, identities
+from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
 from indpriv.cli import run as cli
 from indpriv.recording import GradientCanaries, WhiteBox
 from runs import blobs, failed, make_run, record

@@ -7,20 +7,29 @@ trained on, so no attack has an advantage above the largest membership advantage
 (Yeom et al. 2018, section 5; its total variation).
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._plain import Count, Share
-from indpriv.analysis.attacks.by_epsilon import epsilon_edges
+from indpriv.analysis.attacks.ceilings import Ceilings, mu_of
+from indpriv.analysis.attacks.membership import (
+    WRONG,
+    epsilon_edges,
+    materials,
+    tables_of_both_sides,
+)
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.summary import Audit, Finding
+from indpriv.attacks import Material
 from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge, guesses
 from indpriv.epsilon_table import EpsilonTable
 
@@ -206,3 +215,80 @@ class _Measured:
             ),
             individual_ceiling=individual,
         )
+
+
+def attribute_attacks(
+    materials: Mapping[str, Material],
+    columns: Sequence[str] = (),
+    *,
+    members: EpsilonTable | None = None,
+    holdout: EpsilonTable | None = None,
+    ceilings: Ceilings | None = None,
+) -> tuple[AttributeFindings, ...]:
+    """Every attack on every attribute that a run names, on the run and on its baseline.
+
+    Args:
+        materials: what attacks can use of the audited model ("dp") and of the baseline ("non_dp").
+        columns: to group by; an attribute is not grouped by itself.
+        members: epsilons of the training examples.
+        holdout: epsilons that the test examples would have had on the same trajectory.
+        ceilings: what any attack can reach.
+    """
+    tasks = [
+        (model, material, known, guesser)
+        for model, material in materials.items()
+        for known in material.attributes or ()
+        for guesser in GUESSERS
+    ]
+    found, most = [], None if ceilings is None else ceilings.advantage
+    for model, material, known, guesser in tasks:
+        groups = {
+            column: material.groups(column, known.example_ids, known.member)
+            for column in columns
+            if column != known.name
+        }
+        ours = (_epsilons(known, members, holdout), most) if model == "dp" else (None, None)
+        account, ceiling, n = *ours, len(tasks)
+        key: dict[str, Any] = {"model": model, "groups": groups, "tests": n}
+        found.append(measure_attribute(known, guesser, **key, account=account, ceiling=ceiling))
+    return tuple(found)
+
+
+def _epsilons(
+    known: AttributeKnowledge, members: EpsilonTable | None, holdout: EpsilonTable | None
+) -> EpsilonsOfExamples | None:
+    """The account of these examples; None of units of several rows."""
+    if members is None or members.account.rows_per_unit is not None:
+        return None
+    inside, ids = known.member, known.example_ids
+    mine = pd.Index(members.example_ids).get_indexer(ids[inside])
+    mu, epsilon = np.full(len(ids), np.nan), None
+    mu[inside] = mu_of(members)[mine]
+    if holdout is not None:
+        others = pd.Index(holdout.example_ids).get_indexer(ids[~inside])
+        epsilon = np.empty(len(ids))
+        epsilon[inside], epsilon[~inside] = members.epsilon[mine], holdout.epsilon[others]
+    return EpsilonsOfExamples(members, mu, epsilon)
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    members, holdout = run.once(tables_of_both_sides)
+    columns = [found.by for found in run.audit.groups]
+    basis = {"members": members, "holdout": holdout, "ceilings": run.audit.ceilings}
+    return {"attribute_attacks": attribute_attacks(materials(run.attacked), columns, **basis)}
+
+
+def _alarms(audit: Audit) -> Iterator[str]:
+    for one in audit.attribute_attacks:
+        if one.model == "dp" and one.above_ceiling:
+            yield f"{one.attribute}: the advantage exceeds the worst case: {WRONG}"
+
+
+FINDING = Finding(
+    "attributes",
+    45,
+    _find,
+    alarms=_alarms,
+    watched="attacks on attributes above the worst case",
+    attribute_attacks=(tuple[AttributeFindings, ...], "Attacks that guess attributes, if any."),
+)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -24,6 +25,8 @@ from indpriv.accountant.relations.clipping_norm import (
 )
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
+from indpriv.analysis.audited_run import AuditedRun, attacked_table
+from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
@@ -156,3 +159,17 @@ def true_positive_rate(mu: FloatArray, false_positive_rate: float) -> FloatArray
     array([0.01 , 0.048])
     """
     return np.asarray(ndtr(ndtri(false_positive_rate) + mu))
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    if not (run.recorded.references or run.recorded.attributes):
+        return {}
+    return {"ceilings": ceilings_of(run.log, run.once(attacked_table))}
+
+
+FINDING = Finding(
+    "ceilings",
+    41,
+    _find,
+    ceilings=(Ceilings | None, "What any attack can reach; null where the unit has several rows."),
+)

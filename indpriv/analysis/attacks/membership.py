@@ -1,36 +1,119 @@
-"""Attacks on members and on attributes: all of the registry whose needs are met. Sensitive."""
+"""Attacks on members: all of the registry whose needs are met; in bins of epsilon. Sensitive.
 
+Members are binned by their individual epsilon, non-members by the epsilon they would have had on
+the same trajectory. For a random member and a random non-member, (epsilon,
+delta)-indistinguishability at the bin's upper edge would imply
+
+    P[in the bin and accused | member] <= e^epsilon P[in the bin and accused | non-member] + delta,
+
+that is, TPR <= e^epsilon FPR Q(bin) / P(bin) + delta / P(bin), where P and Q are the shares of
+members and of non-members in the bin. Individual epsilon is output-specific and does not guarantee
+this: a bin above its own limit is a place to look. The worst case does guarantee it: a bin above
+that limit shows that the run or its account is wrong.
+"""
+
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 
+from indpriv._arrays import FloatArray
+from indpriv._checks import check_positive_int
+from indpriv._columns import to_floats
+from indpriv._plain import Columns, Count, Share
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.attacks import rates
-from indpriv.analysis.attacks.attack_table import ScoredAttack, rates_of_units
-from indpriv.analysis.attacks.attributes import (
-    AttributeFindings,
-    EpsilonsOfExamples,
-    measure_attribute,
-)
-from indpriv.analysis.attacks.by_epsilon import BINS, attack_by_epsilon
-from indpriv.analysis.attacks.ceilings import Ceilings, ceilings_of, mu_of
-from indpriv.analysis.attacks.threshold_attack import UnequalAttack, threshold_attack
+from indpriv.analysis.attacks.ceilings import Ceilings, mu_of, true_positive_rate
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
 from indpriv.analysis.groups import GroupTable
-from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
+from indpriv.analysis.statistics.intervals import clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, attacks_on
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks import ATTACKS, Material
-from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge
+from indpriv.attacks import ATTACKS, Attack, Material
+from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
+from indpriv.attacks.units import UNIT_RULES, calibrated_unit_scores
 from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
+TARGET_RATES = (0.01, 0.1, 0.5)  # false-positive rates that the thresholds aim at, fixed beforehand
+WRONG = (
+    "the run or its account is wrong, unless training and test examples differ in other ways too: "
+    "was the split random?"
+)
+_CEILING_AT = 0.01  # false-positive rate of the ceiling in the table of examples
+_BINS = 10
+_LEAST = 40  # with fewer members or non-members, no bin could show anything
+BINS = Columns(
+    "EpsilonBin",
+    "One bin of individual epsilon under one threshold.",
+    {
+        "attack": (str, "What produced the scores."),
+        "target_fpr": (Share, "The threshold accuses at most this share of those who chose it."),
+        "threshold": (float, "Members are accused above it; half of the non-members chose it."),
+        "above": (float, "Epsilon of the bin is above this, or 0."),
+        "up_to": (float, "Epsilon of the bin is at most this."),
+        "n_members": (Count, "Number of members in the bin."),
+        "n_others": (Count, "Number of non-members in it that did not choose the threshold."),
+        "tpr": (Share | None, "Share of its members accused; null without members."),
+        "low": (Share | None, "Lower end of the exact 95 % interval, for this bin by itself."),
+        "high": (Share | None, "Upper end of that interval."),
+        "fpr": (Share | None, "Share of its non-members accused; null without non-members."),
+        "reference": (Share | None, "Largest such share of members if up_to were a guarantee."),
+        "worst_case_reference": (Share | None, "The same for the worst-case epsilon."),
+        "above_reference": (bool, "Above it by more than chance in all rows together: look here."),
+        "above_worst_case": (bool, "The same of the worst case: the run or its account is wrong."),
+    },
+)
+
+
+# --- every attack
+
+
+@dataclass(frozen=True)
+class ScoredAttack:
+    """An attack of the registry, the model it was run on ("dp" or "non_dp"), and its scores."""
+
+    attack: Attack
+    model: str
+    references: int
+    scores: AttackScores
+
+    def in_groups(self, material: Material, by: str) -> AttackScores:
+        """Its scores, with the groups of a column."""
+        ids, member = np.asarray(self.scores.example_ids), self.scores.member
+        return replace(self.scores, groups=material.groups(by, ids, member))
+
+
+def materials(run: RecordedRun) -> dict[str, Material]:
+    """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
+    return {
+        "dp": material_of(run.examples, run.references, run.attributes),
+        "non_dp": material_of(run.non_dp, run.baseline_references, run.baseline_attributes),
+    }
+
+
+def material_of(
+    examples: ExampleTable | None,
+    references: Mapping[str, AttackSignals],
+    attributes: tuple[AttributeKnowledge, ...] | None = None,
+) -> Material:
+    """What attacks can use of a model: losses, signals by name, and what is known of attributes."""
+    known = examples is not None and not examples.test.empty
+    return Material(
+        final_losses=examples if known else None,
+        signals=references.get(CONFIDENCE),
+        label_signals=references.get(LABELS),
+        checkpoint_signals=references.get(CHECKPOINTS),
+        attributes=attributes,
+    )
 
 
 def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[ScoredAttack]:
@@ -70,76 +153,24 @@ def tables_of_both_sides(run: AuditedRun) -> tuple[EpsilonTable, EpsilonTable | 
     return table_for(log if positions is None else log.take(positions), method), holdout
 
 
-def _find(run: AuditedRun) -> dict[str, Any]:
-    """Every attack, by group and by unit, beside its ceilings."""
-    scored, seed, groups = run.once(attacks_of), run.seed, run.audit.groups
-    (members, _), epsilons = run.once(tables_of_both_sides), run.once(attacked_table)
-    columns, delta = [found.by for found in groups], members.account.delta
-    found = tried(scored, (members.worst_case_epsilon, delta), seed)
-    best, materials_of = _strongest(found, scored), materials(run.attacked)
-    frames, most_exposed = [found.rates], []
-    if best is not None:
-        for by in columns if best.scores.example_ids is not None else ():
-            scores = _in_groups(best, materials_of["dp"], by)
-            frames.append(rates.accused(scores, attack=best.attack.name, by=by))
-            frames.append(rates.rates_of(scores, attack=best.attack.name, by=by))
-    by_loss = [each for each in scored if each.attack.name == BY_GROUP] if groups else []
-    for each in by_loss:
-        success, tests = _success(each, materials_of[each.model], groups, seed)
-        frames += success
-        most_exposed += tests
-    frames.append(rates_of_units(run.recorded, scored, epsilons, seed))
-    if run.recorded.gradient_canaries is not None:
-        frames.append(rates.rates_on_updates(run.recorded.gradient_canaries))
-    return {
-        "attacks": found.attacks,
-        "rates": pd.concat(frames, ignore_index=True),
-        "unchecked": tuple(dict.fromkeys(run.recorded.unchecked)),
-        "roc": {each.model: rates.roc(each.scores) for each in by_loss},
-        "most_exposed": tuple(most_exposed),
-    }
-
-
-def _ceilings(run: AuditedRun) -> dict[str, Any]:
-    if not (run.recorded.references or run.recorded.attributes):
-        return {}
-    return {"ceilings": ceilings_of(run.log, run.once(attacked_table))}
-
-
-def _in_bins(run: AuditedRun) -> dict[str, Any]:
-    scored, audit = run.once(attacks_of), run.audit
-    members, holdout = run.once(tables_of_both_sides)
-    chosen_from = len(attacks_on(audit, "dp"))
-    best = _strongest(audit, scored)
-    return {"attack_by_epsilon": _by_epsilon(best, scored, members, holdout, chosen_from, run.seed)}
-
-
-def _attributes(run: AuditedRun) -> dict[str, Any]:
-    members, holdout = run.once(tables_of_both_sides)
-    columns, ceilings = [found.by for found in run.audit.groups], run.audit.ceilings
-    found = attribute_attacks(
-        materials(run.attacked), columns, members=members, holdout=holdout, ceilings=ceilings
-    )
-    return {"attribute_attacks": found}
-
-
 def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int) -> Audit:
     """Every attack over all examples, those on the audited model first, the largest AUC first."""
-    rows, frames, tests = [], [], len(scored)
+    rows, frames, tests = [], [rates.table(rates.RATES)], len(scored)
     for each in scored:
         attack, scores, ours = each.attack, each.scores, each.model == "dp"
-        frames.append(rates.rates_of(scores, attack=attack.name, model=each.model, tests=tests))
-        auc = frames[-1].loc[frames[-1]["rate"] == "auc", "value"].sum()  # 0 where there is none
-        row = {name: getattr(attack, name) for name in ("title", "sees", "source", "caveat")}
+        found = rates.rates_of(scores, attack=attack.name, model=each.model, tests=tests)
+        frames.append(found)
+        auc = found.loc[found["rate"] == "auc", "value"].sum()  # 0 where there is none
+        n = int(scores.member.sum())
+        row = {name: getattr(attack, name) for name in ("sees", "source", "caveat")}
         row |= {"attack": attack.name, "model": each.model, "references": each.references}
         row |= {"title": scores.method, "adversary": scores.adversary}
-        n = int(scores.member.sum())
         row |= {"n_members": n, "n_others": len(scores.member) - n}
         row["above_worst_case"] = rates.exceeds(scores, guarantee, tests=tests, seed=seed) and ours
         rows.append(((not ours, -auc, attack.name), row))
     tried = rates.table(rates.TRIED, [row for _, row in sorted(rows, key=lambda found: found[0])])
-    frames = frames or [rates.table(rates.RATES)]
-    return Audit(rates=pd.concat(frames, ignore_index=True), attacks=tried, attack_seed=seed)
+    every = pd.concat(frames[bool(scored) :], ignore_index=True)
+    return Audit(rates=every, attacks=tried, attack_seed=seed)
 
 
 def _strongest(found: Audit, scored: Sequence[ScoredAttack]) -> ScoredAttack | None:
@@ -150,155 +181,256 @@ def _strongest(found: Audit, scored: Sequence[ScoredAttack]) -> ScoredAttack | N
     return next(of for of in scored if (of.model, of.attack.name) == ("dp", best.attack))
 
 
-def _in_groups(each: ScoredAttack, material: Material, by: str) -> AttackScores:
-    ids = np.asarray(each.scores.example_ids)
-    return replace(each.scores, groups=material.groups(by, ids, each.scores.member))
-
-
 def _success(
     each: ScoredAttack, material: Material, groups: Sequence[GroupTable], seed: int
-) -> tuple[list[pd.DataFrame], list[UnequalAttack]]:
+) -> tuple[list[pd.DataFrame], list[rates.UnequalAttack]]:
     """Success of the loss threshold on one model, over all examples and by column."""
-    name, model = each.attack.name, each.model
-    frames, tests = [threshold_attack(each.scores, attack=name, model=model, seed=seed)[0]], []
+    name, model, test = each.attack.name, each.model, rates.threshold_attack
+    frames, tests = [test(each.scores, attack=name, model=model, seed=seed)[0]], []
     for of in groups:
         readable = of.rows["name"][~of.rows["too_small"]].tolist()
-        scores = _in_groups(each, material, of.by)
-        success, test = threshold_attack(
+        scores = each.in_groups(material, of.by)
+        success, unequal = test(
             scores, attack=name, model=model, by=of.by, seed=seed, by_epsilon=readable
         )
         frames += [success, rates.rates_of(scores, attack=name, model=model, by=of.by)]
-        tests += [] if test is None else [test]
+        tests += [] if unequal is None else [unequal]
     return frames, tests
 
 
-def materials(run: RecordedRun) -> dict[str, Material]:
-    """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
+def _find(run: AuditedRun) -> dict[str, Any]:
+    """Every attack, by group and by unit."""
+    scored, seed, groups, recorded = run.once(attacks_of), run.seed, run.audit.groups, run.attacked
+    members, _ = run.once(tables_of_both_sides)
+    found = tried(scored, (members.worst_case_epsilon, members.account.delta), seed)
+    best, materials_of = _strongest(found, scored), materials(recorded)
+    frames, most_exposed = [found.rates], []
+    if best is not None and best.scores.example_ids is not None:
+        for by in (table.by for table in groups):
+            scores = best.in_groups(materials_of["dp"], by)
+            frames.append(rates.accused(scores, attack=best.attack.name, by=by))
+            frames.append(rates.rates_of(scores, attack=best.attack.name, by=by))
+    by_loss = [each for each in scored if each.attack.name == BY_GROUP] if groups else []
+    for each in by_loss:
+        success, tests = _success(each, materials_of[each.model], groups, seed)
+        frames += success
+        most_exposed += tests
+    by_unit = list(_scores_of_units(recorded, scored, run.once(attacked_table), seed))
+    for name, rule, scores in by_unit:
+        frames.append(rates.rates_of(scores, attack=name, part=rule, tests=len(by_unit)))
+    if recorded.gradient_canaries is not None:
+        frames.append(rates.rates_on_updates(recorded.gradient_canaries))
     return {
-        "dp": material_of(run.examples, run.references, run.attributes),
-        "non_dp": material_of(run.non_dp, run.baseline_references, run.baseline_attributes),
+        "attacks": found.attacks,
+        "rates": pd.concat(frames, ignore_index=True),
+        "unchecked": tuple(dict.fromkeys(recorded.unchecked)),
+        "roc": {each.model: rates.roc(each.scores) for each in by_loss},
+        "most_exposed": tuple(most_exposed),
     }
 
 
-def material_of(
-    examples: ExampleTable | None,
-    references: Mapping[str, AttackSignals],
-    attributes: tuple[AttributeKnowledge, ...] | None = None,
-) -> Material:
-    """What attacks can use of a model: losses, signals by name, and what is known of attributes."""
-    known = examples is not None and not examples.test.empty
-    return Material(
-        final_losses=examples if known else None,
-        signals=references.get(CONFIDENCE),
-        label_signals=references.get(LABELS),
-        checkpoint_signals=references.get(CHECKPOINTS),
-        attributes=attributes,
-    )
+# --- one row for each example or unit; no accusation, as single decisions change with the model
 
 
-def _by_epsilon(
-    best: ScoredAttack | None,
+def attack_table(
+    table: EpsilonTable,
+    recorded: RecordedRun,
     scored: Sequence[ScoredAttack],
+    ceilings: Ceilings | None = None,
+) -> pd.DataFrame | None:
+    """Training and test examples with every attack's score on the run; None without losses.
+
+    Columns: example_id, member, epsilon and ceiling_at_1_percent (NaN for test examples), loss,
+    then one column for each attack, NaN where it gave no score. The ceiling is that of a Gaussian
+    mechanism with this epsilon, and at most that of the worst case.
+    """
+    if recorded.examples is None or recorded.examples.test.empty:
+        return None
+    train, test = recorded.examples.train, recorded.examples.test
+    both = pd.concat([train, test], ignore_index=True)
+    member = np.arange(len(both)) < len(train)
+    frame = pd.DataFrame({"example_id": both["example_id"], "member": member})
+    limit = 1.0 if ceilings is None else ceilings.worst_case[f"{_CEILING_AT:g}"]
+    rows = pd.Index(table.example_ids).get_indexer(train["example_id"].to_numpy())
+    own_limits = np.minimum(true_positive_rate(mu_of(table), _CEILING_AT), limit)
+    for name, values in (("epsilon", table.epsilon), ("ceiling_at_1_percent", own_limits)):
+        frame[name] = np.nan
+        frame.loc[member, name] = np.where(rows >= 0, values[rows], np.nan)
+    frame["loss"] = to_floats(both["loss"])
+    keys = pd.MultiIndex.from_arrays([member, frame["example_id"]])
+    for scores, name in ((one.scores, one.attack.name) for one in scored if one.model == "dp"):
+        found = pd.MultiIndex.from_arrays([scores.member, np.asarray(scores.example_ids)])
+        frame[name] = pd.Series(scores.scores, index=found).reindex(keys).to_numpy()
+    frame.attrs = {
+        "sensitive": "for the curator only",
+        "meaning": "No row is an accusation: decisions about single examples change from model to "
+        "model.",
+    }
+    return frame
+
+
+def unit_attack_table(
+    table: EpsilonTable, recorded: RecordedRun, scored: Sequence[ScoredAttack], seed: int = 0
+) -> pd.DataFrame | None:
+    """One row for each unit; None unless units have several rows.
+
+    Columns: unit_id, n_rows, epsilon, loss (mean), then for each attack and rule the rank of the
+    unit among random groups of as many non-members, from 0 to 1.
+    """
+    if recorded.examples is None or (table.account.rows_per_unit or 1) == 1:
+        return None
+    rows = in_rows_of(table, recorded.examples).aligned(table.example_ids)
+    found: dict[str, Any] = {
+        "unit_id": table.example_ids,
+        "n_rows": np.asarray(table.details["n_rows"]).astype(np.int64),
+        "epsilon": table.epsilon,
+        "loss": to_floats(rows["loss"]),
+    }
+    units = found["unit_id"].astype(str)
+    for name, rule, scores in _scores_of_units(recorded, scored, table, seed):
+        ids = np.asarray(scores.example_ids)[scores.member]
+        ranks = pd.Series(scores.scores[scores.member], index=ids)
+        found[f"{name}_{rule}"] = ranks.reindex(units).to_numpy()
+    return pd.DataFrame(found)
+
+
+def _scores_of_units(
+    recorded: RecordedRun, scored: Sequence[ScoredAttack], table: EpsilonTable, seed: int
+) -> Iterator[tuple[str, str, AttackScores]]:
+    """Scores of units by each attack on the run and each rule; none where units have one row."""
+    if recorded.examples is None or (table.account.rows_per_unit or 1) == 1:
+        return
+    owners = recorded.examples.train.set_index("example_id")["unit_id"]
+    for each in scored:
+        if each.model == "dp" and each.scores.example_ids is not None:
+            mine = owners.reindex(each.scores.example_ids[each.scores.member]).to_numpy()
+            for rule in UNIT_RULES:
+                found = calibrated_unit_scores(each.scores, mine, rule, seed=seed)
+                yield each.attack.name, rule, found
+
+
+# --- bins of epsilon
+
+
+def attack_by_epsilon(
+    scores: AttackScores,
     members: EpsilonTable,
-    holdout: EpsilonTable | None,
-    attacks: int,
-    seed: int,
+    nonmember_epsilon: FloatArray,
+    *,
+    seed: int = 0,
+    attacks: int = 1,
 ) -> pd.DataFrame:
+    """Compare an attack's success in bins of epsilon with what epsilon allows.
+
+    Args:
+        scores: of any attack; members in the order of their table, non-members in the order of
+            nonmember_epsilon.
+        members: epsilons of the members.
+        nonmember_epsilon: (n_nonmembers,) the epsilons that they would have had on the same
+            trajectory.
+        seed: of the random half of the non-members that chooses the thresholds.
+        attacks: number of attacks that this one was chosen from, which is corrected for.
+
+    Returns:
+        rows of `BINS`; none with fewer than forty members or non-members.
+
+    Raises:
+        InputError: numbers that do not match, scores of an adversary whose scores are not
+            independent, or of several models.
+    """
+    check_positive_int("seed", seed, minimum=0)
+    scores.check_adversary(rates.INTERVALS, ("updates", "full"))
+    scores.check_one_model(rates.INTERVALS)
+    mine, others = (scores.scores[scores.member == side] for side in (True, False))
+    for side, count, found in (
+        ("members", len(members), len(mine)),
+        ("non-members", len(nonmember_epsilon), len(others)),
+    ):
+        if count != found:
+            raise InputError(
+                f"there are {found} scores of {side} and {count} epsilons; pass one epsilon for "
+                "each score"
+            )
+    if min(len(mine), len(others)) < _LEAST:
+        return rates.table(BINS)
+    order = np.random.default_rng(seed).permutation(len(others))
+    choosing, reporting = np.sort(others[order[: len(order) // 2]]), order[len(order) // 2 :]
+    edges = epsilon_edges(members)
+    level = rates.bonferroni(len(TARGET_RATES) * (len(edges) - 1) * attacks)
+    n, n_others, rows = len(mine), len(reporting), []
+    for target, (low, high) in itertools.product(TARGET_RATES, itertools.pairwise(edges)):
+        threshold = float(choosing[::-1][int(target * len(choosing))])
+        inside, outside = (
+            ((low < epsilon) | (low == 0.0)) & (epsilon <= high)
+            for epsilon in (members.epsilon, nonmember_epsilon[reporting])
+        )
+        hits = int((inside & (mine > threshold)).sum())
+        false = int((outside & (others[reporting] > threshold)).sum())
+        least = clopper_pearson(hits, n, level).low
+        most = clopper_pearson(false, n_others, level).high
+        own, of_others = int(inside.sum()), int(outside.sum())
+        threshold = threshold if np.isfinite(threshold) else np.sign(threshold) * 1e308
+        row: dict[str, Any] = {"attack": scores.method, "target_fpr": target}
+        row |= {"threshold": threshold, "above": low, "up_to": high}
+        row |= {"n_members": own, "n_others": of_others}
+        for prefix, epsilon in (("", high), ("worst_case_", members.worst_case_epsilon)):
+            ratio, delta = np.exp(min(epsilon, rates.LARGEST_EXPONENT)), members.account.delta
+            name = "above_worst_case" if prefix else "above_reference"
+            row[name] = least > ratio * most + delta
+            if own:
+                allowed = (ratio * (false / n_others) + delta) / (own / n)
+                row[f"{prefix}reference"] = min(1.0, allowed)
+        row |= {"tpr": hits / own, **vars(clopper_pearson(hits, own))} if own else {}
+        rows.append(row | ({"fpr": false / of_others} if of_others else {}))
+    return rates.table(BINS, rows)
+
+
+def epsilon_edges(members: EpsilonTable) -> list[float]:
+    """Edges of bins with about equal numbers of members; one bin for those at the worst case."""
+    below = members.epsilon[~members.at_worst_case]
+    inner = (
+        np.quantile(below, np.linspace(0, 1, _BINS + 1)[1:], method="higher").tolist()
+        if len(below)
+        else []
+    )
+    top = max(members.worst_case_epsilon, float(members.epsilon.max()))
+    return sorted({0.0, *inner, top})
+
+
+def _in_bins(run: AuditedRun) -> dict[str, Any]:
     """The strongest attack, or the loss threshold, in bins of epsilon, which the hold-out has too.
 
-    Empty without epsilons of the hold-out. attacks: number that the strongest was chosen from.
+    Nothing without epsilons of the hold-out.
     """
+    scored, (members, holdout) = run.once(attacks_of), run.once(tables_of_both_sides)
     losses = (of for of in scored if (of.model, of.attack.name) == ("dp", BY_GROUP))
+    best = _strongest(run.audit, scored)
     chosen = next(losses, None) if best is None else best
     if holdout is None or chosen is None or chosen.scores.example_ids is None:
-        return rates.table(BINS)
+        return {}
     ids, member = chosen.scores.example_ids, chosen.scores.member
     place = np.empty(len(ids), np.int64)  # training ids may be texts
     place[member] = pd.Index(members.example_ids).get_indexer(ids[member])
     place[~member] = pd.Index(holdout.example_ids.astype(str)).get_indexer(ids[~member].astype(str))
     scores, known = chosen.scores.take(place >= 0), place[place >= 0]
     mine, others = known[scores.member], holdout.epsilon[known[~scores.member]]
-    attacks = 1 if best is None else attacks
-    return attack_by_epsilon(scores, members.take(mine), others, seed=seed, attacks=attacks)
+    attacks = 1 if best is None else len(attacks_on(run.audit, "dp"))
+    found = attack_by_epsilon(scores, members.take(mine), others, seed=run.seed, attacks=attacks)
+    return {"attack_by_epsilon": found}
 
 
-def attribute_attacks(
-    materials: dict[str, Material],
-    columns: Sequence[str] = (),
-    *,
-    members: EpsilonTable | None = None,
-    holdout: EpsilonTable | None = None,
-    ceilings: Ceilings | None = None,
-) -> tuple[AttributeFindings, ...]:
-    """Every attack on every attribute that a run names, on the run and on its baseline.
-
-    Args:
-        materials: what attacks can use of the audited model ("dp") and of the baseline ("non_dp").
-        columns: to group by; an attribute is not grouped by itself.
-        members: epsilons of the training examples.
-        holdout: epsilons that the test examples would have had on the same trajectory.
-        ceilings: what any attack can reach.
-    """
-    tasks = [
-        (model, material, known, guesser)
-        for model, material in materials.items()
-        for known in material.attributes or ()
-        for guesser in GUESSERS
-    ]
-    found = []
-    for model, material, known, guesser in tasks:
-        ours = model == "dp"
-        found.append(
-            measure_attribute(
-                known,
-                guesser,
-                model=model,
-                groups={
-                    column: material.groups(column, known.example_ids, known.member)
-                    for column in columns
-                    if column != known.name
-                },
-                account=_epsilons(known, members, holdout) if ours else None,
-                ceiling=ceilings.advantage if ours and ceilings is not None else None,
-                tests=len(tasks),
-            )
-        )
-    return tuple(found)
-
-
-def _epsilons(
-    known: AttributeKnowledge, members: EpsilonTable | None, holdout: EpsilonTable | None
-) -> EpsilonsOfExamples | None:
-    """The account of these examples; None of units of several rows."""
-    if members is None or members.account.rows_per_unit is not None:
-        return None
-    inside, ids = known.member, known.example_ids
-    mine = pd.Index(members.example_ids).get_indexer(ids[inside])
-    mu = np.full(len(ids), np.nan)
-    mu[inside] = mu_of(members)[mine]
-    epsilon = None
-    if holdout is not None:
-        others = pd.Index(holdout.example_ids).get_indexer(ids[~inside])
-        epsilon = np.empty(len(ids))
-        epsilon[inside], epsilon[~inside] = members.epsilon[mine], holdout.epsilon[others]
-    return EpsilonsOfExamples(members, mu, epsilon)
-
-
-_WRONG = (
-    "the run or its account is wrong, unless training and test examples differ in other ways too: "
-    "was the split random?"
-)
+# --- findings
 
 
 def _attacks_above(audit: Audit) -> Iterator[str]:
     for one in attacks_on(audit, "dp"):
         if one.above_worst_case:
-            yield f"{one.title} exceeds what the worst case allows: {_WRONG}"
+            yield f"{one.title} exceeds what the worst case allows: {WRONG}"
 
 
 def _bins_above(audit: Audit) -> Iterator[str]:
     if above := int(audit.attack_by_epsilon["above_worst_case"].sum()):
-        yield f"In {above} bins of epsilon an attack exceeds what the worst case allows: {_WRONG}"
+        yield f"In {above} bins of epsilon an attack exceeds what the worst case allows: {WRONG}"
 
 
 def _bins_to_look_at(audit: Audit) -> Iterator[str]:
@@ -307,82 +439,43 @@ def _bins_to_look_at(audit: Audit) -> Iterator[str]:
         yield f"In {look} bins of epsilon an attack exceeds what their epsilon would allow."
 
 
-def _advantages_above(audit: Audit) -> Iterator[str]:
-    for one in audit.attribute_attacks:
-        if one.model == "dp" and one.above_ceiling:
-            yield f"{one.attribute}: the advantage exceeds the worst case: {_WRONG}"
-
-
 FINDINGS = (
     Finding(
         "membership",
         40,
-        {
-            "attacks": (
-                Annotated[pd.DataFrame, rates.TRIED],
-                "Every attack on this model and on the non-private baseline; those on this model "
-                "first, the strongest by AUC first.",
-            ),
-            "rates": (
-                Annotated[pd.DataFrame, rates.RATES],
-                "Of these attacks over all examples, by group and by unit, and of gradient "
-                "canaries.",
-            ),
-            "unchecked": (
-                tuple[str, ...],
-                "What could not be checked about the reference models, in sentences.",
-            ),
-            "roc": (
-                Mapping[str, tuple[tuple[float, float], ...]],
-                "(false-positive rate, true-positive rate) of thresholds on the loss, by model.",
-            ),
-            "most_exposed": (
-                tuple[UnequalAttack, ...],
-                "Tests of the group with the largest mean epsilon, by model and column.",
-            ),
-        },
         _find,
         alarms=_attacks_above,
         watched="attacks above the worst case",
         notes=lambda audit: audit.unchecked,
-    ),
-    Finding(
-        "ceilings",
-        41,
-        {
-            "ceilings": (
-                Ceilings | None,
-                "What any attack can reach; null where the unit has several rows.",
-            )
-        },
-        _ceilings,
-    ),
-    Finding(
-        "attributes",
-        45,
-        {
-            "attribute_attacks": (
-                tuple[AttributeFindings, ...],
-                "Attacks that guess attributes; empty where the run says nothing of them.",
-            )
-        },
-        _attributes,
-        alarms=_advantages_above,
-        watched="attacks on attributes above the worst case",
+        attacks=(
+            Annotated[pd.DataFrame, rates.TRIED],
+            "Every attack on this model and on the non-private baseline; those on this model "
+            "first, the strongest by AUC first.",
+        ),
+        rates=(
+            Annotated[pd.DataFrame, rates.RATES],
+            "Of these attacks over all examples, by group and by unit, and of gradient canaries.",
+        ),
+        unchecked=(tuple[str, ...], "What of the reference models could not be checked, and why."),
+        roc=(
+            Mapping[str, tuple[tuple[float, float], ...]],
+            "(false-positive rate, true-positive rate) of thresholds on the loss, by model.",
+        ),
+        most_exposed=(
+            tuple[rates.UnequalAttack, ...],
+            "Tests of the group with the largest mean epsilon, by model and column.",
+        ),
     ),
     Finding(
         "by_epsilon",
         50,
-        {
-            "attack_by_epsilon": (
-                Annotated[pd.DataFrame, BINS],
-                "One attack in bins of epsilon; empty where the norms of the hold-out were not "
-                "recorded.",
-            )
-        },
         _in_bins,
         alarms=_bins_above,
         watched="bins of epsilon above the worst case",
         notes=_bins_to_look_at,
+        attack_by_epsilon=(
+            Annotated[pd.DataFrame, BINS],
+            "One attack in bins of epsilon; empty where the hold-out was not recorded.",
+        ),
     ),
 )

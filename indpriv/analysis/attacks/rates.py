@@ -4,21 +4,19 @@ Sensitive. `RATES` and `TRIED` describe the columns.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import expit, logit
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._checks import check_delta, check_positive_int
-from indpriv._plain import Columns, Count, records
-from indpriv.analysis.attacks.lower_bound import LEAST_GUESSES, NULL_TRIALS, lower_bound
+from indpriv._checks import check_positive_int
+from indpriv._plain import Columns, Count, Share, records
 from indpriv.analysis.statistics.intervals import (
     CONFIDENCE,
     Interval,
@@ -33,15 +31,14 @@ from indpriv.errors import InputError
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 MIN_TRIALS = 10  # with fewer guesses the result says more about these examples than about the group
 ALL, UPDATES = "all examples", "longest canaries"  # parts that are no groups of a column
-ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
-BALANCED = (
-    "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and "
-    "non-members, as if fair coins had chosen them: valid if members were chosen at random"
+PROTOCOL = (
+    "In each group, as many random members as non-members are taken. A random half of each chooses "
+    "the threshold; the success rate is measured on the other half. Chance is 50 %."
 )
 _COMMON = 0.01  # false-positive rate of the threshold that all groups share
 _ROC_POINTS = 50
-_LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
-_INTERVALS = "a binomial interval over examples"
+LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
+INTERVALS = "a binomial interval over examples"
 _Row = dict[str, Any]
 _KINDS = {
     "auc": "the probability that a member scores above a non-member, ties count half",
@@ -174,14 +171,14 @@ def rates_of(
     Raises:
         InputError: scores of an adversary whose scores are not independent, or of several models.
     """
-    scores.check_adversary(_INTERVALS)
-    scores.check_one_model(_INTERVALS)
+    scores.check_adversary(INTERVALS)
+    scores.check_one_model(INTERVALS)
     every = {part: np.arange(len(scores.scores))}
     rows: list[_Row] = []
     for name, index in (group_indices(scores) if by else every).items():
         member, values = scores.member[index], scores.scores[index]
         key = {"attack": attack or scores.method, "model": model, "by": by, "part": name}
-        rows += [key | row for row in _separation(values[member], values[~member], tests=tests)]
+        rows += [key | row for row in separation(values[member], values[~member], tests=tests)]
     return table(RATES, rows)
 
 
@@ -268,8 +265,8 @@ def exceeds(
     Raises:
         InputError: scores of an adversary whose scores are not independent, or of several models.
     """
-    scores.check_adversary(_INTERVALS, ("updates", "full"))
-    scores.check_one_model(_INTERVALS)
+    scores.check_adversary(INTERVALS, ("updates", "full"))
+    scores.check_one_model(INTERVALS)
     members, others = (scores.scores[scores.member == side] for side in (True, False))
     (epsilon, delta), half = guarantee, len(others) // 2
     if not half or not len(members):
@@ -282,105 +279,9 @@ def exceeds(
         hits = int((members > threshold).sum()), int((reporting > threshold).sum())
         least = clopper_pearson(hits[0], len(members), level).low
         most = clopper_pearson(hits[1], len(reporting), level).high
-        if least > math.exp(min(epsilon, _LARGEST_EXPONENT)) * most + delta:
+        if least > math.exp(min(epsilon, LARGEST_EXPONENT)) * most + delta:
             return True
     return False
-
-
-@dataclass(frozen=True)
-class AttackMeasures:
-    """What the scores of one attack prove about the worst case.
-
-    Attributes:
-        attack: what produced the scores.
-        method: how the lower bound is found, and what it assumes.
-        delta: of the (epsilon, delta) that is bounded.
-        seed: of the analysis, not of training.
-        rates: of all examples and of each group, lower bounds included.
-        roc: (false-positive rate, true-positive rate) of thresholds on all scores.
-    """
-
-    attack: str
-    method: str
-    delta: float
-    seed: int
-    rates: Annotated[pd.DataFrame, RATES]
-    roc: tuple[tuple[float, float], ...]
-
-    def __post_init__(self) -> None:
-        bound = parts(self.rates, by="", rate="epsilon").get(ALL)
-        if bound is None or bound["epsilon"].value is None:
-            raise InputError(f"no lower bound stands among the rates of {self.attack}; audit again")
-
-    @property
-    def overall(self) -> dict[str, Any]:
-        """Rows of all examples by rate."""
-        return parts(self.rates, by="")[ALL]
-
-
-def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) -> AttackMeasures:
-    """Measure an attack, and bound the worst-case epsilon from below.
-
-    The lower bound needs members that were chosen by fair coins. From other scores, equal numbers
-    of random members and non-members are taken, so that unequal numbers cannot prove anything. The
-    bound over all examples holds at 95 % by itself, those of the groups all together.
-
-    Args:
-        scores: of any attack; higher means more likely a member.
-        delta: of the (epsilon, delta)-DP that is tested.
-        seed: of the random choices: which scores are left out, and the order of ties.
-
-    Raises:
-        InputError: a delta outside (0, 1), a negative seed, scores of an adversary for whom the
-            bound does not hold, or of several models.
-    """
-    delta = check_delta(delta)
-    check_positive_int("seed", seed, minimum=0)
-    scores.check_adversary("a lower bound from one run", ("full", "gradients"))
-    scores.check_one_model("a lower bound from one run")
-    groups = group_indices(scores)
-    joint = bonferroni(sum(len(index) >= 2 * LEAST_GUESSES for index in groups.values()))
-    whole = np.arange(len(scores.scores))
-    every: list[tuple[str | None, IntArray]] = [(None, whole), *groups.items()]
-    rows: list[_Row] = []
-    for name, index in every:
-        values, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
-        by, part = ("", ALL) if name is None else ("group", name)
-        key: _Row = {"attack": scores.method, "model": "dp", "by": by, "part": part}
-        used = np.arange(len(index)) if scores.fair_coins else _balanced(member, rng)
-        bound = lower_bound(
-            values[used],
-            member[used],
-            delta=delta,
-            n_coins=len(scores.scores),
-            rng=rng,
-            balanced=not scores.fair_coins,
-            confidence=CONFIDENCE if name is None else joint,
-        )
-        right = {"value": bound.correct / bound.guesses} if bound.guesses else {}
-        alarms = {"value": bound.false_alarm_rate, **vars(bound.false_alarm_interval)}
-        n = {"n_members": int(member.sum()), "n_others": int((~member).sum())}
-        rows += [key | row for row in _separation(values[member], values[~member])]
-        rows += [
-            {**key, **n, "rate": "epsilon", "value": bound.epsilon, "n": bound.tried},
-            {**key, **n, "rate": "right", **right, "n": bound.guesses},
-            {**key, **n, "rate": "false_alarms", **alarms, "n": NULL_TRIALS},
-        ]
-    return AttackMeasures(
-        attack=scores.method,
-        method=ONE_RUN if scores.fair_coins else BALANCED,
-        delta=delta,
-        seed=seed,
-        rates=table(RATES, rows),
-        roc=roc(scores),
-    )
-
-
-def _balanced(member: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
-    """Positions of equal numbers of random members and non-members."""
-    sides = [rng.permutation(np.flatnonzero(member == side)) for side in (True, False)]
-    pairs = min(map(len, sides))
-    return np.concatenate([side[:pairs] for side in sides])
 
 
 def discriminate(
@@ -407,7 +308,7 @@ def discriminate(
     >>> float(discriminate(np.array([3.0, 2.0]), np.array([1.0, 0.0])).value["auc"])
     1.0
     """
-    rows = _separation(members, others, confidence=confidence)
+    rows = separation(members, others, confidence=confidence)
     return table(RATES, rows).set_index("rate")[["value", "low", "high"]]
 
 
@@ -443,7 +344,7 @@ def _curve(members: FloatArray, others: FloatArray) -> _Curve:
     return _Curve(counts[0], counts[1], fpr, tpr)
 
 
-def _separation(
+def separation(
     members: FloatArray,
     others: FloatArray,
     *,
@@ -514,3 +415,167 @@ def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
         return 0.25
     deviations = values - counts @ values / n
     return float(counts @ deviations**2) / (n - 1) / n
+
+
+# --- the paper's membership test: the success rate of one threshold
+
+
+@dataclass(frozen=True)
+class UnequalAttack:
+    """One-sided test of the most exposed group against all others, on all scores of the protocol.
+
+    The group is chosen by mean individual epsilon, not by what the attack achieved. One threshold
+    for all groups is chosen on each half and measured on the other, so that every score is guessed
+    once. Fisher's exact test compares the two success rates.
+
+    Attributes:
+        model: "dp", or "non_dp" for the non-private baseline.
+        by: the column of the groups.
+        exposed: the group with the largest mean epsilon among those large enough to read.
+        trials, successes: guesses on that group, and how many of them were right.
+        rest_trials, rest_successes: the same of all other groups together.
+        p_value: one-sided; not corrected for the number of groupings and models.
+        chi_squared_p: of equal success rates of all readable groups of the table (one half of the
+            scores, each group at its own threshold), by the chi-squared test; None where it is
+            undefined.
+    """
+
+    model: str
+    by: str
+    exposed: str
+    trials: Count
+    successes: Count
+    rest_trials: Count
+    rest_successes: Count
+    p_value: Share
+    chi_squared_p: Share | None
+
+
+_Half = tuple[FloatArray, FloatArray]  # scores of members and of as many non-members
+
+
+def threshold_attack(
+    scores: AttackScores,
+    *,
+    attack: str = "",
+    model: str = "dp",
+    by: str = "",
+    seed: int = 0,
+    by_epsilon: Sequence[str] = (),
+) -> tuple[pd.DataFrame, UnequalAttack | None]:
+    """Success rate of the best threshold, chosen on half of the scores and measured on the rest.
+
+    After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient
+    Descent" (arXiv 2206.02617v7): all non-members and as many random members.
+
+    Args:
+        scores: higher means more likely a member. Of two groups of different size the smaller is
+            used whole.
+        attack: its name; by default the method of the scores.
+        model: which model the scores are of, "dp" or "non_dp".
+        by: the column of the scores' groups, each of which is attacked by itself; "" for all
+            examples together.
+        seed: of the random choices. A group's choices depend only on the seed, its name and its
+            size, so the same examples are drawn for a model and its non-private baseline.
+        by_epsilon: groups that are large enough to read, the largest mean epsilon first; the first
+            one with enough scores is tested against all others.
+
+    Returns:
+        rows of `RATES`, of the rate "success"; and the test of the most exposed group, None where
+        there are no two groups to compare.
+
+    Raises:
+        InputError: a negative seed, scores of an adversary whose scores are not independent, or of
+            several models.
+    """
+    check_positive_int("seed", seed, minimum=0)
+    scores.check_adversary("a binomial interval over examples")
+    scores.check_one_model("a binomial interval over examples")
+    rows, counts, halves = [], {}, {}
+    parts = group_indices(scores) if by else {None: np.arange(len(scores.scores))}
+    for name, index in parts.items():
+        member, values, rng = scores.member[index], scores.scores[index], generator_of(seed, name)
+        mine, others = rng.permutation(values[member]), rng.permutation(values[~member])
+        pairs = min(len(mine), len(others))
+        half = pairs // 2
+        chosen, rest = ((side[:half], side[half:pairs]) for side in (mine, others))
+        pair = (chosen[0], rest[0]), (chosen[1], rest[1])
+        right, n = _right(best_threshold(*pair[0]), pair[1]) if half else (0, 0)
+        row: dict[str, Any] = {"attack": attack or scores.method, "model": model, "by": by}
+        row |= {"part": ALL if name is None else name, "rate": "success", "n": n}
+        row |= {"n_members": len(mine), "n_others": len(others)}
+        row |= {"value": right / n, **vars(clopper_pearson(right, n))} if n else {}
+        rows.append(row)
+        if name is not None:
+            counts[name], halves[name] = (right, n), pair
+    return table(RATES, rows), _unequal(model, by, counts, halves, by_epsilon)
+
+
+def _right(threshold: float, half: _Half) -> tuple[int, int]:
+    """How many guesses of a threshold are right, and their number."""
+    members, others = half
+    right = int((members >= threshold).sum()) + int((others < threshold).sum())
+    return right, len(members) + len(others)
+
+
+def _unequal(
+    model: str,
+    by: str,
+    counts: Mapping[str, tuple[int, int]],
+    halves: Mapping[str, tuple[_Half, _Half]],
+    by_epsilon: Sequence[str],
+) -> UnequalAttack | None:
+    """The test of the most exposed group; see `UnequalAttack`."""
+    readable = {name: found for name, found in counts.items() if found[1] >= MIN_TRIALS}
+    exposed = next((name for name in by_epsilon if name in readable), None)
+    if exposed is None or len(readable) < 2:
+        return None
+    own, rest = np.zeros(2, int), np.zeros(2, int)
+    for chosen in (0, 1):
+        pooled = [
+            np.concatenate([pair[chosen][side] for pair in halves.values()]) for side in (0, 1)
+        ]
+        threshold = best_threshold(*pooled)
+        for name, pair in halves.items():
+            guesses = np.array(_right(threshold, pair[1 - chosen]))
+            own, rest = (own + guesses, rest) if name == exposed else (own, rest + guesses)
+    counted = np.array([(right, trials - right) for right, trials in (own, rest)])
+    p_value = stats.fisher_exact(counted, alternative="greater").pvalue
+    return UnequalAttack(
+        model=model,
+        by=by,
+        exposed=exposed,
+        trials=int(own[1]),
+        successes=int(own[0]),
+        rest_trials=int(rest[1]),
+        rest_successes=int(rest[0]),
+        p_value=min(1.0, float(p_value)),
+        chi_squared_p=_chi_squared(list(readable.values())),
+    )
+
+
+def _chi_squared(rows: Sequence[tuple[int, int]]) -> float | None:
+    """Of a table of successes and failures; None where a row or a column would be empty."""
+    right, trials = (sum(column) for column in zip(*rows, strict=True)) if rows else (0, 0)
+    if len(rows) < 2 or not 0 < right < trials:
+        return None
+    table = [(hits, n - hits) for hits, n in rows]
+    return float(stats.chi2_contingency(table).pvalue)
+
+
+def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
+    """The threshold with the most right guesses; infinity accuses no example.
+
+    Among equally good thresholds the highest, which accuses the fewest examples.
+
+    >>> best_threshold(np.array([3.0, 2.0]), np.array([1.0, 0.0]))
+    2.0
+    """
+    values = np.concatenate([members, nonmembers])
+    gains = np.concatenate([np.ones(len(members)), -np.ones(len(nonmembers))])
+    order = np.argsort(-values, kind="stable")
+    values, total = values[order], np.cumsum(gains[order])
+    last_of_ties = np.append(values[1:] != values[:-1], True)
+    candidates, gain = values[last_of_ties], total[last_of_ties]
+    best = int(np.argmax(gain))
+    return float(candidates[best]) if gain[best] > 0 else float("inf")

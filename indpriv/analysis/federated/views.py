@@ -187,11 +187,6 @@ def _find(run: AuditedRun) -> dict[str, Any]:
 FINDING = Finding(
     "views",
     71,
-    {
-        "views": (
-            tuple[View, ...],
-            "What each observer of a federated run can learn; empty for other runs.",
-        )
-    },
     _find,
+    views=(tuple[View, ...], "What observers of a federated run can learn; empty for others."),
 )

@@ -1,16 +1,12 @@
 """Four audits of stored runs, and attacks without an audit: every figure of rates that they give.
 
-rates.json holds those of commit 79fdd3e, in which twelve dataclasses held rates, put in today's form
-by reports/tidy_rates.py. In a checkout of that commit with this file and that one:
-
-    PYTHONPATH=. python tests/analysis/attacks/make_rates.py
-
-Never make it anew to silence test_rates_of_audits.py.
+rates.json holds those of commit 79fdd3e, in which twelve dataclasses held rates, put in the form of
+tables by reports/tidy_rates.py of commit 5b2af2c: a table is a list of columns and one list for
+each row, with "not said" for no value.
 """
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -103,34 +99,3 @@ def without_audit(folder):
     words = ("--scores", folder / "scores.parquet", "--json", "--seed", 5)
     study = attack_study({"confidence": signals_with_effect(0.5, 12, 600, spread=1.0)})
     return json.loads(command("attack", *words)), to_json(study)
-
-
-def packed(found):
-    """The same with one list for each row of a table, and one of columns; NONE stands for no value."""
-    if isinstance(found, dict):
-        return {name: packed(part) for name, part in found.items()}
-    if not isinstance(found, list) or not found or not isinstance(found[0], dict):
-        return found
-    columns = list(dict.fromkeys(name for row in found for name in row))
-    return {
-        "columns": columns,
-        "rows": [[row.get(name, NONE) for name in columns] for row in found],
-    }
-
-
-def main():
-    """Write what test_rates.py expects."""
-    import tidy_rates
-
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        documents = {name: tidy_rates.audit(found) for name, found in audits(folder)}
-        scores, study = without_audit(folder)
-        found = {
-            name: {key: document[key] for key in KEYS} for name, document in documents.items()
-        } | {"scores": tidy_rates.measures(scores), "study": tidy_rates.study(study)}
-    EXPECTED.write_text(json.dumps(packed(found), allow_nan=False, separators=(",", ":")) + "\n")
-
-
-if __name__ == "__main__":
-    main()

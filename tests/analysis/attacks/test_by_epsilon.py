@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from indpriv.analysis.attacks.by_epsilon import attack_by_epsilon
+from indpriv.analysis.attacks.membership import attack_by_epsilon
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from synthetic import epsilon_table

@@ -5,14 +5,14 @@ import pytest
 from scipy.special import ndtr
 
 from indpriv import AttackScores, InputError
-from indpriv.analysis.attacks.canary_bounds import (
+from indpriv.analysis.attacks.canaries import (
     BOUNDS,
     epsilon_of_length,
+    measure_gradient_canaries,
     predicted_separation,
+    simulated_evidence,
 )
-from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
 from indpriv.analysis.attacks.lower_bound import PROOFS, gaussian_epsilon, refutes_gaussian
-from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.norm_log.step_settings import StepSettings
 
 SETTINGS = StepSettings.from_values(60, 1.0, 1.0, 0.1)

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.attacks.lower_bound import lower_bound, refutation
-from indpriv.analysis.attacks.rates import measure_attack, parts
+from indpriv.analysis.attacks.rates import parts
 from indpriv.attack_scores import AttackScores
 from oracles import one_run_p_value
 

@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 from indpriv._plain import to_json
-from indpriv.analysis.attacks.rates import ALL, accused, measure_attack, parts, rates_on_updates
+from indpriv.analysis.attacks.canaries import measure_attack
+from indpriv.analysis.attacks.rates import ALL, accused, parts, rates_on_updates
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from indpriv.analysis.attacks.rates import ALL, parts
-from indpriv.analysis.attacks.threshold_attack import best_threshold, threshold_attack
+from indpriv.analysis.attacks.rates import ALL, best_threshold, parts, threshold_attack
 from indpriv.analysis.statistics.intervals import clopper_pearson
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError

@@ -8,7 +8,7 @@ from audits.training.canaries import train_with_canaries
 from audits.training.config import DataConfig
 from indpriv import NormLog
 from indpriv._files import read_json
-from indpriv.analysis.attacks.rates import ONE_RUN, measure_attack
+from indpriv.analysis.attacks.canaries import ONE_RUN, measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit
 from indpriv.errors import InputError

@@ -24,8 +24,8 @@ from audits.training.step_plan import worst_case_epsilon
 from audits.training.steps import take_steps
 from indpriv._files import read_json, sha256
 from indpriv.audit import audit
+from indpriv.audit.attacks import white_box_of_run
 from indpriv.audit.gate import Limits, judge
-from indpriv.audit.validation import white_box_of_run
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog, open_run

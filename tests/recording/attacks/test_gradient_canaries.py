@@ -8,7 +8,7 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from scipy import stats
 
 from indpriv import AttackScores, InputError
-from indpriv.audit.validation import canaries_of_run
+from indpriv.audit.attacks import canaries_of_run
 from indpriv.norm_log.run_files import GRADIENT_CANARIES
 from indpriv.recording import GradientCanaries, Recorder
 from indpriv.recording.attacks import gradient_canaries

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from indpriv import AttackScores, ExampleTable, InputError
-from indpriv.analysis.attacks.rates import measure_attack
+from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.norm_log.run_files import CANARIES, EXAMPLES
 from indpriv.recording import MislabelledCanaries
 from runs import blobs, make_run, mlp, record

@@ -4,7 +4,7 @@ import json
 import numpy as np
 from rich.console import Console
 
-from indpriv.analysis.attacks.rates import measure_attack
+from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.report.screens import attack_document, print_attack
 

@@ -25,11 +25,12 @@ from indpriv.accountant.predicted_evidence import PredictedEvidence
 from indpriv.errors import InputError
 
 SIGNIFICANCE = 1e-3  # of all identities together
+_ONE_SIDE = "the evidence has no members, or no others; both sides are compared"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence of the strongest attacker on examples of many runs, beside its prediction.
+    """Evidence of the strongest attacker on n examples of many runs, beside its prediction.
 
     Attributes:
         evidence: (n,) log-likelihood ratios of examples, in nats.
@@ -58,9 +59,14 @@ class Evidence:
 
     def take(self, rows: IntArray | BoolArray) -> Evidence:
         """Some of the rows."""
-        return Evidence(
-            self.evidence[rows], self.member[rows], self.run[rows], self.predicted.take(rows)
-        )
+        kept = (self.evidence[rows], self.member[rows], self.run[rows])
+        return Evidence(*kept, self.predicted.take(rows))
+
+    def standard_error(self, excess: FloatArray, rows: BoolArray | None = None) -> float:
+        """Of a sum of centred values (of these rows), from the spread of its parts by run."""
+        run = self.run if rows is None else self.run[rows]
+        by_run = np.bincount(np.unique(run, return_inverse=True)[1], weights=excess)
+        return float(np.sqrt(len(by_run) / (len(by_run) - 1) * np.sum(by_run**2)))
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,6 @@ class Identity:
         expected: the value that the account predicts.
         standard_error: of the mean, from the spread between runs.
         n_runs: number of runs.
-        z: (mean - expected) / standard_error; if the account holds, about Student's t with n_runs
-            - 1 degrees of freedom.
     """
 
     name: str
@@ -85,27 +89,25 @@ class Identity:
 
     @property
     def z(self) -> float:
-        """How many standard errors the mean is off."""
+        """How many standard errors the mean is off.
+
+        If the account holds, about Student's t with n_runs - 1 degrees of freedom.
+        """
         return (self.mean - self.expected) / self.standard_error
 
 
 def identities(evidence: Evidence) -> tuple[Identity, ...]:
     """Every identity over all runs; the last one compares members with others of the same run."""
-    found = [
-        Identity(name, *_clustered(values, expected, evidence.run[rows]))
-        for name, values, expected, rows in _terms(evidence)
-    ]
-    separation = separation_of(evidence)
-    return (
-        *found,
-        Identity(
-            "with less without: L",
-            separation.observed,
-            separation.predicted,
-            separation.standard_error,
-            len(np.unique(evidence.run)),
-        ),
-    )
+    found = []
+    for name, values, expected, rows in _terms(evidence):
+        if not len(values):
+            raise InputError(_ONE_SIDE)
+        mean, runs = float(values.mean()), len(np.unique(evidence.run[rows]))
+        error = evidence.standard_error(values - mean, rows) / len(values)
+        found.append(Identity(name, mean, expected, error, runs))
+    apart, runs = separation_of(evidence), len(np.unique(evidence.run))
+    last = (apart.observed, apart.predicted, apart.standard_error, runs)
+    return (*found, Identity("with less without: L", *last))
 
 
 def agree(found: Sequence[Identity]) -> bool:
@@ -149,25 +151,19 @@ class Separation:
 
 def separation_of(evidence: Evidence) -> Separation:
     """Separation of members and others over all runs; noise that a run's examples share cancels."""
-    member, run = evidence.member, evidence.run
-    sides = []
-    excess = np.zeros(len(member))
+    member, predicted = evidence.member, evidence.predicted
+    observed, expected, excess = 0.0, 0.0, np.zeros(len(member))
     for side, sign, prediction in (
-        (member, 1.0, evidence.predicted.with_example),
-        (~member, -1.0, evidence.predicted.without_example),
+        (member, 1.0, predicted.with_example),
+        (~member, -1.0, predicted.without_example),
     ):
         if not side.any():
-            raise InputError("the evidence has no members, or no others; both sides are compared")
-        sides.append((evidence.evidence[side].mean(), prediction[side].mean()))
+            raise InputError(_ONE_SIDE)
+        observed += sign * float(evidence.evidence[side].mean())
+        expected += float(prediction[side].mean())
         off = evidence.evidence[side] - sign * prediction[side]
         excess[side] = sign * (off - off.mean()) / side.sum()
-    by_run = np.bincount(np.unique(run, return_inverse=True)[1], weights=excess)
-    (mean_in, predicted_in), (mean_out, predicted_out) = sides
-    return Separation(
-        observed=float(mean_in - mean_out),
-        predicted=float(predicted_in + predicted_out),
-        standard_error=float(np.sqrt(len(by_run) / (len(by_run) - 1) * np.sum(by_run**2))),
-    )
+    return Separation(observed, expected, evidence.standard_error(excess))
 
 
 def _terms(evidence: Evidence) -> Iterator[tuple[str, FloatArray, float, BoolArray]]:
@@ -183,16 +179,3 @@ def _terms(evidence: Evidence) -> Iterator[tuple[str, FloatArray, float, BoolArr
         yield f"with: exp((a - 1)(L - R)), a = {order:g}", moment, 1.0, member
         moment = np.exp(order * outside - (order - 1) * renyi[~member])
         yield f"without: exp(a L - (a - 1) R), a = {order:g}", moment, 1.0, ~member
-
-
-def _clustered(
-    values: FloatArray, expected: float, run: IntArray
-) -> tuple[float, float, float, int]:
-    """Mean, its predicted value, its standard error between runs, and their number."""
-    if len(values) == 0:
-        raise InputError("the evidence has no members, or no others; both sides are compared")
-    mean = float(values.mean())
-    runs, index = np.unique(run, return_inverse=True)
-    sums = np.bincount(index, weights=values - mean)
-    spread = np.sqrt(len(runs) / (len(runs) - 1) * np.sum(sums**2)) / len(values)
-    return mean, expected, float(spread), len(runs)

@@ -1,0 +1,520 @@
+"""What canaries prove about the worst case, and whether they agree with the account. Sensitive.
+
+Gradient canaries of one length in one run have independent scores, whose distributions the account
+predicts exactly. Four lower bounds, each with its assumption; `BOUNDS` lists them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special, stats
+
+from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._checks import check_delta, check_positive_int
+from indpriv._formatting import format_epsilon, format_lower_bound
+from indpriv._likelihood import log_likelihood_ratio
+from indpriv._plain import AtLeastZero, Share
+from indpriv.accountant.per_example import account
+from indpriv.accountant.predicted_evidence import predicted_evidence
+from indpriv.analysis.attacks import rates
+from indpriv.analysis.attacks.lower_bound import (
+    LEAST_GUESSES,
+    NULL_TRIALS,
+    gaussian_epsilon,
+    lower_bound,
+)
+from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.statistics.resampling import generator_of
+from indpriv.analysis.summary import Audit, Finding
+from indpriv.attack_scores import AttackScores
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.step_settings import StepSettings
+
+ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
+BALANCED = (
+    "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and "
+    "non-members, as if fair coins had chosen them: valid if members were chosen at random"
+)
+_THRESHOLDS = (0.25, 0.5, 0.75)  # quantiles of the predicted scores at which rates are counted
+_SIMULATED = 20_000  # scores of each side, to compare distributions with
+_LEAST = 8  # members, and others, of one length
+SIGNIFICANCE = 1e-3  # of all tests of the account together
+EACH_BY_ITSELF = (
+    "Each lower bound holds with 95 % confidence by itself: among several, the largest one does "
+    "not. Whether scores agree with the account is tested for all lengths together."
+)
+
+
+# --- any attack
+
+
+@dataclass(frozen=True)
+class AttackMeasures:
+    """What the scores of one attack prove about the worst case.
+
+    Attributes:
+        attack: what produced the scores.
+        method: how the lower bound is found, and what it assumes.
+        delta: of the (epsilon, delta) that is bounded.
+        seed: of the analysis, not of training.
+        rates: of all examples and of each group, lower bounds included.
+        roc: (false-positive rate, true-positive rate) of thresholds on all scores.
+    """
+
+    attack: str
+    method: str
+    delta: float
+    seed: int
+    rates: Annotated[pd.DataFrame, rates.RATES]
+    roc: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        bound = rates.parts(self.rates, by="", rate="epsilon").get(rates.ALL)
+        if bound is None or bound["epsilon"].value is None:
+            raise InputError(f"no lower bound stands among the rates of {self.attack}; audit again")
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        """Rows of all examples by rate."""
+        return rates.parts(self.rates, by="")[rates.ALL]
+
+
+def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) -> AttackMeasures:
+    """Measure an attack, and bound the worst-case epsilon from below.
+
+    The lower bound needs members that were chosen by fair coins. From other scores, equal numbers
+    of random members and non-members are taken, so that unequal numbers cannot prove anything. The
+    bound over all examples holds at 95 % by itself, those of the groups all together.
+
+    Args:
+        scores: of any attack; higher means more likely a member.
+        delta: of the (epsilon, delta)-DP that is tested.
+        seed: of the random choices: which scores are left out, and the order of ties.
+
+    Raises:
+        InputError: a delta outside (0, 1), a negative seed, scores of an adversary for whom the
+            bound does not hold, or of several models.
+    """
+    delta = check_delta(delta)
+    check_positive_int("seed", seed, minimum=0)
+    scores.check_adversary("a lower bound from one run", ("full", "gradients"))
+    scores.check_one_model("a lower bound from one run")
+    groups, fair = rates.group_indices(scores), scores.fair_coins
+    joint = rates.bonferroni(sum(len(index) >= 2 * LEAST_GUESSES for index in groups.values()))
+    every = [(None, np.arange(len(scores.scores))), *groups.items()]
+    rows: list[dict[str, Any]] = []
+    for name, index in every:
+        values, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
+        key = {"attack": scores.method, "model": "dp"}
+        key |= {"by": "", "part": rates.ALL} if name is None else {"by": "group", "part": name}
+        used = np.arange(len(index)) if fair else _balanced(member, rng)
+        bound = lower_bound(
+            values[used],
+            member[used],
+            delta=delta,
+            n_coins=len(scores.scores),
+            rng=rng,
+            balanced=not fair,
+            confidence=CONFIDENCE if name is None else joint,
+        )
+        right = {"value": bound.correct / bound.guesses} if bound.guesses else {}
+        alarms = {"value": bound.false_alarm_rate, **vars(bound.false_alarm_interval)}
+        n = {"n_members": int(member.sum()), "n_others": int((~member).sum())}
+        rows += [key | row for row in rates.separation(values[member], values[~member])]
+        rows += [
+            {**key, **n, "rate": "epsilon", "value": bound.epsilon, "n": bound.tried},
+            {**key, **n, "rate": "right", **right, "n": bound.guesses},
+            {**key, **n, "rate": "false_alarms", **alarms, "n": NULL_TRIALS},
+        ]
+    method, table = ONE_RUN if fair else BALANCED, rates.table(rates.RATES, rows)
+    return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
+
+
+def _balanced(member: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
+    """Positions of equal numbers of random members and non-members."""
+    sides = [rng.permutation(np.flatnonzero(member == side)) for side in (True, False)]
+    return np.concatenate([side[: min(map(len, sides))] for side in sides])
+
+
+# --- gradient canaries
+
+
+@dataclass(frozen=True)
+class CanaryBound:
+    """A lower bound on the epsilon of a canary.
+
+    Attributes:
+        key: of `BOUNDS`.
+        epsilon: at the given delta; 0 proves nothing.
+        false_alarm_rate: share of `NULL_TRIALS` random memberships that give a bound above 0.
+        false_alarm_interval: exact binomial, for that rate.
+    """
+
+    key: str
+    epsilon: AtLeastZero
+    false_alarm_rate: Share
+    false_alarm_interval: Interval
+
+
+@dataclass(frozen=True)
+class CanaryFindings:
+    """What the canaries of one length say.
+
+    Attributes:
+        length: norm of their gradients over max_grad_norm.
+        n_members, n_others: number of canaries in and out.
+        ceiling: epsilon of the account for an example of this length in every step.
+        bounds: each at 95 percent confidence by itself; the largest of several is none at 95.
+        separation: mean score of members less that of others.
+        separation_interval: of that difference, at 95 percent.
+        separation_predicted: by the account.
+        p_value: that scores deviate from the account as much as these do, the smallest of five
+            tests times the tests of all lengths: of the difference of means, and of spread and
+            distribution of each side.
+        agrees: p_value is at least `SIGNIFICANCE`.
+    """
+
+    length: float
+    n_members: int
+    n_others: int
+    ceiling: float
+    bounds: tuple[CanaryBound, ...]
+    separation: float
+    separation_interval: Interval
+    separation_predicted: float
+    p_value: Share
+    agrees: bool
+
+
+@dataclass(frozen=True)
+class CanaryResults:
+    """What the gradient canaries of one run say.
+
+    Attributes:
+        delta: of every epsilon here.
+        lengths: what the canaries of each length say, the shortest first.
+        left_out: why other lengths are not judged, in sentences.
+    """
+
+    delta: float
+    lengths: tuple[CanaryFindings, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def agree(self) -> bool:
+        """Whether the scores of every length agree with the account."""
+        return all(found.agrees for found in self.lengths)
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Scores of the canaries of one length, with what is needed to judge them.
+
+    scores and member: (n,); delta: of the epsilon; n_coins: flipped in all; rng: for ties and null
+    memberships; predicted: (n_simulated,) scores of members, then of others, by the account.
+    """
+
+    scores: FloatArray
+    member: BoolArray
+    settings: StepSettings
+    delta: float
+    n_coins: int
+    rng: np.random.Generator
+    predicted: tuple[FloatArray, FloatArray]
+
+
+def measure_gradient_canaries(
+    scores: AttackScores, settings: StepSettings, *, delta: float = 1e-5, seed: int = 0
+) -> CanaryResults:
+    """What the gradient canaries of a run prove, for each length with 8 canaries in and 8 out.
+
+    Args:
+        scores: RUN/gradient-canaries.parquet; groups are lengths.
+        settings: of the run's steps, from its norm log.
+        delta: of the epsilon that is bounded.
+        seed: of the random choices of this analysis.
+
+    Raises:
+        InputError: scores of another attack.
+    """
+    delta = check_delta(delta)
+    if scores.adversary != "updates" or scores.groups is None or not scores.fair_coins:
+        raise InputError(
+            f"scores of the attack {scores.method!r} are not those of gradient canaries; pass what "
+            "a Recorder with attack=GradientCanaries(...) wrote"
+        )
+    judged: list[tuple[str, IntArray]] = []
+    left_out: list[str] = []
+    for name, index in rates.group_indices(scores).items():
+        inside, outside = (int((scores.member[index] == side).sum()) for side in (True, False))
+        if min(inside, outside) >= _LEAST:
+            judged.append((name, index))
+            continue
+        left_out.append(
+            f"Canaries of length {name} have {inside} members and {outside} others; a bound needs "
+            f"{_LEAST} of each: insert more."
+        )
+    found, side = [], np.repeat([True, False], _SIMULATED)
+    for name, index in judged:
+        own, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
+        simulated = simulated_evidence(settings, float(name), side, rng)
+        predicted = simulated[side], simulated[~side]
+        canaries = Canaries(own, member, settings, delta, len(scores.scores), rng, predicted)
+        found.append(_findings(float(name), canaries, n_lengths=len(judged)))
+    return CanaryResults(delta, tuple(sorted(found, key=lambda one: one.length)), tuple(left_out))
+
+
+def simulated_evidence(
+    settings: StepSettings,
+    relative_norms: ArrayLike,
+    member: BoolArray,
+    rng: np.random.Generator,
+) -> FloatArray:
+    """Sums over all steps of the log-likelihood ratio, for independent examples.
+
+    Args:
+        settings: of the steps.
+        relative_norms: norms of clipped gradients over max_grad_norm: (total_steps, n), or
+            anything that broadcasts to it.
+        member: (n,) which examples take part.
+        rng: draws batches and noise.
+
+    Returns:
+        (n,) in nats.
+    """
+    shape = len(settings), len(member)
+    evidence = np.zeros(len(member))
+    for step, row in enumerate(np.broadcast_to(np.asarray(relative_norms, np.float64), shape)):
+        setting = settings.at(step)
+        drawn = member & (rng.random(len(member)) < setting.sample_rate)
+        evidence += log_likelihood_ratio(
+            rng.standard_normal(len(member)) + drawn * (row / setting.noise_multiplier),
+            relative_norm=row,
+            noise_multiplier=setting.noise_multiplier,
+            sample_rate=setting.sample_rate,
+        )
+    return evidence
+
+
+def _findings(length: float, canaries: Canaries, n_lengths: int) -> CanaryFindings:
+    sides = canaries.scores[canaries.member], canaries.scores[~canaries.member]
+    differences, errors = separation(canaries.scores, canaries.member[None])
+    difference, error = float(differences[0]), errors[0]
+    margin = float(special.ndtri((1 + CONFIDENCE) / 2) * error)
+    predicted = predicted_separation(canaries.settings, length)
+    tests = [2 * float(special.ndtr(-abs(difference - predicted) / error))]
+    for test in (stats.ks_2samp, partial(stats.levene, center="median")):  # Brown and Forsythe
+        pairs = zip(sides, canaries.predicted, strict=True)
+        tests += [float(test(found, simulated).pvalue) for found, simulated in pairs]
+    p_value = min(1.0, n_lengths * len(tests) * min(tests))
+    return CanaryFindings(
+        length=length,
+        n_members=len(sides[0]),
+        n_others=len(sides[1]),
+        ceiling=epsilon_of_length(canaries.settings, length, canaries.delta),
+        bounds=tuple(method.bound(canaries) for method in BOUNDS.values()),
+        separation=difference,
+        separation_interval=Interval(difference - margin, difference + margin),
+        separation_predicted=predicted,
+        p_value=p_value,
+        agrees=p_value >= SIGNIFICANCE,
+    )
+
+
+def epsilon_of_length(settings: StepSettings, length: float, delta: float) -> float:
+    """Epsilon of an example whose clipped gradient has this relative length in every step."""
+    return float(account(_log_of(settings, length), delta=delta, accountant="pld").epsilon[0])
+
+
+def predicted_separation(settings: StepSettings, length: float) -> float:
+    """Mean score of members less that of others, by the account; length may be above 1."""
+    return float(predicted_evidence(_log_of(settings, length), orders=()).separation[0])
+
+
+def _log_of(settings: StepSettings, length: float) -> NormLog:
+    """A log of one example, whose gradient is as long as the noise at 1 / length is strong."""
+    return NormLog.from_arrays(
+        [[1.0]],
+        [0],
+        total_steps=len(settings),
+        noise_multiplier=settings.noise_multiplier / length,
+        max_grad_norm=1.0,
+        sample_rate=settings.sample_rate,
+    )
+
+
+def separation(scores: FloatArray, member: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Differences of means and their standard errors, for each row of memberships (k, n)."""
+    means, errors = [], []
+    for side in (member.astype(np.float64), (~member).astype(np.float64)):
+        n = side.sum(axis=1)
+        means.append(side @ scores / n)
+        errors.append((side @ scores**2 - n * means[-1] ** 2) / (n - 1) / n)
+    return means[0] - means[1], np.sqrt(errors[0] + errors[1])
+
+
+# --- lower bounds from gradient canaries
+
+
+def _from_one_run(proof: str, canaries: Canaries) -> CanaryBound:
+    found = lower_bound(
+        canaries.scores,
+        canaries.member,
+        delta=canaries.delta,
+        n_coins=canaries.n_coins,
+        rng=canaries.rng,
+        proof=proof,
+    )
+    return CanaryBound(proof, found.epsilon, found.false_alarm_rate, found.false_alarm_interval)
+
+
+def _from_rates(canaries: Canaries) -> CanaryBound:
+    """Clopper-Pearson intervals of both rates at thresholds fixed by the account; then mu."""
+    thresholds = np.quantile(np.concatenate(canaries.predicted), _THRESHOLDS)
+    above = (canaries.scores > thresholds[:, None]).astype(np.float64)
+    confidence = 1 - (1 - CONFIDENCE) / len(_THRESHOLDS)  # two-sided: each end has half of the rest
+
+    def ends(side: BoolArray, end: str) -> FloatArray:
+        """That end of the interval of each rate, by row of memberships and threshold."""
+        rows = zip(side @ above.T, side.sum(axis=1), strict=True)
+        return np.array(
+            [[getattr(clopper_pearson(k, n, confidence), end) for k in row] for row, n in rows]
+        )
+
+    def largest_mu(member: BoolArray) -> FloatArray:
+        mu = special.ndtri(ends(member, "low")) - special.ndtri(ends(~member, "high"))
+        return np.asarray(mu.max(axis=1))
+
+    epsilon = gaussian_epsilon(float(largest_mu(canaries.member[None])[0]), canaries.delta)
+    return _bound("rates", epsilon, largest_mu(_null_memberships(canaries)) > 0)
+
+
+def _from_means(canaries: Canaries) -> CanaryBound:
+    """The shortest length that the account would need to explain the difference of means."""
+    quantile = float(special.ndtri(CONFIDENCE))
+
+    def least(member: BoolArray) -> FloatArray:
+        difference, error = separation(canaries.scores, member)
+        return difference - quantile * error
+
+    proven, epsilon = float(least(canaries.member[None])[0]), 0.0
+
+    def excess(length: float) -> float:
+        return predicted_separation(canaries.settings, length) - proven
+
+    shortest, longest = 1e-3, 1.0
+    if excess(shortest) < 0:
+        while excess(longest) < 0:
+            longest *= 2
+        length = optimize.brentq(excess, shortest, longest, xtol=1e-4)
+        log = _log_of(canaries.settings, length)
+        epsilon = float(account(log, delta=canaries.delta, accountant="pld").epsilon_lower[0])
+    return _bound("means", epsilon, least(_null_memberships(canaries)) > 0)
+
+
+def _null_memberships(canaries: Canaries) -> BoolArray:
+    """(NULL_TRIALS, n) fair coins that have nothing to do with the scores."""
+    found: BoolArray = canaries.rng.random((NULL_TRIALS, len(canaries.scores))) < 0.5
+    return found
+
+
+def _bound(key: str, epsilon: float, alarms: BoolArray) -> CanaryBound:
+    interval = clopper_pearson(int(alarms.sum()), len(alarms))
+    return CanaryBound(key, epsilon, float(alarms.mean()), interval)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to bound epsilon from the canaries of one length, and what it takes for granted."""
+
+    title: str
+    assumption: str
+    bound: Callable[[Canaries], CanaryBound]
+
+
+BOUNDS = {
+    "steinke2023": Method(
+        "one run, any mechanism (Steinke et al. 2023)",
+        "nothing but fair coins",
+        partial(_from_one_run, "steinke2023"),
+    ),
+    "mahloujifar2024": Method(
+        "one run, f-DP (Mahloujifar et al. 2024)",
+        "fair coins; the run's trade-off curve is that of a Gaussian mechanism",
+        partial(_from_one_run, "mahloujifar2024"),
+    ),
+    "rates": Method(
+        "rates at fixed thresholds (Clopper and Pearson), Gaussian DP",
+        "scores are independent; the trade-off curve is that of a Gaussian mechanism",
+        _from_rates,
+    ),
+    "means": Method(
+        "difference of mean scores",
+        "scores are independent; the noise is Gaussian and what may be wrong is its scale",
+        _from_means,
+    ),
+}
+
+
+# --- findings
+
+
+def _canaries(run: AuditedRun) -> dict[str, Any]:
+    if (scores := run.recorded.canaries) is None:
+        return {}
+    return {"canaries": measure_attack(scores, delta=run.epsilons.account.delta, seed=run.seed)}
+
+
+def _gradient_canaries(run: AuditedRun) -> dict[str, Any]:
+    if (scores := run.recorded.gradient_canaries) is None:
+        return {}
+    delta, seed = run.epsilons.account.delta, run.seed
+    found = measure_gradient_canaries(scores, run.log.settings, delta=delta, seed=seed)
+    return {"gradient_canaries": found}
+
+
+def _proven(audit: Audit) -> Iterator[str]:
+    if (found := audit.canaries) is None:
+        return
+    proven, worst = found.overall["epsilon"].value, audit.guarantee.worst_case_epsilon
+    if proven > worst:
+        yield (
+            f"The canaries prove a worst-case epsilon of at least {format_lower_bound(proven)}, "
+            f"above the {format_epsilon(worst)} accounted: the run or its account is wrong."
+        )
+
+
+def _contradicted(audit: Audit) -> Iterator[str]:
+    for one in audit.gradient_canaries.lengths if audit.gradient_canaries else ():
+        if not one.agrees:
+            yield (
+                f"Gradient canaries of length {one.length:g} contradict the account: the run or "
+                "its account is wrong."
+            )
+
+
+FINDINGS = (
+    Finding(
+        "canaries",
+        52,
+        _canaries,
+        alarms=_proven,
+        watched="epsilon that canaries prove",
+        canaries=(AttackMeasures | None, "What they prove about the worst case; null without."),
+    ),
+    Finding(
+        "gradient_canaries",
+        54,
+        _gradient_canaries,
+        alarms=_contradicted,
+        watched="gradient canaries agree with the account",
+        gradient_canaries=(CanaryResults | None, "What they prove beside the account, if any."),
+    ),
+)
