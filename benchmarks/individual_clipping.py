@@ -41,9 +41,9 @@ from audits.training.datasets.base import Dataset, Split
 from audits.training.dp_sgd import train
 from indpriv import NormLog
 from indpriv._columns import as_rows
+from indpriv._facts import PASSED
 from indpriv.analysis.loss import relate_to_loss
 from indpriv.analysis.recorded_run import recorded_run
-from indpriv.norm_log.evidence import PASSED
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 

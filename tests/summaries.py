@@ -5,14 +5,17 @@ from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity import compare_with_exact
 from indpriv.analysis.summary import keys
 from indpriv.audit import AuditedRun, RecordedRun, find_all
-from indpriv.norm_log.evidence import COVERAGE
+from indpriv.norm_log.evidence import CHECKS as TEMPLATES
 from synthetic import epsilon_table, sound_checks
 
 NO_ATTACKS = {
     key: empty(keys()[key][0])
     for key in ("attacks", "rates", "attack_by_epsilon", "ceilings", "roc", "most_exposed")
 }
-CHECKS = (*sound_checks(), COVERAGE.not_checked("10 of 30 steps have a record"))
+CHECKS = (
+    *sound_checks(),
+    TEMPLATES["coverage"].fact("not checked", "10 of 30 steps have a record"),
+)
 
 
 def audit_of(log, table, recorded, *, fidelity=None, **options):

@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 from scipy.special import log_softmax
 
+from indpriv._facts import PASSED, Fact
 from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.evidence import ASSUMPTIONS, COMPARISONS, PASSED, Check
+from indpriv.norm_log.evidence import CHECKS, COMPARISONS
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.session_counts import (
@@ -132,10 +133,10 @@ def session_counts(steps: int, n: int, rate: float, **changes: Any) -> SessionCo
     return SessionCounts.from_json(content | changes)
 
 
-def sound_checks(**changes: str) -> tuple[Check, ...]:
+def sound_checks(**changes: str) -> tuple[Fact, ...]:
     """A check of every assumption that has a line of evidence: passed, or as changed by its key."""
-    found = [each for each in ASSUMPTIONS.values() if each.line not in ("", "source")]
-    return tuple(each.check(changes.get(each.key, PASSED), "as found") for each in found)
+    found = [each for each in CHECKS.values() if each.line not in ("", "source")]
+    return tuple(each.fact(changes.get(each.key, PASSED), "as found") for each in found)
 
 
 def write_run(

@@ -20,6 +20,7 @@ STAGES = {
         "_arrays",
         "_checks",
         "_columns",
+        "_facts",
         "_files",
         "_folders",
         "_formatting",

@@ -14,7 +14,7 @@ from filelock import FileLock
 from notebook import NOTEBOOK, PAGE, notebook_of, written
 from reference import checks, commands
 
-from indpriv.norm_log import evidence
+from indpriv._facts import templates
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -206,7 +206,7 @@ def test_a_command_that_has_commands_is_listed_with_its_own_options():
 
 def test_every_check_is_explained():
     """Each is listed once, with what it states, what a failure means and what to do."""
-    listed = list(evidence.ASSUMPTIONS.values())
+    listed = list(templates("check").values())
     assert all(assumed.holds and assumed.failure and assumed.advice for assumed in listed)
     assert checks().count("\n*What to do:* ") == len(listed)
     assert "<!-- generated: checks -->" in (DOCS / "reference/checks.md").read_text("utf-8")

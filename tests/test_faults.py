@@ -153,7 +153,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
             "a_subclass_of_the_poisson_sampler_may_draw_otherwise "
             "a_poisson_sampler_that_prefers_some_examples_is_found "
             "a_poisson_sampler_that_shuffles_instead_is_found",
-            "norm_log/checks/test_sessions.py": "poisson_sampling_passes_and_shuffling_does_not",
+            "norm_log/test_session_checks.py": "poisson_sampling_passes_and_shuffling_does_not",
             RANKS: "examples_of_a_rank_that_are_never_drawn_are_found",
         },
     ),

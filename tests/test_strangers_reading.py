@@ -49,7 +49,7 @@ N, GIB, SECONDS = 60, 1 << 30, 60
 RELEASE = ["--mean", "--epsilon", "0.5", "--quantiles", "0.5"]
 TOML = Path(indpriv.__file__).parents[1] / "audits/digits.toml"
 IMPORTED = (
-    "analysis.lint.registry",
+    "analysis.lint",
     "norm_log.convert",
     "release.page",
     "release.statement",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from audits.training.config import AuditConfig
     from audits.training.dp_sgd import TrainedRun
     from indpriv.accountant import PrivacyFilter
-    from indpriv.analysis.lint.training_facts import TrainingFacts
+    from indpriv.analysis.training_facts import TrainingFacts
     from indpriv.leakage.checkpoints import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
 
@@ -381,10 +381,10 @@ def lint(
 
     Example: python -m audits lint audits/adult.toml
     """
-    from indpriv.analysis.lint import registry as rules
+    from indpriv.analysis.lint import lint as rules
 
     path = checked_audit_file(audit_file, "lint")
-    found = settings_part(path, rules.lint(_facts_of_file(path, data_dir)), strict)
+    found = settings_part(path, apply_rules(_facts_of_file(path, data_dir)), strict)
     if as_json:
         print_json(found.content)
     else:
@@ -458,7 +458,7 @@ def images(
 def _facts_of_file(path: Path, data_dir: Path | None) -> TrainingFacts:
     from audits.training.architectures import layer_counts
     from audits.training.config import AuditConfig
-    from indpriv.analysis.lint.training_facts import facts_of_plan
+    from indpriv.analysis.training_facts import facts_of_plan
 
     config = AuditConfig.from_toml(path)
     config.check_central("lint")

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from indpriv.norm_log.lines import REFUTED, lines_of, unverified
+from indpriv._facts import REFUTED
+from indpriv.norm_log.evidence import lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 
@@ -178,9 +179,9 @@ def check_supported(run_dir: Path) -> None:
     """
     opened = open_run(run_dir)
     lines = lines_of(verify(opened), {})
-    amiss = unverified(lines) + [line for line in lines if line.word == REFUTED]
+    amiss = unverified(lines) + [line for line in lines if line.status == REFUTED]
     if amiss:
-        told = "\n".join(f"{line.key}: {line.word}: {line.detail}" for line in amiss)
+        told = "\n".join(f"{line.key}: {line.status}: {line.detail}" for line in amiss)
         raise RuntimeError(f"{run_dir}: its guarantee is not supported\n{told}")
 
 

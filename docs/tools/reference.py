@@ -13,16 +13,15 @@ from typing import Any
 
 import typer
 
+import indpriv
 from audits.__main__ import app as audits_app
 from audits.training import config
-from indpriv.analysis.lint.registry import RULES
+from indpriv._facts import FILES, INDIVIDUAL, WORST_CASE, Template, templates
 from indpriv.analysis.summary import audit_schema
 from indpriv.cli import app
-from indpriv.norm_log import evidence
-from indpriv.norm_log.lines import LINES
 from indpriv.norm_log.recording_policy import RecordingPolicy
 
-PACKAGE = Path(evidence.__file__).parents[1]
+PACKAGE = Path(indpriv.__file__).parent
 Schema = Mapping[str, Any]
 
 
@@ -166,46 +165,45 @@ def _attributes(described: type) -> dict[str, str]:
 
 
 _COSTS = {
-    evidence.WORST_CASE: "the guarantee: neither the worst case nor individual epsilons hold",
-    evidence.INDIVIDUAL: "the individual epsilons: they become estimates; the worst case holds",
-    evidence.FILES: "neither: it is about how files are kept",
+    WORST_CASE: "the guarantee: neither the worst case nor individual epsilons hold",
+    INDIVIDUAL: "the individual epsilons: they become estimates; the worst case holds",
+    FILES: "neither: it is about how files are kept",
 }
 
 
 def checks() -> str:
     """The lines of evidence, and every check: what it states, what a failure costs and means."""
-    titles = evidence.ASSUMPTIONS
+    every, lines = templates("check"), templates("line").values()
     rows = [
         (
             line.title,
-            _text(line.statement),
-            ", ".join(f"[{titles[key].title}](#{key})" for key in line.needs)
-            or "nobody can see it",
-            _text(line.verify),
+            _text(line.about),
+            ", ".join(f"[{every[key].title}](#{key})" for key in line.needs) or "nobody can see it",
+            _text(line.advice),
         )
-        for line in LINES
+        for line in lines
     ]
     head = ("line", "what has to hold", "verified by", "what would verify it")
     return f"## Lines of evidence\n\n{_table(head, rows)}\n\n" + "\n".join(
         f"## {area}\n\n" + "\n".join(map(_check, found))
-        for area, found in itertools.groupby(evidence.ASSUMPTIONS.values(), lambda a: a.group)
+        for area, found in itertools.groupby(every.values(), lambda one: one.group)
     )
 
 
-def _check(assumed: evidence.Assumption) -> str:
+def _check(check: Template) -> str:
     return (
-        f"### {assumed.title} {{#{assumed.key}}}\n\n"
-        f"Key `{assumed.key}`. A failure costs "
-        f"{_COSTS[assumed.bears_on]}.\n\n{assumed.holds}\n\n"
-        f"*If it fails:* {assumed.failure}\n\n*What to do:* {assumed.advice}\n"
+        f"### {check.title} {{#{check.key}}}\n\n"
+        f"Key `{check.key}`. A failure costs "
+        f"{_COSTS[check.bears_on]}.\n\n{check.holds}\n\n"
+        f"*If it fails:* {check.failure}\n\n*What to do:* {check.advice}\n"
     )
 
 
 def lint_rules() -> str:
-    """Every rule of `indpriv lint`, from the registry."""
+    """Every rule of `indpriv lint`, from its texts."""
     rows = [
-        (f"`{rule.key}`", rule.severity, _text(rule.title), _text(rule.literature), rule.source)
-        for rule in RULES.values()
+        (f"`{rule.key}`", rule.kind, _text(rule.title), _text(rule.about), rule.source)
+        for rule in templates("rule").values()
     ]
     return _table(("rule", "severity", "what should hold", "literature", "source"), rows) + "\n"
 

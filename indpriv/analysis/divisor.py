@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from indpriv._facts import text
+
 
 @dataclass(frozen=True)
 class Divisor:
@@ -43,18 +45,13 @@ class Divisor:
 
     def describe(self) -> str:
         """What is found, in sentences."""
-        more = "one example" if self.rows == 1 else f"{self.rows:,} rows"
-        if self.neighbour is not None:
-            return (
-                f"Opacus divides by the expected batch size, {self.batch_size:,}, which would be "
-                f"{self.neighbour:,} with {more} more or fewer. The noise of all updates shows "
-                f"which, with an advantage of up to {100 * self.advantage:.1f} %"
-            )
-        if self.rate_changes:
-            return f"{more} more or fewer can change the sampling rate of every step"
-        return (
-            f"Opacus divides by the expected batch size, {self.batch_size:,}, which is the same "
-            f"with {more} more or fewer"
+        told = self.neighbour is not None
+        return text(
+            "hazard.divisor",
+            "told" if told else "rate" if self.rate_changes else "same",
+            divisor=self,
+            more="one example" if self.rows == 1 else f"{self.rows:,} rows",
+            advantage=100 * self.advantage,
         )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from indpriv._columns import FIXED_COLUMNS, Rows, as_rows, frames_of, rows_at, to_floats, to_texts
+from indpriv._facts import text
 from indpriv._repeats import Repeats, numbers_of
 from indpriv.analysis.statistics.weighted import BLOCK
 from indpriv.norm_log.norm_log import NormLog
@@ -43,9 +44,9 @@ def _likely_columns(log: NormLog, rows: Rows) -> list[str]:
         n_known, n_distinct = _known_and_distinct(rows, column)
         if 1 < n_distinct < n_known:
             found.append(
-                f"{column} seems to say whose row each is, and has {n_distinct:,} values for "
-                f"{n_known:,} rows. If so, a person's epsilon is larger than each row's: audit "
-                f"with --unit-column {column}."
+                text(
+                    "hazard.duplicates", "column", column=column, distinct=n_distinct, known=n_known
+                )
             )
     return found
 
@@ -86,13 +87,9 @@ def _repeated_rows(log: NormLog, rows: Rows) -> list[str]:
         " = ".join(map(str, log.example_ids[same].tolist())) for same in groups[:_NAMED]
     )
     n = f"{sum(map(len, groups)):,}"
-    return [
-        f"{n if len(positions) < _MOST_REPEATED else f'At least {n}'} rows repeat each other in "
-        f"label, loss, metadata and every recorded norm "
-        f"({named}{'; ...' if len(groups) > _NAMED else ''}). If they are one "
-        "person's, that person's epsilon is larger than each row's: give them one unit id, or drop "
-        "the repeats before training."
-    ]
+    count = n if len(positions) < _MOST_REPEATED else f"At least {n}"
+    named += "; ..." if len(groups) > _NAMED else ""
+    return [text("hazard.duplicates", "rows", count=count, named=named)]
 
 
 def _hashes(frame: pd.DataFrame) -> NDArray[np.uint64]:

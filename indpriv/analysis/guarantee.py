@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import AtLeastZero, Limits, Share
 from indpriv.accountant.pld.curves import gaussian_mu
@@ -25,17 +26,10 @@ from indpriv.analysis.divisor import Divisor, divisor_of
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, Epsilons
 from indpriv.errors import InputError
-from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY
 from indpriv.norm_log.evidence import (
-    FAILED,
+    ANY_CHOICE,
+    OF_SECRECY,
     SEEDED,
-    WORST_CASE,
-    Check,
-)
-from indpriv.norm_log.lines import (
-    DECLARED,
-    REFUTED,
-    Line,
     evidence,
     is_earned,
     lines_of,
@@ -105,7 +99,7 @@ class Guarantee:
     statement: str
     reasons: tuple[str, ...]
     membership: Membership | None
-    lines: tuple[Line, ...]
+    lines: tuple[Fact, ...]
     evidence: str
 
     def __post_init__(self) -> None:
@@ -149,7 +143,7 @@ class Guarantee:
 
 def guarantee_of(
     table: Epsilons,
-    checks: Sequence[Check],
+    checks: Sequence[Fact],
     recorder: Mapping[str, Any],
     membership: Membership | None = None,
     divisor: Divisor | None = None,
@@ -189,10 +183,10 @@ def guarantee_of(
 
 def _status(
     table: Epsilons,
-    checks: Sequence[Check],
+    checks: Sequence[Fact],
     recorder: Mapping[str, Any],
     divisor: Divisor | None,
-    lines: Sequence[Line],
+    lines: Sequence[Fact],
     left_out: frozenset[str],
 ) -> tuple[str, list[str]]:
     """The status of the guarantee, and why it is not "supported"."""
@@ -340,23 +334,23 @@ def _alarms(audit: Audit) -> Iterator[str]:
     if guarantee.delta_times_n >= 1:
         yield f"{DELTA_TOO_LARGE} Delta times n is {guarantee.delta_times_n:.2g}."
     for line in guarantee.lines:
-        if line.word == REFUTED:
+        if line.status == REFUTED:
             yield f"{line.title} is refuted: {line.detail}."
 
 
 def _shown(audit: Audit) -> str:
     """The status, and what fails, without figures of the data."""
     guarantee = audit.guarantee
-    refuted = [line.title for line in guarantee.lines if line.word == REFUTED]
+    refuted = [line.title for line in guarantee.lines if line.status == REFUTED]
     large = ["delta is at least 1/n"] * (guarantee.delta_times_n >= 1)
     return "; ".join([guarantee.status, *large, *(f"refuted: {title}" for title in refuted)])
 
 
 def _open(audit: Audit) -> list[str]:
-    return [f"{one.title}: {one.found}" for one in audit.guarantee.lines if one.verify]
+    return [f"{one.title}: {one.found}" for one in audit.guarantee.lines if one.advice]
 
 
-def _failed(audit: Audit) -> list[Check]:
+def _failed(audit: Audit) -> list[Fact]:
     return [check for check in audit.checks if check.status == FAILED]
 
 
@@ -384,6 +378,6 @@ FINDINGS = (
         alarms=lambda audit: [f"{check.title}: {check.detail}" for check in _failed(audit)],
         watched="evidence",
         public=lambda audit: ", ".join(one.title for one in _failed(audit)) or "no check failed",
-        checks=(tuple[Check, ...], "What counts and files prove about the assumptions."),
+        checks=(tuple[Fact, ...], "What counts and files prove about the assumptions."),
     ),
 )

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._facts import Fact
 from indpriv.accountant.method import Method
 from indpriv.analysis.attacks.membership import BY_GROUP
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.disclosures import Disclosure, disclosures
+from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import Distribution, UnitSizes, describe, unit_sizes
 from indpriv.analysis.exactness import Exactness, exactness_of
 from indpriv.analysis.fidelity import (
@@ -18,7 +19,7 @@ from indpriv.analysis.fidelity import (
     Spacing,
     free_fidelity,
 )
-from indpriv.analysis.hazards import Hazard, hazards
+from indpriv.analysis.hazards import hazards
 from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import Drivers, describe_drivers
 from indpriv.analysis.run_facts import RunFacts, run_facts
@@ -190,12 +191,12 @@ FINDINGS = (
         "disclosures",
         88,
         _disclosures,
-        disclosures=(tuple[Disclosure, ...], "Facts of the run, each with how it is known."),
+        disclosures=(tuple[Fact, ...], "Facts of the run, each with how it is known."),
     ),
     Finding(
         "hazards",
         90,
         _hazards,
-        hazards=(tuple[Hazard, ...], "How this account can be wrong or misread."),
+        hazards=(tuple[Fact, ...], "How this account can be wrong or misread."),
     ),
 )

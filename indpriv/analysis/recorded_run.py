@@ -13,6 +13,7 @@ from scipy.special import expit
 
 from indpriv._arrays import IntArray
 from indpriv._columns import to_floats
+from indpriv._facts import Fact
 from indpriv._files import ROW_GROUP_SIZE, first_at
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.schedule import Curve
@@ -25,7 +26,6 @@ from indpriv.attacks.train_references import CONFIDENCE, open_signals
 from indpriv.epsilon_table import Epsilons
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
-from indpriv.norm_log.evidence import Check
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
 from indpriv.norm_log.run_files import (
     ATTRIBUTES,
@@ -77,7 +77,7 @@ class RecordedRun:
     non_dp: ExampleTable | None = None
     declared: Declared = field(default_factory=Declared)
     recorder: Mapping[str, Any] = field(default_factory=dict)
-    checks: Sequence[Check] = ()
+    checks: Sequence[Fact] = ()
     canaries: AttackScores | None = None
     gradient_canaries: AttackScores | None = None
     holdout: NormLog | None = None

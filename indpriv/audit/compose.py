@@ -24,7 +24,7 @@ from indpriv.audit.method_of_run import as_checked
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.epsilon_table.parts import write_epsilons
 from indpriv.errors import InputError
-from indpriv.norm_log.checks.of_known import if_known
+from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import JOURNAL, check_holds_log
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from indpriv._facts import PASSED
 from indpriv._formatting import format_delta, format_epsilon, format_share
 from indpriv._reading import named
 from indpriv._storage import location
@@ -36,8 +37,7 @@ from indpriv.audit.method_of_run import as_checked
 from indpriv.epsilon_table import Account, EpsilonParts
 from indpriv.epsilon_table.parts import LARGEST_FILE
 from indpriv.errors import InputError
-from indpriv.norm_log.checks.of_known import if_known
-from indpriv.norm_log.evidence import PASSED, PERMISSIONS
+from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.sealing import journal_check
@@ -283,8 +283,8 @@ def _recomputed(
             found, known = found.replace(groups=run.audit.groups), {"log", "table", "groups"}
     n = own.account.delta * (len(own) if everybody else log.n_examples)
     # Who can read the files of a copy says nothing of the run.
-    permissions = [one for one in said.checks if one.key == PERMISSIONS.key]
-    kept = (*(one for one in run.audit.checks if one.key != PERMISSIONS.key), *permissions)
+    permissions = [one for one in said.checks if one.key == "permissions"]
+    kept = (*(one for one in run.audit.checks if one.key != "permissions"), *permissions)
     return found.replace(
         account=own.account,
         guarantee=replace(guarantee_of_run(run), delta_times_n=n),

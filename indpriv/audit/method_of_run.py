@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from indpriv._facts import FAILED, Fact
 from indpriv._formatting import format_delta, sentence
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
@@ -14,7 +15,6 @@ from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.variants import usual_participation, usual_relation
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import FAILED, TOOK_PART, Check
 from indpriv.norm_log.norm_log import NormLog
 
 
@@ -68,12 +68,12 @@ def method_of_run(
     return method, words
 
 
-def as_checked(table: EpsilonTable, checks: Sequence[Check]) -> EpsilonTable:
+def as_checked(table: EpsilonTable, checks: Sequence[Fact]) -> EpsilonTable:
     """The account of a run as an estimate, if it rests on who took part and a check refutes that.
 
     With known participation, checks are those of `if_known`.
     """
-    refuted = [one for one in checks if (one.key, one.status) == (TOOK_PART.key, FAILED)]
+    refuted = [one for one in checks if (one.key, one.status) == ("took_part", FAILED)]
     if not refuted or table.account.participation == "secret":
         return table
     return replace(table, claim=ESTIMATE, claim_reason=sentence(refuted[0].detail))

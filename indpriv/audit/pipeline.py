@@ -31,7 +31,7 @@ from indpriv.audit.method_of_run import MethodOptions, as_checked, method_of_run
 from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
 from indpriv.epsilon_table.parts import LARGEST_FILE
 from indpriv.errors import InputError
-from indpriv.norm_log.checks.of_known import if_known
+from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 from indpriv.norm_log.writer import fingerprint

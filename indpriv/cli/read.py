@@ -18,9 +18,7 @@ from indpriv.cli.first_contact import checked_run
 from indpriv.errors import ChainError, EvidenceError, InputError
 
 if TYPE_CHECKING:
-    from indpriv.analysis.lint.rule import Finding
-    from indpriv.norm_log.evidence import Check
-    from indpriv.norm_log.lines import Line
+    from indpriv._facts import Fact
 
 _OF_SEVERAL = {"at_epsilon", "at_accuracy"}  # settings of show
 _LIMITS = ("max_", "min_", "require")  # options of gate
@@ -144,7 +142,7 @@ def _if_possible(only: str | None, make: Callable[..., _Part], *of: Any) -> _Par
 
 def _challenge(
     run_dir: Path, checkpoints: Path, spec: str, challenges: int = 10, **options: Any
-) -> list[Check]:
+) -> list[Fact]:
     """Checks of the norms of a log against those of checkpoints, at random steps."""
     from indpriv.recording.checkpoints.challenge import challenge
 
@@ -153,14 +151,14 @@ def _challenge(
         return challenge(checkpoints, spec, run_dir, challenges, **options, tell=progress)
 
 
-def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Check]) -> _Part:
+def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Fact]) -> _Part:
     """The checks of a log, and the lines that its account rests on.
 
     compared: checks against checkpoints.
     """
+    from indpriv._facts import FAILED, NOT_CHECKED, REFUTED
     from indpriv._plain import to_json
-    from indpriv.norm_log.evidence import FAILED, NOT_CHECKED
-    from indpriv.norm_log.lines import REFUTED, evidence, is_earned
+    from indpriv.norm_log.evidence import evidence, is_earned
 
     checks, lines = _evidence(run_dir, signed_by)
     words = {"run": str(run_dir), "evidence": evidence(lines)}
@@ -169,23 +167,21 @@ def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Check]) -> _P
     def show() -> None:
         of_checks = [(one.title, one.status, one.detail) for one in every]
         _print_table("Checks of", run_dir, ("check", "status", "detail"), of_checks)
-        of_lines = [(one.title, one.word, one.found) for one in lines]
+        of_lines = [(one.title, one.status, one.found) for one in lines]
         _print_table("Evidence in", run_dir, ("line", "word", "detail"), of_lines)
         say(f"Evidence: {words['evidence']}")
 
-    failed = any(one.status == FAILED for one in every) or REFUTED in {one.word for one in lines}
+    failed = any(one.status == FAILED for one in every) or REFUTED in {one.status for one in lines}
     cannot_tell = any((one.title, one.status) == ("norms", NOT_CHECKED) for one in compared)
     content = {**words, "lines": to_json(lines), "checks": to_json(every)}
     return _Part(content, show, failed, left_open=cannot_tell or not is_earned(lines))
 
 
-def _evidence(run_dir: Path, signed_by: Path | None) -> tuple[Sequence[Check], Sequence[Line]]:
+def _evidence(run_dir: Path, signed_by: Path | None) -> tuple[Sequence[Fact], Sequence[Fact]]:
     """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
     from indpriv.analysis.declared import Declared
     from indpriv.analysis.variants import usual_participation
-    from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY, if_known
-    from indpriv.norm_log.evidence import HASH_CHAIN
-    from indpriv.norm_log.lines import lines_of
+    from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
     from indpriv.norm_log.norm_log import open_run
     from indpriv.norm_log.schema import read_run_json
     from indpriv.norm_log.verify import verify
@@ -194,7 +190,7 @@ def _evidence(run_dir: Path, signed_by: Path | None) -> tuple[Sequence[Check], S
         opened = open_run(run_dir, hash_all=True)
         checks, state, known = verify(opened, signed_by), opened.state, False
     except ChainError as error:
-        checks = [HASH_CHAIN.failed(str(error))]
+        checks = [CHECKS["journal"].fact("failed", str(error))]
         return checks, lines_of(checks, {})
     with suppress(EvidenceError):  # as a check says
         known = usual_participation(opened.log, None) == "known"
@@ -207,9 +203,9 @@ def _evidence(run_dir: Path, signed_by: Path | None) -> tuple[Sequence[Check], S
 
 
 def _settings_of_run(run_dir: Path, delta: float | None, strict: bool) -> _Part:
-    from indpriv.analysis.lint.registry import lint
-    from indpriv.analysis.lint.training_facts import facts_of_run
+    from indpriv.analysis.lint import lint
     from indpriv.analysis.recorded_run import recorded_run
+    from indpriv.analysis.training_facts import facts_of_run
     from indpriv.norm_log.norm_log import open_run
 
     opened = open_run(run_dir, unreadable="worst_case")
@@ -218,20 +214,19 @@ def _settings_of_run(run_dir: Path, delta: float | None, strict: bool) -> _Part:
     return settings_part(run_dir, lint(facts), strict)
 
 
-def settings_part(path: Path, findings: Sequence[Finding], strict: bool) -> _Part:
+def settings_part(path: Path, findings: Sequence[Fact], strict: bool) -> _Part:
     """What the literature says of the settings of a run or an audit file.
 
     strict: it also fails where a rule of severity "warning" is broken.
     """
-    from indpriv.analysis.lint.rule import ERROR, WARNING
-    from indpriv.norm_log.evidence import FAILED
+    from indpriv._facts import ERROR, FAILED, WARNING
     from indpriv.report.screens import lint_document, print_lint
 
     stopping = (ERROR, WARNING) if strict else (ERROR,)
     return _Part(
         lint_document(str(path), findings),
         lambda: print_lint(str(path), findings, Console(highlight=False)),
-        any(one.status == FAILED and one.severity in stopping for one in findings),
+        any(one.status == FAILED and one.kind in stopping for one in findings),
     )
 
 
@@ -273,8 +268,7 @@ def _print_table(
     """Checks or lines, in the colours of their words."""
     from rich.table import Table
 
-    from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
-    from indpriv.norm_log.lines import DECLARED, REFUTED, VERIFIED
+    from indpriv._facts import DECLARED, FAILED, NOT_CHECKED, PASSED, REFUTED, VERIFIED
 
     colours = {PASSED: "green", VERIFIED: "green", FAILED: "bold red", REFUTED: "bold red"}
     colours |= {NOT_CHECKED: "yellow", DECLARED: "yellow"}

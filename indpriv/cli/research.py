@@ -188,8 +188,8 @@ def leak_as_told(
             scores, pairs = leak_run(model_and_data, folder, observation_at, plan, attack, **more)
             write_scores(scores, folder / LEAKAGE, stem)
             if pictures:
-                pairs = picture_pairs(pairs.numpy())
-                write_atomically(folder / LEAKAGE / f"{stem}.png", pairs)
+                drawn = picture_pairs(pairs.numpy())
+                write_atomically(folder / LEAKAGE / f"{stem}.png", drawn)
             found.append(scores)
     _show_reconstruction(found, as_json)
 

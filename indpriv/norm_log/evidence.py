@@ -1,22 +1,30 @@
-"""The assumptions of an account, and Check: one of them compared with what a run recorded.
+"""Evidence: checks of a run, and the lines that an account rests on, each with one of four words.
 
-The texts stand in evidence.toml, those of the lines that evidence is for in lines.toml.
+The account is of the run that was trained if the first five lines hold at every step. Words come
+from checks alone, and what was not checked is never called verified.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib.resources import files
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from indpriv._plain import Limits
+from indpriv._facts import (
+    DECLARED,
+    FAILED,
+    NOT_CHECKED,
+    ON_TRUST,
+    PASSED,
+    REFUTED,
+    VERIFIED,
+    Fact,
+    Template,
+    fact,
+    templates,
+    text,
+)
 
-PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
-# What fails with a check: the worst-case epsilon too, individual epsilons only, or neither (how
-# files are stored).
-WORST_CASE, INDIVIDUAL, FILES = "worst_case", "individual", "files"
 SEEDED = (
     "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and "
     "sampling"
@@ -25,109 +33,128 @@ LARGEST_NORM = (
     "the noise of a step is scaled by the largest norm in its batch (no privacy): anyone who sees "
     "the update sees that norm, in the size of the noise"
 )
-NOT_COMPARED = "recorded before training was compared with its own recomputation"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One assumption, compared with what the run recorded.
-
-    Attributes:
-        key: names the assumption; never changes. A run of several sessions has several checks with
-            one key.
-        title: shown to readers in place of the key.
-        status: "passed", "failed" or "not checked".
-        detail: what was found.
-        bears_on: "worst_case" if the guarantee rests on it, "individual" if only individual
-            epsilons do, else "files".
-    """
-
-    key: str
-    title: str = field(metadata={"json": "name"})
-    status: Annotated[str, Limits(texts=(PASSED, FAILED, NOT_CHECKED))]
-    detail: str
-    bears_on: Annotated[str, Limits(texts=(WORST_CASE, INDIVIDUAL, FILES))]
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """Something that an account assumes of a run and that a check can confirm or refute.
-
-    Attributes:
-        key, title, bears_on: see Check.
-        group: where the reference page lists it.
-        line: of lines.toml, which a check of it confirms, leaves open or refutes; or "".
-        holds: what a passed check has found. Markdown, as all three are.
-        failure, advice: what it means if the check fails, and what to do then.
-        optional: where it was not checked, other checks decide the line.
-    """
-
-    key: str
-    group: str
-    title: str
-    bears_on: str
-    line: str
-    holds: str
-    failure: str
-    advice: str
-    optional: bool = False
-
-    def passed(self, detail: str) -> Check:
-        """It holds."""
-        return self.check(PASSED, detail)
-
-    def failed(self, detail: str) -> Check:
-        """It does not hold."""
-        return self.check(FAILED, detail)
-
-    def not_checked(self, detail: str) -> Check:
-        """What the run recorded neither confirms nor refutes it."""
-        return self.check(NOT_CHECKED, detail)
-
-    def check(self, status: str, detail: str) -> Check:
-        """A check with this status."""
-        return Check(self.key, self.title, status, detail, self.bears_on)
-
-
-def read_texts(name: str, kind: str) -> list[dict[str, Any]]:
-    """The entries of a file of texts beside this module."""
-    content = files("indpriv.norm_log").joinpath(name).read_text(encoding="utf-8")
-    entries: list[dict[str, Any]] = tomllib.loads(content)[kind]
-    return entries
-
-
-ASSUMPTIONS: Mapping[str, Assumption] = {
-    entry["key"]: Assumption(**entry) for entry in read_texts("evidence.toml", "assumption")
-}
-"""By key, in the order of the reference page."""
+CHECKS, LINES = templates("check"), templates("line")
 # Keys of what a Recorder compares with its own recomputation of training.
-COMPARISONS = tuple(key for key, one in ASSUMPTIONS.items() if "recomputation" in one.group)
+COMPARISONS = tuple(key for key, one in CHECKS.items() if "never" in one.texts)
+NOT_COMPARED = text(f"check.{COMPARISONS[0]}", "before")
+# Assumptions of accounts with secret participation alone: those of Poisson sampling.
+OF_SECRECY = frozenset(key for key, one in CHECKS.items() if one.only == "secret participation")
+# Assumptions of accounts that use full records or clip levels, which those with known participation
+# do not read.
+OF_FULL_RECORDS = frozenset(key for key, one in CHECKS.items() if one.only == "full records")
+# Of batches that were chosen in a way that no recorder knows.
+ANY_CHOICE = fact("check.batch_for_every_step", NOT_CHECKED, "any_choice")
+_SEEN = tuple(key for key, one in LINES.items() if one.needs)  # lines that a recorder can verify
 
-HASH_CHAIN = ASSUMPTIONS["journal"]
-RECORDS = ASSUMPTIONS["records"]
-COVERAGE = ASSUMPTIONS["coverage"]
-DECLARED_SETTINGS = ASSUMPTIONS["declared_settings"]
-PERMISSIONS = ASSUMPTIONS["permissions"]
-CLOSED = ASSUMPTIONS["closed"]
-NO_VOIDED_STEPS = ASSUMPTIONS["no_voided_steps"]
-RANDOM_NUMBERS = ASSUMPTIONS["random_numbers"]
-TRAINING_WATCHED = ASSUMPTIONS["training_watched"]
-PRIVATE_CLIPPING_NORM = ASSUMPTIONS["private_clipping_norm"]
-SAMPLER = ASSUMPTIONS["sampler"]
-SEEDS = ASSUMPTIONS["seeds"]
-PARAMETERS = ASSUMPTIONS["parameters"]
-RANKS = ASSUMPTIONS["ranks"]
-BATCH_FOR_EVERY_STEP = ASSUMPTIONS["batch_for_every_step"]
-WHOLE_BATCHES = ASSUMPTIONS["whole_batches"]
-CLIPPING = ASSUMPTIONS["clipping"]
-CLIPPING_PRECISION = ASSUMPTIONS["clipping_precision"]
-INDIVIDUAL_CLIPPING = ASSUMPTIONS["individual_clipping"]
-PRIVACY_FILTER = ASSUMPTIONS["privacy_filter"]
-NOISE = ASSUMPTIONS["noise"]
-BATCH_SIZES = ASSUMPTIONS["batch_sizes"]
-PARTICIPATION = ASSUMPTIONS["participation"]
-TOOK_PART = ASSUMPTIONS["took_part"]
-OPACUS_ACCOUNTANT = ASSUMPTIONS["opacus_accountant"]
-NORM_PASS = ASSUMPTIONS["norm_pass"]
-NORM_PRECISION = ASSUMPTIONS["norm_precision"]
-NORMS_IN_TRAINING = ASSUMPTIONS["norms_in_training"]
+
+def if_known(checks: Iterable[Fact]) -> tuple[Fact, ...]:
+    """Checks of a run as an account with known participation reads them."""
+    return tuple(
+        replace(check, status=NOT_CHECKED, detail=text(f"check.{check.key}", "if_known"), advice="")
+        if check.key in OF_SECRECY
+        else check
+        for check in checks
+    )
+
+
+def lines_of(
+    checks: Sequence[Fact],
+    recorder: Mapping[str, Any],
+    said: Mapping[str, str | None] | None = None,
+    left_out: frozenset[str] = frozenset(),
+) -> tuple[Fact, ...]:
+    """Every line of a run, whatever the run.
+
+    Args:
+        checks: of the run; see `indpriv.norm_log.verify.verify`.
+        recorder: what the header of its log says; its "start" is the user's word.
+        said: key of a line that nobody can see -> what the user says of it.
+        left_out: keys of checks of assumptions that the account does not make.
+    """
+    words = {"start": recorder.get("start"), **(said or {})}
+    void = {"noise": recorder.get("no_privacy"), "source": SEEDED if recorder.get("seeded") else ""}
+    return tuple(
+        _line(line, checks, words.get(key) or "", void.get(key) or "", left_out)
+        for key, line in LINES.items()
+    )
+
+
+def unverified(lines: Sequence[Fact]) -> list[Fact]:
+    """Of the lines that a recorder can verify, those that are not."""
+    return [line for line in lines if line.key in _SEEN and line.status != VERIFIED]
+
+
+def is_earned(lines: Sequence[Fact]) -> bool:
+    """Whether "supported" may be said: all lines that a recorder can verify are there, verified."""
+    words = {line.key: line.status for line in lines}
+    return REFUTED not in words.values() and all(words.get(key) == VERIFIED for key in _SEEN)
+
+
+def open_lines(lines: Sequence[Fact]) -> list[str]:
+    """Which lines are not verified, and what would verify them, in sentences."""
+    found = unverified(lines)
+    if len(found) < len(_SEEN):
+        return [
+            f"{_name(line)} is not verified ({line.detail}); to verify it, {line.advice}"
+            for line in found
+        ]
+    return [
+        f"not verified: {', '.join(map(_name, found))}; to verify them, record training as it "
+        "runs, with today's Recorder"
+    ]
+
+
+def evidence(lines: Sequence[Fact]) -> str:
+    """What an account rests on, in one sentence that holds nothing of the data."""
+    left = unverified(lines)
+    return "; ".join(
+        [f"{len(_SEEN) - len(left)} of {len(_SEEN)} lines verified"]
+        + [
+            f"{_name(line)} {line.status}"
+            for line in lines
+            if line in left or line.status == REFUTED or line.key in ("source", "start")
+        ]
+    )
+
+
+def _name(line: Fact) -> str:
+    return line.title.lower()
+
+
+def _line(
+    line: Template, checks: Sequence[Fact], said: str, void: str, left_out: frozenset[str]
+) -> Fact:
+    mine = [
+        check
+        for check in checks
+        if check.key in CHECKS and CHECKS[check.key].line == line.key and check.key not in left_out
+    ]
+    failed = [check.detail for check in mine if check.status == FAILED]
+    unknown = [
+        check for check in mine if check.status == NOT_CHECKED and not CHECKS[check.key].optional
+    ]
+    passed = {check.key for check in mine if check.status == PASSED}
+    missing = [k for k in line.needs if k not in passed | left_out | {c.key for c in unknown}]
+    if failed or void:
+        word, found = REFUTED, [void, *failed]
+    elif not line.needs:
+        word = DECLARED if said else ON_TRUST
+        if line.key == "start":  # random items may hold anything
+            rows = [check for check in checks if check.key == "rows"]
+            unknown += [check for check in rows if check.status == NOT_CHECKED]
+        found = [said or line.texts.get("on_trust", ""), *(check.detail for check in unknown)]
+        found = found if any(found) else ["nothing was seen of it"]
+    elif unknown or missing:
+        word, found = DECLARED, _by_detail(unknown)
+        found += [f"not compared: {CHECKS[key].title}" for key in missing]
+    else:
+        word, found = VERIFIED, _by_detail([c for c in mine if c.key in line.needs])
+    return line.fact(word, "; ".join(filter(None, dict.fromkeys(found))))
+
+
+def _by_detail(checks: Sequence[Fact]) -> list[str]:
+    """What was found, once, after the titles of the checks that found it."""
+    titles: dict[str, list[str]] = {}
+    for check in checks:
+        titles.setdefault(check.detail, []).append(check.title)
+    return [f"{', '.join(dict.fromkeys(named))}: {detail}" for detail, named in titles.items()]

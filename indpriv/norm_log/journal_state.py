@@ -11,23 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._facts import FAILED, NOT_CHECKED, Fact
 from indpriv._journal import read_journal
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.checks.clipping_norm import private_clipping_norm
-from indpriv.norm_log.checks.of_known import OF_FULL_RECORDS, OF_SECRECY
-from indpriv.norm_log.checks.sessions import session_checks
-from indpriv.norm_log.evidence import (
-    ASSUMPTIONS,
-    COMPARISONS,
-    FAILED,
-    NOT_CHECKED,
-    RANDOM_NUMBERS,
-    SEEDED,
-    Check,
-)
+from indpriv.norm_log.evidence import CHECKS, COMPARISONS, OF_FULL_RECORDS, OF_SECRECY, SEEDED
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import JOURNAL, Line, files_of, holds_log
 from indpriv.norm_log.schema import MOST_STEPS, check_line
+from indpriv.norm_log.session_checks import private_clipping_norm, session_checks
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
@@ -86,7 +77,7 @@ class LogState:
         """No recorder saw the training: norms come from checkpoints or from another trainer."""
         return any(session.training is None for session in self.sessions)
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[Fact]:
         """What settings and the counts of all sessions say about assumptions of an account."""
         found = session_checks(
             self.sessions,
@@ -209,10 +200,10 @@ class LogState:
         return replace(found, noise_multiplier=noise)
 
 
-def _is_doubt(check: Check) -> bool:
+def _is_doubt(check: Fact) -> bool:
     """Whether the account may not be of the training: an exact one was compared with it."""
-    compared = check.key in (*COMPARISONS, RANDOM_NUMBERS.key)
-    compared &= not ASSUMPTIONS[check.key].optional
+    compared = check.key in (*COMPARISONS, "random_numbers")
+    compared &= not CHECKS[check.key].optional
     return check.status == FAILED or (compared and check.status == NOT_CHECKED)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from indpriv import _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._checks import check_choice
+from indpriv._facts import FAILED
 from indpriv._folders import remove_file
 from indpriv._reading import named
 from indpriv._storage import check_hash, is_remote, sizes_in
@@ -23,7 +24,6 @@ from indpriv.norm_log.batch_norms import (
     FileBatchNorms,
     examples_per_file,
 )
-from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, NORMS_IN_TRAINING
 from indpriv.norm_log.journal_state import LogState, read_state
 from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.records import (
@@ -230,7 +230,7 @@ def filter_is_proven(state: LogState, faults: Faults) -> bool:
     clipped at, whatever its norm. It was charged for the noise as it was, which is too little where
     clipped gradients stay longer than their level.
     """
-    about_norms = (NORMS_IN_TRAINING.key, NORM_PRECISION.key)
+    about_norms = ("norms_in_training", "norm_precision")
     return (
         bool(state.header["privacy_filter"])
         and not state.clip_excess

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from indpriv import _files
+from indpriv._facts import FAILED, PASSED, Fact, fact
 from indpriv._journal import JournalWriter
 from indpriv._signatures import fingerprint, public_keys, read_signature, signature
-from indpriv.norm_log.evidence import HASH_CHAIN, Check
 from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.run_files import BESIDE, JOURNAL, LEAKAGE, SIGNATURE, holds_log
 
@@ -45,7 +45,7 @@ def sign(run_dir: Path, key: Any) -> None:
         _files.write_atomically(run_dir / SIGNATURE, signature(key, content))
 
 
-def journal_check(state: LogState, signed_by: Path | None = None) -> Check:
+def journal_check(state: LogState, signed_by: Path | None = None) -> Fact:
     """Whether log and files beside it are as they were closed, and signed by a key in signed_by.
 
     Raises:
@@ -62,12 +62,12 @@ def journal_check(state: LogState, signed_by: Path | None = None) -> Check:
     if signed_by and not fault and new:
         fault = f"{origin}, but not {new}"
     if faults or fault:
-        return HASH_CHAIN.failed("; ".join([*faults, *filter(None, [fault])]))
+        return fact("check.journal", FAILED, faults="; ".join([*faults, *filter(None, [fault])]))
     torn = "; a torn last line was dropped" if state.torn else ""
     beside = f"as are {len(said)} files beside it" + f" ({new} came later)" * bool(new)
     if state.beside is None:
         beside = "without hashes of files beside it"
-    return HASH_CHAIN.passed(f"whole, {beside}{torn}; {origin}")
+    return fact("check.journal", PASSED, beside=beside, torn=torn, origin=origin)
 
 
 def _origin(state: LogState, keys: set[bytes] | None) -> tuple[str, str]:

@@ -2,39 +2,35 @@
 
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, fact, text
 from indpriv._files import others_can_read
 from indpriv._formatting import format_cost
 from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.checks.took_part import who_took_part
-from indpriv.norm_log.evidence import (
-    COVERAGE,
-    DECLARED_SETTINGS,
-    NORM_PASS,
-    PERMISSIONS,
-    RECORDS,
-    Check,
-)
 from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.norm_log import OpenedRun
-from indpriv.norm_log.reader import hashed_when_read
+from indpriv.norm_log.reader import Faults, batch_norms_of, hashed_when_read
 from indpriv.norm_log.schema import read_run_json
 from indpriv.norm_log.sealing import journal_check
+from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES
+from indpriv.norm_log.writer import fingerprint_of_parts
 
 
-def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Check]:
+def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
     """Check everything that the log of a run can prove.
 
     signed_by: a file with the public keys of those who may have signed it; see `journal_check`.
 
     Returns:
-        one Check or more per assumption. If one fails, an account of the run is an estimate, or it
+        one check or more per assumption. If one fails, an account of the run is an estimate, or it
         is refused.
     """
     state = run.state
@@ -43,103 +39,137 @@ def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Check]:
         *_records(run),
         _coverage(state),
         *state.checks(),
-        *who_took_part(state, run.faults),
+        *_took_part(state, run.faults),
         _norm_pass(state),
         _declared_settings(state),
         _permissions(state.run_dir),
     ]
 
 
-def _records(run: OpenedRun) -> list[Check]:
+def _records(run: OpenedRun) -> list[Fact]:
     if run.faults:
         return [
-            replace(RECORDS, title=f"record {name}").failed(fault)
+            replace(fact("check.records", FAILED, fault=fault), title=f"record {name}")
             for name, fault in run.faults.items()
         ]
     try:
         _ = run.log
     except EvidenceError as error:
-        return [RECORDS.failed(str(error))]
-    n_files, later = len(run.state.files), 0 if run.hashed_all else hashed_when_read(run.state)
-    when = f", {later} of them compared when they are read" if later else ""
-    return [
-        RECORDS.passed(
-            f"{n_files} files with the hashes of the journal{when}, ids and labels in one order"
-        )
-    ]
+        return [fact("check.records", FAILED, fault=error)]
+    files, later = len(run.state.files), 0 if run.hashed_all else hashed_when_read(run.state)
+    return [fact("check.records", PASSED, "later" if later else "", files=files, later=later)]
 
 
-def _coverage(state: LogState) -> Check:
+def _coverage(state: LogState) -> Fact:
     steps = state.total_steps
     if state.of_rounds:
-        return COVERAGE.passed(f"norms of all who took part in {steps:,} rounds; no others count")
-    recorded = sum(line["step"] < steps for line in state.records)
-    policy = "" if state.policy is None else f" ({state.policy.describe()})"
-    detail = (
-        f"{recorded:,} of {steps:,} steps have a record of all {state.header['n_examples']:,} "
-        f"examples{policy}; {format_cost(state.pass_seconds, state.training_seconds)}"
+        return fact("check.coverage", PASSED, "rounds", steps=steps)
+    n_recorded = sum(line["step"] < steps for line in state.records)
+    recorded = text(
+        "check.coverage",
+        "recorded",
+        recorded=n_recorded,
+        steps=steps,
+        examples=state.header["n_examples"],
+        policy="" if state.policy is None else f" ({state.policy.describe()})",
+        cost=format_cost(state.pass_seconds, state.training_seconds),
     )
     if state.header["individually_clipped"]:
         headroom = state.header["run"].get("clip_headroom", 0.0)
         above = f" (norms plus {headroom:g} of max_grad_norm)" if headroom else ""
-        return COVERAGE.passed(
-            f"{detail}; between records, training clipped at the levels of the last one{above}"
-        )
-    if recorded == steps and steps:
-        return COVERAGE.passed(detail)
-    return COVERAGE.not_checked(f"{detail}; norms at the others are assumed (between_records)")
+        return fact("check.coverage", PASSED, "levels", recorded=recorded, above=above)
+    complete = steps and n_recorded == steps
+    return fact("check.coverage", PASSED if complete else NOT_CHECKED, recorded=recorded)
 
 
-def _declared_settings(state: LogState) -> Check:
+def _took_part(state: LogState, faults: Faults) -> list[Fact]:
+    """One check for each session that counted how often each example was in the batch of a step."""
+    starts = [session.from_step for session in state.sessions]
+    spans = pairwise([*starts, state.total_steps])
+    return [
+        _who(state, faults, range(first, stop), session.took_part[1], _kind(session))
+        for session, (first, stop) in zip(state.sessions, spans, strict=True)
+        if session.took_part is not None
+        if session.took_part[0] == stop - first  # else resuming declared some steps void
+    ]
+
+
+def _kind(session: SessionCounts) -> str:
+    """What takes part in a step."""
+    return "example" if session.rounds is None else session.rounds.of
+
+
+def _who(state: LogState, faults: Faults, steps: range, counted: str, kind: str) -> Fact:
+    """Whether the batch norms of a session are of those who were counted at each step."""
+    norms, n_examples = batch_norms_of(state, faults), state.header["n_examples"]
+    if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
+        return fact("check.took_part", NOT_CHECKED)
+    total = 0
+
+    def participations() -> Iterator[bytes]:
+        nonlocal total
+        for part in norms.participations(steps, n_examples):
+            total += int(part.sum())
+            yield part.tobytes()
+
+    same = fingerprint_of_parts("i", (n_examples,), participations()) == counted
+    status = PASSED if same else FAILED
+    return fact("check.took_part", status, total=total, steps=len(steps), kind=kind)
+
+
+def _declared_settings(state: LogState) -> Fact:
     """Compare the settings in run.json with what the optimizer used at each step."""
     if state.unwatched:
-        return DECLARED_SETTINGS.not_checked("no other record of what the optimizer used exists")
+        return fact("check.declared_settings", NOT_CHECKED, "unwatched")
     declared = read_run_json(state.run_dir).get("training") or {}
     names = [name for name in SETTING_NAMES if declared.get(name) is not None]
     if not names or not state.steps:
-        return DECLARED_SETTINGS.not_checked(
-            "it declares no step settings; the account uses the optimizer's own"
-        )
+        return fact("check.declared_settings", NOT_CHECKED)
     settings = state.settings()
     for name in names:
         used = getattr(settings, name)
         said = np.atleast_1d(declared[name])  # one value, or one for each planned step
-        if len(said) > 1 and len(said) < len(used):
-            return DECLARED_SETTINGS.failed(
-                f"it declares {name} for {len(said)} steps of {len(used)}"
+        n, steps = len(said), len(used)
+        too_few = 1 < n < steps
+        if too_few or not np.allclose(used, said[:steps], rtol=1e-9):
+            return fact(
+                "check.declared_settings",
+                FAILED,
+                "too_few" if too_few else "",
+                name=name,
+                declared=f"{said.min():g} to {said.max():g}" if n > 1 else declared[name],
+                n=n,
+                steps=steps,
+                least=used.min(),
+                most=used.max(),
             )
-        if not np.allclose(used, said[: len(used)], rtol=1e-9):
-            shown = f"{said.min():g} to {said.max():g}" if len(said) > 1 else declared[name]
-            return DECLARED_SETTINGS.failed(
-                f"it declares {name}={shown}, the optimizer used {used.min():g} to "
-                f"{used.max():g}, which the account uses"
-            )
-    return DECLARED_SETTINGS.passed(f"{', '.join(names)} are the optimizer's own at every step")
+    return fact("check.declared_settings", PASSED, names=", ".join(names))
 
 
-def _norm_pass(state: LogState) -> Check:
-    caveats = "; ".join(state.norm_caveats)
+def _norm_pass(state: LogState) -> Fact:
+    if caveats := "; ".join(state.norm_caveats):
+        status = NOT_CHECKED if state.unwatched else FAILED
+        return fact("check.norm_pass", status, "caveats", caveats=caveats)
     if state.unwatched:
-        return NORM_PASS.not_checked(caveats or "norms are as the federated trainer passed them")
-    if caveats:
-        return NORM_PASS.failed(caveats)
+        return fact("check.norm_pass", NOT_CHECKED)
     norm_pass = state.header["norm_pass"]
     fallback = norm_pass.get("fallback")
-    slower = f"; not layerwise, which is faster: {fallback}" if fallback else ""
-    return NORM_PASS.passed(
-        f"{norm_pass.get('backend', 'unknown')}, compared with one example at a time{slower}"
+    return fact(
+        "check.norm_pass",
+        PASSED,
+        "fallback" if fallback else "",
+        backend=norm_pass.get("backend", "unknown"),
+        fallback=fallback,
     )
 
 
-def _permissions(run_dir: Path) -> Check:
+def _permissions(run_dir: Path) -> Fact:
     if is_remote(run_dir):
-        return PERMISSIONS.not_checked("who can read a bucket is set there, and not looked at")
+        return fact("check.permissions", NOT_CHECKED, "bucket")
     if os.name == "nt":
-        return PERMISSIONS.not_checked("Windows does not say who can read a file in these terms")
+        return fact("check.permissions", NOT_CHECKED, "windows")
     exposed = [path.name for path in run_dir.rglob("*.parquet") if others_can_read(path)]
     if exposed:
-        return PERMISSIONS.failed(
-            f"sensitive files can be read by others: {len(exposed)}, e.g. {exposed[0]}; run "
-            f"find {shlex.quote(str(run_dir))} ! -name .here -exec chmod go= {{}} +"
-        )
-    return PERMISSIONS.passed("sensitive files are readable by their owner only")
+        run = shlex.quote(str(run_dir))
+        return fact("check.permissions", FAILED, count=len(exposed), example=exposed[0], run=run)
+    return fact("check.permissions", PASSED)

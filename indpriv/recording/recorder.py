@@ -20,11 +20,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import _checks
+from indpriv._facts import text
 from indpriv._files import write_json
 from indpriv._signatures import signing_key
 from indpriv._storage import location_to_write
 from indpriv.errors import EvidenceWarning, InputError
-from indpriv.norm_log.evidence import SEEDS
+from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 from indpriv.norm_log.sealing import seal, sign
@@ -241,8 +242,8 @@ class Recorder:
         if self._draws_privately:
             self.draw_privately()
         if run.guessable_seed and not self._plan.seeded:
-            found = "noise or batches come from a generator with a chosen seed, or torch's default"
-            say(SEEDS, found, refuted=True, strict=self._plan.strict)
+            found = text("check.seeds", "at_attach")
+            say(CHECKS["seeds"], found, refuted=True, strict=self._plan.strict)
         device = next(run.module.parameters()).device
         train, test = data.examples(loader.collate_fn, device)
         inputs, targets = next(train.batches(_CHECKED))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.evidence import ASSUMPTIONS
+from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.reader import read_left_out
 from indpriv.norm_log.session_counts import SessionCounts
@@ -247,7 +247,7 @@ class Session:
             if (key in _ON_TRUST and not one.refuted) or one.detail in said:
                 continue
             said.add(one.detail)
-            say(ASSUMPTIONS[key], one.detail, refuted=bool(one.refuted), strict=self._plan.strict)
+            say(CHECKS[key], one.detail, refuted=bool(one.refuted), strict=self._plan.strict)
 
     def _take(self) -> None:
         """Take norms for the coming step: of all examples if due, else of the reference ones."""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from indpriv._facts import NOT_CHECKED, ON_TRUST, PASSED
 from indpriv._formatting import (
     capitalised,
     format_edges,
@@ -44,8 +45,6 @@ from indpriv.analysis.summary import (
 )
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
-from indpriv.norm_log.evidence import HASH_CHAIN, NOT_CHECKED, PASSED, SEEDS
-from indpriv.norm_log.lines import ON_TRUST
 from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.report.formats import FORMATS, MOST_ROWS, shown_rows
 from indpriv.report.page import Head, escape, print_page, render_html, render_markdown
@@ -208,7 +207,7 @@ def values_of(audit: Audit, since: Audit | None = None) -> dict[str, Any]:
         "how_recorded": recording(audit.run),
         "group_screen": group_screen,
         "seed_can_be_guessed": any(
-            one.key == SEEDS.key and one.status != PASSED for one in audit.checks
+            one.key == "seeds" and one.status != PASSED for one in audit.checks
         ),
         "declared_json": json.dumps(
             audit.run.declared.content, indent=2, ensure_ascii=False, default=str
@@ -238,9 +237,9 @@ def _checked(audit: Audit) -> dict[str, Any]:
         "origin": [
             f"{one.title}: {one.detail}"
             for one in checks
-            if (one.key, one.status) == (HASH_CHAIN.key, PASSED)
+            if (one.key, one.status) == ("journal", PASSED)
         ],
-        "trusted": [line.title.lower() for line in lines if line.word == ON_TRUST] + hazards,
+        "trusted": [line.title.lower() for line in lines if line.status == ON_TRUST] + hazards,
     }
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from indpriv._facts import FAILED, SEVERITIES, Fact
 from indpriv._formatting import format_number
 from indpriv._plain import to_json
 from indpriv._shown import clean
@@ -25,13 +26,11 @@ from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, interval, parts
 from indpriv.analysis.comparison import SAME, TOP_SHARE, AuditComparison
 from indpriv.analysis.composed_runs import Composition
 from indpriv.analysis.groups import GroupTable
-from indpriv.analysis.lint.rule import SEVERITIES, Finding
 from indpriv.analysis.reconstruction import CLOSE, Reconstruction
 from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.intervals import CONFIDENCE
 from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.norm_log.evidence import FAILED
 from indpriv.report import report
 from indpriv.report.formats import MOST_ROWS, counted, setting
 from indpriv.report.page import Head, Page, Template, print_page
@@ -69,14 +68,14 @@ def print_whole(page: Page, console: Console) -> None:
     print_page(page.template, console, **page.values)
 
 
-def lint_document(path: str, findings: Sequence[Finding]) -> dict[str, Any]:
+def lint_document(path: str, findings: Sequence[Fact]) -> dict[str, Any]:
     """The JSON of `lint --json`: every rule, failed ones first."""
-    found = Counter(finding.severity for finding in findings if finding.status == FAILED)
+    found = Counter(finding.kind for finding in findings if finding.status == FAILED)
     failed = {severity: found[severity] for severity in SEVERITIES}
     return {"path": path, "meaning": OF_LINT, "failed": failed, "findings": to_json(findings)}
 
 
-def print_lint(path: str, findings: Sequence[Finding], console: Console) -> None:
+def print_lint(path: str, findings: Sequence[Fact], console: Console) -> None:
     """Print failed rules in full, and the titles of the others."""
     print_page("lint", console, **lint_document(path, findings))
 

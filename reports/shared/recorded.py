@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from indpriv.norm_log.evidence import NOT_COMPARED
-from indpriv.norm_log.lines import REFUTED, lines_of, unverified
+from indpriv._facts import REFUTED
+from indpriv.norm_log.evidence import NOT_COMPARED, lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 
@@ -19,7 +19,7 @@ def not_verified(run: Path) -> list[str]:
     opened = open_run(run)
     header = opened.state.header["run"]
     lines = lines_of(verify(opened), header)
-    return [line.key for line in lines if line in unverified(lines) or line.word == REFUTED]
+    return [line.key for line in lines if line in unverified(lines) or line.status == REFUTED]
 
 
 def status_of(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:

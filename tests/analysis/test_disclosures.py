@@ -6,13 +6,13 @@ import pytest
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import disclosures
 from indpriv.audit import RecordedRun
-from indpriv.norm_log.evidence import BATCH_SIZES, SAMPLER
+from indpriv.norm_log.evidence import CHECKS
 from summaries import audit_of
 from synthetic import epsilon_table, small_run
 
 DECLARED = "every checkpoint may be published under the worst-case epsilon"
 RECORDER = {"loss_reduction": "mean", "expected_batch_size": 24}
-PASSED = SAMPLER.passed("fine")
+PASSED = CHECKS["sampler"].fact("passed", "fine")
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,10 @@ def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
 
 def test_a_supported_run_keeps_what_was_declared(run):
     found = rows(run)
-    assert found["What is released"].value == DECLARED
+    assert found["What is released"].detail == DECLARED
     assert (
         "only the worst case and the other settings may be published"
-        in found["Private in this document"].value
+        in found["Private in this document"].detail
     )
 
 
@@ -47,7 +47,10 @@ def test_a_supported_run_keeps_what_was_declared(run):
     ("changes", "why"),
     [
         ({"seeded": True}, "the run was seeded (reproducible: no privacy)"),
-        ({"checks": (BATCH_SIZES.failed("odd"),)}, "a check of its assumptions failed"),
+        (
+            {"checks": (CHECKS["batch_sizes"].fact("failed", "odd"),)},
+            "a check of its assumptions failed",
+        ),
         ({"delta": 0.02}, "delta is at least 1/n"),
     ],
 )
@@ -55,9 +58,9 @@ def test_without_a_guarantee_nothing_is_released_under_it(run, changes, why):
     found = rows(run, **changes)
     assert found["What is released"].status == "failed"
     for item in ("What is released", "Private in this document"):
-        assert f"nothing may be published under a guarantee: {why}" in found[item].value
-        assert "may be published under the worst-case" not in found[item].value
-        assert "settings may be published" not in found[item].value
+        assert f"nothing may be published under a guarantee: {why}" in found[item].detail
+        assert "may be published under the worst-case" not in found[item].detail
+        assert "settings may be published" not in found[item].detail
 
 
 def test_what_nobody_stated_is_called_assumed(run):
@@ -83,7 +86,7 @@ def test_a_relation_is_declared_only_where_somebody_chose_it(run, neighbouring, 
     table = epsilon_table([1.0] * 60, neighbouring=neighbouring)
     summary = audit_of(log, table, RecordedRun(examples), name="x", by=["label"])
     row = next(row for row in summary.disclosures if row.key == "neighbouring")
-    assert (row.status, row.value.endswith(words)) == (status, True)
+    assert (row.status, row.detail.endswith(words)) == (status, True)
     declared = Declared(neighbouring=neighbouring)
     summary = audit_of(log, table, RecordedRun(examples, declared=declared), name="x")
     row = next(row for row in summary.disclosures if row.key == "neighbouring")
@@ -92,9 +95,11 @@ def test_a_relation_is_declared_only_where_somebody_chose_it(run, neighbouring, 
 
 def test_ranks_are_named_and_their_batches_counted_together(run):
     found = rows(run, ranks=2)
-    assert found["Steps"].value.endswith("each taken by 2 ranks together")
-    assert found["Normalisation of the gradient"].value.endswith("over the expected batch size, 48")
-    assert rows(run)["Normalisation of the gradient"].value.endswith(
+    assert found["Steps"].detail.endswith("each taken by 2 ranks together")
+    assert found["Normalisation of the gradient"].detail.endswith(
+        "over the expected batch size, 48"
+    )
+    assert rows(run)["Normalisation of the gradient"].detail.endswith(
         "over the expected batch size, 24"
     )
 
@@ -105,7 +110,7 @@ def test_brackets_of_the_tight_accountant_are_counted(run):
     table = replace(table, details={"bracket": np.array(["certified"] * 58 + ["fallback"] * 2)})
     summary = audit_of(log, table, RecordedRun(examples), name="x", by=["label"])
     row = next(row for row in summary.disclosures if row.key == "brackets")
-    assert row.value.startswith("58 certified, 2 fallback")
+    assert row.detail.startswith("58 certified, 2 fallback")
     assert row.private
     assert "Brackets of individual epsilon" not in rows(run)
 
@@ -115,7 +120,7 @@ def test_brackets_of_the_tight_accountant_are_counted(run):
     [({"sampler_class": "x"}, "poisson; observed: x"), ({}, "poisson; not observed")],
 )
 def test_the_sampler_is_named_where_it_was_seen(run, recorder, value):
-    assert rows(run, **recorder)["Sampler"].value == value
+    assert rows(run, **recorder)["Sampler"].detail == value
 
 
 def test_whatever_gives_n_away_is_private(run):
@@ -127,6 +132,6 @@ def test_whatever_gives_n_away_is_private(run):
         "Normalisation of the gradient",
         "Fingerprint of the data",
     }
-    open_texts = " ".join(row.value for row in found.values() if not row.private)
+    open_texts = " ".join(row.detail for row in found.values() if not row.private)
     for told in ("60", "24", "times n"):
         assert told not in open_texts.replace("0.1", ""), open_texts

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from indpriv._facts import FAILED, NOT_CHECKED, PASSED, WORST_CASE
 from indpriv.analysis.guarantee import guarantee_of, true_positive_bound, worst_case_membership
-from indpriv.norm_log import evidence
-from indpriv.norm_log.evidence import Assumption
+from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.norm_log import NormLog
 from synthetic import epsilon_table
 
@@ -42,27 +42,19 @@ def test_a_bound_is_a_rate_and_no_less_than_a_guess(epsilon, delta, false_positi
     assert false_positive * (1 - 1e-9) <= true_positive_bound(epsilon, delta, false_positive) <= 1
 
 
-def assumptions():
-    return [item for item in vars(evidence).values() if isinstance(item, Assumption)]
-
-
-def test_assumptions_have_keys_of_their_own():
-    assert len({assumption.key for assumption in assumptions()}) == len(assumptions())
-
-
-@pytest.mark.parametrize("assumption", assumptions(), ids=lambda assumption: assumption.key)
-@pytest.mark.parametrize("status", [evidence.PASSED, evidence.FAILED, evidence.NOT_CHECKED])
+@pytest.mark.parametrize("assumption", CHECKS.values(), ids=CHECKS.keys())
+@pytest.mark.parametrize("status", [PASSED, FAILED, NOT_CHECKED])
 def test_a_guarantee_does_not_depend_on_titles(assumption, status):
-    check = assumption.check(status, "detail")
+    check = assumption.fact(status, "detail")
     table = epsilon_table(np.ones(99))
 
     def found_with(check):  # a line of evidence names the checks that left it open
         found = guarantee_of(table, [check], {})
-        words = tuple((line.key, line.word) for line in found.lines)
+        words = tuple((line.key, line.status) for line in found.lines)
         return replace(found, lines=(), reasons=()), len(found.reasons), words
 
     found = guarantee_of(table, [check], {})
-    unproven = status == evidence.FAILED and assumption.bears_on == evidence.WORST_CASE
+    unproven = status == FAILED and assumption.bears_on == WORST_CASE
     assert (found.status == "unproven") == unproven
     for title in ("record", "coverage", "norm pass", "permissions", "sampler (x)", ""):
         assert found_with(replace(check, title=title)) == found_with(check)

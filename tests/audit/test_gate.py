@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from indpriv._facts import Fact
 from indpriv.analysis.attacks.attributes import measure_attribute
 from indpriv.analysis.attacks.canaries import (
     measure_attack,
@@ -16,14 +17,13 @@ from indpriv.analysis.attacks.canaries import (
 from indpriv.analysis.attacks.membership import BINS
 from indpriv.analysis.attacks.rates import TRIED, exceeds, table
 from indpriv.analysis.groups import Reversal
-from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import findings, nothing
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.gate import Limits, judge
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import RECORDS
+from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.step_settings import StepSettings
 from reconstructions import scores as reconstructed
 from summaries import summary_of
@@ -195,7 +195,7 @@ def a_refuted_line(summary):
 
 
 def a_failed_check(summary):
-    return {"checks": (*summary.checks, RECORDS.failed("odd"))}
+    return {"checks": (*summary.checks, CHECKS["records"].fact("failed", "odd"))}
 
 
 # For each finding, what it may find against the account: changes of an audit that is sound.
@@ -254,7 +254,7 @@ def reversed_groups(summary):
 
 
 def duplicates(summary):
-    twins = Hazard("duplicates", "scope", "twins", "Duplicates", "failed", "some rows are alike")
+    twins = Fact("duplicates", "scope", "Duplicates", "failed", "some rows are alike")
     hazards = (*summary.hazards, twins)
     return summary.replace(hazards=hazards)
 

@@ -184,7 +184,7 @@ def test_fidelity_from_exact_examples(artifacts, tmp_path):
 def test_policy_and_cost_of_recording_are_told(audited):
     folder, summary = audited
     text = "a full pass every step; 3.0 s of norm passes beside 2.0 s of training (150 %)"
-    told = {item.title: (item.value, item.status) for item in summary.disclosures}
+    told = {item.title: (item.detail, item.status) for item in summary.disclosures}
     assert told["Recording"] == (text, "verified")
     assert text in (folder / "report.html").read_text().replace("\xa0", " ")
     assert text in " ".join(screen(summary).split())
@@ -206,7 +206,7 @@ def test_individual_clipping_is_exact_where_every_gradient_shows_it(artifacts, t
     summary = audit(folder, tmp_path / "audit", delta=DELTA)
     assert summary.claim == ("exact" if at_levels else "estimate")
     assert summary.guarantee.status == "supported"  # the worst case does not rest on levels
-    told = {item.title: (item.value, item.status) for item in summary.disclosures}
+    told = {item.title: (item.detail, item.status) for item in summary.disclosures}
     assert told["Clip mode"][0].startswith("individual: each example at its last recorded level")
     assert told["Clip mode"][1] == ("verified" if at_levels else "failed")
     assert not any("exact values" in text for text in summary.missing)

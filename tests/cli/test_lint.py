@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from command_lines import run
-from indpriv.analysis.lint.registry import RULES
+from indpriv._facts import templates
 
 AUDITS = sorted((Path(__file__).parents[2] / "audits").glob("*.toml"))
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -94,7 +94,7 @@ def test_federated_audits_are_refused(lint, path):
 @pytest.mark.parametrize("path", sorted({*AUDITS} - {*FEDERATED}), ids=lambda path: path.stem)
 def test_every_audit_file_is_judged_without_its_data(lint, path):
     found = json.loads(lint(path, "--json").out)
-    assert set(statuses(found)) == set(RULES)
+    assert set(statuses(found)) == set(templates("rule"))
     assert found["failed"]["error"] == 0
 
 
@@ -109,8 +109,8 @@ def test_a_run_without_privacy_has_no_epsilon(lint, audit_file):
 def test_a_screen_shows_figures_source_and_advice(lint, audit_file):
     path = audit_file(("[model]", '[model]\nactivation = "relu"'))
     shown = " ".join(lint(path).out.split())
-    rule = RULES["activations"]
-    for text in ("note activations", rule.title, rule.literature, rule.source, rule.advice):
+    rule = templates("rule")["activations"]
+    for text in ("note activations", rule.title, rule.about, rule.source, rule.advice):
         assert text in shown
     assert "1 layer of unbounded activations and 0 layers that normalise" in shown
     assert "0 errors, 0 warnings, 1 note." in shown

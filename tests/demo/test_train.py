@@ -15,7 +15,7 @@ from audits.training.models import build_model
 from audits.training.step_plan import with_noise
 from indpriv import ExampleTable, NormLog
 from indpriv.demo.train import RUN_INFO, SETTINGS, network, people, train
-from indpriv.norm_log.lines import lines_of, unverified
+from indpriv.norm_log.evidence import lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from indpriv import NormLog
 from indpriv.integrations.callbacks import hugging_face_callback, lightning_callback
-from indpriv.norm_log.lines import lines_of, unverified
+from indpriv.norm_log.evidence import lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, private_generator
@@ -77,7 +77,7 @@ def source_of_the_noise(run_dir):
     """The word of the line, what is known, and the lines that a recorder can verify and did not."""
     lines = lines_of(verify(open_run(run_dir)), {})
     [source] = (line for line in lines if line.key == "source")
-    return source.word, source.detail, [line.key for line in unverified(lines)]
+    return source.status, source.detail, [line.key for line in unverified(lines)]
 
 
 def train_as_hugging_face(monkeypatch, tmp_path, run, seeds, **options):

@@ -6,7 +6,7 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv.integrations.callbacks import hugging_face_callback
-from indpriv.norm_log.lines import lines_of, unverified
+from indpriv.norm_log.evidence import lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import CausalLMLoss, Recorder
@@ -131,10 +131,10 @@ def fine_tuned(model, tmp_path, loss_fn=None, mode="hooks", **arguments):
 def test_one_loss_for_each_text_is_supported(make, over_tokens, settings, tmp_path):
     lines = fine_tuned(make(), tmp_path, CausalLMLoss(over_tokens), **settings)
     assert unverified(lines.values()) == []
-    assert lines["source"].word == "on trust"
+    assert lines["source"].status == "on trust"
     assert lines["source"].detail == "its state is from the operating system"
 
 
 @pytest.mark.parametrize("make", [llama, gpt2_with_adapters])
 def test_the_mean_over_all_tokens_of_a_batch_is_refuted(make, tmp_path):
-    assert fine_tuned(make(), tmp_path)["contribution"].word == "refuted"
+    assert fine_tuned(make(), tmp_path)["contribution"].status == "refuted"

@@ -8,19 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indpriv._facts import FAILED, NOT_CHECKED, PASSED
 from indpriv.analysis.guarantee import Guarantee, guarantee_of
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import ASSUMPTIONS, COMPARISONS, FAILED, NOT_CHECKED, PASSED
+from indpriv.norm_log.evidence import (
+    CHECKS,
+    COMPARISONS,
+    LINES,
+    evidence,
+    is_earned,
+    lines_of,
+    unverified,
+)
 from indpriv.norm_log.journal_state import read_state
-from indpriv.norm_log.lines import LINES, WORDS, evidence, is_earned, lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.round_recorder import RoundRecorder
 from synthetic import epsilon_table, session_counts, small_run, sound_checks, write_run
 
+WORDS = ("verified", "declared", "on trust", "refuted")
 STATUSES = (PASSED, FAILED, NOT_CHECKED)
-NEEDED = sorted({key for line in LINES for key in line.needs})
-WITH_LINE = sorted(key for key, each in ASSUMPTIONS.items() if each.line)
+NEEDED = sorted({key for line in LINES.values() for key in line.needs})
+WITH_LINE = sorted(key for key, each in CHECKS.items() if each.line)
 
 
 def status_of(checks, recorder=None, **account):
@@ -28,42 +37,42 @@ def status_of(checks, recorder=None, **account):
 
 
 def test_lines_and_checks_name_each_other():
-    assert {each.line for each in ASSUMPTIONS.values()} - {""} <= {line.key for line in LINES}
+    assert {each.line for each in CHECKS.values()} - {""} <= set(LINES)
     assert set(COMPARISONS) <= set(WITH_LINE)
-    for line in LINES:
+    for line in LINES.values():
         for key in line.needs:  # what verifies a line is never optional, and stands in it
-            assert ASSUMPTIONS[key].line == line.key
-            assert not ASSUMPTIONS[key].optional
-    seen = [line.key for line in LINES if line.needs]
+            assert CHECKS[key].line == line.key
+            assert not CHECKS[key].optional
+    seen = [line.key for line in LINES.values() if line.needs]
     assert seen == ["batch", "contribution", "noise", "update", "settings"]
-    assert [line.key for line in LINES][: len(seen)] == seen
-    assert all(line.verify for line in LINES if line.needs)
+    assert list(LINES)[: len(seen)] == seen
+    assert all(line.advice for line in LINES.values() if line.needs)
 
 
-drawn = st.dictionaries(st.sampled_from(sorted(ASSUMPTIONS)), st.lists(st.sampled_from(STATUSES)))
+drawn = st.dictionaries(st.sampled_from(sorted(CHECKS)), st.lists(st.sampled_from(STATUSES)))
 
 
 @given(drawn, st.sampled_from([{}, {"start": "random"}, {"seeded": True}, {"replayed": True}]))
 def test_supported_means_that_every_needed_check_passed_and_none_failed(statuses, recorder):
     checks = [
-        ASSUMPTIONS[key].check(status, "as found")
+        CHECKS[key].fact(status, "as found")
         for key, several in statuses.items()
         for status in several
     ]
     lines = lines_of(checks, recorder)
-    assert [line.key for line in lines] == [line.key for line in LINES]
-    assert all(line.word in WORDS and line.detail for line in lines)
+    assert [line.key for line in lines] == list(LINES)
+    assert all(line.status in WORDS and line.detail for line in lines)
     found = {key: set(several) for key, several in statuses.items()}
     for line in lines:
-        mine = [each for key, each in ASSUMPTIONS.items() if each.line == line.key]
-        needs = next(text.needs for text in LINES if text.key == line.key)
-        if line.word == "verified":
+        mine = [each for key, each in CHECKS.items() if each.line == line.key]
+        needs = LINES[line.key].needs
+        if line.status == "verified":
             assert needs
             assert all(found.get(key) == {PASSED} for key in needs)
             assert all(NOT_CHECKED not in found.get(one.key, ()) or one.optional for one in mine)
         if any(FAILED in found.get(one.key, ()) for one in mine):
-            assert line.word == "refuted"
-        assert bool(line.verify) == (line.word == "declared" and bool(needs))
+            assert line.status == "refuted"
+        assert bool(line.advice) == (line.status == "declared" and bool(needs))
     status = status_of(checks, recorder)
     if status == "supported":
         assert is_earned(lines)
@@ -82,8 +91,8 @@ def test_of_a_sound_run_any_change_that_matters_loses_supported(changes):
         if status == FAILED
         or (
             status == NOT_CHECKED
-            and not ASSUMPTIONS[key].optional
-            and ASSUMPTIONS[key].line not in ("source", "start")
+            and not CHECKS[key].optional
+            and CHECKS[key].line not in ("source", "start")
         )
     }
     assert (status_of(checks) == "supported") == (not matters - {"seeds"})
@@ -98,7 +107,7 @@ def test_a_needed_check_that_was_not_made_loses_supported(key, missing):
     ]
     assert status_of(checks) == "declared"
     one = guarantee_of(epsilon_table(np.ones(99)), checks, {})
-    title = next(line.title.lower() for line in LINES if line.key == ASSUMPTIONS[key].line)
+    title = LINES[CHECKS[key].line].title.lower()
     assert len(one.reasons) == 1
     assert one.reasons[0].startswith(f"{title} is not verified (")
     assert "; to verify it, " in one.reasons[0]
@@ -106,15 +115,15 @@ def test_a_needed_check_that_was_not_made_loses_supported(key, missing):
 
 
 def test_a_guessable_source_is_never_supported():
-    seeds = ASSUMPTIONS["seeds"]
-    assert status_of([*sound_checks(), seeds.not_checked("32 bits")]) == "supported"
-    assert status_of([*sound_checks(), seeds.failed("a chosen seed")]) == "unproven"
+    seeds = CHECKS["seeds"]
+    assert status_of([*sound_checks(), seeds.fact(NOT_CHECKED, "32 bits")]) == "supported"
+    assert status_of([*sound_checks(), seeds.fact(FAILED, "a chosen seed")]) == "unproven"
     assert status_of(sound_checks(), {"seeded": True}) == "void"
-    words = {line.key: line.word for line in lines_of(sound_checks(), {"seeded": True})}
+    words = {line.key: line.status for line in lines_of(sound_checks(), {"seeded": True})}
     assert words["source"] == "refuted"
     assert not is_earned(lines_of(sound_checks(), {"seeded": True}))
     loud = lines_of(sound_checks(), {"no_privacy": "the largest norm"})
-    assert {line.key: line.word for line in loud}["noise"] == "refuted"
+    assert {line.key: line.status for line in loud}["noise"] == "refuted"
 
 
 def test_whatever_chose_the_batches_is_not_verified_where_nobody_knows_it():
@@ -123,7 +132,7 @@ def test_whatever_chose_the_batches_is_not_verified_where_nobody_knows_it():
     table = epsilon_table(np.ones(99), sampler="other", **known)
     found = guarantee_of(table, sound_checks(), {})
     assert found.status == "declared"
-    assert {line.key: line.word for line in found.lines}["batch"] == "declared"
+    assert {line.key: line.status for line in found.lines}["batch"] == "declared"
     assert "looks at no data" in found.reasons[0]
 
 
@@ -146,7 +155,7 @@ def test_the_lines_of_a_log(tmp_path, changes, recorder, close, status):
     opened = open_run(run)
     checks, noted = verify(opened), {**recorder, **opened.state.header["run"]}
     lines = lines_of(checks, noted)
-    assert {line.word for line in lines} <= set(WORDS)
+    assert {line.status for line in lines} <= set(WORDS)
     assert len(lines) == len(LINES)
     assert status_of(checks, noted) == status
     assert is_earned(lines) == (status == "supported")
@@ -169,7 +178,7 @@ def test_nothing_is_supported_without_its_lines():
 
 
 def test_the_sentence_holds_nothing_of_the_data():
-    lines = lines_of([ASSUMPTIONS["seeds"].not_checked("12345 people")], {})
+    lines = lines_of([CHECKS["seeds"].fact(NOT_CHECKED, "12345 people")], {})
     assert "12345" not in evidence(lines)
     assert evidence(lines).startswith(
         "0 of 5 lines verified; batch declared; contribution declared"
@@ -185,8 +194,8 @@ def test_no_stored_run_from_before_is_verified(path):
     opened = open_run(path)
     noted = opened.state.header["run"]
     lines = lines_of(verify(opened), noted)
-    assert [line.key for line in lines] == [line.key for line in LINES]
-    assert {line.word for line in lines} <= {"declared", "on trust", "refuted"}
+    assert [line.key for line in lines] == list(LINES)
+    assert {line.status for line in lines} <= {"declared", "on trust", "refuted"}
     assert status_of(verify(opened), noted) != "supported"
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
-from indpriv.norm_log.lines import lines_of
+from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, private_generator
@@ -132,7 +132,7 @@ def test_an_error_of_a_comparison_is_a_finding(tmp_path):
         model.locked = False
     assert open_run(tmp_path / "run").log.total_steps == 30
     found = lines(tmp_path / "run")["contribution"]
-    assert found.word == "declared"
+    assert found.status == "declared"
     assert "not compared: ZeroDivisionError: no copies of this" in found.detail
 
 
@@ -141,7 +141,7 @@ def test_a_sound_run_is_verified_without_a_word(tmp_path):
         warnings.simplefilter("error", EvidenceWarning)
         record(private_run(), tmp_path / "run", start="random", strict=True)
     found = lines(tmp_path / "run")
-    words = {key: line.word for key, line in found.items()}
+    words = {key: line.status for key, line in found.items()}
     verified = ("batch", "contribution", "noise", "update", "settings")
     assert all(words[key] == "verified" for key in verified)
     assert words["source"] == "on trust"
@@ -151,7 +151,7 @@ def test_a_sound_run_is_verified_without_a_word(tmp_path):
 def test_what_is_refuted_is_said_after_the_first_step(tmp_path):
     with pytest.warns(EvidenceWarning, match="loss of training: gradients at the model's outputs"):
         record(private_run(), tmp_path / "run", WEIGHTED)
-    assert lines(tmp_path / "run")["contribution"].word == "refuted"
+    assert lines(tmp_path / "run")["contribution"].status == "refuted"
 
 
 def test_strict_stops_there(tmp_path):
@@ -167,7 +167,7 @@ def test_a_chosen_seed_is_said_at_attach(tmp_path):
         EvidenceWarning, match="seeds: noise or batches come from a generator with a chosen seed"
     ):
         record(run, tmp_path / "run")
-    assert lines(tmp_path / "run")["source"].word == "refuted"
+    assert lines(tmp_path / "run")["source"].status == "refuted"
 
 
 def test_groups_that_are_no_column_are_said_at_attach(tmp_path):
@@ -204,7 +204,7 @@ def test_a_law_of_the_user(law, word, detail, tmp_path):
     with recorder.attach(run.model, run.optimizer, run.loader):
         halved(run)()
     found = lines(tmp_path / "run")["settings"]
-    assert found.word == word
+    assert found.status == word
     assert detail in found.detail
 
 
@@ -231,7 +231,7 @@ def test_a_private_generator_that_is_seeded_is_an_ordinary_one(tmp_path):
     run = make_run(noise_generator=noise)
     noise.manual_seed(3)
     record(run, tmp_path / "run")
-    assert lines(tmp_path / "run")["source"].word == "refuted"
+    assert lines(tmp_path / "run")["source"].status == "refuted"
 
 
 def test_steps_count_as_their_worst_micro_batch():

@@ -168,7 +168,7 @@ def test_a_sampler_that_may_look_at_data_is_at_best_declared(tmp_path):
     assert summary.guarantee.status == "unproven"
     assert any("drawn twice into one batch" in text for text in summary.guarantee.reasons)
     batch = next(line for line in summary.guarantee.lines if line.key == "batch")
-    assert batch.word == "refuted"
+    assert batch.status == "refuted"
 
 
 def test_a_poisson_run_may_be_audited_with_known_participation(tmp_path):

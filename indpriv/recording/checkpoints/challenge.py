@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._facts import FAILED, FILES, NOT_CHECKED, PASSED, Fact
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.norm_log.batch_norms import BatchNormEntries
-from indpriv.norm_log.evidence import FAILED, FILES, NOT_CHECKED, PASSED, Check
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.discovery import discover
@@ -43,7 +43,7 @@ def challenge(
     step_of: Sequence[str] = (),
     device: str = "cpu",
     tell: StageProgress = silent,
-) -> list[Check]:
+) -> list[Fact]:
     """Compute norms at n random steps from checkpoints and data, and compare the log's with them.
 
     If training used `torch.autocast`, call it under the same autocast. Where the log says that
@@ -133,8 +133,8 @@ def challenge(
     ]
 
 
-def _check(title: str, status: str, detail: str) -> Check:
-    return Check("challenge", title, status, detail, FILES)
+def _check(title: str, status: str, detail: str) -> Fact:
+    return Fact("challenge", "check", title, status, detail, bears_on=FILES, private=True)
 
 
 def _logged(

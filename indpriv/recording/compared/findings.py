@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 import warnings
@@ -10,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from indpriv._facts import Template
 from indpriv.errors import EvidenceError, EvidenceWarning
-from indpriv.norm_log.evidence import Assumption
 from indpriv.norm_log.session_counts import ComparedTraining, Found
 
 EQUAL, UNKNOWN, REFUTED = range(3)
@@ -19,16 +18,15 @@ _ALL, _EVERY = 0.05, 0.03  # shares of training's time: of all comparisons, of t
 _ROOM = 0.85  # of that part, so that chance does not exceed it
 _FREE = 1.0  # seconds that comparisons may take however short training is
 _FIRST = 3  # steps that are repeated in any case
-_LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")  # of a page
 _RATES = 0.005, 0.25  # of the other steps
 
 
-def say(assumption: Assumption, detail: str, *, refuted: bool, strict: bool) -> None:
+def say(check: Template, detail: str, *, refuted: bool, strict: bool) -> None:
     """Warn of a finding, with what to do; if strict, raise EvidenceError."""
     cost = "unproven" if refuted else "declared, not supported"
     is_error = detail.startswith("not compared: ")  # which no advice fits
-    advice = "" if is_error else _LINK.sub(r"\1", assumption.advice)
-    text = f"{assumption.title}: {detail}; the run's guarantee is {cost}. {advice}".rstrip()
+    advice = "" if is_error else check.to_do
+    text = f"{check.title}: {detail}; the run's guarantee is {cost}. {advice}".rstrip()
     if strict:
         raise EvidenceError(f"{text} (strict=True stops here)")
     warnings.warn(text, EvidenceWarning, stacklevel=2)

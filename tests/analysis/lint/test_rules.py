@@ -5,11 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from indpriv.analysis import hazards
-from indpriv.analysis.lint.plan import Plan
-from indpriv.analysis.lint.registry import RULES, lint
-from indpriv.analysis.lint.rule import ERROR, NOTE, SEVERITIES, WARNING
-from indpriv.analysis.lint.training_facts import SgdSettings, TrainingFacts
+from indpriv._facts import ERROR, NOTE, SEVERITIES, WARNING, fact, templates
+from indpriv.analysis.lint import RULES, lint
+from indpriv.analysis.training_facts import Plan, SgdSettings, TrainingFacts
 
 GOOD = TrainingFacts(
     n_examples=60_000,
@@ -21,8 +19,8 @@ GOOD = TrainingFacts(
     views=8,
     clipped=np.array([0.9, 0.5, 0.3]),
     hazards={
-        "sampler": replace(hazards.SAMPLING, status="verified"),
-        "seeds": replace(hazards.SEEDS, status="on trust"),
+        "sampler": fact("hazard.sampler", "verified"),
+        "seeds": fact("hazard.seeds", "on trust"),
     },
 )
 MORE_NOISE, LESS_NOISE = Plan(2.0, 0.01, 2000), Plan(0.5, 0.01, 2000)
@@ -31,8 +29,8 @@ DEEP = {"Conv2d": 19, "Linear": 1}
 # rule -> changes that break it, changes next to them that do not, changes that hide what it needs
 CASES = {
     "delta": (
-        [{"delta": 1 / 60_000, "hazards": {"delta": hazards.DELTA}}],
-        [{"hazards": {"delta": replace(hazards.DELTA, status="declared")}}],
+        [{"delta": 1 / 60_000, "hazards": {"delta": fact("hazard.delta", "failed")}}],
+        [{"hazards": {"delta": fact("hazard.delta", "declared")}}],
         [{"delta": None}, {"n_examples": None}],
     ),
     "small_delta": (
@@ -41,18 +39,18 @@ CASES = {
         [{"delta": None}, {"n_examples": None}],
     ),
     "sampler": (
-        [{"hazards": {"sampler": replace(hazards.SAMPLING, status="failed")}}],
-        [{"hazards": {"sampler": replace(hazards.SAMPLING, status="verified")}}],
+        [{"hazards": {"sampler": fact("hazard.sampler", "failed")}}],
+        [{"hazards": {"sampler": fact("hazard.sampler", "verified")}}],
         [
             {"hazards": {}},
-            {"hazards": {"sampler": hazards.SAMPLING}},
-            {"hazards": {"sampler": replace(hazards.SAMPLING, status="declared")}},
+            {"hazards": {"sampler": fact("hazard.sampler", "unknown")}},
+            {"hazards": {"sampler": fact("hazard.sampler", "declared")}},
         ],
     ),
     "seeds": (
-        [{"hazards": {"seeds": replace(hazards.SEEDS, status="failed")}}],
+        [{"hazards": {"seeds": fact("hazard.seeds", "failed")}}],
         [],  # nobody can see that no one knows a seed
-        [{"hazards": {}}, {"hazards": {"seeds": replace(hazards.SEEDS, status="on trust")}}],
+        [{"hazards": {}}, {"hazards": {"seeds": fact("hazard.seeds", "on trust")}}],
     ),
     "epsilon": (
         [{"plan": Plan(0.6, 0.05, 1000)}, {"epsilon_cap": 10.1}],
@@ -125,7 +123,7 @@ def cases(place):
 
 
 def test_every_rule_has_cases():
-    assert list(RULES) == list(CASES)
+    assert list(templates("rule")) == list(RULES) == list(CASES)
 
 
 @pytest.mark.parametrize(("rule", "changes"), cases(0))
@@ -150,31 +148,36 @@ def test_a_good_training_passes_and_an_unknown_one_is_not_judged():
 
 
 def test_failed_rules_come_first_and_errors_before_warnings():
-    bad = replace(GOOD, delta=1e-3, plan=LESS_NOISE, views=1, hazards={"delta": hazards.DELTA})
+    bad = replace(
+        GOOD,
+        delta=1e-3,
+        plan=LESS_NOISE,
+        views=1,
+        hazards={"delta": fact("hazard.delta", "failed")},
+    )
     found = lint(bad)
-    failed = [each.severity for each in found if each.status == "failed"]
+    failed = [each.kind for each in found if each.status == "failed"]
     assert failed == sorted(failed, key=SEVERITIES.index)
     assert set(failed) == {ERROR, WARNING, NOTE}
     assert {each.status for each in found[: len(failed)]} == {"failed"}
 
 
-def test_hazards_of_an_audit_are_the_same_objects():
-    for hazard in (hazards.DELTA, hazards.SAMPLING, hazards.SEEDS):
-        rule = RULES[hazard.key]
-        assert rule.title is hazard.title
-        assert rule.literature is hazard.detail
+def test_hazards_of_an_audit_are_told_in_the_same_words():
+    for key in ("delta", "sampler", "seeds"):
+        rule, hazard = templates("rule")[key], templates("hazard")[key]
+        assert (rule.title, rule.about) == (hazard.title, hazard.about)
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.key)
+@pytest.mark.parametrize("rule", templates("rule").values(), ids=lambda rule: rule.key)
 def test_a_rule_says_all_that_a_reader_needs(rule):
-    for text in (rule.title, rule.literature, rule.source, rule.advice, rule.needs):
+    needs = rule.texts["not_checked"]
+    for text in (rule.title, rule.about, rule.source, rule.advice, needs):
         assert text.strip() == text
         assert text
-    assert rule.severity in SEVERITIES
+    assert rule.kind in SEVERITIES
+    assert needs.startswith("This rule needs ")
     assert not rule.title.endswith(".")
-    assert not rule.needs.endswith(".")
-    assert rule.literature.endswith(".")
-    assert rule.advice.endswith(".")
+    assert all(text.endswith(".") for text in (rule.about, rule.advice, needs))
 
 
 def test_the_noise_that_a_larger_batch_saves_is_what_the_definition_says():
@@ -188,7 +191,7 @@ def test_the_noise_that_a_larger_batch_saves_is_what_the_definition_says():
         return sum((p.noise_multiplier / batch / len(steps)) ** 2 for _ in steps)
 
     saved = 1 - (variance(twice) / variance(plan)) ** 0.5
-    figures = RULES["batch_size"].judge(replace(GOOD, plan=plan)).figures
+    figures = RULES["batch_size"](replace(GOOD, plan=plan)).detail
     assert f"would be {100 * saved:.0f} % smaller" in figures
 
 
@@ -200,6 +203,6 @@ def test_noise_moves_parameters_as_far_as_the_rule_says():
     for _ in range(plan.total_steps):
         velocity = 0.9 * velocity + generator.normal(0, 2.0 / (0.05 * 60_000), 2000)
         place = place - 0.5 * velocity
-    figures = RULES["learning_rate"].judge(replace(GOOD, plan=plan, sgd=sgd)).figures
+    figures = RULES["learning_rate"](replace(GOOD, plan=plan, sgd=sgd)).detail
     shown = float(figures.rsplit(" ", 1)[-1].rstrip("."))
     assert shown == pytest.approx(place.std(), rel=0.1)

@@ -25,8 +25,8 @@ from audits.training.tensors import tensor_set
 from indpriv import NormLog, account
 from indpriv._files import read_json
 from indpriv.accountant import PrivacyFilter
-from indpriv.analysis.lint.training_facts import facts_of_plan, facts_of_run
 from indpriv.analysis.recorded_run import recorded_run
+from indpriv.analysis.training_facts import facts_of_plan, facts_of_run
 from indpriv.audit import audit
 from indpriv.cli import app as indpriv_app
 from indpriv.errors import EvidenceError, InputError

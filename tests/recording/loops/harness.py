@@ -138,7 +138,7 @@ def judged(run_dir: Path, delta: float = 1e-3, participation: str = "secret") ->
     return Judged(
         table.claim,
         guarantee.status,
-        {line.key: line.word for line in guarantee.lines},
+        {line.key: line.status for line in guarantee.lines},
         {line.key: line.detail for line in guarantee.lines},
     )
 

@@ -9,6 +9,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
+from indpriv.report.document import plain
+from indpriv.report.renderers.html import render_html
+from indpriv.report.sections.verdict import lead
 
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups import Reversal
@@ -16,11 +19,8 @@ from indpriv.attack_scores import AttackScores
 from indpriv.audit import RecordedRun
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.evidence import BATCH_SIZES, SAMPLER
+from indpriv.norm_log.evidence import CHECKS as TEMPLATES
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.report.document import plain
-from indpriv.report.renderers.html import render_html
-from indpriv.report.sections.verdict import lead
 from summaries import CHECKS, NO_ATTACKS, audit_of, summary_of
 from synthetic import epsilon_table
 
@@ -230,7 +230,7 @@ def test_rows_that_give_n_away_are_marked(html):
 
 
 def test_no_status_but_a_good_one_invites_to_publish(run):
-    failed = BATCH_SIZES.failed("odd")
+    failed = TEMPLATES["batch_sizes"].fact("failed", "odd")
     declared = Declared(released="every checkpoint may be published under the worst-case epsilon")
     for evidence in ({"recorder": {"seeded": True}}, {"checks": (*CHECKS, failed)}):
         text = Page(
@@ -314,7 +314,7 @@ def test_edges_of_bins_are_rounded_up(summary):
 
 
 def test_a_failed_check_unproves_the_guarantee(run):
-    failed = SAMPLER.failed("batches come from RandomSampler")
+    failed = TEMPLATES["sampler"].fact("failed", "batches come from RandomSampler")
     text = Page(render_html(summary_of(*run, evidence={"checks": (*CHECKS, failed)}, **SHORT))).text
     assert "No guarantee is proven" in text
     assert "Batches come from RandomSampler." in text

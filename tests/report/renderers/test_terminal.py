@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from indpriv.report.renderers.terminal import clean, print_audit
 from indpriv.report.screens.groups import print_groups
 from rich.console import Console
 
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.evidence import BATCH_SIZES
-from indpriv.report.renderers.terminal import clean, print_audit
+from indpriv.norm_log.evidence import CHECKS as TEMPLATES
 from summaries import CHECKS, summary_of
 from synthetic import sound_checks
 
@@ -127,7 +127,7 @@ def test_clean_keeps_what_people_read():
 def test_void_unproven_and_declared(run):
     void = words(screen(summary_of(*run, evidence={"recorder": {"seeded": True}})))
     assert "NONE: the run was seeded (reproducible: no privacy)" in void
-    failed = BATCH_SIZES.failed("too many")
+    failed = TEMPLATES["batch_sizes"].fact("failed", "too many")
     unproven = words(screen(summary_of(*run, evidence={"checks": (*CHECKS, failed)})))
     assert "NOT PROVEN: too many" in unproven
     assert "FAILED batch sizes: too many" in unproven

@@ -1,14 +1,14 @@
 from dataclasses import replace
 
 import pytest
-
-from indpriv.epsilon_table import DISCLAIMER
-from indpriv.norm_log.evidence import SEEDS
-from indpriv.report import sections
 from indpriv.report.document import Section, paragraph
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
 from indpriv.report.sections import SECTIONS, sections_of
+
+from indpriv.epsilon_table import DISCLAIMER
+from indpriv.norm_log.evidence import CHECKS
+from indpriv.report import sections
 from summaries import summary_of
 
 
@@ -45,8 +45,16 @@ def test_the_worst_case_stands_with_what_it_means(summary):
     ("seeded", "seen", "text"),
     [
         (True, (), "reproducible from its seed"),
-        (False, (SEEDS.failed("torch.manual_seed(0)"),), "whose seed can be guessed"),
-        (False, (SEEDS.not_checked("torch.manual_seed(0)"),), "whose seed can be guessed"),
+        (
+            False,
+            (CHECKS["seeds"].fact("failed", "torch.manual_seed(0)"),),
+            "whose seed can be guessed",
+        ),
+        (
+            False,
+            (CHECKS["seeds"].fact("not checked", "torch.manual_seed(0)"),),
+            "whose seed can be guessed",
+        ),
         (False, (), "No seed of its noise and its sampling was declared"),
     ],
 )

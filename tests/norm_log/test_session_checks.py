@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import synthetic
 from indpriv.analysis.guarantee import guarantee_of
-from indpriv.norm_log.checks.sampling import FALSE_ALARM
-from indpriv.norm_log.checks.sessions import session_checks
+from indpriv.norm_log.sampling_checks import FALSE_ALARM
+from indpriv.norm_log.session_checks import session_checks
 
 
 def participation(counts, rates):

@@ -9,26 +9,79 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from indpriv._arrays import FloatArray
+from indpriv._facts import FAILED, Fact, fact
 from indpriv._files import first_at
+from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.histogram.mechanisms import Mechanisms
+from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
+from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.hazards import DELTA, Hazard, assumptions, delta_is_too_large
-from indpriv.analysis.lint.plan import Plan
+from indpriv.analysis.hazards import assumptions, delta_is_too_large
 from indpriv.analysis.norms_over_training import evenly_spaced_records, read_one
 from indpriv.analysis.run_facts import run_facts
-from indpriv.norm_log.evidence import Check
-from indpriv.norm_log.lines import lines_of
+from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.validation import CONTRIBUTIONS
 
 _MOST_RECORDS = 60  # of more records, evenly spaced ones are read
 _LAYER = re.compile(r"(?:\S+: )?(\w+)\(")  # "1: Linear(in_features=64, ...)" in run.json
+_LEAST_NOISE, _MOST_NOISE = 0.05, 5000.0
+_TINY = 1e-300
+_TOLERANCE = 1e-4  # of the noise multiplier, relative; the result is rounded up by it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of equal settings.
+
+    Attributes:
+        noise_multiplier: noise standard deviation over max_grad_norm.
+        sample_rate: Poisson sampling rate, in (0, 1].
+        total_steps: number of steps.
+        clipping_norm_epsilon: of a private clipping norm, which every epsilon includes.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    total_steps: float
+    clipping_norm_epsilon: float = 0.0
+
+    @property
+    def epochs(self) -> float:
+        """Expected number of times that an example is drawn."""
+        return self.sample_rate * self.total_steps
+
+    def epsilon(self, delta: float) -> float:
+        """Worst-case epsilon of one example under RDP, for adding or removing it."""
+        mechanism = Mechanisms(*np.array([[1.0], [self.noise_multiplier], [self.sample_rate]]))
+        counts = DenseCounts(np.array([[float(self.total_steps)]]))
+        steps = RdpAccountant(mechanism, Method(delta=delta)).epsilons(counts).epsilon[0]
+        return float(steps) + self.clipping_norm_epsilon
+
+    def with_epsilon(self, epsilon: float, delta: float) -> Plan | None:
+        """The same steps with the noise, rounded up, that gives epsilon.
+
+        None if epsilon is 0 or infinite, or takes a noise multiplier outside 0.05 to 5,000.
+        """
+
+        def excess(log_noise: float) -> float:
+            return float(np.log(max(self._at(log_noise).epsilon(delta), _TINY) / epsilon))
+
+        ends = np.log(_LEAST_NOISE), np.log(_MOST_NOISE)
+        if not 0 < epsilon < np.inf or excess(ends[0]) < 0 or excess(ends[1]) > 0:
+            return None
+        return self._at(float(brentq(excess, *ends, xtol=_TOLERANCE)) + 2 * _TOLERANCE)
+
+    def _at(self, log_noise: float) -> Plan:
+        return replace(self, noise_multiplier=float(np.exp(log_noise)))
 
 
 @dataclass(frozen=True)
@@ -73,7 +126,7 @@ class TrainingFacts:
     layers: Mapping[str, int] | None = None
     views: int | None = None
     clipped: FloatArray = field(default_factory=lambda: np.empty(0))
-    hazards: Mapping[str, Hazard] = field(default_factory=dict)
+    hazards: Mapping[str, Fact] = field(default_factory=dict)
 
 
 def facts_of_plan(
@@ -111,7 +164,7 @@ def facts_of_plan(
         ),
         layers=layers,
         views=1,
-        hazards={DELTA.key: DELTA} if too_large else {},
+        hazards={"delta": fact("hazard.delta", FAILED)} if too_large else {},
     )
 
 
@@ -119,7 +172,7 @@ def facts_of_run(
     log: NormLog,
     recorder: Mapping[str, Any],
     declared: Declared,
-    checks: Sequence[Check],
+    checks: Sequence[Fact],
     delta: float | None = None,
 ) -> TrainingFacts:
     """What a run recorded, and what run.json adds to it.

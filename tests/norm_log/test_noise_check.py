@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from indpriv.norm_log.checks.noise import noise_check
+from indpriv.norm_log.sampling_checks import noise_check
 from indpriv.norm_log.session_counts import NoiseCounts
 
 SOUND = NoiseCounts(

@@ -1,1 +1,0 @@
-"""Compare what a run recorded with what an account of it assumes."""

@@ -1,0 +1,233 @@
+"""Facts: each text that code asks for is in a TOML file and gets its values, and each one there is asked for."""
+
+import ast
+import re
+import string
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import indpriv
+from indpriv import _facts
+from indpriv._facts import Fact, fact, filled, templates, text
+from indpriv.analysis.divisor import Divisor
+from indpriv.analysis.guarantee import Guarantee
+from indpriv.analysis.run_facts import Records, RunFacts
+from indpriv.analysis.training_facts import TrainingFacts
+from indpriv.epsilon_table import Account
+from indpriv.norm_log.session_counts import (
+    AccountantCounts,
+    ComparedNorms,
+    DrawCounts,
+    Found,
+    NoiseCounts,
+    RandomnessCounts,
+    TrainingCounts,
+)
+
+PACKAGE = Path(indpriv.__file__).parent
+KINDS = ("check", "line", "disclosure", "hazard", "rule")
+TEMPLATES = {f"{kind}.{key}": one for kind in KINDS for key, one in templates(kind).items()}
+STATUSES = {
+    name: value.replace(" ", "_")
+    for name, value in vars(_facts).items()
+    if name.isupper() and isinstance(value, str)
+}
+
+
+def texts_of(one):
+    """The texts of a template by status or case; "" for all others."""
+    return {**one.texts, **({} if one.text is None else {"": one.text})}
+
+
+EVERY = {(name, case) for name, one in TEMPLATES.items() for case in texts_of(one)}
+
+
+def fields_in(*texts):
+    """What stands in braces: a name, or the attribute of one."""
+    return {name for one in texts for _, name, _, _ in string.Formatter().parse(one) if name}
+
+
+def names_in(*texts):
+    return {re.split(r"[.\[]", field)[0] for field in fields_in(*texts)}
+
+
+def needs(name, case, of="fact"):
+    """The values that a fact, or its text alone, has to be given."""
+    shown = TEMPLATES[name].shown if of == "fact" else ""
+    return names_in(shown, texts_of(TEMPLATES[name])[case])
+
+
+def words(node):
+    """Every text constant in an expression or a function."""
+    parts = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
+    return {value for value in parts if isinstance(value, str)}
+
+
+def calls():
+    """Each call of `fact` and `text` that names a fact, with the module that it stands in."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(module):
+            called = getattr(getattr(node, "func", None), "id", "")
+            if called in ("fact", "text") and any(
+                word.startswith(tuple(f"{kind}." for kind in KINDS)) for word in words(node.args[0])
+            ):
+                yield pytest.param(node, module, id=f"{path.stem}:{node.lineno}")
+
+
+def values(node):
+    """The texts that an expression can be; None stands for one that a variable holds."""
+    if isinstance(node, ast.IfExp):
+        return values(node.body) | values(node.orelse)
+    return {node.value if isinstance(node, ast.Constant) else None}
+
+
+def cases(node, module):
+    """The cases that a call can name; where a variable holds them, all texts of its module."""
+    at = 2 if node.func.id == "fact" else 1
+    found = values(node.args[at]) if len(node.args) > at else {""}
+    return words(module) | {""} if None in found else found
+
+
+def reached(node, module):
+    """(name, case) of the texts that a call may ask for."""
+    any_key = isinstance(node.args[0], ast.JoinedStr)
+    start = node.args[0].values[0].value if any_key else None
+    names = {name for name in TEMPLATES if (any_key and name.startswith(start))}
+    names |= words(node.args[0]) & set(TEMPLATES)
+    status = node.args[1:2] if node.func.id == "fact" else []
+    asked = {one.id for part in status for one in ast.walk(part) if isinstance(one, ast.Name)}
+    statuses = {STATUSES[name] for name in asked & set(STATUSES)} or set(STATUSES.values())
+    found = set()
+    for name in names:
+        there = texts_of(TEMPLATES[name])
+        for case in cases(node, module):
+            if case:
+                found |= {(name, case)} & EVERY
+            elif node.func.id == "fact":
+                found |= {(name, status if status in there else "") for status in statuses} & EVERY
+    given = {one.arg for one in node.keywords}
+    if None in given:  # **values: see below
+        return found
+    if any_key:  # those of this kind that it can fill
+        return {one for one in found if needs(*one, node.func.id) <= given}
+    for name, case in found:
+        assert needs(name, case, node.func.id) <= given, (name, case)
+    unused = given - set().union(*(needs(*one) for one in found))
+    assert not unused
+    return found
+
+
+CALLS = list(calls())
+
+
+@pytest.mark.parametrize(("node", "module"), CALLS)
+def test_what_code_asks_for_is_there_and_gets_its_values(node, module):
+    assert reached(node, module)
+
+
+def test_every_text_is_asked_for():
+    found = set().union(*(reached(*one.values) for one in CALLS))
+    lines = {(f"line.{key}", "on_trust") for key in templates("line")}  # evidence.py reads them
+    silent = {(name, "") for name, one in TEMPLATES.items() if one.text == ""}
+    assert EVERY - found <= lines | silent
+
+
+class Anything(float):
+    """A number that has every attribute and item; whether there are such is another test."""
+
+    def __getattr__(self, name):
+        return self
+
+    def __getitem__(self, name):
+        return self
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_text_is_whole(name):
+    """Names in braces are names, formats are formats, and nothing is filled in where nothing is given."""
+    one = TEMPLATES[name]
+    for case in texts_of(one):
+        shown = filled(texts_of(one)[case], dict.fromkeys(needs(name, case), Anything(1)))
+        assert shown.strip() == shown
+        if names_in(texts_of(one)[case]):
+            with pytest.raises(KeyError):
+                filled(texts_of(one)[case], {})
+    for said in (one.title, one.about, one.advice, one.source):
+        assert said.strip() == said
+
+
+OBJECTS = {
+    "account": Account,
+    "divisor": Divisor,
+    "facts": TrainingFacts,
+    "found": Found,
+    "guarantee": Guarantee,
+    "noise": NoiseCounts,
+    "norms": ComparedNorms,
+    "records": Records,
+    "run": RunFacts,
+    "training": TrainingCounts,
+}
+COUNTS = {"opacus_accountant": AccountantCounts, "batch_sizes": DrawCounts} | {
+    "participation": DrawCounts,
+    "seeds": RandomnessCounts,
+    "random_numbers": RandomnessCounts,
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_attribute_that_a_text_names_exists(name):
+    for field in fields_in(TEMPLATES[name].shown, *texts_of(TEMPLATES[name]).values()):
+        root, *attributes = field.partition("[")[0].split(".")
+        kind = {**OBJECTS, "counts": COUNTS.get(TEMPLATES[name].key)}.get(root)
+        assert not attributes or kind is not None, field
+        for attribute in attributes:
+            kinds = [one for one in (kind, *typing.get_args(kind)) if hasattr(one, "__mro__")]
+            found = [typing.get_type_hints(one).get(attribute) for one in kinds]
+            assert any(found) or any(hasattr(one, attribute) for one in kinds), field
+            kind = next(filter(None, found), None)
+
+
+def test_an_unknown_key_or_text_is_an_error():
+    for name, case in (("check.nothing", ""), ("check.closed", "nothing"), ("hazard.delta", "x")):
+        with pytest.raises(KeyError):
+            text(name, case)
+        with pytest.raises(KeyError):
+            fact(name, "passed", case or "nothing")
+    with pytest.raises(KeyError):
+        fact("check.closed", "not checked")
+    with pytest.raises(KeyError):
+        fact("check.no_voided_steps", "failed")  # without its number
+
+
+def test_only_the_texts_say_what_is_private():
+    """Facts that code makes itself, of what users say or of another machine, are listed here."""
+    made = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fact":
+                made.append(path.relative_to(PACKAGE).as_posix())
+    assert made == [
+        "_facts/__init__.py",
+        "analysis/hazards.py",
+        "recording/checkpoints/challenge.py",
+    ]
+    assert all(one.private for one in (*templates("check").values(), *templates("line").values()))
+    assert not any(one.private and one.publishable for one in TEMPLATES.values())
+    capped = {"account": SimpleNamespace(unit="user", rows_per_unit=3), "cap": 3}
+    assert not fact("disclosure.rows_per_unit", "verified", "capped", **capped).private
+    assert fact("disclosure.rows_per_unit", "verified", "uncapped", **capped).private
+
+
+def test_advice_is_given_where_something_is_to_be_done():
+    assert fact("check.closed", "passed").advice == ""
+    assert fact("check.closed", "failed").advice.startswith("Resume it with")
+    assert "](" not in fact("check.closed", "failed").advice
+    line = templates("line")["batch"]
+    assert line.fact("verified", "x").found == "x"
+    assert line.fact("declared", "x").found == f"x; to verify it, {line.advice}"
+    assert Fact("some_key", "check", "title", "passed", "x").short == "some key"
