@@ -384,7 +384,7 @@ def lint(
     from indpriv.analysis.lint import lint as rules
 
     path = checked_audit_file(audit_file, "lint")
-    found = settings_part(path, apply_rules(_facts_of_file(path, data_dir)), strict)
+    found = settings_part(path, rules(_facts_of_file(path, data_dir)), strict)
     if as_json:
         print_json(found.content)
     else:
