@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.cells import cell_len, set_cell_size
 
 from indpriv._formatting import (
     capitalised,
@@ -54,9 +55,12 @@ def shown_rows(rows: pd.DataFrame, most: int = MOST_ROWS) -> list[int]:
     return present if len(present) <= most else present[: most - best] + present[-best:]
 
 
-def shorten(text: str, length: int) -> str:
-    """A text of at most this many characters."""
-    return text if len(text) <= length else text[: length - 1] + "…"
+def shorten(text: object, width: int) -> str:
+    """A text of at most this many columns of a terminal."""
+    line = " ".join(str(text).split())
+    if cell_len(line) <= width:
+        return line
+    return set_cell_size(line, width - 1).rstrip() + "…"
 
 
 def odds(epsilon: float) -> str:

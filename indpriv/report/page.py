@@ -424,11 +424,24 @@ def _print(page: _Rendering, text: str, console: Console, key_width: int) -> Non
 
 def _print_beside(first: Text, rest: Text, console: Console, width: int) -> None:
     """Print a text beside a column of this width that holds the first words."""
-    grid = Grid.grid(padding=(0, 0))
-    grid.add_column(width=width, no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(first, rest)
-    console.print(grid)
+    for line in _wrapped(rest, console, max(console.width - width, 20)):
+        first.pad_right(max(width - cell_len(first.plain), 0))
+        console.print(first + line, soft_wrap=True)
+        first = Text()
+
+
+def _wrapped(text: Text, console: Console, width: int) -> list[Text]:
+    """Lines of at most this width, without a break before a per cent sign."""
+    lines = []
+    for row in text.split("\n", allow_blank=True):
+        start = end = 0
+        for word in re.finditer(r"\S+(?: %\S*)?", row.plain):
+            if end and cell_len(row.plain[start : word.end()]) > width:
+                lines.append(row[start:end])
+                start = word.start()
+            end = word.end()
+        lines.append(row[start:end])
+    return [part for line in lines for part in line.wrap(console, width, overflow="fold") or [line]]
 
 
 # --- what other files call

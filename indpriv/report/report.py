@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
 import pandas as pd
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from indpriv._facts import NOT_CHECKED, ON_TRUST, PASSED
+from indpriv._facts import DECLARED, NOT_CHECKED, ON_TRUST, PASSED, REFUTED, VERIFIED
 from indpriv._formatting import (
     capitalised,
     format_edges,
@@ -46,8 +51,8 @@ from indpriv.analysis.summary import (
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
 from indpriv.norm_log.validation import CONTRIBUTIONS
-from indpriv.report.formats import FORMATS, MOST_ROWS, shown_rows
-from indpriv.report.page import Head, escape, print_page, render_html, render_markdown
+from indpriv.report.formats import FORMATS, MOST_ROWS, counted, listed, shorten, shown_rows
+from indpriv.report.page import TEMPLATES, Head, escape, print_page, render_html, render_markdown
 from indpriv.report.script import search_data
 
 NO_EVIDENCE = "An attack that fails is no evidence of privacy."
@@ -56,7 +61,9 @@ BETWEEN_CHECKPOINTS = (
     "its guarantee; to end it because of its test accuracy is a choice made afterwards, and free "
     "only if the test data are public."
 )
-_KEY_WIDTH = 18  # of the first words of a line on the first screen
+_SCREEN, _WIDTH, _KEY_WIDTH = 16, 80, 18  # lines, columns, columns of a line's first words
+_ROOM = _WIDTH - _KEY_WIDTH
+_OF_A_RUN = ("batch", "contribution", "noise", "update", "settings", "source", "start")
 BY_LOSS = "loss_threshold"  # the attack of the paper's protocol
 _MODELS = {"dp": "This model", "non_dp": "Without DP"}
 _EMPTY_ROW = dict.fromkeys(
@@ -164,16 +171,132 @@ def markdown_audit(audit: Audit, since: Audit | None = None) -> str:
 
 
 def print_audit(
-    audit: Audit, console: Console, *, verbose: bool = False, since: Audit | None = None
+    audit: Audit,
+    console: Console,
+    *,
+    report: str = "",
+    verbose: bool = False,
+    since: Audit | None = None,
 ) -> None:
-    """Print the first screen of an audit; verbose: what every section says in short."""
+    """Print the first screen of an audit; verbose: what every section says in short.
+
+    report: where the page is, for the last line.
+    """
     head = Grid.grid(expand=True)
     head.add_column(overflow="ellipsis", no_wrap=True)
     head.add_column(justify="right", no_wrap=True)
     head.add_row(Text(clean(audit.name), style="bold"), Text(SENSITIVE, style="bold red"))
     console.print(head)
-    name = "verbose" if verbose else "screen"
-    print_page(name, console, key_width=_KEY_WIDTH, **values_of(audit, since))
+    values = values_of(audit, since)
+    if not verbose:
+        values |= _first_screen(audit, values, report)
+    print_page("verbose" if verbose else "screen", console, key_width=_KEY_WIDTH, **values)
+
+
+def _first_screen(audit: Audit, values: Mapping[str, Any], report: str) -> dict[str, Any]:
+    """Texts of the first screen, each as long as its room; points to look at fill what is left."""
+    why, n_rows = _brief(_why(audit), audit.run.n_examples), audit.run.n_examples
+    points = [shorten(_brief(text, n_rows), _ROOM) for text in values["alarms"] + values["notes"]]
+    points = [text for text in dict.fromkeys(points) if text != shorten(why, _ROOM)]
+    more = f"{report} | --verbose" if report else "--verbose"
+    texts = {"group_lines": _group_lines(values), "evidence_line": _evidence(audit), "more": more}
+    for most in range(160, 20, -20):
+        texts |= {"why": shorten(why, most).rstrip("."), "looks": []}
+        room = _SCREEN - _height({**values, **texts})
+        if room >= 2:
+            break
+    if (left := len(points) - room) > 0:
+        points[room - 1 :] = [f"{counted(left + 1, 'more point')} in the report"]
+    return texts | {"looks": points}
+
+
+def _height(values: Mapping[str, Any]) -> int:
+    """Lines of the first screen with these values, the name of the run included."""
+    lines = io.StringIO()
+    console = Console(file=lines, width=_WIDTH)
+    print_page("screen", console, key_width=_KEY_WIDTH, **values)
+    return 1 + len(lines.getvalue().splitlines())
+
+
+def _why(audit: Audit) -> str:
+    """Why the guarantee is not supported, as the checks say it that failed."""
+    found, failed = audit.guarantee, {one.detail: one for one in audit.checks}
+    if found.stands and not found.publishable:
+        return found.withheld
+    named = [f"{failed[text].title}: {text}" if text in failed else text for text in found.reasons]
+    return named[0] if named else found.withheld
+
+
+def _brief(text: str, n_rows: int) -> str:
+    """What brief.toml says for a sentence; the sentence if it does not know it."""
+    for pattern, line in _briefs():
+        if found := re.search(pattern, text):
+            named = found.groupdict()
+            share = format_share(int(named.get("n", "0").replace(",", "")) / max(n_rows, 1))
+            return line.format(**named, share=share)
+    return text
+
+
+@cache
+def _briefs() -> list[tuple[str, str]]:
+    content = tomllib.loads((TEMPLATES / "brief.toml").read_text(encoding="utf-8"))
+    return [(one["match"], one["line"]) for one in content["brief"]]
+
+
+def _group_lines(values: Mapping[str, Any]) -> list[str]:
+    """At most four lines on groups, the grouping with the largest ratio first."""
+    compared, small = values["compared"], values["small"]
+    lines = [_group_line(*ends) for ends in compared[:3]]
+    rest = []
+    if small:
+        rest.append(f"too few to compare: {shorten(listed(small, 2), 40)}")
+    if len(compared) > 3:
+        rest.append(f"{counted(len(compared) - 3, 'more grouping')} in the report")
+    if values["groups"] and not compared and not small:
+        rest.append("no two groups are large enough to compare")
+    return [*lines, shorten("; ".join(rest), _ROOM)] if rest else lines
+
+
+def _group_line(table: Any, best: Any, worst: Any) -> str:
+    """Two groups with their means, sizes and ratio; names are cut to the room there is."""
+    reversed_in = table.reversed_labels(beyond_chance=True)
+    named = f" ! reversed among {quoted(reversed_in[0], 12)}" if reversed_in else ""
+    marks = (named, " ! reversed", " !") if named else ("",)
+    line = ""
+    for mark in marks:
+        for most in range(24, 3, -1):
+            line = (
+                f"{shorten(table.by, most)} {quoted(worst.name, most)} {format_epsilon(worst.mean)}"
+                f" (n {worst.n:,}) vs {quoted(best.name, most)} {format_epsilon(best.mean)}"
+                f" ({best.n:,}) x{table.ratio.value:.2f}{mark}"
+            )
+            if cell_len(clean(line)) <= _ROOM:
+                return line
+    return shorten(line, _ROOM)
+
+
+def quoted(name: str, most: int) -> str:
+    """A name in quotation marks, of at most this many columns."""
+    return f'"{shorten(name, most)}"'
+
+
+def _evidence(audit: Audit) -> str:
+    """How many lines of evidence are verified, and what the others are."""
+    lines = [one for one in audit.guarantee.lines if one.key in _OF_A_RUN]
+    if not lines:
+        return "none: recorded before training was compared"
+    ours = [one for one in lines if one.key not in ("source", "start")]
+    first = f"{sum(one.status == VERIFIED for one in ours)} of {len(ours)} verified"
+    words = {
+        word: [one.key for one in lines if one.status == word]
+        for word in (REFUTED, DECLARED, ON_TRUST)
+    }
+    named = [f"{word}: {', '.join(keys)}" for word, keys in words.items() if keys]
+    counts = [f"{len(keys)} {word}" for word, keys in words.items() if keys]
+    repeated = re.search(r"equal at ([\d,]+ of [\d,]+ steps)", lines[1].detail)
+    steps = f"{first} ({repeated[1]} repeated)" if repeated else first
+    choices = map("; ".join, ([steps, *named], [first, *named], [first, *counts]))
+    return next((line for line in choices if len(line) <= _ROOM), first)
 
 
 def values_of(audit: Audit, since: Audit | None = None) -> dict[str, Any]:
