@@ -45,7 +45,7 @@ def after(interval: Any) -> str:
 
 def counted(n: int, what: str) -> str:
     """A number with its noun: "1 group", "2 groups"."""
-    return f"{n:,} {what}" + "s" * (n != 1)
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def shown_rows(rows: pd.DataFrame, most: int = MOST_ROWS) -> list[int]:

@@ -8,6 +8,7 @@ blocks: Markdown has their text, HTML and a terminal draw them in the place of t
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -47,6 +48,7 @@ _NUMBER = re.compile(r"(?:[-+−<>\d.,%*()\[\]/ –±]|to|of|e-)*")
 _NO_BREAK = re.compile(r"(?<=\d) (?=%)|(?<=\d,) (?=[\d.-]+\])")
 _LONG = 40  # characters from which a column of texts needs room
 _WIDEST = 500  # of a table on a terminal
+_CONTENTS = {"lookup": "One example", "since": "What changed"}  # instead of a section's id
 _STYLES = {"warning": "yellow", "caution": "bold red", "em": "italic"}
 
 
@@ -85,22 +87,27 @@ class _Rendering:
         self.blocks: list[tuple[str, dict[str, Any]]] = []
         self.beside = shown_beside
         self.drawn: dict[int, str] = {}
-        self.sections: list[tuple[str, str]] = []
+        self.sections: list[tuple[str, str]] = []  # id, and name in the contents
         self.end = ""  # of the section that is open
 
-    def text(self, template: Template, values: Mapping[str, Any]) -> str:
-        """The Markdown of a template."""
-        path = TEMPLATES / template  # a path that is absolute stays what it is
-        environment = Environment(
-            loader=FileSystemLoader([path.parent, TEMPLATES]),
+    def environment(self, *folders: Path) -> Environment:
+        """Of the templates, here or in these folders, with the filters and blocks of this page."""
+        made = Environment(
+            loader=FileSystemLoader([*folders, TEMPLATES]),
             undefined=StrictUndefined,
             finalize=_finalized,
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
+        made.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
         own = {name: getattr(self, name) for name in ("table", "figure", "folded", "section")}
-        environment.globals.update(own | {"code": _code, "typed": _typed, "block": self.block})
+        made.globals.update(own | {"code": _code, "typed": _typed, "block": self.block})
+        return made
+
+    def text(self, template: Template, values: Mapping[str, Any]) -> str:
+        """The Markdown of a template."""
+        path = TEMPLATES / template  # a path that is absolute stays what it is
+        environment = self.environment(path.parent)
         text = environment.get_template(f"{path.name}.md.j2").render(**values)
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -126,10 +133,10 @@ class _Rendering:
             return Safe("")
         return self._place("figure", {"svg": Markup(svg), "caption": inline_html(str(caption))})
 
-    def folded(self, title: str, caller: Callable[[], str]) -> Safe:
-        """What the page folds away; elsewhere it is left out."""
+    def folded(self, title: str, caller: Callable[[], str], *, everywhere: bool = False) -> Safe:
+        """What the page folds away and does not print; left out elsewhere, or shown unfolded."""
         if self.target != "html":
-            return Safe("")
+            return Safe(caller() if everywhere else "")
         return self._place("folded", {"title": title, "body": Markup(self.html(caller()))})
 
     def section(self, name: str, title: str, *, folded: bool = False) -> Safe:
@@ -137,7 +144,7 @@ class _Rendering:
         if self.target != "html":
             return Safe(f"\n\n## {escape(title)}\n\n")
         end, self.end = self.end, f"</div>{'</details>' * folded}</section>"
-        self.sections.append((name, title))
+        self.sections.append((name, _CONTENTS.get(name, name.capitalize())))
         values = {"name": name, "title": title, "folded": folded, "end": Markup(end)}
         return self._place("section", values)
 
@@ -151,7 +158,9 @@ class _Rendering:
         for number, (kind, values) in enumerate(self.blocks):
             if number not in self.drawn:
                 self.drawn[number] = str(getattr(macros, kind)(**values))
-        rendered: str = _markdown().render(text, {"drawn": self.drawn})
+        kinds = {number: kind for number, (kind, _) in enumerate(self.blocks)}
+        env = {"drawn": self.drawn, "kinds": kinds, "left": set(glossary())}
+        rendered: str = _markdown().render(text, env)
         return rendered
 
 
@@ -300,6 +309,8 @@ def _markdown() -> MarkdownIt:
     made = MarkdownIt("commonmark", {"html": False})
     made.add_render_rule("fence", _html_of_fence)
     made.add_render_rule("text", _html_of_text)
+    made.add_render_rule("heading_open", _html_of_heading)
+    made.add_render_rule("heading_close", _html_of_heading)
     made.add_render_rule("paragraph_open", _html_of_paragraph)
     made.add_render_rule("blockquote_open", _html_of_quote)
     return made
@@ -320,15 +331,54 @@ def _html_templates() -> Environment:
 def _html_of_fence(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
     token = tokens[at]
     if token.info == "block":
-        found: str = env["drawn"][int(token.content)]
+        number = int(token.content)
+        if env["kinds"][number] == "section":
+            env["left"] = set(glossary())
+        found: str = env["drawn"][number]
         return found
     return f"<pre><code>{escape_html(token.content)}</code></pre>\n"
 
 
 def _html_of_text(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
-    """Escaped text without line breaks inside 1e-5 or an interval, or before a per cent sign."""
+    """Escaped text without line breaks inside 1e-5 or an interval, or before a per cent sign.
+
+    The first use of a word of the glossary in a section explains it.
+    """
     text = str(escape_html(_NO_BREAK.sub("\u00a0", clean(tokens[at].content))))
+    if left := env.get("left"):
+        text = _words().sub(lambda found: _explained(found[0], left), text)
     return re.sub(r"\d[\d.]*e-\d+", r'<span class="nb">\g<0></span>', text)
+
+
+@cache
+def glossary() -> dict[str, str]:
+    """Words of a page, in small letters, and what they mean."""
+    content = tomllib.loads((TEMPLATES / "glossary.toml").read_text(encoding="utf-8"))
+    return {word.lower(): one["meaning"] for one in content["entry"] for word in one["words"]}
+
+
+@cache
+def _words() -> re.Pattern[str]:
+    longest_first = sorted(glossary(), key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])", re.I)
+
+
+def _explained(word: str, left: set[str]) -> str:
+    """A word with its meaning, if it is the first of its entry; `left` are those to come."""
+    meaning = glossary()[word.lower()]
+    if word.lower() not in left:
+        return word
+    left.difference_update([one for one, said in glossary().items() if said == meaning])
+    return f'<abbr tabindex="0" title="{escape_html(meaning)}">{word}</abbr>'
+
+
+def _html_of_heading(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
+    """A heading, in which no word is explained."""
+    if tokens[at].nesting == 1:
+        env["left"], env["kept"] = None, env.get("left")
+        return f"<{tokens[at].tag}>"
+    env["left"] = env["kept"]
+    return f"</{tokens[at].tag}>\n"
 
 
 def _html_of_paragraph(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:

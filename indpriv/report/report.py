@@ -222,25 +222,26 @@ def _why(audit: Audit) -> str:
     """Why the guarantee is not supported, as the checks say it that failed."""
     found, failed = audit.guarantee, {one.detail: one for one in audit.checks}
     if found.stands and not found.publishable:
-        return found.withheld
+        return str(found.withheld)
     named = [f"{failed[text].title}: {text}" if text in failed else text for text in found.reasons]
-    return named[0] if named else found.withheld
+    return named[0] if named else str(found.withheld)
 
 
-def _brief(text: str, n_rows: int) -> str:
-    """What brief.toml says for a sentence; the sentence if it does not know it."""
-    for pattern, line in _briefs():
-        if found := re.search(pattern, text):
+def _brief(text: str, n_rows: int, key: str = "line") -> str:
+    """What brief.toml says for a sentence, in a line or on a page; else the sentence."""
+    for one in _briefs():
+        if key in one and (found := re.search(one["match"], text)):
             named = found.groupdict()
             share = format_share(int(named.get("n", "0").replace(",", "")) / max(n_rows, 1))
-            return line.format(**named, share=share)
+            return one[key].format(**named, share=share)
     return text
 
 
 @cache
-def _briefs() -> list[tuple[str, str]]:
+def _briefs() -> list[dict[str, str]]:
     content = tomllib.loads((TEMPLATES / "brief.toml").read_text(encoding="utf-8"))
-    return [(one["match"], one["line"]) for one in content["brief"]]
+    found: list[dict[str, str]] = content["brief"]
+    return found
 
 
 def _group_lines(values: Mapping[str, Any]) -> list[str]:
@@ -308,7 +309,8 @@ def values_of(audit: Audit, since: Audit | None = None) -> dict[str, Any]:
         "audit": audit,
         "templates": [finding.name for finding in findings()],
         "alarms": alarms_of(audit),
-        "notes": notes_of(audit),
+        "notes": (notes := notes_of(audit)),
+        "points": [_brief(text, audit.run.n_examples, "page") for text in notes],
         "disclaimer": DISCLAIMER + quote,
         "false_positive_rate": FALSE_POSITIVE_RATE,
         "disclosed": {one.key: one for one in audit.disclosures},

@@ -90,6 +90,27 @@
     bubble.style.top = `${Math.max(8, event.clientY - bubble.offsetHeight - 12)}px`;
   }
 
+  // Words of the glossary tell their meaning to whoever reaches them by keyboard or touch, too.
+  function showMeaning(event) {
+    const word = event.target.closest?.("abbr[title]");
+    if (!word) return;
+    bubble.textContent = word.title;
+    bubble.hidden = false;
+    const at = word.getBoundingClientRect();
+    const room = document.documentElement.clientWidth - bubble.offsetWidth - 8;
+    bubble.style.left = `${Math.max(8, Math.min(at.left, room))}px`;
+    bubble.style.top = `${at.bottom + 6}px`;
+  }
+
+  // A folded section opens when the page is asked for it.
+  function openTarget() {
+    const target = document.getElementById(location.hash.slice(1));
+    const folded = target?.querySelector(":scope > details.section");
+    if (!folded || folded.open) return;
+    folded.open = true;
+    target.scrollIntoView();
+  }
+
   // Search -------------------------------------------------------------------------------------
 
   function decode(text) {
@@ -158,7 +179,8 @@
     const ends = k > 1 ? [0, k - 1] : [0];
     for (const i of ends) {
       const step = `step ${data.steps[i].toLocaleString("en")}`;
-      svg.append(draw("text", { x: x(i), y: 124, "text-anchor": "middle" }, step));
+      const side = k > 1 ? ["start", "end"][Number(i > 0)] : "middle";
+      svg.append(draw("text", { x: x(i), y: 124, "text-anchor": side }, step));
     }
     const figure = make("figure");
     figure.append(svg, make("figcaption", `${label}.`));
@@ -188,6 +210,12 @@
   });
   document.addEventListener("pointerover", showTip);
   document.addEventListener("pointerdown", showTip);
+  document.addEventListener("focusin", showMeaning);
+  document.addEventListener("focusout", () => { bubble.hidden = true; });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") bubble.hidden = true; });
+  addEventListener("hashchange", openTarget);
+  document.querySelector("nav")?.addEventListener("click", () => setTimeout(openTarget));
+  openTarget();
   const box = document.getElementById("search");
   if (box) search(box, JSON.parse(document.getElementById("search-data").textContent));
 })();

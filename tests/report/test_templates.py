@@ -1,0 +1,63 @@
+"""Every line of every template of an audit is rendered, for a page, Markdown and a terminal."""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from indpriv.analysis.summary import findings
+from indpriv.report.page import TEMPLATES, _Rendering
+from indpriv.report.report import markdown_audit, print_audit, render_audit
+
+SECTIONS = [one.name for one in findings() if (TEMPLATES / f"{one.name}.md.j2").is_file()]
+OURS = [f"{one}.md.j2" for one in (*SECTIONS, "since", "readings", "report", "screen", "verbose")]
+
+
+def printed(audit, *, width=80, **options):
+    buffer = io.StringIO()
+    print_audit(audit, Console(file=buffer, width=width), **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def met(audits):
+    """Lines of compiled templates that were run, by the name of the template."""
+    lines = {}
+
+    def trace(frame, event, _):
+        name = frame.f_code.co_filename
+        if not name.endswith(".j2"):
+            return None
+        if event == "line":
+            lines.setdefault(Path(name).name, set()).add(frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for name, audit in audits.items():
+            since = audits["declared"] if name in ("plain", "void") else None
+            pictures = {id: "data:," for id in audit.drivers.least_protected}
+            pictures |= {id: "data:," for id in audit.drivers.most_protected}
+            page = render_audit(audit, pictures, None, {"row": "data:,"}, since)
+            texts = [page, markdown_audit(audit, since), printed(audit, report="r/report.html")]
+            texts.append(printed(audit, verbose=True))
+            assert all("{{" not in text and "{%" not in text for text in texts), name
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_branch_is_rendered(met, name):
+    environment = _Rendering("html", {}).environment()
+    template = environment.get_template(name)
+    written = environment.compile((TEMPLATES / name).read_text(encoding="utf-8"), raw=True)
+    # Each piece of output is a line of the compiled template, inside a macro too.
+    output = re.compile(r"\s*(yield (?!None)|t_\d+\()")
+    lines = {k for k, line in enumerate(written.split("\n"), 1) if output.match(line)}
+    missed = {template.get_corresponding_lineno(line) for line in lines - met.get(name, set())}
+    assert not missed, "give an audit of conftest.py what renders these lines"
