@@ -31,6 +31,60 @@ def interval(low, high):
     return {"low": low, "high": high}
 
 
+@pytest.fixture(scope="session", name="with_content")
+def _with_content():
+    return with_content
+
+
+HOSTILE = [
+    "[red]loud[/red]",
+    "[link=file:///etc]x[/link]",
+    "\x1b[31mred\x07\x00\x9b",
+    "\u202eevil\u2066",
+    "a\n\n# b\n```\nc",
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "{{ 7 * 7 }}{% raw %}",
+    "]]> --> </style>",
+    "```block\n0\n```",
+    "a|b `c` *d* _e_ [f](http://g) ![h](i) &lt; $x^2$",
+    "\ue000\ue001 \ufdd0",
+    "=cmd|'/c calc'!A1",
+    "1. one",
+    "> [!CAUTION]",
+    "👩\u200d🔬",
+]
+
+
+@pytest.fixture(scope="session")
+def hostile(run):
+    """Markup of every kind in the names of run, columns, groups and labels, and in texts."""
+    log, examples = run
+    names = np.array(HOSTILE, dtype=object)
+    rows = np.arange(len(examples.frame))
+    column = "<b>*col*</b>|[x]"
+    frame = examples.frame.assign(**{column: names[rows % len(names)], "label": names[rows % 2]})
+    audit = summary_of(
+        log, ExampleTable(frame), by=[column], fidelity={}, name="[bold]x[/bold] " + HOSTILE[5]
+    )
+    text = " ".join(HOSTILE)
+    content = audit.to_json()
+    checks = [one | {"detail": text, "name": text} for one in content["checks"]]
+    lines = [one | {"detail": text, "verify": text} for one in content["guarantee"]["lines"]]
+    reasons = {"lines": lines, "reasons": [text], "status": "declared", "evidence": text}
+    return with_content(
+        attacked(audit),
+        checks=checks,
+        missing=[text],
+        guarantee=reasons,
+        claim_reason=text,
+        command=text,
+        attribute_attacks=[one | {"attribute": text} for one in attributes(above=True)],
+        views=[one | {"reason": text} for one in VIEWS],
+        account={"unit": "<i>p</i>*q*", "rows_per_unit": 2},
+    )
+
+
 def with_content(audit, **changes):
     """The audit with other content of audit.json; dicts change some keys of a dict."""
     content = audit.to_json()

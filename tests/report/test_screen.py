@@ -1,0 +1,147 @@
+"""The first screen: 16 lines of 80 columns for any data set, and no word that was not earned."""
+
+import io
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from indpriv._formatting import format_epsilon
+from indpriv.analysis.summary import alarms_of
+from indpriv.report.report import print_audit
+
+PAGE = "reports/credit/report.html"
+LETTERS = st.characters(categories=("L", "N"), include_characters=" -_<>=/.()")
+NAMES = st.text(LETTERS, min_size=1, max_size=24).filter(str.strip)
+BASES = (
+    "plain", "void", "unproven", "declared", "partly", "delta", "huge", "bare", "units", "groups",
+    "leaky", "proven", "attacked", "estimate", "federated", "contradicted", "read", "older", "one",
+)  # fmt: skip
+
+
+def screen(audit, width=80, **options):
+    buffer = io.StringIO()
+    print_audit(audit, Console(file=buffer, width=width), **{"report": PAGE} | options)
+    return buffer.getvalue()
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def renamed(table, by, names, sizes, ratio):
+    """A grouping of other columns, groups and sizes; the worst group is still the worst."""
+    rows = [
+        row | {"name": f"{name}{k}", "n": n, "too_small": n < 10}
+        for k, (row, name, n) in enumerate(zip(table["rows"], names, sizes, strict=False))
+    ]
+    worst, best = rows[0]["name"], rows[-1]["name"]
+    comparable = len(rows) > 1 and not (rows[0]["too_small"] or rows[-1]["too_small"])
+    found = table["ratio"] | {"worst": worst, "best": best, "value": ratio}
+    odd = {"by": by, "rows": rows, "ratio": found if comparable else None, "within_label": []}
+    return table | odd | {"lowest_accuracy_ratio": None}
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), base=st.sampled_from(BASES), name=NAMES)
+def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
+    audit = audits[base]
+    table = audits["plain"].to_json()["groups"][1]
+    size = st.one_of(st.integers(1, 20), st.integers(10, 99_999_999))
+    tables = []
+    for _ in range(data.draw(st.integers(0, 6))):
+        names = data.draw(st.lists(NAMES, min_size=2, max_size=2))
+        sizes = data.draw(st.lists(size, min_size=2, max_size=2))
+        ratio = data.draw(st.floats(1, 999))
+        tables.append(renamed(table, data.draw(NAMES), names, sizes, ratio))
+    missing = data.draw(st.lists(st.text(LETTERS, min_size=1, max_size=400), max_size=5))
+    epsilon = data.draw(st.floats(0.001, 500))
+    audit = with_content(
+        audit, name=name, groups=tables, missing=missing, guarantee={"worst_case_epsilon": epsilon}
+    )
+    text = screen(audit)
+    lines = text.splitlines()
+    assert len(lines) <= 16, text
+    assert max(map(cell_len, lines)) <= 80, text
+    assert "SENSITIVE" in lines[0]
+    assert lines[-1] == f"More              {PAGE} | --verbose"
+    promise = words(text[text.index("You may promise") : text.index("What happened")])
+    found = audit.guarantee
+    assert ("Supported." in promise) == (found.status == "supported" and found.publishable)
+    assert ("promise nothing:" in promise) == (not found.publishable)
+    declared = found.publishable and found.status != "supported"
+    assert promise.startswith("You may promise declared, not supported:") == declared
+    assert f"epsilon {format_epsilon(epsilon)} at delta" in promise
+    comparable = [one for one in tables if one["ratio"]]
+    if comparable:
+        largest = max(one["ratio"]["value"] for one in comparable)
+        first = next(line for line in lines if line.startswith("Worst-off groups"))
+        assert f"x{largest:.2f}" in first
+        assert re.search(r"\(n [\d,]+\) vs .* \([\d,]+\)", first)
+    assert ("Please look at" in text) == bool(alarms_of(audit) or "Please look at" in text)
+    if alarms_of(audit):
+        assert "Please look at" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("plain", "at delta 1e-5 to everyone (one example added or removed; every checkpoint)"),
+        ("void", "nothing: the noise was seeded, so anyone with the seed can take it away"),
+        ("unproven", "nothing: odd batch sizes: look for filters"),
+        ("declared", "nothing was checked. Train with a Recorder attached."),
+        ("partly", "contribution is not verified. To verify it, record"),
+        ("delta", "nothing: delta is at least 1/n. Audit again with a smaller --delta."),
+        ("older", "Recorded by an earlier version. Train with today's Recorder."),
+        ("huge", "at most 100 % of members"),
+        ("units", "(one user of at most 3 rows zeroed out; every checkpoint)"),
+        ("bare", "none was run; it needs losses of training and test examples"),
+        ("streets", "street"),
+        ("few", "too few to compare: few (3)"),
+        ("attacked", "finds 100.0 % of members at 1 % false alarms (AUC 1.000; 0.5 is guessing)"),
+        ("leaky", "an attack beats the worst case"),
+        ("proven", "canaries contradict the account"),
+        ("contradicted", "canaries contradict the account"),
+    ],
+)
+def test_the_reason_and_the_remedy_stand_in_it(audits, name, said):
+    text = screen(audits[name])
+    assert said.lower() in words(text).lower()
+    assert len(text.splitlines()) <= 16
+
+
+def test_the_verdict_of_an_audit_without_alarm_has_none(audits):
+    text = screen(audits["plain"])
+    assert "promises nothing" in text
+    assert not alarms_of(audits["plain"])
+    assert "! " not in text.split("Evidence")[1]
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 200])
+def test_no_figure_is_cut_off_at_any_width(summary, width):
+    text = words(screen(summary, width, verbose=True))
+    table = next(one for one in summary.groups if one.by == "sex")
+    for row in table.rows.itertuples():
+        assert f"{row.name} {row.n:,} {format_epsilon(row.mean)}" in text
+        assert f"{100 * row.test_accuracy:.1f} %" in text
+
+
+def test_markup_and_control_characters_are_text(hostile):
+    for verbose in (False, True):
+        text = screen(hostile, verbose=verbose)
+        assert "[bold]x" in text
+        assert not set(text) & {"\x1b", "\x07", "\u202e", "\u2066", "\x00", "\x9b"}
+    assert "[red]loud[/red]" in text
+
+
+def test_colours_only_where_there_is_a_terminal(summary):
+    buffer = io.StringIO()
+    colours = {"force_terminal": True, "color_system": "truecolor"}
+    print_audit(summary, Console(file=buffer, width=80, **colours))
+    assert "\x1b[" in buffer.getvalue()
+    assert "\x1b" not in screen(summary)
