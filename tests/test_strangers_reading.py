@@ -141,7 +141,7 @@ def valid(tmp_path_factory):
     log, examples = small_run(N, steps=4)
     for name in WITH_EXTRAS:
         patch.setattr(indpriv.analysis.variants, name, ())
-    patch.setattr(indpriv.audit.audit_directory, "render_html", lambda summary, *_: summary.name)
+    patch.setattr(indpriv.audit.audit_directory, "render_audit", lambda summary, *_: summary.name)
     run_dir = write_run(top / "run", log, examples)
     facts = {
         "name": "tiny",

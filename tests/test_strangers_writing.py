@@ -175,7 +175,7 @@ def short_audits(monkeypatch):
     """Without further accounts and figures, which take long and write no other files; but a long page."""
     for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
         monkeypatch.setattr(variants, name, ())
-    monkeypatch.setattr(audit_directory, "render_html", lambda *_: "a page" * 20_000)
+    monkeypatch.setattr(audit_directory, "render_audit", lambda *_: "a page" * 20_000)
 
 
 _watched: list[tuple[Path, set[str]]] = []

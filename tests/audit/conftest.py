@@ -16,7 +16,7 @@ def no_extras(monkeypatch):
     monkeypatch.setattr(indpriv.analysis.variants, "RULES", ())
     monkeypatch.setattr(indpriv.analysis.variants, "FIDELITY_EPOCHS", ())
     monkeypatch.setattr(
-        indpriv.audit.audit_directory, "render_html", lambda summary, *_: summary.name
+        indpriv.audit.audit_directory, "render_audit", lambda summary, *_: summary.name
     )
 
 
