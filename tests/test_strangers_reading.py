@@ -221,7 +221,7 @@ def outcome(arguments, *, plain=True, **limits):
         for name in WITH_EXTRAS:
             setattr(indpriv.analysis.variants, name, ())
         if plain:
-            indpriv.audit.audit_directory.render_html = lambda summary, *_: summary.name
+            indpriv.audit.audit_directory.render_audit = lambda summary, *_: summary.name
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
