@@ -209,7 +209,7 @@ def test_several_audits_are_compared(audited, in_process, tmp_path):
     shutil.copytree(audited / "audit", tmp_path / "third")
     folders = ("audit", tmp_path / "again", tmp_path / "third")
     text = " ".join(in_process("show", *folders).stdout.split())
-    assert "stability over 3 runs The runs have the same settings" in text
+    assert "Stability over 3 runs The runs have the same settings" in text
     found = json.loads(in_process("show", *folders, "--json").stdout)
     assert (len(found["audits"]), len(found["comparisons"]), found["stability"]["p95_range"]) == (
         3,

@@ -37,7 +37,7 @@ def found():
         group("rises", records(0.2)),
         group("few", records(-0.5, n=5), n=5),
     )
-    guarantee = Guarantee(2.0, 1e-5, 0.04, "supported", "It holds.", ())
+    guarantee = Guarantee(2.0, 1e-5, 0.04, "declared", "It holds.", (), None, (), "none")
     same = Range(1.0, 1.0)
     text = ("small", "delta 1e-5", "examples", "exact", "Every step was recorded.")
     return AdviceOnRecords(*text, 1.0, 0.95, guarantee, same, same, "Not clipped.", groups)

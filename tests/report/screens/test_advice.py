@@ -29,7 +29,7 @@ def found():
         group("beyond", BEYOND, BEYOND),
         group("few", REACHED, REACHED, n=5),
     )
-    guarantee = Guarantee(2.0, 1e-5, 0.04, "supported", "It holds.", ())
+    guarantee = Guarantee(2.0, 1e-5, 0.04, "declared", "It holds.", (), None, (), "none")
     same = Range(1.0, 1.0)
     text = ("small", "delta 1e-5", "examples", "exact", "Every step was recorded.")
     return Advice(*text, 1.0, 0.95, guarantee, same, same, "", groups)
