@@ -161,11 +161,6 @@ class AttackSignals:
         """Number of examples."""
         return len(self.example_ids)
 
-    @property
-    def targets(self) -> tuple[int, ...]:
-        """The models that are attacked: the audited one, or each in turn."""
-        return tuple(range(self.n_models)) if self.audited is None else (self.audited,)
-
     def check_references(self, target: int, least: int) -> None:
         """Raise InputError unless `least` references of other data are left beside the target."""
         if self.n_models - 1 < least:

@@ -124,7 +124,7 @@ def test_what_does_not_match_is_refused(change, message):
 
 def test_a_member_and_a_non_member_of_the_audited_run_may_share_an_id():
     found = AttackSignals.from_arrays(SIGNAL, MEMBER, [7, 7, 8], audited=0)
-    assert (found.targets, found.n_examples) == ((0,), 3)
+    assert (found.audited, found.n_examples) == (0, 3)
 
 
 def test_confidence_of_losses_is_ordered_and_exact():

@@ -75,13 +75,13 @@ def test_of_far_apart_gradients_most_of_the_ceiling_is_reached_and_no_more(noise
     hits = 0
     for look in range(1000):
         seen = added[look % 100] + noise * torch.randn(200, generator=generator)
-        found = Informed().invert(
+        found, _ = Informed().invert(
             Look(
                 seen, sent, torch.zeros(1), (1, 1), 0, 99, None, generator,
                 lambda place: (inputs, added),
             )
         )  # fmt: skip
-        hits += int(found.inputs) == look % 100
+        hits += int(found) == look % 100
     ceiling = identification_ceiling(np.full(100, 1 / noise), 0.01)
     assert clopper_pearson(hits, 1000).low < ceiling
     if noise <= 1:
