@@ -65,49 +65,36 @@ def recorded(
     _check_strategy(strategy)
     if client_of is not None and client_ids is None:
         raise InputError("client_of without client_ids: name all clients that may take part")
-    about = {"participation": "known", **(run_info or {})}
-    run_dir = location_to_write(run_dir, bucket_is_private)
     options = {
         "seeded": seeded,
         "resume_at": resume_at,
         "bucket_is_private": bucket_is_private,
-        "run_info": about,
+        "run_info": {"participation": "known", **(run_info or {})},
     }
-    return _strategy(strategy, _Rounds(strategy, run_dir, client_ids, client_of, options))
+    run_dir = location_to_write(run_dir, bucket_is_private)
+    rounds = _Rounds(strategy, run_dir, client_ids, client_of, options)
 
-
-def _strategy(strategy: Any, rounds: _Rounds) -> Any:
-    """The given strategy, whose rounds are recorded."""
-    from flwr.serverapp.strategy import Strategy
-
-    class Recorded(Strategy):  # type: ignore[misc, unused-ignore]
+    class Recorded(type(strategy)):  # type: ignore[misc]
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
-            messages = list(strategy.configure_train(server_round, arrays, config, grid))
+            messages = list(super().configure_train(server_round, arrays, config, grid))
             rounds.begin(arrays, list(grid.get_node_ids()), len(messages))
             return messages
 
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
             replies = list(replies)
             lengths = rounds.lengths(replies)  # Flower clips in place
-            arrays, metrics = strategy.aggregate_train(server_round, replies)
+            arrays, metrics = super().aggregate_train(server_round, replies)
             if arrays is not None:
                 rounds.record(replies, lengths)
             return arrays, metrics
-
-        def configure_evaluate(self, server_round: int, *settings: Any) -> Any:
-            return strategy.configure_evaluate(server_round, *settings)
-
-        def aggregate_evaluate(self, server_round: int, replies: Any) -> Any:
-            return strategy.aggregate_evaluate(server_round, replies)
-
-        def summary(self) -> None:
-            strategy.summary()
 
         def start(self, *settings: Any, **named: Any) -> Any:
             with rounds:
                 return super().start(*settings, **named)
 
-    return Recorded()
+    found = Recorded.__new__(Recorded)  # the given strategy, whose state it shares
+    found.__dict__ = vars(strategy)
+    return found
 
 
 def _check_strategy(strategy: Any) -> None:
