@@ -306,31 +306,14 @@ class Advice:
         return {**fixed, **to_json(self), "assumptions": list(self.assumptions)}
 
 
-def advise(
-    log: NormLog,
-    method: Method,
+def advised(
     table: EpsilonTable,
     groups: Sequence[Group],
-    guarantee: Guarantee,
-    *,
-    name: str,
-    target: float,
     quantile: float,
-    unclipped: str,
-    advance: Advance,
-) -> Advice:
-    """Advise on one run; arguments are those of `Advice` and of `remedies`."""
-    noise, clipping = remedies(
-        log,
-        method,
-        table,
-        groups,
-        target=target,
-        quantile=quantile,
-        clipping=not unclipped,
-        advance=advance,
-    )
-    found = [
+    found: tuple[Sequence[Remedy], Sequence[Remedy | None]],
+) -> tuple[GroupAdvice, ...]:
+    """The advice for each group; found: what `remedies` found for them."""
+    rows = [
         GroupAdvice(
             by=group.by,
             name=group.name,
@@ -338,26 +321,12 @@ def advise(
             too_small=len(group.members) < MIN_GROUP,
             quantile=float(ends[MIDDLE]),
             interval=Interval(float(ends[LOW]), float(ends[HIGH])),
-            noise=more,
-            clipping=lower,
+            noise=noise,
+            clipping=clipping,
         )
-        for group, ends, more, lower in zip(
-            groups, read_quantiles(table, groups, quantile), noise, clipping, strict=True
+        for group, ends, noise, clipping in zip(
+            groups, read_quantiles(table, groups, quantile), *found, strict=True
         )
     ]
     columns = list(dict.fromkeys(group.by for group in groups))
-    found.sort(key=lambda one: (columns.index(one.by), -one.quantile))
-    return Advice(
-        name=name,
-        meaning=table.account.describe(),
-        plural=table.account.plural,
-        claim=table.claim,
-        claim_reason=table.claim_reason,
-        target=target,
-        quantile=quantile,
-        guarantee=guarantee,
-        noise_multiplier=Range.of(log.settings.noise_multiplier),
-        max_grad_norm=Range.of(log.settings.max_grad_norm),
-        unclipped=unclipped,
-        groups=tuple(found),
-    )
+    return tuple(sorted(rows, key=lambda one: (columns.index(one.by), -one.quantile)))

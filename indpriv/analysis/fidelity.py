@@ -17,7 +17,7 @@ that its norm does not depend on. Two things follow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -365,7 +365,7 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
         return None
     # The best order for the worst case: a choice that looks at no norm.
     order = float(worst_case_rdp(log, method).best_order[0])
-    cost, norms = _StepCost.of(log, order), GoverningNorms.of(log, method.between_records)
+    cost, norms = _step_costs(log, order), GoverningNorms.of(log, method.between_records)
     each = log.n_records + 1 + int(log.settings.sample_rate.sum())
     size = max(1, _BLOCK_BYTES // (_NORM_BYTES * each))
     blocks = in_blocks(log, lambda block: _look(norms, block, cost), size=size)
@@ -398,29 +398,23 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
     )
 
 
-@dataclass(frozen=True)
-class _StepCost:
-    """RDP of one step at one order, by the setting of the step and the norm."""
+def _step_costs(
+    log: NormLog, order: float
+) -> Callable[[FloatArray, NDArray[np.integer]], FloatArray]:
+    """Gives the RDP of single steps at one order, of relative norms and steps of one shape."""
+    pairs = np.stack([log.settings.noise_multiplier, log.settings.sample_rate], axis=1)
+    distinct, setting = np.unique(pairs, axis=0, return_inverse=True)
+    norms, setting = np.linspace(0.0, 1.0, _GRID + 1), setting.ravel()
+    shifts, rates = (norms / distinct[:, :1]).ravel(), np.repeat(distinct[:, 1], len(norms))
+    value = renyi_divergences(shifts, rates, np.array([order])).reshape(len(distinct), -1)
 
-    setting: IntArray
-    value: FloatArray
-
-    @classmethod
-    def of(cls, log: NormLog, order: float) -> _StepCost:
-        pairs = np.stack([log.settings.noise_multiplier, log.settings.sample_rate], axis=1)
-        distinct, setting = np.unique(pairs, axis=0, return_inverse=True)
-        norms = np.linspace(0.0, 1.0, _GRID + 1)
-        shifts, rates = (norms / distinct[:, :1]).ravel(), np.repeat(distinct[:, 1], len(norms))
-        costs = renyi_divergences(shifts, rates, np.array([order]))
-        return cls(setting.ravel(), costs.reshape(len(distinct), len(norms)))
-
-    def __call__(self, relative: FloatArray, step: NDArray[np.integer]) -> FloatArray:
-        """Of relative norms under the settings of their steps; same shapes."""
-        place = relative * _GRID
+    def cost(relative: FloatArray, step: NDArray[np.integer]) -> FloatArray:
+        place, row = relative * _GRID, setting[step]
         lower = np.minimum(place.astype(np.int64), _GRID - 1)
-        row = self.setting[step]
-        below, above = self.value[row, lower], self.value[row, lower + 1]
+        below, above = value[row, lower], value[row, lower + 1]
         return np.asarray(below + (place - lower) * (above - below))
+
+    return cost
 
 
 def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
@@ -436,7 +430,9 @@ def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
 
 
 def _look(
-    norms: GoverningNorms, block: NormLog, cost: _StepCost
+    norms: GoverningNorms,
+    block: NormLog,
+    cost: Callable[[FloatArray, NDArray[np.integer]], FloatArray],
 ) -> tuple[IntArray, FloatArray, float]:
     """What some examples give.
 

@@ -12,10 +12,11 @@ import pandas as pd
 from indpriv._columns import partition
 from indpriv._progress import StageProgress, advancing, silent
 from indpriv.accountant.per_example import table_for
-from indpriv.analysis.advice import ALL, Advice, Group, advise, most_accounts
+from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
 from indpriv.analysis.audited_run import choose_groups
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of, recorded_run
+from indpriv.analysis.run_facts import Range
 from indpriv.audit.method_of_run import MethodOptions, method_of_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -59,18 +60,30 @@ def advise_on_run(
     chosen, _ = method_of_run(log, recorded, path, method)
     table = table_for(log, chosen)
     groups = groups_of_run(table, recorded, by)
-    tell = progress or silent
-    return advise(
+    tell, unclipped = progress or silent, _unclipped(recorded)
+    found = remedies(
         log,
         chosen,
         table,
         groups,
-        guarantee_of(table, recorded.checks, recorded.recorder),
-        name=recorded.declared.name or path.resolve().name,
         target=target,
         quantile=quantile,
-        unclipped=_unclipped(recorded),
+        clipping=not unclipped,
         advance=advancing(most_accounts(log), lambda done, total: tell(ACCOUNTING, done, total)),
+    )
+    return Advice(
+        name=recorded.declared.name or path.resolve().name,
+        meaning=table.account.describe(),
+        plural=table.account.plural,
+        claim=table.claim,
+        claim_reason=table.claim_reason,
+        target=target,
+        quantile=quantile,
+        guarantee=guarantee_of(table, recorded.checks, recorded.recorder),
+        noise_multiplier=Range.of(log.settings.noise_multiplier),
+        max_grad_norm=Range.of(log.settings.max_grad_norm),
+        unclipped=unclipped,
+        groups=advised(table, groups, quantile, found),
     )
 
 
