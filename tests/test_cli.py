@@ -181,7 +181,7 @@ def test_json_is_json_alone(audited, in_process):
     left = {(check["key"], check["status"]) for check in found["checks"]}
     assert {each for each in left if each[1] != "passed"} == {("seeds", "not checked")}
     assert found["evidence"].startswith("5 of 5 lines verified")
-    assert [line["word"] for line in found["lines"][:5]] == ["verified"] * 5
+    assert [line["status"] for line in found["lines"][:5]] == ["verified"] * 5
 
 
 def test_no_name_of_a_check_is_cut_off(audited, in_process):

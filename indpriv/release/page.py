@@ -165,7 +165,7 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
             "participation": account.get("participation", "secret"),
             "normalisation": _NORMALISATION.get(run["recorder"].get("loss_reduction"), ""),
             "settings": [
-                (item["item"], item["value"], item["status"])
+                (item["title"], item["detail"], item["status"])
                 for item in summary["disclosures"]
                 if item["publishable"] and not item["private"]
             ],

@@ -15,7 +15,7 @@ SEEDED = f"{_WHY}, and from chosen seeds: no run of this page has a guarantee."
 
 
 def not_verified(run: Path) -> list[str]:
-    """Keys of the lines of evidence of a run that are declared or refuted; see lines.toml."""
+    """Keys of the lines of evidence of a run that are declared or refuted; see indpriv/_facts/lines.toml."""
     opened = open_run(run)
     header = opened.state.header["run"]
     lines = lines_of(verify(opened), header)

@@ -67,7 +67,7 @@ def statuses(run_dir):
     recomputation, since these checks came later.
     """
     [found] = json.loads(command("check", run_dir, "--set", "only=log", "--json"))["parts"]
-    assert {line["word"] for line in found["lines"]} <= {"declared", "on trust", "refuted"}
+    assert {line["status"] for line in found["lines"]} <= {"declared", "on trust", "refuted"}
     words = "recorded before training was compared"
     later = [c for c in found["checks"] if c["key"] == "noise" or c["detail"].startswith(words)]
     assert all(check["status"] == "not checked" for check in later)

@@ -59,12 +59,12 @@ def test_nothing_raw_is_read(tmp_path):
     }
     summary["guarantee"] |= {"delta_times_n": 0.123, "reasons": ["RAW"]}
     for item in summary["disclosures"]:
-        if item["private"] or item["item"] in (
+        if item["private"] or item["title"] in (
             "Source of norms",
             "Recording",
             "Number of examples",
         ):
-            item["value"] = "RAW"
+            item["detail"] = "RAW"
     assert render_model_card(summary, None) == expected
     assert "RAW" not in expected
 
@@ -72,7 +72,7 @@ def test_nothing_raw_is_read(tmp_path):
 def test_a_setting_that_is_private_is_left_out(tmp_path):
     summary = read_json(write_small_audit(tmp_path / "a", epsilons(400)) / "audit.json")
     for item in summary["disclosures"]:
-        item["private"] = item["private"] or item["item"] == "Trust model"
+        item["private"] = item["private"] or item["title"] == "Trust model"
     assert "Trust model" not in render_model_card(summary, None)
 
 
@@ -81,8 +81,8 @@ def test_what_is_published_does_not_depend_on_titles(tmp_path):
     before = render_model_card(summary, None)
     for number, item in enumerate(summary["disclosures"]):
         if item["publishable"]:
-            before = before.replace(f"| {item['item']} |", f"| title {number} |")
-        item["item"] = f"title {number}"
+            before = before.replace(f"| {item['title']} |", f"| title {number} |")
+        item["title"] = f"title {number}"
     assert render_model_card(summary, None) == before
 
 
@@ -134,8 +134,8 @@ def test_the_command_writes_it_beside_the_release(audit_dir, capsys):
 def test_declared_texts_stay_text(audit_dir):
     summary = read_json(audit_dir / "audit.json")
     for item in summary["disclosures"]:
-        if item["item"] == "Preprocessing":
-            item["value"] = "<img src=x>|a\n---\nb"
+        if item["title"] == "Preprocessing":
+            item["detail"] = "<img src=x>|a\n---\nb"
     summary["account"]["unit"] = 'x"\ny: 1'
     text = render_model_card(summary, None)
     assert "\\<img src=x\\>\\|a --- b" in text
