@@ -1,6 +1,7 @@
 """A finding is two files: its module, and its template."""
 
 import json
+import shutil
 
 import pytest
 
@@ -19,11 +20,11 @@ from indpriv.analysis.summary import Finding
 FINDING = Finding(
     "shortest",
     3,
-    {"shortest": (float, "The smallest epsilon of the largest group.")},
     lambda run: {"shortest": float(run.audit.groups[0].rows["mean"].min())},
-    alarms=lambda audit: ["Somebody has no privacy loss at all."] * (audit.shortest == 0),
+    alarms=lambda audit: ["Somebody lost no privacy."] * (audit.shortest == 0),
     watched="somebody has a privacy loss",
     notes=lambda audit: [f"The smallest is {audit.shortest:.1f}."],
+    shortest=(float, "The smallest mean epsilon of a group."),
 )
 """
 
@@ -31,10 +32,11 @@ FINDING = Finding(
 @pytest.fixture
 def another_finding(tmp_path, monkeypatch):
     (tmp_path / "shortest.py").write_text(MODULE)
-    (tmp_path / "shortest.md.j2").write_text("The shortest has {{ shortest | eps }}.\n")
+    templates = shutil.copytree(page.TEMPLATES, tmp_path / "templates")
+    (templates / "shortest.md.j2").write_text("The shortest has {{ shortest | eps }}.\n")
     paths = [*indpriv.analysis.__path__, str(tmp_path)]
     monkeypatch.setattr(indpriv.analysis, "__path__", paths)
-    monkeypatch.setattr(page, "TEMPLATES", [page.TEMPLATES, tmp_path])
+    monkeypatch.setattr(page, "TEMPLATES", templates)
     caches = (registry.findings, registry.keys, registry.finding_of)
     for cached in caches:
         cached.cache_clear()

@@ -57,8 +57,8 @@ def test_what_is_written_is_read_back(summary):
 
 
 def test_an_audit_of_another_version_is_refused(summary):
-    with pytest.raises(InputError, match="schema_version=2, not 1; make the audit again"):
-        Audit.from_json({**summary.to_json(), "schema_version": 2})
+    with pytest.raises(InputError, match="schema_version=1, not 2; make the audit again"):
+        Audit.from_json({**summary.to_json(), "schema_version": 1})
     lacking = summary.to_json()
     del lacking["guarantee"]["delta"]
     with pytest.raises(InputError, match=r"audit.json lacks guarantee\.delta; make the audit"):
