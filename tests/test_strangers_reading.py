@@ -816,7 +816,7 @@ def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
 
 def gate(top, *options):
     found = check_outcome(
-        ["gate", str(top / "run/audit"), "--json", "--max", "delta=1", *options], {0, 1}
+        ["gate", str(top / "run/audit"), "--json", *(options or ("--max", "delta=1"))], {0, 1}
     )
     return found["code"], json.loads(found["out"])["conditions"] if found["code"] < 2 else found
 

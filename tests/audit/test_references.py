@@ -99,7 +99,7 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     order = [ladder.index(capitalised(title)) for key, title in RUNGS.items() if key in SEEN]
     assert order == sorted(order)
     assert "An attack that fails is no evidence of privacy" in ladder
-    assert "train with gradient_canaries = 1000" in ladder.replace("\\", "")
+    assert "attack=GradientCanaries(1000)" in ladder.replace("\\", "")
     assert [text for text in attacks.unchecked if text in page]
     assert "Ceiling at these norms" in page
     assert f"--signals {tmp_path / 'signals.npz'}" in page.replace("\\", "")
@@ -126,11 +126,11 @@ def test_an_audit_scores_each_attack_once(run_dir, signals, tmp_path, monkeypatc
     signals.save(tmp_path / "signals.npz")
     calls, rmia = [], ATTACKS["rmia"]
 
-    def counted(material):
-        calls.append(material)
-        return rmia.scores(material)
+    def counted(*known):
+        calls.append(known)
+        return rmia.attack(*known)
 
-    monkeypatch.setitem(ATTACKS, "counted", replace(rmia, name="counted", scores=counted))
+    monkeypatch.setitem(ATTACKS, "counted", replace(rmia, name="counted", attack=counted))
     audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
     assert len(calls) == 1
     assert "counted" in read_parquet(tmp_path / "audit" / "attacks.parquet")
