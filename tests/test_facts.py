@@ -213,7 +213,7 @@ def test_only_the_texts_say_what_is_private():
                 made.append(path.relative_to(PACKAGE).as_posix())
     assert made == [
         "_facts/__init__.py",
-        "analysis/hazards.py",
+        "analysis/disclosures.py",
         "recording/checkpoints/challenge.py",
     ]
     assert all(one.private for one in (*templates("check").values(), *templates("line").values()))

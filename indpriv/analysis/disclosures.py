@@ -1,13 +1,18 @@
-"""Facts that a reader needs to judge a guarantee, each with how it is known.
+"""Facts that a reader needs to judge a guarantee, and how an account can be wrong or misread.
 
-Their texts, and which of them are private, stand in indpriv/_facts/disclosures.toml.
+Their texts, and which of them are private, stand in indpriv/_facts: disclosures and hazards.toml.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from indpriv._facts import (
     ASSUMED,
+    ASSUMPTION,
     DECLARED,
     FAILED,
     NOT_COVERED,
@@ -21,10 +26,14 @@ from indpriv._facts import (
     text,
 )
 from indpriv._files import first_at
-from indpriv._formatting import format_cost
+from indpriv._formatting import capitalised, format_cost, sentence
+from indpriv.analysis.attacks.membership import BY_GROUP
+from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import RunFacts
-from indpriv.epsilon_table import Account
+from indpriv.analysis.summary import Audit, Finding
+from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.validation import CONTRIBUTIONS
@@ -53,20 +62,14 @@ def declared_or(otherwise: str, said: str | None) -> str:
     return DECLARED if said else otherwise
 
 
-def disclosures(
-    run: RunFacts,
-    account: Account,
-    guarantee: Guarantee,
-    checks: Sequence[Fact],
-    versions: Mapping[str, str],
-    brackets: Mapping[str, int] | None = None,
-) -> tuple[Fact, ...]:
+def disclosures(audit: Audit, brackets: Mapping[str, int]) -> tuple[Fact, ...]:
     """Every fact that a reader needs to judge the guarantee, in the order of the report.
 
-    `versions` are those of this audit; `brackets` the number of examples by the way in which the
-    PLD accountant bracketed them, None for another accountant.
+    `brackets` is the number of examples by the way in which the PLD accountant bracketed them,
+    empty for another accountant.
     """
-    values = values_of(run, account, guarantee, versions, brackets or {})
+    run, account, guarantee, checks = audit.run, audit.account, audit.guarantee, audit.checks
+    values = values_of(run, account, guarantee, audit.versions, brackets)
     decided = (
         *_guaranteed(run, account, guarantee),
         *_training(run, account, checks, guarantee.lines),
@@ -210,3 +213,121 @@ def _read_from(run: RunFacts, name: str) -> str:
 
 def _pairs(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+# --- how an account can be wrong or misread
+
+
+def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
+    """How this account can be wrong or misread; caveats are those of the attacks that were run."""
+    run, account, guarantee, checks = audit.run, audit.account, audit.guarantee, audit.checks
+    known = account.participation == "known"
+    return (
+        *assumptions(run, account.delta, checks, guarantee.lines, known),
+        *_of_divisor(run, account),
+        *_others(run, guarantee, " ".join(caveats)),
+    )
+
+
+def delta_is_too_large(delta: float, n_examples: int) -> bool:
+    """Whether a delta allows publishing a random record outright (Dwork and Roth 2014, p. 18)."""
+    return delta * n_examples >= 1
+
+
+def assumptions(
+    run: RunFacts, delta: float | None, checks: Sequence[Fact], lines: Sequence[Fact], known: bool
+) -> list[Fact]:
+    """What the account assumes; run.json may declare more, or say something about these.
+
+    known: the account is one with known participation, which assumes no Poisson sampling.
+    """
+    declared = {_key(item): (item, text) for item, text in run.declared.on_trust.items()}
+    found = []
+    for hazard in _assumed(run, delta, checks, lines, known):
+        if text := declared.pop(hazard.key, ("", ""))[1]:
+            status = DECLARED if hazard.status == UNKNOWN else hazard.status
+            hazard = replace(hazard, status=status, detail=f"Declared: {sentence(text)}")
+        found.append(hazard)
+    return found + [
+        Fact(key, ASSUMPTION, capitalised(item), DECLARED, sentence(text))
+        for key, (item, text) in declared.items()
+    ]
+
+
+def _assumed(
+    run: RunFacts, delta: float | None, checks: Sequence[Fact], lines: Sequence[Fact], known: bool
+) -> Iterator[Fact]:
+    """Each assumption with its status."""
+    source = word_of(lines, "source")
+    if delta is not None and delta_is_too_large(delta, run.n_examples):
+        yield fact("hazard.delta", FAILED)
+    yield fact("hazard.participation" if known else "hazard.sampler", word_of(lines, "batch"))
+    yield fact("hazard.norms", status_of(checks, "norm_pass", "norm_precision"))
+    yield fact("hazard.seeds", source)
+    yield fact("hazard.random_generator", source)
+    yield fact("hazard.duplicates", UNKNOWN if run.n_units is None else DECLARED)
+    yield fact("hazard.tuning", NOT_COVERED)
+    yield fact("hazard.preprocessing", declared_or(UNKNOWN, run.declared.preprocessing))
+
+
+def _of_divisor(run: RunFacts, account: Account) -> list[Fact]:
+    """Whether updates tell the number of examples, and whether the relation allows for that."""
+    steps, rows = run.settings.total_steps, account.rows_per_unit or 1
+    found = divisor_of(run.n_examples, steps, run.recorder, rows=rows)
+    if found is None:
+        return []
+    same_n = account.neighbouring != "add_remove"
+    status = FAILED if found.tells_n and not same_n else VERIFIED
+    return [fact("hazard.divisor", status, "same_n" if same_n else "", found=found.describe())]
+
+
+def _others(run: RunFacts, guarantee: Guarantee, caveats: str) -> Iterator[Fact]:
+    """How figures are misread, and what is not counted."""
+    promise = "guarantee" if guarantee.publishable else "withheld"
+    yield fact("hazard.individual_epsilon", NOT_COVERED, promise, guarantee=guarantee)
+    yield fact("hazard.disclosure", NOT_COVERED)
+    if caveats:
+        yield fact("hazard.attack", NOT_COVERED, caveats=caveats)
+    if run.recorder.get("rounds"):
+        yield fact("hazard.beside_updates", NOT_COVERED)
+    yield fact("hazard.other_uses", NOT_COVERED)
+    yield fact("hazard.access", NOT_COVERED)
+
+
+def _key(text: str) -> str:
+    return text.lower().replace(" ", "_")
+
+
+# --- findings
+
+
+def _disclosures(run: AuditedRun) -> dict[str, Any]:
+    epsilons, brackets = run.epsilons, Counter[str]()
+    if isinstance(epsilons, EpsilonTable):
+        brackets.update(epsilons.details.get("bracket", np.array([])).tolist())
+    elif "bracket" in epsilons.details:
+        for frame in epsilons.frames(["bracket"]):
+            brackets.update(frame["bracket"].tolist())
+    return {"disclosures": disclosures(run.audit, brackets)}
+
+
+def _hazards(run: AuditedRun) -> dict[str, Any]:
+    attacks, roc = run.audit.attacks, run.audit.roc
+    caveats = attacks.loc[attacks["attack"].eq(BY_GROUP) & bool(roc), "caveat"].unique()
+    return {"hazards": hazards(run.audit, caveats)}
+
+
+FINDINGS = (
+    Finding(
+        "disclosures",
+        88,
+        _disclosures,
+        disclosures=(tuple[Fact, ...], "Facts of the run, each with how it is known."),
+    ),
+    Finding(
+        "hazards",
+        90,
+        _hazards,
+        hazards=(tuple[Fact, ...], "How this account can be wrong or misread."),
+    ),
+)

@@ -10,6 +10,7 @@ import numpy as np
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.accountant import Method, cap_rows
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
+from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
@@ -145,3 +146,23 @@ def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:
         )
         least = cap.cap + 1
     return tuple(found)
+
+
+FINDINGS = (
+    Finding(
+        "distribution",
+        10,
+        lambda run: {"individual": describe(run.epsilons)},
+        individual=(Distribution, "Distribution of individual epsilon."),
+    ),
+    Finding(
+        "units",
+        15,
+        lambda run: {"unit_sizes": unit_sizes(run.log, run.epsilons)},
+        unit_sizes=(
+            tuple[UnitSizes, ...],
+            "Units by their number of rows, and what a cap on it would cost; empty where each has "
+            "one row.",
+        ),
+    ),
+)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from indpriv._plain import AtLeastZero, Count
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.statistics.intervals import CONFIDENCE
+from indpriv.analysis.summary import Finding
+from indpriv.analysis.variants import MOST_COMPARED
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,24 @@ def _attack_error(*sampled: int | None) -> float | None:
     if not known:
         return None
     return float(stats.norm.ppf((1 + CONFIDENCE) / 2) * 0.5 / np.sqrt(min(known)))
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    attacked = (run.recorded.attacked(run.seed), run.recorded.attacked_others(run.seed))
+    members, others = (None if found is None else len(found) for found in attacked)
+    audit = run.audit
+    tried = audit.sensitivity or audit.spacing or audit.fidelity
+    some = len(run.epsilons) > MOST_COMPARED and run.epsilons.account.rows_per_unit is None
+    compared = MOST_COMPARED if tried and some else None
+    return {"exactness": exactness_of(len(run.epsilons), audit.loss, members, others, compared)}
+
+
+FINDING = Finding(
+    "exactness",
+    86,
+    _find,
+    exactness=(
+        Exactness | None,
+        "How exact the figures are; null if each comes from every example by itself.",
+    ),
+)

@@ -15,6 +15,7 @@ import pandas as pd
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Rows, to_floats
 from indpriv._plain import AtLeastZero, Count
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.distribution import top_of_range
 from indpriv.analysis.statistics.intervals import Interval, relation_intervals
 from indpriv.analysis.statistics.weighted import (
@@ -28,6 +29,7 @@ from indpriv.analysis.statistics.weighted import (
     spearman,
     variance,
 )
+from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, beside
 
 # Smaller losses, in nats, are raised to this one, so that one denormal does not dominate ln(loss).
@@ -291,3 +293,15 @@ def _spearman_error(pairs: pd.DataFrame) -> float:
         spread = variance(ranks(pairs[edge].to_numpy(), weights) / weights.sum(), weights)
         lost.append(float((shares[mixed] ** 3).sum() / 12 / max(spread, 1e-300)))
     return float(min(2.0, sum(np.sqrt(lost)) + sum(lost)))
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    return {} if run.train is None else {"loss": relate_to_loss(run.epsilons, run.train)}
+
+
+FINDING = Finding(
+    "loss",
+    20,
+    _find,
+    loss=(LossRelation | None, "Epsilon and loss; null without an example table."),
+)

@@ -17,6 +17,7 @@ from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
+from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons
 from indpriv.norm_log.levels import Codes
 from indpriv.norm_log.norm_log import NormLog
@@ -195,3 +196,11 @@ def _ends(epsilons: Epsilons) -> tuple[tuple[Any, ...], tuple[Any, ...], int, in
     ids, ends = found["id"].tolist(), found["epsilon"].iloc[[0, -1]]
     n_lowest, n_highest = (sharing[end] for end in ends)
     return tuple(ids[:_AT_EACH_END]), tuple(ids[: -_AT_EACH_END - 1 : -1]), n_lowest, n_highest
+
+
+FINDING = Finding(
+    "norms",
+    75,
+    lambda run: {"drivers": describe_drivers(run.log, run.epsilons, run.rows)},
+    drivers=(Drivers, "Norms over training by class, and the examples at both ends."),
+)

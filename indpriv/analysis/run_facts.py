@@ -12,7 +12,10 @@ import pandas as pd
 from indpriv._arrays import FloatArray, Ids
 from indpriv._columns import frames_of, to_floats
 from indpriv._plain import AtLeastZero, Count, Share, Via
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.declared import Declared
+from indpriv.analysis.schedule import ScheduleFindings, schedule_of
+from indpriv.analysis.summary import Finding
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 
@@ -156,3 +159,23 @@ def _accuracy(frames: Iterable[pd.DataFrame]) -> float | None:
         known = correct[~np.isnan(correct)]
         n, total = n + len(known), total + float(known.sum())
     return total / n if n else None
+
+
+def _run(run: AuditedRun) -> dict[str, Any]:
+    recorded = run.recorded
+    return {"run": run_facts(run.log, recorded.examples, recorded.recorder, recorded.declared)}
+
+
+def _schedule(run: AuditedRun) -> dict[str, Any]:
+    return {"schedule": schedule_of(run.log, run.epsilons.account.delta, run.recorded.curve)}
+
+
+FINDINGS = (
+    Finding("run", 70, _run, run=(RunFacts, "What was run.")),
+    Finding(
+        "schedule",
+        72,
+        _schedule,
+        schedule=(ScheduleFindings | None, "Noise, clipping and accuracy over training."),
+    ),
+)

@@ -24,7 +24,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.hazards import assumptions, delta_is_too_large
+from indpriv.analysis.disclosures import assumptions, delta_is_too_large
 from indpriv.analysis.norms_over_training import evenly_spaced_records, read_one
 from indpriv.analysis.run_facts import run_facts
 from indpriv.norm_log.evidence import lines_of

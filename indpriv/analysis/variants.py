@@ -17,12 +17,15 @@ from indpriv.accountant.per_example import table_for
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity import (
+    BatchNormFidelity,
     Fidelity,
     Sensitivity,
     Spacing,
     compare_with_exact,
+    free_fidelity,
 )
 from indpriv.analysis.statistics import weighted
+from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, coarser
 
@@ -210,3 +213,66 @@ def usual_relation(log: NormLog, recorder: Mapping[str, Any]) -> str | None:
     divisor = divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
     told = divisor is not None and divisor.tells_n and log.neighbouring == "add_remove"
     return "zero_out" if told else None
+
+
+def _other_accounts(run: AuditedRun) -> Method | None:
+    """How to account for the run in other ways; None if nothing is assumed between records."""
+    known = run.method is not None and run.method.participation == "known"
+    return None if known else run.method
+
+
+def _fidelity(run: AuditedRun) -> dict[str, Any]:
+    if (method := _other_accounts(run)) is None:
+        return {}
+    log, epsilons, groups = run.log, run.epsilons, compared_groups(run)
+    against_k = fidelity_against_k(log, method, epsilons, run.tell, groups)
+    spacing = None if against_k else effect_of_spacing(log, method, epsilons, run.tell)
+    return {"fidelity": against_k, "spacing": spacing}
+
+
+def _batch_norms(run: AuditedRun) -> dict[str, Any]:
+    method, one_row = _other_accounts(run), run.epsilons.account.rows_per_unit is None
+    return {} if method is None or not one_row else {"batch_norms": free_fidelity(run.log, method)}
+
+
+def _sensitivity(run: AuditedRun) -> dict[str, Any]:
+    if (method := _other_accounts(run)) is None:
+        return {}
+    return {"sensitivity": sensitivity(run.log, method, run.epsilons, run.tell)}
+
+
+FINDINGS = (
+    Finding(
+        "fidelity",
+        80,
+        _fidelity,
+        fidelity=(
+            tuple[Fidelity, ...],
+            "What larger K would have given, where exact values exist.",
+        ),
+        spacing=(
+            Spacing | None,
+            "How far the estimate still moves with the spacing of records, where no exact values "
+            "exist.",
+        ),
+    ),
+    Finding(
+        "batch_norms",
+        82,
+        _batch_norms,
+        batch_norms=(
+            BatchNormFidelity | None,
+            "What batch norms prove about the estimate; null where the account uses none.",
+        ),
+    ),
+    Finding(
+        "sensitivity",
+        84,
+        _sensitivity,
+        sensitivity=(
+            tuple[Sensitivity, ...],
+            "How far epsilons move with the rounding of norms and with what is assumed between "
+            "records.",
+        ),
+    ),
+)

@@ -190,7 +190,7 @@ def delta_above_1_over_n(summary):
 
 def a_refuted_line(summary):
     first, *rest = summary.guarantee.lines
-    lines = (replace(first, word="refuted"), *rest)
+    lines = (replace(first, status="refuted"), *rest)
     return {"guarantee": replace(summary.guarantee, status="declared", lines=lines)}
 
 

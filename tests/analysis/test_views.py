@@ -10,8 +10,8 @@ from scipy.stats import norm as normal
 
 import indpriv
 from indpriv import RoundRecorder
-from indpriv.analysis.federated.views import views_of
 from indpriv.analysis.summary import Audit
+from indpriv.analysis.views import views_of
 from indpriv.audit import audit
 
 DELTA, NOISE = 1e-3, 2.0

@@ -1,1 +1,0 @@
-"""Federated runs: who is protected from whom."""
