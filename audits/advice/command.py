@@ -12,14 +12,13 @@ from audits.options import AuditFile, By, DataDir, Device, Json, checked_audit_f
 from audits.trials import Trial, make_trials
 from indpriv.cli.commands import option
 from indpriv.cli.common import check_device, check_folder, progress_bar
-from indpriv.cli.research import ADVICE
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
     from audits.training.config import AuditConfig
     from audits.training.datasets import Dataset
 
-DELETION = "deletion"  # of the files
+ADVICE, DELETION = "advice", "deletion"  # names of the files
 
 Target = Annotated[float, option("target", "advise")]
 Quantile = Annotated[

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,11 +26,9 @@ from audits.options import (
 )
 from indpriv._shown import Console, escape
 from indpriv._storage import location
+from indpriv.cli.commands import parameters_of, settings_of
 from indpriv.cli.common import check_device, check_folder, print_json, progress_bar, say
 from indpriv.cli.first_contact import checked_run, typed
-from indpriv.cli.read import settings_part
-from indpriv.cli.research import leak as packaged_leak
-from indpriv.cli.research import leak_as_told, show_study
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -362,6 +360,7 @@ def attack(
     Example: python -m audits attack audits/adult.toml --attack rmia --epsilon reports/adult
     """
     from audits.training.config import AuditConfig
+    from indpriv.cli.research import show_study
 
     path = checked_audit_file(audit_file, "attack")
     signals = signals or Path("shadows") / AuditConfig.from_toml(path).name
@@ -382,6 +381,7 @@ def lint(
     Example: python -m audits lint audits/adult.toml
     """
     from indpriv.analysis.lint import lint as rules
+    from indpriv.cli.read import settings_part
 
     path = checked_audit_file(audit_file, "lint")
     found = settings_part(path, rules(_facts_of_file(path, data_dir)), strict)
@@ -393,8 +393,7 @@ def lint(
         raise typer.Exit(1)
 
 
-@wraps(packaged_leak, assigned=())
-def leak(data_dir: DataDir = None, **options: Any) -> None:
+def leak(**options: Any) -> None:
     """Reconstruct training examples of a run of train, or of checkpoints with --spec.
 
     Example: python -m audits leak runs/digits --attack informed --attack first-layer
@@ -402,23 +401,21 @@ def leak(data_dir: DataDir = None, **options: Any) -> None:
     It writes RUN/leakage/SEE-ATTACK.parquet, which indpriv audit shows. Keep it secret.
     """
     from audits.training.leakage import observations, read_run
+    from indpriv.cli.research import leak as packaged_leak
+
+    data_dir = options.pop("data_dir")
 
     def subject(folder: Path, plan: LeakagePlan) -> tuple[AuditSpec, ObservationAt]:
         run_dir = checked_run(folder, "leak", PROGRAM)
         return read_run(run_dir, data_dir), observations(run_dir, plan)
 
-    leak_as_told(subject, **options)
+    options["settings"] = settings_of("leak", options["settings"])
+    packaged_leak(**options, subject=subject)
 
 
-_hints = get_type_hints(packaged_leak, include_extras=True) | {"data_dir": DataDir}
-_parameters = {
-    name: each.replace(annotation=_hints[name])
-    for function in (packaged_leak, lint)
-    for name, each in inspect.signature(function).parameters.items()
-    if name in _hints
-}
-leak.__signature__ = inspect.Signature([*_parameters.values()])  # type: ignore[attr-defined]
-leak.__annotations__ = _hints
+leak.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [inspect.signature(lint, eval_str=True).parameters["data_dir"], *parameters_of("leak")]
+)
 
 
 def images(

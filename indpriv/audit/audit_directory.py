@@ -3,6 +3,7 @@
 It holds individual epsilons: sensitive, files are 0600.
 """
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from indpriv._arrays import Ids
 from indpriv._checks import check_choice
 from indpriv._files import (
     OneWriter,
+    first_at,
     others_can_read,
     read_json,
     write_atomically,
@@ -36,6 +38,7 @@ from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
 from indpriv.epsilon_table.parts import MARKER, write_epsilons
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.pictures import data_uri, pictures_of
 from indpriv.report.report import markdown_audit, render_audit
@@ -94,6 +97,39 @@ def made_here(folder: Path) -> bool:
     with suppress(EvidenceError):  # a damaged mark is none
         return (folder / _MADE).is_file() and read_json(folder / _MADE) == _made(folder) != []
     return False
+
+
+def default_output(path: Path) -> tuple[Path, str]:
+    """Where the audit of a run is written unless told otherwise, and what to say of it.
+
+    RUN/audit; in the working folder, if that or RUN is somebody else's or cannot be written.
+    """
+    inside, outside = path / "audit", Path(f"{path.resolve().name}-audit")
+    if is_remote(path) or not path.exists():
+        return inside, ""
+    named_by_person(path)
+    is_own = not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid()
+    is_own &= not inside.exists() or made_here(inside)
+    if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
+        return inside, ""
+    audited, found = ("run", "recorder", "log_sha256"), ""
+    if outside.is_symlink() or (outside.exists() and not made_here(outside)):
+        found = "is a link, or is not known to be an audit of yours"
+    elif (outside / SUMMARY).is_file() and (
+        first_at(read_summary(outside), audited) != read_state(path).fingerprint
+    ):
+        found = "holds the audit of another run"
+    if found:
+        raise InputError(
+            f"{outside}, where the audit of {path} would be written, {found}; name a directory "
+            "with --output-dir"
+        )
+    text = (
+        f"{path} or its audit is another user's, came from elsewhere, had its modes changed "
+        f"(chmod -R), or cannot be written: the audit is written to {outside}. If {path} is yours, "
+        f"--output-dir {inside} writes there"
+    )
+    return outside, text
 
 
 def _made(folder: Path) -> list[int]:

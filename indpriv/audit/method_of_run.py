@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -11,11 +12,15 @@ from indpriv._facts import FAILED, Fact
 from indpriv._formatting import format_delta, sentence
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
+from indpriv.analysis.declared import Declared
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.variants import usual_participation, usual_relation
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.errors import InputError
-from indpriv.norm_log.norm_log import NormLog
+from indpriv.errors import ChainError, EvidenceError, InputError
+from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
+from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.norm_log.schema import read_run_json
+from indpriv.norm_log.verify import verify
 
 
 class MethodOptions(TypedDict, total=False):
@@ -99,3 +104,21 @@ def _delta(delta: float | None, path: Path, n_examples: int) -> float:
             f"n = {n_examples:,} examples, e.g. type: indpriv audit {path} --delta {example}"
         )
     return delta
+
+
+def evidence_of_run(run_dir: Path, signed_by: Path | None) -> tuple[Sequence[Fact], Sequence[Fact]]:
+    """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
+    try:
+        opened = open_run(run_dir, hash_all=True)
+        checks, state, known = verify(opened, signed_by), opened.state, False
+    except ChainError as error:
+        checks = [CHECKS["journal"].fact("failed", str(error))]
+        return checks, lines_of(checks, {})
+    with suppress(EvidenceError):  # as a check says
+        known = usual_participation(opened.log, None) == "known"
+    if known:
+        checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
+    declared = Declared.from_run_json(read_run_json(state.run_dir))
+    recorder = {**state.header["run"], "seeded": state.seeded}
+    left_out = OF_SECRECY if known else frozenset[str]()
+    return checks, lines_of(checks, recorder, declared.of_lines, left_out)

@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 a verification or a gate failed, 2 bad input (one message, no traceback),
 3 a verification left a line of evidence open, 130 interrupted.
 
-Commands import what they need when they run, so that `--help` and `--version` answer at once.
+The commands stand in commands.toml; what they do, in the modules that it names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from indpriv._shown import Console, escape
-from indpriv.cli import publish, read, research, start  # noqa: F401 - they register commands
 from indpriv.cli.commands import app
 from indpriv.cli.first_contact import check_moved
 from indpriv.errors import InputError

@@ -1,24 +1,26 @@
-"""Commands with their options and settings, as commands.toml describes them."""
+"""The commands with their options and settings, made of commands.toml.
+
+What a command needs is imported when it runs, so that `--help` and `--version` answer at once.
+"""
 
 from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from indpriv.errors import InputError
 
-Function = TypeVar("Function", bound=Callable[..., None])
-Keys = Mapping[str, Sequence[str]]  # key -> what a value may be, and what it means
-
 _TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 _KINDS: dict[str, type] = {"number": float, "whole number": int, "path": Path, "text": str}
+_TYPES: dict[str, Any] = {**_KINDS, "flag": bool, "texts": list[str], "paths": list[Path]}
 _YES_OR_NO = {"yes": True, "no": False}
 
 
@@ -49,78 +51,102 @@ publish_app = typer.Typer(
 app.add_typer(publish_app, name="publish", rich_help_panel="Publish")
 
 
-def command(name: str) -> Callable[[Function], Function]:
-    """Register a function, whose parameters are its options, as a command: `indpriv NAME`."""
+def _add(name: str) -> None:
+    """Make a command; its settings are read before its function gets them."""
     about = _TABLE["commands"][name]
+    settings = [key for key, said in about["options"].items() if "settings" in said]
 
-    def register(function: Function) -> Function:
-        hints, keys = get_type_hints(function), inspect.signature(function).parameters
-        function.__annotations__ = {key: Annotated[hints[key], option(key, name)] for key in keys}
-        examples = [f"Example: {example}" for example in about["examples"]]
-        parts = [inspect.getdoc(function) or "", *examples, about.get("more", "").strip()]
-        group = publish_app if name.startswith("publish ") else app
-        group.command(
-            name.split()[-1],
-            help="\n\n".join(filter(None, parts)),
-            rich_help_panel=about.get("panel"),
-        )(function)
-        return function
+    def call(**values: Any) -> None:
+        values |= {key: settings_of(name, values[key], key) for key in settings}
+        module, function = about["run"].split(":")
+        getattr(import_module(f"indpriv.cli.{module}"), function)(**values)
 
-    return register
+    call.__signature__ = inspect.Signature(parameters_of(name))  # type: ignore[attr-defined]
+    examples = [f"Example: {example}" for example in about["examples"]]
+    text = "\n\n".join([about["help"], *examples, about.get("more", "").strip()]).strip()
+    group = publish_app if name.startswith("publish ") else app
+    group.command(name.split()[-1], help=text, rich_help_panel=about.get("panel"))(call)
 
 
-def option(name: str, of: str = "") -> Any:
-    """An option or argument as typer has it; of: the command, which may have words of its own."""
-    about = _TABLE["commands"].get(of, {})
-    flag = f"--{name.strip('_').replace('_', '-')}"
-    if name in about.get("settings", {}):
-        keys = ", ".join(keys_of(of, name))
+def parameters_of(name: str) -> list[inspect.Parameter]:
+    """The options and arguments of a command as typer has them."""
+    found = []
+    for key, own in _TABLE["commands"][name]["options"].items():
+        said = _TABLE["options"].get(key, {}) | own
+        kind: Any = _TYPES["texts" if "settings" in said else said.get("kind", "text")]
+        default = inspect.Parameter.empty
+        if not said.get("required"):
+            usual = {"flag": False, "texts": [], "paths": []}.get(said.get("kind", ""))
+            default = [] if "settings" in said else said.get("default", usual)
+            kind = kind | None if default is None else kind
+        kind = Annotated[kind, option(key, name)]
+        only = inspect.Parameter.KEYWORD_ONLY
+        found.append(inspect.Parameter(key, only, default=default, annotation=kind))
+    return found
+
+
+def option(key: str, of: str = "") -> Any:
+    """What typer shows of an option or argument; of: the command, which may have its own words."""
+    own = _TABLE["commands"].get(of, {}).get("options", {})
+    said = _TABLE["options"].get(key, {}) | own.get(key, {})
+    flag = said.get("flag", f"--{key.replace('_', '-')}")
+    if "settings" in said:
+        keys = ", ".join(said["settings"])
         text = f"Can be given several times; {flag} help explains each: {keys}."
         return typer.Option(flag, metavar="KEY=VALUE", help=text)
-    given = about.get("options", {}).get(name) or _TABLE["options"][name]
-    given = {"help": given} if isinstance(given, str) else given
-    shown = {"help": given["help"], "show_default": given.get("default", True)}
-    if "argument" in given:
-        return typer.Argument(metavar=given["argument"], **shown)
-    return typer.Option(given.get("flag", flag), **shown)
+    shown = {"help": said["help"], "show_default": said.get("shown", True)}
+    if "argument" in said:
+        return typer.Argument(metavar=said["argument"], **shown)
+    return typer.Option(flag, **shown)
 
 
-def keys_of(name: str, parameter: str = "set_") -> Keys:
-    """The settings that a parameter of a command takes."""
-    own = _TABLE["commands"][name]["settings"]
-    keys = own[parameter]
-    return (
-        keys if isinstance(keys, dict) else {k: own.get(k) or _TABLE["settings"][k] for k in keys}
-    )
+def keys_of(name: str, key: str = "settings") -> Mapping[str, tuple[str, str]]:
+    """What the settings of a command may be, and what they mean; key: of the option."""
+    about = _TABLE["commands"][name]
+    every = _TABLE["settings"] | about.get("settings", {})
+    return {one: tuple(every[one]) for one in about["options"][key]["settings"]}
 
 
-def settings_of(name: str, pairs: Sequence[str] | None, parameter: str = "set_") -> dict[str, Any]:
+def settings_of(name: str, pairs: Sequence[str] | None, key: str = "settings") -> dict[str, Any]:
     """The settings of a command that were typed as KEY=VALUE; a key alone is one that is yes.
+
+    Several may stand in one text, between commas.
 
     Raises:
         InputError: another key, a value that it cannot have, or a key that is typed twice.
     """
-    keys, option, found = keys_of(name, parameter), f"--{parameter.strip('_')}", dict[str, Any]()
-    listed = "".join(f"\n  {key} ({kind}): {meaning}" for key, (kind, meaning) in keys.items())
-    for pair in pairs or ():
+    keys, found = keys_of(name, key), dict[str, Any]()
+    option = _TABLE["commands"][name]["options"][key].get("flag", f"--{key}")
+    listed = "".join(f"\n  {one} ({kind}): {meaning}" for one, (kind, meaning) in keys.items())
+    for pair in (one for text in pairs or () for one in _apart(text, keys)):
         typed, equals, text = pair.partition("=")
-        key = typed.strip().replace("-", "_")
-        if key == "help":
+        one = _plain(typed)
+        if one == "help":
             typer.echo(f"{option} KEY=VALUE{listed}")
             raise typer.Exit
-        if key not in keys:
-            near = "".join(f"; did you mean {one}?" for one in get_close_matches(key, keys, 1))
+        if one not in keys:
+            near = "".join(f"; did you mean {near}?" for near in get_close_matches(one, keys, 1))
             raise InputError(f"{option} has no {typed!r}{near} Its keys are:{listed}")
-        kind, meaning = keys[key]
+        kind, meaning = keys[one]
         value = _value(kind, text if equals else "yes")
         if value is None:
-            raise InputError(f"{option} {pair}: {key} is {kind} ({meaning})")
+            raise InputError(f"{option} {pair}: {one} is {kind} ({meaning})")
         if kind == "texts":
-            value = [*found.get(key, []), text]
-        elif key in found:
-            raise InputError(f"{option} {key} is typed twice; type it once")
-        found[key] = value
+            value = [*found.get(one, []), text]
+        elif one in found:
+            raise InputError(f"{option} {one} is typed twice; type it once")
+        found[one] = value
     return found
+
+
+def _apart(text: str, keys: Mapping[str, Any]) -> list[str]:
+    """Settings between commas; a value may have commas itself."""
+    parts = text.split(",")
+    return parts if all(_plain(part.partition("=")[0]) in keys for part in parts) else [text]
+
+
+def _plain(key: str) -> str:
+    return key.strip().replace("-", "_")
 
 
 def _value(kind: str, text: str) -> Any:
@@ -134,3 +160,7 @@ def _value(kind: str, text: str) -> Any:
         if one in ("texts", text.replace("-", "_")):
             return _YES_OR_NO.get(one, one)
     return None
+
+
+for _name in _TABLE["commands"]:
+    _add(_name)

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from indpriv.cli.commands import command, settings_of
+from indpriv._checks import check_choice
+from indpriv._files import write_atomically
+from indpriv._folders import make_folder
+from indpriv.analysis.summary import SENSITIVE
+from indpriv.audit import read_summary
+from indpriv.audit.audit_directory import REPORT
 from indpriv.cli.common import check_folder, print_json, progress_bar, say, show_result
 from indpriv.cli.first_contact import typed
 from indpriv.errors import InputError
+from indpriv.norm_log.run_files import holds_log
+from indpriv.release.ledger import SHAREABLE
+from indpriv.release.page import MODEL_CARD, read_release, render_model_card
+from indpriv.release.statement import owners, write_statements
+from indpriv.report.pdf import print_pdf
 
 
-@command("publish quantiles")
 def quantiles(
     path: Path,
-    epsilon: float,
-    of: str = "epsilon",
-    which: str = "0.1,0.3,0.5,0.7,0.9",
-    mean: bool = False,
-    by: str = "",
-    group: list[str] | None = None,
-    budget: str | None = None,
-    spend: bool = False,
-    set_: list[str] | None = None,
-    as_json: bool = False,
+    of: str,
+    which: str,
+    mean: bool,
+    group: list[str],
+    budget: str | None,
+    spend: bool,
+    settings: dict[str, Any],
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Release quantiles and the mean of individual epsilon with differential privacy."""
-    from indpriv._checks import check_choice
-    from indpriv.norm_log.run_files import holds_log
+    """Release quantiles and the mean of individual epsilon; options: as `Request` has them."""
     from indpriv.release import Request, parse_budget, parse_quantiles, release
     from indpriv.release.page import print_release
 
     norms = check_choice("--of", of, ("epsilon", "norms")) == "norms"
     if holds_log(path) != norms:  # budget is spent only on the figures that were asked for
         _refuse_other_figures(path, norms)
-    settings = settings_of("publish quantiles", set_)
     ledger = settings.pop("ledger", None)
-    request = Request(
-        parse_quantiles(which),
-        mean,
-        epsilon=epsilon,
-        by=by,
-        groups=tuple(group or ()),
-        **settings,
-    )
+    request = Request(parse_quantiles(which), mean, groups=tuple(group), **options, **settings)
     limit = parse_budget(budget) if budget else None
     published = release(path, request, budget=limit, spend=spend, ledger_dir=ledger)
     show_result(as_json, published.content, print_release, published.content)
@@ -62,18 +61,15 @@ def _refuse_other_figures(path: Path, norms: bool) -> None:
     )
 
 
-@command("publish statement")
 def statement(
     audit_dir: Path,
-    example: str | None = None,
-    unit: str | None = None,
-    every_owner: bool = False,
-    output_dir: Path | None = None,
-    as_json: bool = False,
+    example: str | None,
+    unit: str | None,
+    every_owner: bool,
+    output_dir: Path | None,
+    as_json: bool,
 ) -> None:
     """Write a page in plain language that tells one owner, or each, their own epsilon."""
-    from indpriv.release.statement import owners, write_statements
-
     if (example is not None) + (unit is not None) + every_owner != 1:
         raise InputError("pass one of --example ID, --unit ID and --all")
     check_folder("--output-dir", output_dir or audit_dir)
@@ -89,17 +85,8 @@ def statement(
         say(f"{paths[0]}: for this owner only")
 
 
-@command("publish card")
-def card(
-    audit_dir: Path,
-) -> None:
+def card(audit_dir: Path) -> None:
     """Write the guarantee as a model-card block (YAML and Markdown, as on Hugging Face)."""
-    from indpriv._files import write_atomically
-    from indpriv._folders import make_folder
-    from indpriv.audit import read_summary
-    from indpriv.release.ledger import SHAREABLE
-    from indpriv.release.page import MODEL_CARD, read_release, render_model_card
-
     text = render_model_card(read_summary(audit_dir), read_release(audit_dir))
     folder = make_folder(audit_dir, SHAREABLE)
     write_atomically(folder / MODEL_CARD, text.encode("utf-8"))
@@ -107,16 +94,8 @@ def card(
     say(f"{folder / MODEL_CARD}: for others")
 
 
-@command("publish pdf")
-def pdf(
-    audit_dir: Path,
-) -> None:
+def pdf(audit_dir: Path) -> None:
     """Print the report to report.pdf, which is sensitive, with an installed Chromium."""
-    from indpriv.analysis.summary import SENSITIVE
-    from indpriv.audit import read_summary
-    from indpriv.audit.audit_directory import REPORT
-    from indpriv.report.pdf import print_pdf
-
     read_summary(audit_dir)  # refused where it is no audit, with what to type
     print_pdf(audit_dir / REPORT, audit_dir / "report.pdf")
     say(f"{audit_dir / 'report.pdf'}: {SENSITIVE}")

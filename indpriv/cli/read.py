@@ -3,51 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.table import Table
 
+from indpriv._checks import check_delta
+from indpriv._facts import (
+    DECLARED,
+    ERROR,
+    FAILED,
+    NOT_CHECKED,
+    PASSED,
+    REFUTED,
+    VERIFIED,
+    WARNING,
+    Fact,
+)
+from indpriv._plain import to_json
 from indpriv._shown import Console, escape
-from indpriv.cli.commands import command, keys_of, settings_of
+from indpriv.analysis.attacks.evidence import agree, identities
+from indpriv.analysis.lint import lint
+from indpriv.analysis.recorded_run import recorded_run
+from indpriv.analysis.summary import Audit
+from indpriv.analysis.training_facts import facts_of_run
+from indpriv.audit import compare_audits, comparison_json, groups_json, groups_of, read_summary
+from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
+from indpriv.audit.audit_directory import EPSILON, audit_in
+from indpriv.audit.gate import Limits, judge_audit
+from indpriv.audit.method_of_run import evidence_of_run
+from indpriv.cli.commands import keys_of
 from indpriv.cli.common import check_device, print_json, progress_bar, say, show_result
 from indpriv.cli.first_contact import checked_run
-from indpriv.errors import ChainError, EvidenceError, InputError
-
-if TYPE_CHECKING:
-    from indpriv._facts import Fact
+from indpriv.errors import InputError
+from indpriv.norm_log.evidence import evidence, is_earned
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX
+from indpriv.report.screens import (
+    lint_document,
+    print_comparison,
+    print_groups,
+    print_lint,
+    print_validation,
+    validation_document,
+)
 
 _OF_SEVERAL = {"at_epsilon", "at_accuracy"}  # settings of show
-_LIMITS = ("max_", "min_", "require")  # options of gate
+_LIMITS = {"--max": "largest", "--min": "smallest", "--require": "require"}  # options of gate
 
 
-@command("show")
-def show(
-    audit_dirs: list[Path],
-    by: list[str] | None = None,
-    set_: list[str] | None = None,
-    as_json: bool = False,
-) -> None:
+def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_json: bool) -> None:
     """Compare groups of an audit; with several audits of the same data, compare these."""
-    settings = settings_of("show", set_)
     several = len(audit_dirs) > 1
     if wrong := [key for key in settings if (key in _OF_SEVERAL) != several]:
         kind = "one audit" if several else "several audits of the same data"
         raise InputError(f"--set {wrong[0]} is for {kind}; leave it out")
-    (_show_several if several else _show_one)(audit_dirs, by or [], settings, as_json)
-
-
-def _show_one(
-    audit_dirs: Sequence[Path], by: Sequence[str], settings: dict[str, Any], as_json: bool
-) -> None:
-    from indpriv.analysis.summary import Audit
-    from indpriv.audit import groups_json, groups_of, read_summary
-    from indpriv.audit.audit_directory import EPSILON, audit_in
-    from indpriv.report.screens import print_groups
-
+    if several:
+        compared = compare_audits(audit_dirs, by, **settings)
+        show_result(as_json, comparison_json(compared), print_comparison, compared)
+        return
     folder = audit_in(audit_dirs[0])
     summary = read_summary(folder)
     if by or settings or (folder / EPSILON).exists():
@@ -56,16 +73,6 @@ def _show_one(
         tables = Audit.from_json(summary).groups
     printed = partial(print_groups, raw="within" not in settings)
     show_result(as_json, groups_json(tables, summary), printed, tables, summary)
-
-
-def _show_several(
-    audit_dirs: Sequence[Path], by: Sequence[str], settings: dict[str, Any], as_json: bool
-) -> None:
-    from indpriv.audit import compare_audits, comparison_json
-    from indpriv.report.screens import print_comparison
-
-    found = compare_audits(audit_dirs, by, **settings)
-    show_result(as_json, comparison_json(found), print_comparison, found)
 
 
 @dataclass
@@ -84,19 +91,15 @@ class _Part:
     left_open: bool = False
 
 
-@command("check")
 def check(
-    run_dirs: list[Path] | None = None,
-    signed_by: Path | None = None,
-    checkpoints: Path | None = None,
-    spec: str | None = None,
-    set_: list[str] | None = None,
-    as_json: bool = False,
+    run_dirs: list[Path],
+    signed_by: Path | None,
+    checkpoints: Path | None,
+    spec: str | None,
+    settings: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Check a run's log, what its account rests on, its settings, and attacks on its account."""
-    from indpriv._checks import check_delta
-
-    settings = settings_of("check", set_)
     only, delta = settings.pop("only", None), settings.pop("delta", None)
     if delta is not None:
         check_delta(delta)
@@ -156,19 +159,15 @@ def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Fact]) -> _Pa
 
     compared: checks against checkpoints.
     """
-    from indpriv._facts import FAILED, NOT_CHECKED, REFUTED
-    from indpriv._plain import to_json
-    from indpriv.norm_log.evidence import evidence, is_earned
-
-    checks, lines = _evidence(run_dir, signed_by)
+    checks, lines = evidence_of_run(run_dir, signed_by)
     words = {"run": str(run_dir), "evidence": evidence(lines)}
     every = [*checks, *compared]
 
     def show() -> None:
         of_checks = [(one.title, one.status, one.detail) for one in every]
-        _print_table("Checks of", run_dir, ("check", "status", "detail"), of_checks)
+        _print_table(f"Checks of {run_dir}", ("check", "status", "detail"), of_checks)
         of_lines = [(one.title, one.status, one.found) for one in lines]
-        _print_table("Evidence in", run_dir, ("line", "word", "detail"), of_lines)
+        _print_table(f"Evidence in {run_dir}", ("line", "word", "detail"), of_lines)
         say(f"Evidence: {words['evidence']}")
 
     failed = any(one.status == FAILED for one in every) or REFUTED in {one.status for one in lines}
@@ -177,36 +176,7 @@ def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Fact]) -> _Pa
     return _Part(content, show, failed, left_open=cannot_tell or not is_earned(lines))
 
 
-def _evidence(run_dir: Path, signed_by: Path | None) -> tuple[Sequence[Fact], Sequence[Fact]]:
-    """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
-    from indpriv.analysis.declared import Declared
-    from indpriv.analysis.variants import usual_participation
-    from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
-    from indpriv.norm_log.norm_log import open_run
-    from indpriv.norm_log.schema import read_run_json
-    from indpriv.norm_log.verify import verify
-
-    try:
-        opened = open_run(run_dir, hash_all=True)
-        checks, state, known = verify(opened, signed_by), opened.state, False
-    except ChainError as error:
-        checks = [CHECKS["journal"].fact("failed", str(error))]
-        return checks, lines_of(checks, {})
-    with suppress(EvidenceError):  # as a check says
-        known = usual_participation(opened.log, None) == "known"
-    if known:
-        checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
-    declared = Declared.from_run_json(read_run_json(state.run_dir))
-    recorder = {**state.header["run"], "seeded": state.seeded}
-    left_out = OF_SECRECY if known else frozenset[str]()
-    return checks, lines_of(checks, recorder, declared.of_lines, left_out)
-
-
 def _settings_of_run(run_dir: Path, delta: float | None, strict: bool) -> _Part:
-    from indpriv.analysis.lint import lint
-    from indpriv.analysis.recorded_run import recorded_run
-    from indpriv.analysis.training_facts import facts_of_run
-    from indpriv.norm_log.norm_log import open_run
 
     opened = open_run(run_dir, unreadable="worst_case")
     run = recorded_run(opened, unreadable="worst_case")
@@ -219,9 +189,6 @@ def settings_part(path: Path, findings: Sequence[Fact], strict: bool) -> _Part:
 
     strict: it also fails where a rule of severity "warning" is broken.
     """
-    from indpriv._facts import ERROR, FAILED, WARNING
-    from indpriv.report.screens import lint_document, print_lint
-
     stopping = (ERROR, WARNING) if strict else (ERROR,)
     return _Part(
         lint_document(str(path), findings),
@@ -232,10 +199,6 @@ def settings_part(path: Path, findings: Sequence[Fact], strict: bool) -> _Part:
 
 def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part]:
     """The accounts of runs against the attacks that they made on themselves."""
-    from indpriv.analysis.attacks.evidence import agree, identities
-    from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
-    from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX
-    from indpriv.report.screens import print_validation, validation_document
 
     def of_canaries(run: Path) -> _Part:
         canaries = {str(run): canaries_of_run(run, delta=delta)}
@@ -262,66 +225,54 @@ def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part
     return [*parts, *([_if_possible(only, of_white_box)] if attacked else [])]
 
 
-def _print_table(
-    title: str, run_dir: Path, columns: Sequence[str], rows: Sequence[tuple[str, str, str]]
-) -> None:
-    """Checks or lines, in the colours of their words."""
-    from rich.table import Table
-
-    from indpriv._facts import DECLARED, FAILED, NOT_CHECKED, PASSED, REFUTED, VERIFIED
-
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows of a name, a word in its colour, and more."""
     colours = {PASSED: "green", VERIFIED: "green", FAILED: "bold red", REFUTED: "bold red"}
     colours |= {NOT_CHECKED: "yellow", DECLARED: "yellow"}
-    table = Table(title=f"{title} {escape(str(run_dir))}", title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")  # class names can be wider than a column
-    for name, word, detail in rows:
-        status = f"[{colours[word]}]{word}[/]" if word in colours else word
-        table.add_row(escape(name), status, escape(detail))
+    for name, word, *more in rows:
+        shown = f"[{colours[word]}]{word}[/]" if word in colours else word
+        table.add_row(escape(name), shown, *map(escape, more))
     Console().print(table)
 
 
-@command("gate")
 def gate(
     audit_dir: Path,
-    max_: list[str] | None = None,
-    min_: list[str] | None = None,
-    require: list[str] | None = None,
-    run_dir: Path | None = None,
-    signed_by: Path | None = None,
-    figures: bool = False,
-    as_json: bool = False,
+    largest: dict[str, float],
+    smallest: dict[str, float],
+    require: dict[str, Any],
+    audited: Path | None,
+    signed_by: Path | None,
+    figures: bool,
+    as_json: bool,
 ) -> None:
     """Compare an audit with limits, for pipelines: exit code 1 with the reason if one fails."""
-    from rich.table import Table
-
-    from indpriv.audit.gate import Limits, judge_audit
-
-    words = [word for words in require or () for word in words.split(",")]
-    limits = {
-        **{f"max_{key}": value for key, value in settings_of("gate", max_, "max_").items()},
-        **{f"min_{key}": value for key, value in settings_of("gate", min_, "min_").items()},
-        **settings_of("gate", words, "require"),
+    limits: dict[str, Any] = {
+        **{f"max_{key}": value for key, value in largest.items()},
+        **{f"min_{key}": value for key, value in smallest.items()},
+        **require,
     }
-    if not any(value is not False for value in limits.values()):
-        keys = (f"\n  --{one.strip('_')} {', '.join(keys_of('gate', one))}" for one in _LIMITS)
+    if not any(value is not False for value in limits.values()) and signed_by is None:
+        keys = (f"\n  {flag} {', '.join(keys_of('gate', one))}" for flag, one in _LIMITS.items())
         raise InputError(
             f"a gate needs a limit, e.g. --max worst_case_epsilon=8. There are:{''.join(keys)}"
         )
-    if signed_by is not None or run_dir is not None:
-        run_dir = checked_run(run_dir or audit_dir.absolute().parent, "gate AUDIT_DIR --run")
-    conditions = judge_audit(audit_dir, Limits(**limits), run_dir, signed_by)
+    if signed_by is not None or audited is not None:
+        audited = checked_run(audited or audit_dir.absolute().parent, "gate AUDIT_DIR --run")
+    conditions = judge_audit(audit_dir, Limits(**limits), audited, signed_by)
     shown = [condition.shown(figures=figures) for condition in conditions]
     passed = all(condition.passed for condition in conditions)
     if as_json:
         print_json({"passed": passed, "conditions": shown})
     else:
-        columns, title = ("condition", "", "found", "required", "known"), "PASSED"
-        table = Table(*columns, title=title if passed else "FAILED", title_justify="left")
-        for row in shown:
-            mark = "[green]passed[/]" if row["passed"] else "[bold red]failed[/]"
-            texts = (escape(row[name]) for name in ("found", "asked", "known"))
-            table.add_row(escape(row["name"]), mark, *texts)
-        Console().print(table)
+        words = (PASSED if one.passed else FAILED for one in conditions)
+        rows = [
+            (one["name"], word, one["found"], one["asked"], one["known"])
+            for one, word in zip(shown, words, strict=True)
+        ]
+        columns = ("condition", "", "found", "required", "known")
+        _print_table("PASSED" if passed else "FAILED", columns, rows)
     if not passed:
         raise typer.Exit(1)

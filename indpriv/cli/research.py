@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from indpriv._files import write_atomically
+from indpriv._plain import to_json
 from indpriv._shown import Console
-from indpriv.cli.commands import command, settings_of
+from indpriv.accountant import Tuning
+from indpriv.analysis.attacks.canaries import measure_attack
+from indpriv.analysis.attacks.effects import membership_effects
+from indpriv.analysis.reconstruction import reconstructions_of
+from indpriv.attack_scores import AttackScores
+from indpriv.attacks.train_references import CONFIDENCE, is_signals, open_signals
+from indpriv.audit import (
+    attack_study,
+    attributes_of_run,
+    compose_runs,
+    read_audit,
+    results_of_run,
+    write_composition,
+)
+from indpriv.audit.advice import advise_on_run, check_question
 from indpriv.cli.common import check_folder, progress_bar, say, show_result
 from indpriv.cli.first_contact import checked_run, typed
 from indpriv.errors import InputError
+from indpriv.norm_log.run_files import LEAKAGE
+from indpriv.report.page import write_page
+from indpriv.report.pictures import picture_pairs
+from indpriv.report.screens import (
+    advice_page,
+    attack_document,
+    print_attack,
+    print_composition,
+    print_effects,
+    print_rates,
+    print_reconstruction,
+    print_results,
+    print_whole,
+    reconstruction_document,
+)
 
 if TYPE_CHECKING:
-    from indpriv.attack_scores import AttackScores
     from indpriv.leakage.checkpoints import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
 
@@ -28,29 +61,30 @@ _OF_ATTACK = {  # what is attacked -> its settings
 }
 
 
-@command("attack")
 def attack(
-    path: Path | None = None,
-    attacks: list[str] | None = None,
-    signals: Path | None = None,
-    set_: list[str] | None = None,
-    as_json: bool = False,
+    path: Path | None,
+    attacks: list[str],
+    signals: Path | None,
+    settings: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Attack a run, or every model of a study with the others as references; or measure scores."""
-    from indpriv.attacks.train_references import is_signals
-
-    settings = settings_of("attack", set_)
     given = {*settings, *["--attack"] * bool(attacks), *["--signals"] * (signals is not None)}
     study = path is not None and is_signals(path)
     kind = "a study" if study else "a file of scores" if path and path.is_file() else "a run"
     if wrong := sorted(given - _OF_ATTACK[kind]):
         raise InputError(f"{wrong[0]} is not for {kind}, which {path} is; leave it out")
     if path is not None and study:
-        show_study(path, attacks or (), as_json, **settings)
+        show_study(path, attacks, as_json, **settings)
     elif path is not None and path.is_file():
         _measure(path, as_json, **settings)
     else:
-        _attack_run(checked_run(path, "attack"), signals, attacks or (), as_json)
+        run_dir = checked_run(path, "attack")
+        results = results_of_run(run_dir, signals, attacks)
+        attributes = attributes_of_run(run_dir) if not attacks or "attributes" in attacks else ()
+        shown = ("rates", "attacks", "attack_seed", "unchecked")
+        content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
+        show_result(as_json, to_json(content), print_results, results, attributes)
 
 
 def _measure(
@@ -63,12 +97,6 @@ def _measure(
     seed: int = 0,
 ) -> None:
     """Measure scores, and print what came out."""
-    from dataclasses import replace
-
-    from indpriv.analysis.attacks.canaries import measure_attack
-    from indpriv.attack_scores import AttackScores
-    from indpriv.report.screens import attack_document, print_attack
-
     found = AttackScores.from_file(path)
     fair_coins, adversary = fair_coins or found.fair_coins, adversary or found.adversary
     found = replace(found, fair_coins=fair_coins, adversary=adversary)
@@ -77,18 +105,6 @@ def _measure(
         return
     measures = measure_attack(found, delta=delta, seed=seed)
     show_result(as_json, attack_document(measures), print_attack, measures)
-
-
-def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_json: bool) -> None:
-    from indpriv._plain import to_json
-    from indpriv.audit import attributes_of_run, results_of_run
-    from indpriv.report.screens import print_results
-
-    results = results_of_run(run_dir, signals, attacks)
-    attributes = attributes_of_run(run_dir) if not attacks or "attributes" in attacks else ()
-    shown = ("rates", "attacks", "attack_seed", "unchecked")
-    content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
-    show_result(as_json, to_json(content), print_results, results, attributes)
 
 
 def show_study(
@@ -103,12 +119,6 @@ def show_study(
 
     epsilon: audit directory of a run trained like the study.
     """
-    from indpriv._plain import to_json
-    from indpriv.analysis.attacks.effects import membership_effects
-    from indpriv.attacks.train_references import CONFIDENCE, open_signals
-    from indpriv.audit import attack_study, read_audit
-    from indpriv.report.screens import print_effects, print_rates
-
     found = open_signals(folder)
     rates = attack_study(found, attacks, unit_rule=unit_rule)
     table = None if epsilon is None else read_audit(epsilon)[0]
@@ -119,51 +129,33 @@ def show_study(
 
 
 def _show_reconstruction(scores: Sequence[AttackScores], as_json: bool) -> None:
-    from indpriv.analysis.reconstruction import reconstructions_of
-    from indpriv.report.screens import print_reconstruction, reconstruction_document
-
     found = reconstructions_of(scores)
     show_result(as_json, reconstruction_document(found), print_reconstruction, found)
 
 
-@command("leak")
 def leak(
     folder: Path,
-    see: str = "row",
-    attacks: list[str] | None = None,
-    before_noise: bool = False,
-    spec: str | None = None,
-    set_: list[str] | None = None,
-    as_json: bool = False,
-) -> None:
-    """Reconstruct training examples from gradients, beside the most that any attack can reach."""
-    leak_as_told(None, **locals())
-
-
-def leak_as_told(
-    subject: SubjectOf | None,
-    folder: Path,
     see: str,
-    attacks: Sequence[str] | None,
+    attacks: list[str],
     before_noise: bool,
     spec: str | None,
-    set_: Sequence[str] | None,
+    settings: dict[str, Any],
     as_json: bool,
+    subject: SubjectOf | None = None,
 ) -> None:
-    """`leak` with its options; subject: what rebuilds a run that needs no --spec."""
-    from indpriv._files import write_atomically
-    from indpriv.leakage.checkpoints import leak_run, write_scores
-    from indpriv.norm_log.run_files import LEAKAGE
-    from indpriv.report.pictures import picture_pairs
+    """Reconstruct training examples from gradients, beside the most that any attack can reach.
 
-    settings = settings_of("leak", set_)
+    subject: what rebuilds a run that needs no spec.
+    """
+    from indpriv.leakage.checkpoints import leak_run, write_scores
+
     taken = {key: settings.pop(key, None) for key in ("name", "pictures", "step_of")}
     name, pictures, step_of = taken["name"], taken["pictures"] or 0, taken["step_of"] or ()
     training = {
         key: settings.pop(key, None) for key in ("max_grad_norm", "noise_multiplier", "clipping")
     }
-    attacks = tuple(attacks or ("informed",))
-    plan = _plan(attacks=attacks, see=see, before_noise=before_noise, **settings)
+    attacks = attacks or ["informed"]
+    plan = _plan(attacks=tuple(attacks), see=see, before_noise=before_noise, **settings)
     _check_leak(folder, attacks, name, pictures)
     if spec is not None:
         rebuilt = _with_spec(spec, plan, **training)
@@ -215,8 +207,6 @@ def _with_spec(
 
 
 def _plan(*, at: str = "0,last", forgets_clipping: bool = False, **options: Any) -> LeakagePlan:
-    from pydantic import TypeAdapter, ValidationError
-
     from indpriv.leakage.checkpoints import LeakagePlan
 
     moments = tuple(int(part) if part.isdigit() else part for part in at.split(","))
@@ -232,8 +222,7 @@ def _plan(*, at: str = "0,last", forgets_clipping: bool = False, **options: Any)
 
 
 def _check_leak(folder: Path, attacks: Sequence[str], name: str | None, pictures: int) -> None:
-    from indpriv.norm_log.run_files import LEAKAGE
-    from indpriv.release.ledger import SHAREABLE
+    from indpriv.release.ledger import SHAREABLE  # its package imports OpenDP
 
     if SHAREABLE in folder.resolve().parts:
         raise InputError(
@@ -246,22 +235,16 @@ def _check_leak(folder: Path, attacks: Sequence[str], name: str | None, pictures
         raise InputError(f"--set pictures={pictures} must be at most {_MOST_PICTURES}")
 
 
-@command("compose")
 def compose(
     runs: list[Path],
-    by: str = "example_id",
-    output_dir: Path | None = None,
-    set_: list[str] | None = None,
-    as_json: bool = False,
+    by: str,
+    output_dir: Path | None,
+    settings: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Account for several runs on the same people together, and for the price of tuning."""
-    from indpriv.accountant import Tuning
-    from indpriv.audit import compose_runs, write_composition
-    from indpriv.report.screens import print_composition
-
     if len(runs) < 2:
         raise InputError("indpriv compose needs two runs or more; for one, type: indpriv audit RUN")
-    settings = settings_of("compose", set_)
     mean, shape = settings.pop("tuning_mean", None), settings.pop("tuning_shape", 1.0)
     if mean is None and shape != 1:
         raise InputError(
@@ -280,27 +263,22 @@ def compose(
     show_result(as_json, found.to_json(), print_composition, found)
 
 
-@command("advise")
 def advise(
     run_dir: Path,
     target: float,
-    by: list[str] | None = None,
-    output_dir: Path | None = None,
-    set_: list[str] | None = None,
-    as_json: bool = False,
+    by: list[str],
+    output_dir: Path | None,
+    settings: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Say how much noise or which clipping norm would bring each group to a target epsilon."""
-    from indpriv.audit.advice import advise_on_run, check_question
-    from indpriv.report.page import write_page
-    from indpriv.report.screens import advice_page, print_whole
-
-    settings = {"quantile": 0.95} | settings_of("advise", set_)
+    settings = {"quantile": 0.95} | settings
     check_question(target, settings["quantile"])
     run_dir = checked_run(run_dir, "advise")
     folder = output_dir or run_dir / ADVICE
     check_folder("--output-dir", folder)
     with progress_bar() as progress:
-        found = advise_on_run(run_dir, target=target, by=by or (), progress=progress, **settings)
+        found = advise_on_run(run_dir, target=target, by=by, progress=progress, **settings)
     page = advice_page(found)
     write_page(page, folder, ADVICE, found.to_json())
     show_result(as_json, found.to_json(), print_whole, page)

@@ -1,9 +1,12 @@
 """The commands as a whole: how many, their options and settings, and every example in their help."""
 
+import inspect
 import json
 import re
 import shlex
 import shutil
+import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ import typer
 
 from baseline.figures import private_copy
 from command_lines import run
+from indpriv import cli
 from indpriv._columns import to_floats
 from indpriv._files import read_json
 from indpriv.accountant.engines import ENGINES
@@ -31,6 +35,7 @@ from indpriv.norm_log.validation import NEIGHBOURING
 from indpriv.release.request import METHODS
 from indpriv.report.pdf import find_browser
 
+TABLE = tomllib.loads(Path(cli.__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 ROOT = Path(__file__).parents[2]
 COMMANDS = ["demo", "audit", "import", "show", "check", "gate", "publish", "attack", "leak", "compose", "advise", "replay"]  # fmt: skip
 PANELS = {"Start": 3, "Read": 3, "Publish": 1, "Research": 5}
@@ -80,6 +85,19 @@ def test_every_command_has_an_example_and_a_settings_table():
     assert {name for name, found in options.items() if "--set" in found} == {*WITH_SETTINGS}
 
 
+@pytest.mark.parametrize("name", TABLE["commands"])
+def test_the_table_names_functions_and_their_parameters(name):
+    about = TABLE["commands"][name]
+    module, function = about["run"].split(":")
+    called = getattr(import_module(f"indpriv.cli.{module}"), function)
+    parameters = inspect.signature(called).parameters.values()
+    names = {one.name for one in parameters if one.kind != one.VAR_KEYWORD}
+    required = {one.name for one in parameters if one.name in names and one.default is one.empty}
+    typed = about["options"].keys()
+    assert required <= typed
+    assert typed <= names or len(names) < len(parameters)  # the rest is handed on
+
+
 @pytest.mark.parametrize("name", WITH_SETTINGS)
 def test_settings_are_explained(name, capsys):
     with pytest.raises(typer.Exit):
@@ -112,7 +130,8 @@ def test_choices_are_those_of_the_account(key, choices):
 def test_other_choices_and_limits_are_those_of_the_package():
     assert keys_of("publish quantiles")["method"][0] == " | ".join(METHODS)
     assert keys_of("compose")["participation"][0] == " | ".join(PARTICIPATION)
-    limits = {f"{kind}_{key}" for kind in ("max", "min") for key in keys_of("gate", f"{kind}_")}
+    kinds = {"max": "largest", "min": "smallest"}.items()
+    limits = {f"{kind}_{key}" for kind, of in kinds for key in keys_of("gate", of)}
     assert {*Limits.__dataclass_fields__} == limits | keys_of("gate", "require").keys()
 
 
@@ -206,6 +225,8 @@ def workplace(tmp_path_factory):
     )
     ids = np.concatenate([part["example_id"] for part in (examples.train, examples.test)])
     signal = own + np.concatenate([np.zeros((1, len(own))), rng.normal(0, 0.2, (4, len(own)))])
+    path = folder / "runs/adult/run.json"  # attack asks for a delta there
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"delta": 1e-5}))
     (folder / "shadows").mkdir()
     AttackSignals.from_arrays(signal, member, ids, audited=0, share=0.5).save(
         folder / "shadows/adult"
