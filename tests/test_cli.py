@@ -161,7 +161,7 @@ def test_the_first_screen_states_claim_delta_unit_relation_and_sampler(in_proces
     screen = " ".join(in_process("audit", "run", "--output-dir", "again").stdout.split())
     for words in (
         "SENSITIVE",
-        "worst-case epsilon",
+        "You may promise epsilon",
         "delta 1e-5",
         "add/remove",
         "EXACT",
@@ -457,7 +457,7 @@ def test_hyphens_and_underscores_are_one(in_process):
     screen = in_process(
         "audit", "run", "--output-dir", "hyphens", "--set", "between_records=worst-case"
     ).stdout
-    assert "GUARANTEE" in screen
+    assert "You may promise" in screen
     assert (
         json.loads(Path("hyphens/audit.json").read_text(encoding="utf-8"))["account"][
             "between_records"

@@ -23,7 +23,7 @@ TUNING = (
     "Choosing settings by these figures costs privacy that no epsilon here includes. All runs are "
     "seeded, so no model of a sweep has a guarantee. To publish a model of private data, sweep on "
     "public data; or draw the number of trials at random, train them without a seed, and account "
-    "for publishing the best one: indpriv compose RUN RUN --tuning-mean MEAN"
+    "for publishing the best one: indpriv compose RUN RUN --set tuning_mean=MEAN"
 )
 
 _SHARE, _EPSILON = (0.0, 1.0), (0.0, np.inf)

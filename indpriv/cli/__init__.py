@@ -52,8 +52,7 @@ def run(
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        if commands is app:
-            check_moved(sys.argv[1:] if arguments is None else arguments)
+        check_moved(sys.argv[1:] if arguments is None else arguments, name)
         commands(arguments, prog_name=name)
     except SystemExit as end:
         return int(end.code or 0)

@@ -124,14 +124,16 @@ def typed(command: str, path: Path, program: str = "indpriv") -> str:
     return shlex.join([*program.split(), *command.split(), str(path)])
 
 
-def check_moved(words: Sequence[str]) -> None:
+def check_moved(words: Sequence[str], program: str) -> None:
     """Raise InputError if the words are a command line of before, with the line to type now."""
+    indpriv = program != _EXPERIMENTS
     for line in tomllib.loads(_MOVED.read_text(encoding="utf-8"))["line"]:
         old = line["old"].split()
         rest = list(words[len(old) :])
-        if list(words[: len(old)]) != old or not _is_meant(line, rest):
+        is_of = indpriv or line.get("both")
+        if list(words[: len(old)]) != old or not is_of or not _is_meant(line, rest):
             continue
-        program, reason = "indpriv", "this is typed otherwise now"
+        reason = "this is typed otherwise now"
         if line.get("experiment"):
             program, reason = _EXPERIMENTS, "this is an experiment now; in a clone of indpriv"
         now = shlex.join([*f"{program} {line['new']}".split(), *_rewritten(line, rest)])

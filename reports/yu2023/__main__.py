@@ -38,7 +38,7 @@ from reports.yu2023.sweeps import AUDIT, SWEEPS
 
 BESIDE = ROOT.parent / "shared" / "data"  # where the data sets lie in our own checkouts
 INDPRIV = Path(sys.executable).with_name("indpriv")
-OPTIONS = {DEFAULT: (), PRESET: ("--preset", PRESET)}
+OPTIONS = {DEFAULT: (), PRESET: ("--set", f"preset={PRESET}")}
 
 
 def main() -> int:

@@ -90,7 +90,16 @@ def small_run(tmp_path_factory):
 
 
 def test_noise_is_that_of_the_step(small_run, capsys):
-    arguments = ["audits", "leak", str(small_run), "--examples", "12", "--name", "steps", "--json"]
+    arguments = [
+        "audits",
+        "leak",
+        str(small_run),
+        "--set",
+        "examples=12",
+        "--set",
+        "name=steps",
+        "--json",
+    ]
     assert run(arguments) == 0
     found = AttackScores.from_file(small_run / "leakage" / "steps.parquet")
     most = {step: found.details["mu"][found.details["step"] == step].max() for step in (0, 3)}
@@ -118,8 +127,11 @@ def test_an_audit_file_attacks_gradients_after_training(tmp_path, capsys):
     assert all(one["bins"] for one in every)
     assert b"data:image/png" not in (output / "report.html").read_bytes()
 
-    asked = ["--attack", "first-layer", "--before-noise", "--examples", "6", "--at", "last"]
-    assert run(["audits", "leak", str(run_dir), *asked, "--name", "shown", "--pictures", "3"]) == 0
+    asked = ["--attack", "first-layer", "--before-noise", "--set", "examples=6", "--set", "at=last"]
+    assert (
+        run(["audits", "leak", str(run_dir), *asked, "--set", "name=shown", "--set", "pictures=3"])
+        == 0
+    )
     assert run(["audits", "images", str(run_dir), str(tmp_path / "images.npy")]) == 0
     shown = ["--set", f"show_examples={tmp_path / 'images.npy'}"]
     assert run(["audit", str(run_dir), "--output-dir", str(output), *shown]) == 0
@@ -129,7 +141,17 @@ def test_an_audit_file_attacks_gradients_after_training(tmp_path, capsys):
 
 def test_a_run_is_attacked(small_run, capsys):
     arguments = ["audits", "leak", str(small_run), "--attack", "first-layer", "--before-noise"]
-    arguments += ["--examples", "6", "--at", "last", "--name", "row", "--pictures", "3", "--json"]
+    arguments += [
+        "--set",
+        "examples=6",
+        "--set",
+        "at=last",
+        "--set",
+        "name=row",
+        "--set",
+        "pictures=3",
+        "--json",
+    ]
     assert run(arguments) == 0
     (found,) = json.loads(capsys.readouterr().out)["reconstruction"]
     assert (found["identified"], found["step"], found["n_examples"]) == (1, 3, 6)
@@ -142,16 +164,16 @@ def test_a_run_is_attacked(small_run, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--at", "2"], "choose among 0, 3"),
-        (["--see", "row", "--batch-size", "3"], "reads one example"),
+        (["--set", "at=2"], "choose among 0, 3"),
+        (["--see", "row", "--set", "batch_size=3"], "reads one example"),
         (["--see", "update"], "before_noise = true"),
-        (["--see", "picture"], "--see picture"),
+        (["--see", "picture"], "see=picture"),
         (["--attack", "guess"], "'informed', 'first-layer', 'lbfgs' or 'adam'"),
-        (["--examples", "1"], "--examples 1"),
-        (["--pictures", "13"], "at most 12"),
-        (["--name", "a", "--attack", "informed", "--attack", "adam"], "one file of one attack"),
-        (["--name", "a/b"], "one file of one attack"),
-        (["--set", "noise_multiplier=2"], "those of the run"),
+        (["--set", "examples=1"], "examples=1"),
+        (["--set", "pictures=13"], "at most 12"),
+        (["--set", "name=a", "--attack", "informed", "--attack", "adam"], "one file of one attack"),
+        (["--set", "name=a/b"], "one file of one attack"),
+        (["--set", "noise_multiplier=2"], "the run has its own"),
     ],
 )
 def test_refusals(small_run, options, message, capsys):
@@ -166,7 +188,7 @@ def test_checkpoints_with_a_spec(tmp_path, capsys):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     torch.save(model.state_dict(), models / "step_5.pt")
-    arguments = ["leak", str(models), "--spec", f"{tmp_path / 'train.py'}:spec", "--at", "5"]
+    arguments = ["leak", str(models), "--spec", f"{tmp_path / 'train.py'}:spec", "--set", "at=5"]
     assert run(arguments) == 2
     assert "the same as before it" in in_one_line(capsys, "err")
     arguments += ["--set", "max_grad_norm=0.1", "--set", "noise_multiplier=0.001", "--json"]
@@ -189,9 +211,17 @@ def test_checkpoints_whose_steps_the_user_says(tmp_path, capsys):
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
         torch.save(model.state_dict(), tmp_path / "models" / f"model_{epoch}.pt")
     command = ["leak", str(tmp_path / "models"), "--spec", f"{tmp_path / 'train.py'}:spec"]
-    command += ["--before-noise", "--set", "max_grad_norm=1", "--examples", "4", "--at", "20"]
+    command += [
+        "--before-noise",
+        "--set",
+        "max_grad_norm=1",
+        "--set",
+        "examples=4",
+        "--set",
+        "at=20",
+    ]
     assert run(command) == 2
-    assert '--step-of "model_{epoch}.pt=20*epoch"' in in_one_line(capsys, "err")
+    assert '--set step_of="model_{epoch}.pt=20*epoch"' in in_one_line(capsys, "err")
     assert run([*command, "--set", "step_of=model_{epoch}.pt=20*epoch"]) == 0
     found = AttackScores.from_file(tmp_path / "models" / "leakage" / "row-informed.parquet")
     assert set(found.details["step"]) == {20.0}

@@ -76,7 +76,7 @@ def test_a_sweep_compares_settings_and_goes_on_where_it_stopped(audit_file, caps
     for suffix, mark in (("html", "<svg"), ("md", "| max_grad_norm = 0.5 |")):
         text = (folder / f"sweep.{suffix}").read_text()
         assert mark in text
-        assert "--tuning-mean" in text
+        assert "tuning_mean=" in text
     assert (folder / "sweep.json").stat().st_mode & 0o777 == 0o600
 
     shutil.rmtree(folder / "audits" / "max_grad_norm=0.5_seed=1")

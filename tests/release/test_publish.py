@@ -335,7 +335,7 @@ def test_a_release_of_tight_epsilons_is_warned_about(tmp_path):
     ("account", "reason"),
     [
         ({"accountant": "pld", "tolerance": 1e-4}, "audit with the RDP accountant or with --toler"),
-        ({"neighbouring": "replace_one"}, "audit with --neighbouring add-remove"),
+        ({"neighbouring": "replace_one"}, "audit with --set neighbouring=add_remove"),
     ],
 )
 def test_accounts_whose_records_depend_on_others_are_refused(tmp_path, account, reason):

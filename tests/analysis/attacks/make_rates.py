@@ -14,12 +14,11 @@ import numpy as np
 TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "reports")]
 
-from baseline.figures import private_copy  # noqa: E402
+from baseline.figures import command, private_copy  # noqa: E402
 from indpriv._plain import to_json  # noqa: E402
-from indpriv.analysis.attacks.canaries import measure_attack  # noqa: E402
 from indpriv.attack_scores import AttackScores  # noqa: E402
 from indpriv.attack_signals import AttackSignals, from_losses  # noqa: E402
-from indpriv.audit import attack_study, audit  # noqa: E402
+from indpriv.audit import attack_study  # noqa: E402
 from indpriv.example_table import ExampleTable  # noqa: E402
 from indpriv.norm_log.run_files import (  # noqa: E402
     CANARIES,
@@ -71,30 +70,33 @@ def audits(folder):
     }
     for name, columns in plain.items():
         run = private_copy(name, folder)
-        yield name, audited(run, folder / f"{name}-audit", columns)
+        yield name, audit(run, folder / f"{name}-audit", columns)
     run = (folder / "digits").rename(folder / "attacked")
     tables = {one: ExampleTable.from_parquet(run / one) for one in (EXAMPLES, EXAMPLES_NON_DP)}
-    seeds = zip(("signals", "baseline_signals"), tables.values(), (0, 2), strict=True)
-    more = {name: signals_of(table, folder / f"{name}.npz", seed) for name, table, seed in seeds}
+    more = []
+    for option, table in zip(("signals", "baseline_signals"), tables.values(), strict=True):
+        path = signals_of(table, folder / f"{option.replace('_', '-')}.npz", len(more))
+        more += ["--set", f"{option}={path}"] if more else [f"--{option}", path]
     canary_scores(300, 1, fair_coins=True).to_parquet(run / CANARIES)
     lengths = np.repeat(np.array(["1", "0.5"], dtype=object), [300, 100])
     lengths = lengths[rng.permutation(400)]
     canary_scores(400, 2, lengths, fair_coins=True, adversary="updates").to_parquet(
         run / GRADIENT_CANARIES
     )
-    yield "attacked", audited(run, folder / "attacked-audit", ["label"], **more)
+    yield "attacked", audit(run, folder / "attacked-audit", ["label"], *more)
 
 
-def audited(run, output, columns, **options):
+def audit(run, output, columns, *more):
     """audit.json of an audit with the seed 3."""
-    found = audit(run, output, by=columns, delta=1e-5, seed=3, **options)
-    return json.loads(json.dumps(found.to_json()))
+    words = [word for column in columns for word in ("--by", column)]
+    words += ["--delta", 1e-5, "--seed", 3, *more]
+    return json.loads(command("audit", run, "--output-dir", output, "--json", *words))
 
 
 def without_audit(folder):
     """Scores of another attack with groups, and a study of many models."""
     groups = np.array(["a", "b", "few"], dtype=object)[np.repeat([0, 1, 2], [500, 85, 15])]
     canary_scores(600, 4, groups).to_parquet(folder / "scores.parquet")
-    measured = measure_attack(AttackScores.from_file(folder / "scores.parquet"), seed=5)
+    words = ("--scores", folder / "scores.parquet", "--json", "--seed", 5)
     study = attack_study({"confidence": signals_with_effect(0.5, 12, 600, spread=1.0)})
-    return to_json(measured), to_json(study)
+    return json.loads(command("attack", *words)), to_json(study)

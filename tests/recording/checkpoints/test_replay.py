@@ -182,7 +182,7 @@ def test_epochs_are_never_steps(by_epoch, tmp_path):
         replay(by_epoch / "saved", SPEC, tmp_path / "r", options=OF_100)
     text = str(error.value)
     assert "the step of 'model_0.pt', 'model_1.pt', 'model_2.pt', ..." in text
-    assert '--step-of "model_{epoch}.pt=20*epoch"' in text
+    assert '--set step_of="model_{epoch}.pt=20*epoch"' in text
     assert not (tmp_path / "r").exists()
 
 
@@ -199,10 +199,10 @@ def renamed(folder, to, pattern, inside=None):
 @pytest.mark.parametrize(
     ("pattern", "inside", "typed"),
     [
-        ("step_{}.pt", None, '--step-of "step_{step}.pt=20*step"'),
-        ("step_{}.pt", "step", '--step-of "step_{step}.pt=20*step"'),
-        ("model_{}.pt", "global_step", '--step-of "model_{epoch}.pt=20*epoch"'),
-        ("{}.pt", "iteration", '--step-of "{epoch}.pt=20*epoch"'),
+        ("step_{}.pt", None, '--set step_of="step_{step}.pt=20*step"'),
+        ("step_{}.pt", "step", '--set step_of="step_{step}.pt=20*step"'),
+        ("model_{}.pt", "global_step", '--set step_of="model_{epoch}.pt=20*epoch"'),
+        ("{}.pt", "iteration", '--set step_of="{epoch}.pt=20*epoch"'),
     ],
 )
 def test_a_last_step_far_below_that_of_the_run(by_epoch, tmp_path, pattern, inside, typed):
@@ -232,9 +232,9 @@ def test_a_last_step_far_below_that_the_user_says(by_epoch, tmp_path):
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("model_{epoch}.pt=30*epoch", ["steps is 100 by the options, but a checkpoint has had 120", "correct --step-of"]),
+        ("model_{epoch}.pt=30*epoch", ["steps is 100 by the options, but a checkpoint has had 120", "correct --set step_of"]),
         ("model_{epoch}.pt=20*epoch-1", ["'model_0.pt' would be of step -1"]),
-        ("model_{epoch}.pt=20*(epoch-2)*(epoch-2)", ["'model_1.pt', 'model_3.pt' are all of step 20 by --step-of"]),
+        ("model_{epoch}.pt=20*(epoch-2)*(epoch-2)", ["'model_1.pt', 'model_3.pt' are all of step 20 by --set step_of"]),
         ("model_0.pt=0", ["matches only some of the checkpoints: the step of 'model_1.pt', 'model_2.pt'"]),
         ("net_{epoch}.pt=20*epoch", ["matches none of the checkpoints 'model_0.pt'"]),
     ],
