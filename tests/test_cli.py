@@ -468,7 +468,9 @@ def test_hyphens_and_underscores_are_one(in_process):
 
 def test_the_tight_accountant_end_to_end(audited, in_process):
     screen = " ".join(
-        in_process("audit", "run", "--output-dir", "pld", "--set", "accountant=pld").stdout.split()
+        in_process(
+            "audit", "run", "--output-dir", "pld", "--set", "accountant=pld", "--verbose"
+        ).stdout.split()
     )
     assert "PLD accountant" in screen
     assert "RDP" not in screen

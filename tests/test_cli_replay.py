@@ -50,13 +50,14 @@ def indpriv(folder, capsys, monkeypatch):
 
 
 def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
-    shown = indpriv("audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "audit", *TOLD)
+    words = ("audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "audit", "--verbose")
+    shown = indpriv(*words, *TOLD)
     screen = " ".join(shown.out.split())
     for words in (
         "ESTIMATE",
         "saved checkpoints, not recorded",
-        "SPACING",
-        "Declared, not supported",
+        "Spacing",
+        "declared",
         "report.html",
     ):
         assert words in screen

@@ -100,7 +100,7 @@ def _type_one(command: str, *folders: Path) -> str:
             "no run was found here. To record one, type: indpriv demo, or attach a Recorder to "
             "your own training loop"
         )
-    return f"type one of{_lines([(command, run) for run in found[:_NAMED]], '')}"
+    return "type one of:" + "".join(f"\n  {typed(command, run, '')}" for run in found[:_NAMED])
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -113,10 +113,6 @@ def _runs_in(folder: Path) -> list[Path]:
         for path in sorted(folder.glob("/".join(["*"] * level + ["*", JOURNAL])))
         if path.parent.name != HOLDOUT
     ]
-
-
-def _lines(commands: Sequence[tuple[str, Path]], program: str = "indpriv") -> str:
-    return ":" + "".join(f"\n  {typed(*words, program)}" for words in commands)
 
 
 def typed(command: str, path: Path, program: str = "indpriv") -> str:

@@ -177,7 +177,6 @@ def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Fact]) -> _Pa
 
 
 def _settings_of_run(run_dir: Path, delta: float | None, strict: bool) -> _Part:
-
     opened = open_run(run_dir, unreadable="worst_case")
     run = recorded_run(opened, unreadable="worst_case")
     facts = facts_of_run(opened.log, run.recorder, run.declared, run.checks, delta)

@@ -236,11 +236,7 @@ def _check_leak(folder: Path, attacks: Sequence[str], name: str | None, pictures
 
 
 def compose(
-    runs: list[Path],
-    by: str,
-    output_dir: Path | None,
-    settings: dict[str, Any],
-    as_json: bool,
+    runs: list[Path], by: str, output_dir: Path | None, settings: dict[str, Any], as_json: bool
 ) -> None:
     """Account for several runs on the same people together, and for the price of tuning."""
     if len(runs) < 2:

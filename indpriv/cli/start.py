@@ -18,14 +18,7 @@ from indpriv.audit import audit as audit_run
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import default_output
 from indpriv.cli.commands import keys_of
-from indpriv.cli.common import (
-    check_device,
-    check_folder,
-    errors,
-    print_json,
-    progress_bar,
-    say,
-)
+from indpriv.cli.common import check_device, check_folder, errors, print_json, progress_bar, say
 from indpriv.cli.first_contact import checked_run
 from indpriv.errors import InputError
 from indpriv.norm_log.convert import convert
@@ -76,7 +69,12 @@ def audit(
             names = ", ".join(of_replay)
             raise InputError(f"--set {names}: only for a folder of checkpoints with --spec")
         path = checked_run(path, "audit")
-        _say_if_still_written(path)
+        if (writer := writer_of(path)) is not None:
+            errors().print(
+                f"[yellow]warning:[/] process {writer} is still writing {escape(str(path))}: this "
+                "audit covers the steps so far; when training has ended, type the same command "
+                "again"
+            )
     elif path is None:
         raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
     output_dir, text = (location(output_dir), "") if output_dir else default_output(path)
@@ -180,13 +178,3 @@ def _images(path: Path) -> NDArray[np.float32]:
             "numpy.save(path, images), of shape (examples, channels, height, width)"
         )
     return images
-
-
-def _say_if_still_written(run_dir: Path) -> None:
-
-    writer = writer_of(run_dir)
-    if writer is not None:
-        errors().print(
-            f"[yellow]warning:[/] process {writer} is still writing {escape(str(run_dir))}: this "
-            "audit covers the steps so far; when training has ended, type the same command again"
-        )

@@ -120,8 +120,8 @@ def test_an_audit_file_attacks_gradients_after_training(tmp_path, capsys):
     assert found.details["chance"] == pytest.approx(1 / 12)
     capsys.readouterr()
     output = tmp_path / "audit"
-    assert run(["audit", str(run_dir), "--output-dir", str(output)]) == 0
-    assert "RECONSTRUCTION" in capsys.readouterr().out
+    assert run(["audit", str(run_dir), "--output-dir", str(output), "--verbose"]) == 0
+    assert "Reconstruction" in capsys.readouterr().out
     every = read_summary(output)["reconstruction"]
     assert [(one["step"], one["n_examples"]) for one in every] == [(0, 12), (3, 12)]
     assert all(one["bins"] for one in every)
