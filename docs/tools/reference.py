@@ -200,7 +200,7 @@ def _check(check: Template) -> str:
 
 
 def lint_rules() -> str:
-    """Every rule of `indpriv lint`, from its texts."""
+    """Every rule of the settings of DP-SGD, from its texts."""
     rows = [
         (f"`{rule.key}`", rule.kind, _text(rule.title), _text(rule.about), rule.source)
         for rule in templates("rule").values()

@@ -175,7 +175,7 @@ def _compare(folder: Path, entries: list[dict[str, Any]], directory: Path) -> No
             raise InputError(
                 f"{folder} holds {len(entries)} lines and {spent[-1]} spent, but {path} "
                 f"says {told!r:.120}: the ledger was cut, changed or exchanged, and nothing was "
-                "drawn. Restore it from a copy, or name the one that paid (--ledger)"
+                "drawn. Restore it from a copy, or name the one that paid (--set ledger=FOLDER)"
             )
 
 

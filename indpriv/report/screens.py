@@ -69,7 +69,7 @@ def print_whole(page: Page, console: Console) -> None:
 
 
 def lint_document(path: str, findings: Sequence[Fact]) -> dict[str, Any]:
-    """The JSON of `lint --json`: every rule, failed ones first."""
+    """The JSON of rules: every one, failed ones first."""
     found = Counter(finding.kind for finding in findings if finding.status == FAILED)
     failed = {severity: found[severity] for severity in SEVERITIES}
     return {"path": path, "meaning": OF_LINT, "failed": failed, "findings": to_json(findings)}

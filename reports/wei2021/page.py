@@ -317,7 +317,7 @@ def _not_run() -> Iterator[str]:
         "",
         "- Table IV at C = 2, 8 and 16, and Table VII at C = 8: copy audits/mnist.toml, set",
         "  `max_grad_norm` or `noise_std` (48 at C = 8) in it, and compare its run with the baseline's:",
-        "  `indpriv compare RUN RUN --at-accuracy 0.96`.",
+        "  `indpriv show RUN RUN --set at_accuracy=0.96`.",
         "- Tables VIII and IX of the cyclic law, whose constants are printed nowhere; and the",
         "  accuracies of Table VIII, which need 10,000 steps: `python -m audits train` with `stop_at_epsilon`.",
         "- The other data sets and the full 10,000 steps: `python -m audits train audits/fashion_mnist.toml`,",

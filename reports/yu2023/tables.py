@@ -213,7 +213,7 @@ def footnote_3(known: Known) -> Section:
         rows.append(("", "verdict", "", NOTHING, str(verdict)))
         words[heading] = only(verdict.word)
     note = (
-        f"`indpriv release RUN --quantiles 0.5 --epsilon {paper.RELEASE_EPSILON:g}`: at ({paper.RELEASE_EPSILON:g}, 0), the paper's "
+        f"`indpriv publish quantiles RUN --of norms --quantiles 0.5 --epsilon {paper.RELEASE_EPSILON:g}`: at ({paper.RELEASE_EPSILON:g}, 0), the paper's "
         f"at ({paper.RELEASE_EPSILON:g}, {format_delta(paper.DELTA)}). Add/remove one example. Norms follow the model, so that theirs and ours "
         "have no reason to be equal; the verdict is on how near the private value comes. A C chosen so costs this much on top."
     )
@@ -232,7 +232,7 @@ def theorems() -> str:
         [
             "Theorem 3.2 (section 3.4)",
             "telling an owner their epsilon costs others nothing, where the map to value and trajectory is bijective",
-            "`indpriv statement` states the condition and reads nothing else of the data: tests/release/test_statement.py; where "
+            "`indpriv publish statement` states the condition and reads nothing else of the data: tests/release/test_statement.py; where "
             "settings were chosen from the data it refuses: tests/release/test_assumptions.py",
         ],
     ]

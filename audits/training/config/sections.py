@@ -206,7 +206,7 @@ class AttackConfig:
         through_clipping: they pass the optimizer's clipping, and test it; not in ghost mode.
         white_box: number of training examples, and of test examples, that are attacked through
             every noisy update, see `indpriv.recording.WhiteBox`; 0 for none. Norms of the test set
-            are then recorded too, for `indpriv validate` of several such runs.
+            are then recorded too, for `indpriv check` of several such runs.
         references: number of reference models that `python -m audits shadow` trains.
         labels: it also takes labels of perturbed copies, for label-only attacks.
         checkpoints: it also takes the mean confidence over the checkpoints.
