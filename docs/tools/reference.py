@@ -19,6 +19,7 @@ from audits.training import config
 from indpriv._facts import FILES, INDIVIDUAL, WORST_CASE, Template, templates
 from indpriv.analysis.summary import audit_schema
 from indpriv.cli import app
+from indpriv.cli.commands import keys_of
 from indpriv.norm_log.recording_policy import RecordingPolicy
 
 PACKAGE = Path(indpriv.__file__).parent
@@ -44,10 +45,8 @@ def _commands(of: typer.Typer, program: str) -> str:
 
 def _leaves(path: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     if hasattr(command, "commands"):
-        if path and command.invoke_without_command:
-            yield path, command
-        for name, inner in command.commands.items():
-            yield from _leaves((*path, name), inner)
+        for name in command.list_commands(None):
+            yield from _leaves((*path, name), command.commands[name])
     else:
         yield path, command
 
@@ -58,7 +57,14 @@ def _command(path: tuple[str, ...], command: Any) -> str:
     options = [p for p in command.params if p.param_type_name == "option"]
     usage = " ".join((name, *map(_metavar, arguments), "[OPTIONS]"))
     rows = [(f"`{_metavar(p)}`", p.help, _default(p)) for p in arguments]
-    rows += [(", ".join(f"`{name}`" for name in p.opts), p.help, _default(p)) for p in options]
+    for p in options:
+        rows.append((", ".join(f"`{name}`" for name in p.opts), p.help, _default(p)))
+        if p.metavar == "KEY=VALUE":
+            keys = keys_of(" ".join(path[1:]), p.name)
+            rows[-1] = (rows[-1][0], "KEY=VALUE, any number of times:", "")
+            rows += [
+                (f"… `{key}`", f"`{kind}`: {about}", "") for key, (kind, about) in keys.items()
+            ]
     table = _table(("argument or option", "meaning", "default"), rows)
     about = _text(inspect.cleandoc(command.help or ""))
     return f"## {name}\n\n```text\n{usage}\n```\n\n{about}\n\n{table}\n"

@@ -93,7 +93,15 @@ def option(key: str, of: str = "") -> Any:
     if "settings" in said:
         keys = ", ".join(said["settings"])
         text = f"Can be given several times; {flag} help explains each: {keys}."
-        return typer.Option(flag, metavar="KEY=VALUE", help=text)
+
+        def explain(pairs: list[str] | None) -> list[str] | None:
+            if "help" in (pairs or ()):
+                typer.echo(f"{flag} KEY=VALUE{_listed(keys_of(of, key))}")
+                raise typer.Exit
+            return pairs
+
+        # eager: before arguments that are missing
+        return typer.Option(flag, metavar="KEY=VALUE", help=text, callback=explain, is_eager=True)
     shown = {"help": said["help"], "show_default": said.get("shown", True)}
     if "argument" in said:
         return typer.Argument(metavar=said["argument"], **shown)
@@ -117,16 +125,12 @@ def settings_of(name: str, pairs: Sequence[str] | None, key: str = "settings") -
     """
     keys, found = keys_of(name, key), dict[str, Any]()
     option = _TABLE["commands"][name]["options"][key].get("flag", f"--{key}")
-    listed = "".join(f"\n  {one} ({kind}): {meaning}" for one, (kind, meaning) in keys.items())
     for pair in (one for text in pairs or () for one in _apart(text, keys)):
         typed, equals, text = pair.partition("=")
         one = _plain(typed)
-        if one == "help":
-            typer.echo(f"{option} KEY=VALUE{listed}")
-            raise typer.Exit
         if one not in keys:
             near = "".join(f"; did you mean {near}?" for near in get_close_matches(one, keys, 1))
-            raise InputError(f"{option} has no {typed!r}{near} Its keys are:{listed}")
+            raise InputError(f"{option} has no {typed!r}{near} Its keys are:{_listed(keys)}")
         kind, meaning = keys[one]
         value = _value(kind, text if equals else "yes")
         if value is None:
@@ -137,6 +141,10 @@ def settings_of(name: str, pairs: Sequence[str] | None, key: str = "settings") -
             raise InputError(f"{option} {one} is typed twice; type it once")
         found[one] = value
     return found
+
+
+def _listed(keys: Mapping[str, tuple[str, str]]) -> str:
+    return "".join(f"\n  {key} ({kind}): {meaning}" for key, (kind, meaning) in keys.items())
 
 
 def _apart(text: str, keys: Mapping[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ OF_BOUNDS = (
 )
 OF_LINT = (
     "Most thresholds are rules of thumb. A setting that passes may still be a bad one; `indpriv "
-    "verify` checks what the guarantee rests on."
+    "check` says what the guarantee rests on."
 )
 SHARED: dict[str, Any] = {
     "confidence": CONFIDENCE,

@@ -98,14 +98,22 @@ def test_the_table_names_functions_and_their_parameters(name):
     assert typed <= names or len(names) < len(parameters)  # the rest is handed on
 
 
-@pytest.mark.parametrize("name", WITH_SETTINGS)
-def test_settings_are_explained(name, capsys):
-    with pytest.raises(typer.Exit):
-        settings_of(name, ["help"])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        (name, key)
+        for name, about in TABLE["commands"].items()
+        for key, said in about["options"].items()
+        if "settings" in said
+    ],
+)
+def test_settings_are_explained_without_arguments(name, key, capsys):
+    flag = TABLE["commands"][name]["options"][key].get("flag", f"--{key}")
+    assert run([*name.split(), flag, "help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"\n  {key} (" in shown for key in keys_of(name))
+    assert all(f"\n  {one} (" in shown for one in keys_of(name, key))
     with pytest.raises(InputError) as refused:
-        settings_of(name, ["nothing-like-that=1"])
+        settings_of(name, ["nothing-like-that=1"], key)
     assert shown.splitlines()[1:] == str(refused.value).splitlines()[1:]
     assert len(str(refused.value)) < 2000  # longer messages are cut
 
