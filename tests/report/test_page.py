@@ -236,9 +236,7 @@ def test_ten_thousand_groups_stay_small():
     )
     frame = frame.assign(correct=True, street=[f"street {index // 2}" for index in range(n)])
     recorded = RecordedRun(ExampleTable(frame))
-    found = summarise(
-        log, epsilon_table(np.linspace(0, 1, n)), recorded, name="x", by=["street"]
-    )
+    found = summarise(log, epsilon_table(np.linspace(0, 1, n)), recorded, name="x", by=["street"])
     html = render_audit(found)
     assert "9,960 more groups are in audit.json" in html
     assert len(html) < 3e6
