@@ -53,7 +53,7 @@ def test_a_gate_computes_units_of_a_column_again(audited_people, tmp_path):
     run = shutil.copytree(audited_people[0].parent, tmp_path / "run")
     limits = Limits(max_worst_case_epsilon=0.6, max_epsilon=0.6, unit="user", verified=True)
     found = {one.name: one for one in judge_audit(run / "audit", limits)}
-    assert found.pop("attacks above what the account allows").known == "believed"
+    assert found.pop("attacks above the worst case").known == "believed"
     assert {one.known for one in found.values()} == {"recomputed"}
     assert found["audit.json agrees with tables and log"].passed
     content = read_json(run / "audit/audit.json")
