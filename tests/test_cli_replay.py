@@ -1,6 +1,8 @@
 """`indpriv audit` on checkpoints and `indpriv compare`, as a person uses them: messages, exit codes, files."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -136,6 +138,29 @@ def by_epoch(folder):
 
 
 OF_40 = (*TOLD, "--set", "noise_multiplier=1", "--set", "sample_rate=0.1", "--set", "steps=40")
+
+
+def test_everything_that_is_missing_is_asked_for_in_one_message(by_epoch, indpriv):
+    """Parameters alone, in files whose names tell no step: the second try works."""
+    command = ("audit", by_epoch, "--spec", "my_spec.py:spec", "--output-dir", "asked")
+    error = indpriv(*command, code=2).err
+    asked = re.findall(r"--(?:set [a-z_]+=|delta )(?:\"[^\"]+\"|[^\s;,]+)", error)
+    words = [word for one in asked for word in shlex.split(one)]
+    assert {one.split()[1].partition("=")[0] for one in asked} == {
+        *("step_of", "noise_multiplier", "max_grad_norm", "sample_rate", "steps", "sampler"),
+        "1e-5",
+    }
+    words = [re.sub("^steps=.*", "steps=80", word) for word in words]
+    indpriv(*command, *words)
+    assert Path("asked/report.html").is_file()
+
+
+def test_a_replay_alone_is_a_run_that_is_audited(folder, indpriv):
+    command = ("replay", "saved", "--spec", "my_spec.py:spec", "--output-dir", "replayed")
+    shown = indpriv(*command, *TOLD).out
+    assert shown == "replayed: a run directory; type: indpriv audit replayed\n"
+    indpriv("audit", "replayed", "--output-dir", "of_replay")
+    assert "pass one of" not in indpriv("replay", "replayed", *command[2:], code=2).err
 
 
 def test_names_that_do_not_tell_the_step(by_epoch, indpriv):
