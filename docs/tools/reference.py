@@ -63,7 +63,8 @@ def _command(path: tuple[str, ...], command: Any) -> str:
             keys = keys_of(" ".join(path[1:]), p.name)
             rows[-1] = (rows[-1][0], "KEY=VALUE, any number of times:", "")
             rows += [
-                (f"… `{key}`", f"`{kind}`: {about}", "") for key, (kind, about) in keys.items()
+                (f"… `{key}`", f"{kind.replace(' | ', ' or ')}: {meaning}", "")
+                for key, (kind, meaning) in keys.items()
             ]
     table = _table(("argument or option", "meaning", "default"), rows)
     about = _text(inspect.cleandoc(command.help or ""))

@@ -2,8 +2,7 @@
 
 python -m reports.demo DEMO_DIR
 
-Writes adult.txt (the first screen) and adult.svg (the histogram) beside this file, and, in README.md, the screen up to the end
-of its first comparison of groups.
+Writes adult.txt (the first screen) and adult.svg (the histogram) beside this file, and the screen into README.md.
 """
 
 import argparse
@@ -36,9 +35,8 @@ def main(demo_dir: Path) -> None:
         picture.replace("><title", f"><style>{_colours()}</style><title", 1), encoding="utf-8"
     )
     shown = re.compile(r"(<!-- first screen.*?-->\n```text\n).*?(```\n<!-- end)", re.DOTALL)
-    first = text[: text.index("WHO IS WORSE OFF", text.index("WHO IS WORSE OFF") + 1)]
     README.write_text(
-        shown.sub(lambda match: match[1] + first + match[2], README.read_text(encoding="utf-8")),
+        shown.sub(lambda match: match[1] + text + match[2], README.read_text(encoding="utf-8")),
         encoding="utf-8",
     )
 
