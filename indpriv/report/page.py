@@ -42,7 +42,7 @@ from indpriv.report.script import page_script, script_hash
 Target = Literal["markdown", "html", "terminal"]
 Template = str | Path  # the name of one of ours, or the path, without its suffix, of another
 TEMPLATES = Path(__file__).parent / "templates"
-_ACTIVE = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)[_#]|_(?!\w)")
+_ACTIVE = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)#|(?<![^\W_])_|_(?![^\W_])")
 _LEADING = re.compile(r"^(?:([-+])(?= |$)|(\d+)([.)])(?= |$)|(?==+$))")
 _NUMBER = re.compile(r"(?:[-+−<>\d.,%*()\[\]/ –±]|to|of|e-)*")
 _NO_BREAK = re.compile(r"(?<=\d) (?=%)|(?<=\d,) (?=[\d.-]+\])")

@@ -268,12 +268,16 @@ def _group_line(table: Any, best: Any, worst: Any) -> str:
         for most in range(24, 3, -1):
             line = (
                 f"{shorten(table.by, most)} {quoted(worst.name, most)} {format_epsilon(worst.mean)}"
-                f" (n {worst.n:,}) vs {quoted(best.name, most)} {format_epsilon(best.mean)}"
-                f" ({best.n:,}) x{table.ratio.value:.2f}{mark}"
+                f" (n {_size(worst.n)}) vs {quoted(best.name, most)} {format_epsilon(best.mean)}"
+                f" ({_size(best.n)}) x{table.ratio.value:.2f}{mark}"
             )
             if cell_len(clean(line)) <= _ROOM:
                 return line
     return shorten(line, _ROOM)
+
+
+def _size(n: int) -> str:
+    return f"{n:,}" if n < 1_000_000 else f"{n / 1e6:.1f} M"
 
 
 def quoted(name: str, most: int) -> str:

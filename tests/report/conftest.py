@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from indpriv.analysis.attacks.rates import ALL, UPDATES, rates_of
+from indpriv.analysis.declared import Declared
 from indpriv.analysis.exactness import Exactness
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import Audit
 from indpriv.attack_scores import AttackScores
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.evidence import BATCH_SIZES, HASH_CHAIN, NOT_COMPARED, SEEDS
+from indpriv.norm_log.evidence import CHECKS as OF_CHECKS
+from indpriv.norm_log.evidence import NOT_COMPARED
 from reconstructions import scores
 from summaries import CHECKS, summary_of
 from synthetic import epsilon_table, small_run, sound_checks
@@ -25,6 +27,10 @@ def run():
 @pytest.fixture(scope="session")
 def summary(run):
     return summary_of(*run)
+
+
+def failed(key, found):
+    return OF_CHECKS[key].fact("failed", found)
 
 
 def interval(low, high):
@@ -64,9 +70,7 @@ def hostile(run):
     rows = np.arange(len(examples.frame))
     column = "<b>*col*</b>|[x]"
     frame = examples.frame.assign(**{column: names[rows % len(names)], "label": names[rows % 2]})
-    audit = summary_of(
-        log, ExampleTable(frame), by=[column], fidelity={}, name="[bold]x[/bold] " + HOSTILE[5]
-    )
+    audit = summary_of(log, ExampleTable(frame), by=[column], fidelity={})
     text = " ".join(HOSTILE)
     content = audit.to_json()
     checks = [one | {"detail": text, "name": text} for one in content["checks"]]
@@ -74,6 +78,7 @@ def hostile(run):
     reasons = {"lines": lines, "reasons": [text], "status": "declared", "evidence": text}
     return with_content(
         attacked(audit),
+        name="[bold]x[/bold] " + HOSTILE[5],
         checks=checks,
         missing=[text],
         guarantee=reasons,
@@ -204,6 +209,7 @@ def odd_groups(audit):
     odd = [
         found,
         found | {"by": "of one class", "positive_class": "1"},
+        found | {"by": "of many classes", "positive_class": None},
         found | {"by": "alone", "ratio": None, "within_label": []},
         found | {"by": "undefined", "ratio": undefined},
         found | {"by": "plain", "reversals": [chance], "standardised_ratio": None},
@@ -255,9 +261,9 @@ def audits_of(run, summary):
         "plain": summary,
         "void": made(recorder={"seeded": True}),
         "no noise": made(recorder={"no_privacy": "no noise"}),
-        "unproven": made(checks=(*CHECKS, BATCH_SIZES.failed("too many"))),
+        "unproven": made(checks=(*CHECKS, failed("batch_sizes", "too many"))),
         "declared": made(checks=()),
-        "guessed": made(checks=(*CHECKS, SEEDS.failed("torch.manual_seed(0)"))),
+        "guessed": made(checks=(*CHECKS, failed("seeds", "torch.manual_seed(0)"))),
         "partly": made(checks=sound_checks(replay="not checked")),
         "delta": with_content(summary, guarantee={"delta": 0.01, "delta_times_n": 2.4}),
         "huge": with_content(summary, guarantee=huge),
@@ -289,7 +295,20 @@ def audits_of(run, summary):
         "guessed attributes": with_content(summary, attribute_attacks=attributes(above=True)),
         "gradient canaries": with_content(summary, gradient_canaries=gradient_canaries(True)),
         "contradicted": with_content(summary, gradient_canaries=gradient_canaries(False)),
-        "read": summary.replace(reconstruction=(found, replace(fine, step=10, error=None))),
-        "origin": made(checks=(*CHECKS, HASH_CHAIN.passed("as sealed"))),
+        "read": summary.replace(
+            reconstruction=(replace(found, step=5), replace(fine, step=10, error=None))
+        ),
+        "origin": made(checks=(*CHECKS, OF_CHECKS["journal"].fact("passed", "as sealed"))),
+        "no reason": with_content(summary, guarantee={"status": "declared"}),
+        "two reasons": with_content(
+            summary, guarantee={"status": "unproven", "reasons": ["one", "two"]}
+        ),
+        "known": with_content(
+            summary,
+            account={"participation": "known"},
+            individual={"wide": 3},
+            loss={"floored": 2, "left_out": 3, "pearson_log_loss": -0.5, "pearson_with_floor": 0.1},
+        ),
+        "rounds": made(recorder={"rounds": True}, declared=Declared(released="every checkpoint")),
         "all": with_content(units, views=VIEWS, **estimate, batch_norms=BATCH_NORMS),
     }

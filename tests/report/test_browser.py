@@ -13,7 +13,7 @@ import pytest
 
 from indpriv.errors import InputError
 from indpriv.report import pdf
-from indpriv.report.renderers.html import render_html
+from indpriv.report.report import render_audit
 
 BROWSER = pdf.find_browser()
 needs_browser = pytest.mark.skipif(
@@ -50,7 +50,7 @@ addEventListener("message", e => document.title = e.data)
 
 @pytest.fixture(scope="module")
 def page(summary):
-    return render_html(summary)
+    return render_audit(summary)
 
 
 def browse(folder, *options):

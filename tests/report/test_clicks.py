@@ -18,7 +18,7 @@ from indpriv.audit import RecordedRun
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.report import pdf
-from indpriv.report.renderers.html import render_html
+from indpriv.report.report import render_audit
 from summaries import CHECKS, audit_of
 from synthetic import epsilon_table, rows
 
@@ -78,7 +78,7 @@ def people(n, ids):
 
 
 def page_of(log, table, frame, summary):
-    return render_html(summary, lookup=look_up(log, table, frame, ["city", "label"]))
+    return render_audit(summary, lookup=look_up(log, table, frame, ["city", "label"]))
 
 
 @needs_browser
@@ -140,7 +140,7 @@ def test_a_click_on_a_head_sorts_and_the_third_click_restores(summary, tmp_path)
     const sorted = k => table.tHead.rows[0].cells[k].getAttribute("aria-sort");
     for (const k of [1, 1, 1, 0, 0]) { button(k).click(); found.push([sorted(k), column(table, k)]); }
     report([column(table, 1).length, found, document.querySelectorAll("[aria-sort]").length]);"""
-    (n, found, marked), console = clicked(tmp_path, render_html(summary), script)
+    (n, found, marked), console = clicked(tmp_path, render_audit(summary), script)
     assert console == []
     counts = [[int(text.replace(",", "")) for text in texts] for _, texts in found[:3]]
     assert [order for order, _ in found] == [
@@ -163,7 +163,7 @@ def test_a_bar_tells_its_count_under_the_pointer(summary, tmp_path):
     }
     document.body.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
     report([found, document.querySelector(".bubble").hidden]);"""
-    (texts, hidden), _ = clicked(tmp_path, render_html(summary), script)
+    (texts, hidden), _ = clicked(tmp_path, render_audit(summary), script)
     counts = [int(re.search(r": ([\d,]+) examples?$", text)[1]) for text in texts]
     assert counts == list(summary.individual.counts)
     assert hidden
@@ -181,14 +181,14 @@ def test_no_text_of_a_figure_is_cut_off(summary, tmp_path):
         return own.left < box.left - 1 || own.right > box.right + 1;
       }).map(text => figure.id + text.textContent);
     }));"""
-    assert clicked(tmp_path, render_html(summary), script)[0] == []
+    assert clicked(tmp_path, render_audit(summary), script)[0] == []
 
 
 @needs_browser
 @pytest.mark.parametrize(("medium", "width"), [("screen", 1200), ("print", 673)])
 def test_no_table_is_cut_off(summary, medium, width, tmp_path):
     """673 pixels are the width of A4 without its margins; scrolling does not help on paper."""
-    page = render_html(summary)
+    page = render_audit(summary)
     if medium == "print":
         page = page.replace("@media print", "@media screen")
     script = f"""const wide = [...document.querySelectorAll(".scroll table")]
@@ -200,7 +200,7 @@ def test_no_table_is_cut_off(summary, medium, width, tmp_path):
 
 @needs_browser
 def test_the_policy_refuses_every_script_but_ours(summary, tmp_path):
-    page = render_html(summary)
+    page = render_audit(summary)
     other = page.replace("</body>", "<script>document.title = '1'</script></body>")
     found, console = clicked(tmp_path, other, "report(document.title);")
     assert found.startswith("Privacy audit")
@@ -208,7 +208,7 @@ def test_the_policy_refuses_every_script_but_ours(summary, tmp_path):
 
 
 def test_without_examples_the_page_has_no_search(summary):
-    page = render_html(summary)
+    page = render_audit(summary)
     assert 'id="search"' not in page
     assert "epsilon.parquet" in page
 

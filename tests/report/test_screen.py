@@ -46,7 +46,7 @@ def renamed(table, by, names, sizes, ratio):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data(), base=st.sampled_from(BASES), name=NAMES)
 def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
@@ -82,10 +82,8 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
         largest = max(one["ratio"]["value"] for one in comparable)
         first = next(line for line in lines if line.startswith("Worst-off groups"))
         assert f"x{largest:.2f}" in first
-        assert re.search(r"\(n [\d,]+\) vs .* \([\d,]+\)", first)
-    assert ("Please look at" in text) == bool(alarms_of(audit) or "Please look at" in text)
-    if alarms_of(audit):
-        assert "Please look at" in text
+        assert re.search(r"\(n [\d,.]+( M)?\) vs .* \([\d,.]+( M)?\)", first)
+    assert "Please look at" in text or not alarms_of(audit)
 
 
 @pytest.mark.parametrize(
