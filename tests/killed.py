@@ -118,7 +118,9 @@ def command(line: str) -> Callable[[Path, Tell], None]:
     return work
 
 
-REPLAY = "audit saved --spec my_spec.py:spec --set max_grad_norm=1 --set sampler=poisson --delta 1e-5"
+REPLAY = (
+    "audit saved --spec my_spec.py:spec --set max_grad_norm=1 --set sampler=poisson --delta 1e-5"
+)
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Tell], None], int]] = {
     "record": (nothing, lambda folder, tell: trained(folder / "run", tell, 4), signal.SIGKILL),
     "resume": (
