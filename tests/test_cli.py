@@ -171,6 +171,15 @@ def test_the_first_screen_states_claim_delta_unit_relation_and_sampler(in_proces
         assert words.lower() in screen.lower(), screen
 
 
+def test_the_audit_of_before_is_compared_even_if_it_is_replaced(audited, in_process, tmp_path):
+    shutil.copytree(audited / "audit", tmp_path / "audit", copy_function=shutil.copy)
+    words = ("--output-dir", tmp_path / "audit", "--set", "accountant=pld")
+    in_process("audit", "run", *words, "--since", tmp_path / "audit")
+    assert "Since the audit of" in (tmp_path / "audit/audit.md").read_text(encoding="utf-8")
+    refused = in_process("audit", "run", "--since", "empty", code=2)
+    assert_bad_input(refused, "empty holds no audit.json")
+
+
 def test_json_is_json_alone(audited, in_process):
     summary = json.loads(in_process("audit", "run", "--output-dir", "json", "--json").stdout)
     assert summary == json.loads((audited / "json" / "audit.json").read_text())

@@ -1,6 +1,7 @@
 """indpriv check of settings: audit files before training, runs, exit codes, JSON and bad input."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -189,3 +190,50 @@ def test_a_cap_of_rows_is_counted_in_the_data(lint):
     (lfw,) = [path for path in AUDITS if path.stem == "lfw"]
     assert "1/n is 0.000133" in lint(lfw, "--data-dir", SHARED).out
     assert "This rule needs delta" in lint(lfw).out
+
+
+def check(capsys, *words):
+    """Exit code and JSON of a check."""
+    code = run(["check", *map(str, words), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_check_fails_if_a_part_does_and_is_open_if_one_is(a_run, capsys):
+    code, found = check(capsys, a_run)
+    assert (code, found["failed"], found["left_open"]) == (3, False, True)  # nobody watched it
+    log, settings = found["parts"]
+    assert log["evidence"].startswith("0 of 5 lines verified")
+    assert (log["failed"], log["left_open"]) == (False, True)
+    assert (settings["failed"], settings["left_open"]) == (False, False)
+    assert check(capsys, a_run, "--set", "delta=1e-3")[0] == 1  # a rule is broken
+    assert check(capsys, a_run, "--set", "only=settings,delta=1e-5")[0] == 0
+    assert check(capsys, a_run, "--set", "only=settings,delta=1e-5,strict")[0] == 1
+    next((a_run / "records").iterdir()).unlink()
+    assert check(capsys, a_run)[0] == 1
+
+
+def test_several_runs_are_checked_and_one_fault_is_enough(a_run, capsys):
+    other = shutil.copytree(a_run, a_run.with_name("two"))
+    assert [
+        part["run"] for part in check(capsys, a_run, other, "--set", "only=log")[1]["parts"]
+    ] == [
+        str(a_run),
+        str(other),
+    ]
+    next((other / "records").iterdir()).unlink()
+    code, found = check(capsys, a_run, other, "--set", "only=log")
+    assert (code, [part["failed"] for part in found["parts"]]) == (1, [False, True])
+
+
+def test_settings_that_cannot_be_compared_leave_a_check_open(a_run, capsys):
+    journal = a_run / "journal.jsonl"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    code, found = check(capsys, a_run)
+    assert code in (1, 3)
+    assert "proves no step" in found["parts"][1]["reason"]
+    assert found["parts"][1]["left_open"]
+
+
+def test_runs_without_attacks_on_themselves_are_no_test_of_an_account(a_run, capsys):
+    assert run(["check", str(a_run), "--set", "only=attacks"]) == 2
+    assert "record a run with attack=WhiteBox()" in " ".join(capsys.readouterr().err.split())
