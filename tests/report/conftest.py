@@ -14,6 +14,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS as OF_CHECKS
 from indpriv.norm_log.evidence import NOT_COMPARED
+from indpriv.norm_log.recording_policy import RecordingPolicy
 from reconstructions import scores
 from summaries import CHECKS, summary_of
 from synthetic import epsilon_table, small_run, sound_checks
@@ -226,6 +227,7 @@ def audits(run, summary):
 def audits_of(run, summary):
     log, examples = run
     short = {"by": ["sex"], "fidelity": {}}
+    policy = RecordingPolicy(every=1, reference_examples=0).to_dict()
 
     def made(**evidence):
         return summary_of(*run, evidence=evidence, **short)
@@ -307,8 +309,17 @@ def audits_of(run, summary):
             summary,
             account={"participation": "known"},
             individual={"wide": 3},
-            loss={"floored": 2, "left_out": 3, "pearson_log_loss": -0.5, "pearson_with_floor": 0.1},
+            loss={
+                "floored": 2,
+                "left_out": 3,
+                "pearson_log_loss": -0.5,
+                "spearman": None,
+                "pearson_with_floor": 0.1,
+            },
         ),
-        "rounds": made(recorder={"rounds": True}, declared=Declared(released="every checkpoint")),
+        "rounds": made(
+            recorder={"rounds": True, "policy": policy, "pass_seconds": 1.0},
+            declared=Declared(released="every checkpoint", content={"name": "tiny"}),
+        ),
         "all": with_content(units, views=VIEWS, **estimate, batch_norms=BATCH_NORMS),
     }

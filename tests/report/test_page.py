@@ -218,7 +218,7 @@ def test_words_are_explained_once_in_a_section(html):
     sections = html.split("<section ")[1:]
     explained = [re.findall(r'<abbr tabindex="0" title="([^"]+)">', one) for one in sections]
     assert all(len(one) == len(set(one)) for one in explained)
-    assert len({word for one in explained for word in one}) > 8
+    assert len({one for each in explained for one in each}) > 8
     assert "<abbr" not in "".join(re.findall(r"<h\d.*?</h\d>", html))
     entries = (TEMPLATES / "glossary.toml").read_text(encoding="utf-8").count("[[entry]]")
     assert len(set(glossary().values())) == entries
