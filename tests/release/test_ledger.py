@@ -159,7 +159,7 @@ def test_copies_that_name_one_ledger_share_its_budget(pristine, tmp_path):
     for folder in (one, other):
         with pytest.raises(InputError, match="is spent, and this release"):
             release(folder, MEDIAN, spend=True, ledger_dir=shared)
-        with pytest.raises(InputError, match="--ledger"):  # the one that paid
+        with pytest.raises(InputError, match="ledger="):  # the one that paid
             release(folder, MEDIAN)
         assert not lines(folder)
 

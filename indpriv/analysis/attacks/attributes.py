@@ -124,14 +124,8 @@ def measure_attribute(
 ) -> AttributeFindings:
     """Measure one attack on one attribute.
 
-    Args:
-        known: what the attacker knows.
-        guesser: one of `GUESSERS`.
-        model: "dp" or "non_dp".
-        groups: (n,) the group of each example, by column.
-        account: epsilons of the examples; None without DP.
-        ceiling: largest advantage that the worst case allows.
-        tests: number of attacks on attributes in all.
+    groups: (n,) the group of each example, by column; account: epsilons of the examples, None
+    without DP; ceiling: largest advantage that the worst case allows; tests: number of attacks.
     """
     right = guesses(GUESSERS[guesser].logs(known)) == known.truth
     imputed = guesses(known.imputed) == known.truth
@@ -227,12 +221,7 @@ def attribute_attacks(
 ) -> tuple[AttributeFindings, ...]:
     """Every attack on every attribute that a run names, on the run and on its baseline.
 
-    Args:
-        materials: what attacks can use of the audited model ("dp") and of the baseline ("non_dp").
-        columns: to group by; an attribute is not grouped by itself.
-        members: epsilons of the training examples.
-        holdout: epsilons that the test examples would have had on the same trajectory.
-        ceilings: what any attack can reach.
+    An attribute is not grouped by itself. `members` and `holdout` are epsilons of both sides.
     """
     tasks = [
         (model, material, known, guesser)

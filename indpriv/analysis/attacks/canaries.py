@@ -235,14 +235,7 @@ def measure_gradient_canaries(
 ) -> CanaryResults:
     """What the gradient canaries of a run prove, for each length with 8 canaries in and 8 out.
 
-    Args:
-        scores: RUN/gradient-canaries.parquet; groups are lengths.
-        settings: of the run's steps, from its norm log.
-        delta: of the epsilon that is bounded.
-        seed: of the random choices of this analysis.
-
-    Raises:
-        InputError: scores of another attack.
+    Groups of the scores are lengths; InputError for scores of another attack.
     """
     delta = check_delta(delta)
     if scores.adversary != "updates" or scores.groups is None or not scores.fair_coins:
@@ -277,17 +270,10 @@ def simulated_evidence(
     member: BoolArray,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Sums over all steps of the log-likelihood ratio, for independent examples.
+    """(n,) sums over all steps of the log-likelihood ratio, in nats, for independent examples.
 
-    Args:
-        settings: of the steps.
-        relative_norms: norms of clipped gradients over max_grad_norm: (total_steps, n), or
-            anything that broadcasts to it.
-        member: (n,) which examples take part.
-        rng: draws batches and noise.
-
-    Returns:
-        (n,) in nats.
+    relative_norms of clipped gradients over max_grad_norm are (total_steps, n), or broadcast to it;
+    member: (n,) which examples take part; rng draws batches and noise.
     """
     shape = len(settings), len(member)
     evidence = np.zeros(len(member))

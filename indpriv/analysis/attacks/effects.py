@@ -80,17 +80,11 @@ class MembershipEffects:
 def membership_effects(
     signals: AttackSignals, table: EpsilonTable, *, bins: int = 8, redraws: int = 999, seed: int = 0
 ) -> MembershipEffects:
-    """Effects of membership in bins of individual epsilon.
+    """Effects of membership in bins of individual epsilon, the worst case included.
 
-    Args:
-        signals: of at least eight models with memberships by coins; an audited row is left out.
-        table: individual epsilons of a run of the same audit, best of another run than these.
-        bins: number of bins of about equal size, the worst case included.
-        redraws: number of redrawn coins.
-        seed: of the redraws, the halves and the bootstrap.
-
-    Raises:
-        InputError: too few models, memberships that no coins decided, or no example in common.
+    Signals are of at least eight models with memberships by coins; an audited row is left out. The
+    epsilons are of a run of the same audit, best of another run than these. InputError for too few
+    models, memberships that no coins decided, or no example in common.
     """
     check_positive_int("redraws", redraws)
     check_positive_int("bins", bins, minimum=2)

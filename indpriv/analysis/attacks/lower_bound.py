@@ -82,22 +82,13 @@ def lower_bound(
     confidence: float = CONFIDENCE,
     proof: str = "steinke2023",
 ) -> LowerBound:
-    """Bound the worst-case epsilon from scores of examples that fair coins included.
+    """Bound the worst-case epsilon from scores (n,) of examples that fair coins included.
 
-    The numbers of guesses depend only on the number of scores and are fixed before any score is
-    seen: the upper and lower half, eighth, thirty-second and so on, guessed on both sides or on the
-    upper side only.
-
-    Args:
-        scores: (n,) higher = more likely included.
-        member: (n,) whether the coin included the example.
-        delta: of the (epsilon, delta) that is bounded.
-        n_coins: number of coins flipped in all; these scores may be a part of them.
-        rng: breaks ties between scores, and draws the random memberships.
-        balanced: members were chosen at random in a fixed number instead of by fair coins; false
-            alarms are measured for such choices.
-        confidence: of the bound.
-        proof: the theorem, one of `PROOFS`.
+    The numbers of guesses depend only on the number of scores and are fixed before any score is seen:
+    the upper and lower half, eighth, thirty-second and so on, guessed on both sides or on the upper
+    side only. n_coins were flipped in all, of which these may be a part; rng breaks ties and draws the
+    random memberships. balanced: members were chosen in a fixed number instead; false alarms are
+    measured for such choices. proof: one of `PROOFS`.
     """
     proven = PROOFS[check_choice("proof", proof, PROOFS)]
     plans = _plans(len(scores))

@@ -320,23 +320,12 @@ def attack_by_epsilon(
     seed: int = 0,
     attacks: int = 1,
 ) -> pd.DataFrame:
-    """Compare an attack's success in bins of epsilon with what epsilon allows.
+    """Compare an attack's success in bins of epsilon with what epsilon allows, as rows of `BINS`.
 
-    Args:
-        scores: of any attack; members in the order of their table, non-members in the order of
-            nonmember_epsilon.
-        members: epsilons of the members.
-        nonmember_epsilon: (n_nonmembers,) the epsilons that they would have had on the same
-            trajectory.
-        seed: of the random half of the non-members that chooses the thresholds.
-        attacks: number of attacks that this one was chosen from, which is corrected for.
-
-    Returns:
-        rows of `BINS`; none with fewer than forty members or non-members.
-
-    Raises:
-        InputError: numbers that do not match, scores of an adversary whose scores are not
-            independent, or of several models.
+    None with fewer than forty members or non-members. Scores of members are in the order of their
+    table, those of others in the order of nonmember_epsilon (n_nonmembers,). A random half of the
+    non-members chooses the thresholds; `attacks`: from how many this one was chosen. InputError for
+    numbers that do not match, or scores that are not independent.
     """
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary(rates.INTERVALS, ("updates", "full"))

@@ -154,22 +154,11 @@ def rates_of(
     part: str = ALL,
     tests: int | None = None,
 ) -> pd.DataFrame:
-    """AUC, true-positive rates and advantage of one attack on one model.
+    """AUC, true-positive rates and advantage of one attack on one model, as rows of `RATES`.
 
-    Args:
-        scores: of the attack.
-        attack: its name; by default the method of the scores.
-        model: "dp" or "non_dp".
-        by: the column of the scores' groups, each of which is measured by itself; "" for all
-            scores together.
-        part: what all scores together are called.
-        tests: number of attacks in all, for which joint intervals hold; None for no such intervals.
-
-    Returns:
-        rows of `RATES`; none for a part without members or without others.
-
-    Raises:
-        InputError: scores of an adversary whose scores are not independent, or of several models.
+    None for a part without members or without others. by: the column of the scores' groups, each
+    measured by itself; part: what all scores together are called without it; tests: number of attacks
+    in all, for which joint intervals hold. InputError for scores that are not independent.
     """
     scores.check_adversary(INTERVALS)
     scores.check_one_model(INTERVALS)
@@ -185,13 +174,8 @@ def rates_of(
 def accused(scores: AttackScores, *, attack: str, by: str) -> pd.DataFrame:
     """Whom one threshold accuses: the one at which one non-member in a hundred is accused.
 
-    In a group it accuses another share of them, which stands beside. Every interval is for one
-    row alone.
-
-    Args:
-        scores: of one model, with groups.
-        attack: its name.
-        by: the column of the groups.
+    In a group it accuses another share of them, which stands beside. Every interval is for one row
+    alone. The scores are of one model, and `by` is the column of their groups.
     """
     others = np.sort(scores.scores[~scores.member])[::-1]
     rows: list[_Row] = []
@@ -211,9 +195,8 @@ def accused(scores: AttackScores, *, attack: str, by: str) -> pd.DataFrame:
 def rates_on_updates(scores: AttackScores) -> pd.DataFrame:
     """Rates of gradient canaries of the largest length; no rows without members or others.
 
-    Raises:
-        InputError: scores of the white-box attack. Those of one run are computed with the true
-            noise, which they share: ranked among each other, they give memberships away.
+    Scores of the white-box attack are refused: those of one run are computed with the true noise, which
+    they share. Ranked among each other, they give memberships away.
     """
     if scores.groups is not None:
         lengths = scores.groups.astype(np.float64)
@@ -224,13 +207,9 @@ def rates_on_updates(scores: AttackScores) -> pd.DataFrame:
 def rates_over_models(scores: Iterable[AttackScores]) -> pd.DataFrame:
     """Means over models, each attacked with the others as references, with Student's intervals.
 
-    Examples of one model share its noise, so that errors over models are the ones to trust; the
-    models also share references, which these errors leave out. Only one model's scores are held at
-    once.
-
-    Raises:
-        InputError: no scores, a model without members or without non-members, or scores that share
-            the noise of their model's training, which ranks within a model do not hold for.
+    Examples of one model share its noise, so that errors over models are the ones to trust; the models
+    also share references, which these errors leave out. Only one model's scores are held at once.
+    InputError for no scores, a model with one side only, or scores that share the noise of training.
     """
     found = [rates_of(of_model) for of_model in scores]
     if not found or any(one.empty for one in found):
@@ -251,19 +230,10 @@ def rates_over_models(scores: Iterable[AttackScores]) -> pd.DataFrame:
 def exceeds(
     scores: AttackScores, guarantee: tuple[float, float], *, tests: int, seed: int = 0
 ) -> bool:
-    """Whether accusations refute (epsilon, delta), corrected for attacks and thresholds.
+    """Whether accusations refute (epsilon, delta), corrected for all `tests` attacks and thresholds.
 
-    A random half of the non-members chooses each threshold. Members and non-members are examples of
-    one model: the limit holds for each example over runs, and these rates are means over examples.
-
-    Args:
-        scores: of one model.
-        guarantee: worst-case epsilon and delta.
-        tests: number of attacks in all.
-        seed: of the half of the non-members that chooses thresholds.
-
-    Raises:
-        InputError: scores of an adversary whose scores are not independent, or of several models.
+    A random half of the non-members chooses each threshold. Members and non-members are examples of one
+    model: the limit holds for each example over runs, and these rates are means over examples.
     """
     scores.check_adversary(INTERVALS, ("updates", "full"))
     scores.check_one_model(INTERVALS)
@@ -466,27 +436,14 @@ def threshold_attack(
     """Success rate of the best threshold, chosen on half of the scores and measured on the rest.
 
     After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient
-    Descent" (arXiv 2206.02617v7): all non-members and as many random members.
+    Descent" (arXiv 2206.02617v7): all non-members and as many random members; of two groups of
+    different size the smaller is used whole. A group's choices depend only on the seed, its name and
+    its size, so the same examples are drawn for a model and its non-private baseline.
 
-    Args:
-        scores: higher means more likely a member. Of two groups of different size the smaller is
-            used whole.
-        attack: its name; by default the method of the scores.
-        model: which model the scores are of, "dp" or "non_dp".
-        by: the column of the scores' groups, each of which is attacked by itself; "" for all
-            examples together.
-        seed: of the random choices. A group's choices depend only on the seed, its name and its
-            size, so the same examples are drawn for a model and its non-private baseline.
-        by_epsilon: groups that are large enough to read, the largest mean epsilon first; the first
-            one with enough scores is tested against all others.
-
-    Returns:
-        rows of `RATES`, of the rate "success"; and the test of the most exposed group, None where
-        there are no two groups to compare.
-
-    Raises:
-        InputError: a negative seed, scores of an adversary whose scores are not independent, or of
-            several models.
+    Returns rows of `RATES`, of the rate "success", and the test of the first group of `by_epsilon`
+    (those large enough to read, the largest mean epsilon first) with enough scores against all others,
+    None where there are no two groups. InputError for a negative seed or scores that are not
+    independent.
     """
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary("a binomial interval over examples")
