@@ -77,13 +77,13 @@ def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
 def individual_ceiling(log: NormLog, table: EpsilonTable, rate: float) -> float:
     """Largest share of all examples that any attack accuses in runs that train on them.
 
-    An attack has one threshold, so its false positives go where epsilon is large. A test of example i
-    has rates y_i <= delta_i(t) + e^t x_i for every t, by its privacy curve delta_i. So the mean of y_i
-    is at most that of delta_i(t) plus e^t times the mean of x_i, which is `rate`, however false
-    positives are split: a bound for any t, and smallest where e^t is the likelihood ratio of the common
-    threshold. Beyond its epsilon an example's delta_i is at most the account's delta. Before it, a
-    tight account has a proven bound; otherwise delta_i is that of a Gaussian mechanism (exact with
-    known participation, else an approximation from above: see `mu_of`).
+    An attack has one threshold, so its false positives go where epsilon is large. A test of example
+    i has rates y_i <= delta_i(t) + e^t x_i for every t, by its privacy curve delta_i. So the mean
+    of y_i is at most that of delta_i(t) plus e^t times the mean of x_i, which is `rate`, however
+    false positives are split: a bound for any t, and smallest where e^t is the likelihood ratio of
+    the common threshold. Beyond its epsilon an example's delta_i is at most the account's delta.
+    Before it, a tight account has a proven bound; otherwise delta_i is that of a Gaussian mechanism
+    (exact with known participation, else an approximation from above: see `mu_of`).
     """
     account = table.account
     cost = account.clipping_norm_epsilon

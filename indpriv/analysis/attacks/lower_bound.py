@@ -84,11 +84,11 @@ def lower_bound(
 ) -> LowerBound:
     """Bound the worst-case epsilon from scores (n,) of examples that fair coins included.
 
-    The numbers of guesses depend only on the number of scores and are fixed before any score is seen:
-    the upper and lower half, eighth, thirty-second and so on, guessed on both sides or on the upper
-    side only. n_coins were flipped in all, of which these may be a part; rng breaks ties and draws the
-    random memberships. balanced: members were chosen in a fixed number instead; false alarms are
-    measured for such choices. proof: one of `PROOFS`.
+    The numbers of guesses depend only on the number of scores and are fixed before any score is
+    seen: the upper and lower half, eighth, thirty-second and so on, guessed on both sides or on the
+    upper side only. n_coins were flipped in all, of which these may be a part; rng breaks ties and
+    draws the random memberships. balanced: members were chosen in a fixed number instead; false
+    alarms are measured for such choices. proof: one of `PROOFS`.
     """
     proven = PROOFS[check_choice("proof", proof, PROOFS)]
     plans = _plans(len(scores))

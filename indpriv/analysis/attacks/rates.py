@@ -157,8 +157,8 @@ def rates_of(
     """AUC, true-positive rates and advantage of one attack on one model, as rows of `RATES`.
 
     None for a part without members or without others. by: the column of the scores' groups, each
-    measured by itself; part: what all scores together are called without it; tests: number of attacks
-    in all, for which joint intervals hold. InputError for scores that are not independent.
+    measured by itself; part: what all scores together are called without it; tests: number of
+    attacks in all, for which joint intervals hold. InputError for scores that are not independent.
     """
     scores.check_adversary(INTERVALS)
     scores.check_one_model(INTERVALS)
@@ -195,8 +195,8 @@ def accused(scores: AttackScores, *, attack: str, by: str) -> pd.DataFrame:
 def rates_on_updates(scores: AttackScores) -> pd.DataFrame:
     """Rates of gradient canaries of the largest length; no rows without members or others.
 
-    Scores of the white-box attack are refused: those of one run are computed with the true noise, which
-    they share. Ranked among each other, they give memberships away.
+    Scores of the white-box attack are refused: those of one run are computed with the true noise,
+    which they share. Ranked among each other, they give memberships away.
     """
     if scores.groups is not None:
         lengths = scores.groups.astype(np.float64)
@@ -207,9 +207,10 @@ def rates_on_updates(scores: AttackScores) -> pd.DataFrame:
 def rates_over_models(scores: Iterable[AttackScores]) -> pd.DataFrame:
     """Means over models, each attacked with the others as references, with Student's intervals.
 
-    Examples of one model share its noise, so that errors over models are the ones to trust; the models
-    also share references, which these errors leave out. Only one model's scores are held at once.
-    InputError for no scores, a model with one side only, or scores that share the noise of training.
+    Examples of one model share its noise, so that errors over models are the ones to trust; the
+    models also share references, which these errors leave out. Only one model's scores are held at
+    once. InputError for no scores, a model with one side only, or scores that share the noise of
+    training.
     """
     found = [rates_of(of_model) for of_model in scores]
     if not found or any(one.empty for one in found):
@@ -230,10 +231,10 @@ def rates_over_models(scores: Iterable[AttackScores]) -> pd.DataFrame:
 def exceeds(
     scores: AttackScores, guarantee: tuple[float, float], *, tests: int, seed: int = 0
 ) -> bool:
-    """Whether accusations refute (epsilon, delta), corrected for all `tests` attacks and thresholds.
+    """Whether accusations refute (epsilon, delta), corrected for `tests` attacks and thresholds.
 
-    A random half of the non-members chooses each threshold. Members and non-members are examples of one
-    model: the limit holds for each example over runs, and these rates are means over examples.
+    A random half of the non-members chooses each threshold. Members and non-members are examples of
+    one model: the limit holds for each example over runs, and these rates are means over examples.
     """
     scores.check_adversary(INTERVALS, ("updates", "full"))
     scores.check_one_model(INTERVALS)
@@ -437,13 +438,13 @@ def threshold_attack(
 
     After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient
     Descent" (arXiv 2206.02617v7): all non-members and as many random members; of two groups of
-    different size the smaller is used whole. A group's choices depend only on the seed, its name and
-    its size, so the same examples are drawn for a model and its non-private baseline.
+    different size the smaller is used whole. A group's choices depend only on the seed, its name
+    and its size, so the same examples are drawn for a model and its non-private baseline.
 
     Returns rows of `RATES`, of the rate "success", and the test of the first group of `by_epsilon`
-    (those large enough to read, the largest mean epsilon first) with enough scores against all others,
-    None where there are no two groups. InputError for a negative seed or scores that are not
-    independent.
+    (those large enough to read, the largest mean epsilon first) with enough scores against all
+    others, None where there are no two groups. InputError for a negative seed or scores that are
+    not independent.
     """
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary("a binomial interval over examples")
