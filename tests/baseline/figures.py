@@ -162,7 +162,7 @@ def errors_of_audit(summary):
     """How far off audit.json says that the account is, or would be by other choices."""
     return {
         "fidelity": [_some(row, ERROR_FIGURES) for row in summary["fidelity"]],
-        "free_fidelity": _some(summary["batch_norms"] or {}, ERROR_FIGURES),
+        "batch_norms": _some(summary["batch_norms"] or {}, ERROR_FIGURES),
         "sensitivity": [_some(row, ERROR_FIGURES) for row in summary["sensitivity"]],
         "spacing": _some(summary["spacing"] or {}, ERROR_FIGURES),
     }
