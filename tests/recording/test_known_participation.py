@@ -115,7 +115,8 @@ def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
 def test_verify_makes_the_checks_of_known_participation(tmp_path, capsys):
     trained(tmp_path, "shuffled")
     assert run_command(["check", str(tmp_path / "run"), "--set", "only=log", "--json"]) == 0
-    checks = json.loads(capsys.readouterr().out)["checks"]
+    [found] = json.loads(capsys.readouterr().out)["parts"]
+    checks = found["checks"]
     found = {check["key"]: check for check in checks}
     assert found["sampler"]["status"] == "not checked"
     assert "who took part counts as known" in found["sampler"]["detail"]

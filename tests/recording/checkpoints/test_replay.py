@@ -492,7 +492,7 @@ def test_everything_that_is_wrong_is_in_one_message(checkpoints, tmp_path):
     for words in (
         "step_10.pt cannot be read safely: it is empty",
         "other.pt: its parameters are not those",
-        "--max-grad-norm",
+        "--set max_grad_norm",
     ):
         assert words in str(error.value)
     assert not (tmp_path / "replay").exists()
