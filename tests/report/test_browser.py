@@ -115,12 +115,17 @@ def n_pages(path):
 
 
 @needs_browser
-def test_it_prints_whole_what_the_screen_folds_away(page, tmp_path):
+def test_the_verdict_is_one_printed_page_and_folded_sections_are_printed(page, tmp_path):
     found = printed(tmp_path / "whole", page)
     assert found.read_bytes().startswith(b"%PDF")
     assert found.stat().st_mode & 0o777 == 0o600
-    without_tables = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
-    assert n_pages(found) > n_pages(printed(tmp_path / "folded", without_tables)) > 5
+    verdict = page[: page.index('<section id="groups"')] + "</main></body></html>"
+    assert n_pages(printed(tmp_path / "verdict", verdict)) == 1
+    sections = re.sub(r'<details class="section">.*</details>', "", page, flags=re.DOTALL)
+    assert n_pages(found) > n_pages(printed(tmp_path / "sections", sections)) > 3
+    # Tables behind figures and run.json stay on the screen.
+    unfolded = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert n_pages(found) == n_pages(printed(tmp_path / "unfolded", unfolded))
 
 
 def test_without_a_browser_it_says_so(page, tmp_path, monkeypatch):

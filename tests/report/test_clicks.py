@@ -199,6 +199,24 @@ def test_no_table_is_cut_off(summary, medium, width, tmp_path):
 
 
 @needs_browser
+def test_a_folded_section_opens_when_it_is_asked_for_and_words_tell_their_meaning(
+    summary, tmp_path
+):
+    script = """const folded = document.querySelector("#hazards > details"), before = folded.open;
+    location.hash = "#hazards";
+    const word = document.querySelector("abbr"), bubble = document.querySelector(".bubble");
+    setTimeout(() => {
+      word.focus();
+      const told = [bubble.hidden, bubble.textContent === word.title];
+      word.blur();
+      report([before, folded.open, ...told, bubble.hidden]);
+    }, 200);"""
+    found, console = clicked(tmp_path, render_audit(summary), script)
+    assert console == []
+    assert found == [False, True, False, True, True]
+
+
+@needs_browser
 def test_the_policy_refuses_every_script_but_ours(summary, tmp_path):
     page = render_audit(summary)
     other = page.replace("</body>", "<script>document.title = '1'</script></body>")
