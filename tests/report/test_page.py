@@ -2,16 +2,20 @@
 
 import base64
 import hashlib
+import json
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
+from indpriv._formatting import format_epsilon, format_interval, format_share
+from indpriv.analysis.summary import Audit
 from indpriv.audit import RecordedRun
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
@@ -368,3 +372,35 @@ def test_groups_may_be_called_like_parts_and_rates(run, column):
     of_groups = page[page.index(f"Success rate by {column}") :].split("\n\n")[1]
     assert of_groups.count("| all examples |") == 2
     assert all(f"| {name} |" in of_groups for name in names)
+
+
+# --- no figure is lost
+
+REPORTS = Path(__file__).parents[2] / "reports"
+
+
+@pytest.mark.parametrize("name", ["adult", "utkface_age"])
+def test_every_figure_of_a_committed_audit_is_on_its_page(name):
+    content = json.loads((REPORTS / name / "audit.json").read_text(encoding="utf-8"))
+    text = said(Audit.from_json(content))
+    expected = [format_epsilon(content["guarantee"]["worst_case_epsilon"])]
+    quantiles = ("mean", "median", "p75", "p95", "p99", "max")
+    expected += [format_epsilon(content["individual"][one]) for one in quantiles]
+    for table in content["groups"]:
+        for row in table["rows"]:
+            ends = row["mean_interval"]
+            parts = [row["name"], f"{row['n']:,}", format_epsilon(row["mean"])]
+            parts += [format_interval(ends["low"], ends["high"])] if ends else ["–"]
+            expected.append(f"| {' | '.join(parts)} |")
+            expected += [format_epsilon(row[one]) for one in quantiles[1:] if one in row]
+        expected.append(f"{table['ratio']['value']:.2f}")
+    for row in content["rates"]:
+        if row["rate"] == "auc" and row["part"] == "all examples":
+            expected.append(f"{row['value']:.3f} | [{row['low']:.3f}, {row['high']:.3f}]")
+        if row["rate"] == "success" and row["value"] is not None:
+            expected.append(format_share(row["value"], 1))
+    for one in ("pearson_log_loss", "spearman", "pearson_below_worst_case"):
+        expected.append(f"{content['loss'][one]:.2f}")
+    expected += [one["source"] for one in content["attacks"]]
+    assert len(expected) > 60
+    assert [one for one in expected if one not in text] == []
