@@ -158,17 +158,15 @@ def test_training_states_its_guarantee_rounded_up(audited):
 
 
 def test_the_first_screen_states_claim_delta_unit_relation_and_sampler(in_process):
-    screen = " ".join(in_process("audit", "run", "--output-dir", "again").stdout.split())
-    for words in (
-        "SENSITIVE",
-        "You may promise epsilon",
-        "delta 1e-5",
-        "add/remove",
-        "EXACT",
-        "not a",
-        "report.html",
+    words = "audit", "run", "--output-dir", "again"
+    for more, told in (
+        ([], ("You may promise epsilon", "one example added or removed", "promises nothing")),
+        (["--verbose"], ("worst-case epsilon", "add/remove", "Poisson sampling", "not a")),
     ):
-        assert words.lower() in screen.lower(), screen
+        screen = " ".join(in_process(*words, *more).stdout.split())
+        for word in ("SENSITIVE", "delta 1e-5", "exact", *told):
+            assert word.lower() in screen.lower(), screen
+        assert screen.endswith("again/report.html")
 
 
 def test_the_audit_of_before_is_compared_even_if_it_is_replaced(audited, in_process, tmp_path):
@@ -306,11 +304,16 @@ def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("batches", "relation"),
+    ("batches", "relation", "short"),
     # Of 1,438 / 2 and 1,437 / 2 the integer parts differ
-    [(2, "zero out the contribution of"), (7, "add/remove")],
+    [
+        (2, "zero out the contribution of", "one example zeroed out"),
+        (7, "add/remove", "one example added or removed"),
+    ],
 )
-def test_train_names_the_relation_that_its_updates_leave(in_process, tmp_path, batches, relation):
+def test_train_names_the_relation_that_its_updates_leave(
+    in_process, tmp_path, batches, relation, short
+):
     size = -(-1438 // batches)
     lines = [
         f"batch_size = {size}" if line.startswith("batch_size") else line
@@ -322,7 +325,7 @@ def test_train_names_the_relation_that_its_updates_leave(in_process, tmp_path, b
     ).stdout
     assert f"({relation} one example, Poisson sampling" in shown
     audited = in_process("audit", tmp_path / "run").stdout
-    assert f"{relation} one example" in " ".join(audited.split())
+    assert short in " ".join(audited.split())
 
 
 def test_a_non_private_baseline_on_request(in_process, tmp_path):
@@ -509,6 +512,8 @@ def test_a_seeded_run_is_labelled(tmp_path):
     assert "no guarantee (seeded, reproducible: no privacy)" in " ".join(trained.stdout.split())
     assert "; guarantee:" not in trained.stdout
     screen = indpriv("audit", "run", "--output-dir", "audit", cwd=tmp_path).stdout
+    assert "You may promise nothing: the noise was seeded" in " ".join(screen.split())
+    screen = indpriv("audit", "run", "--output-dir", "audit", "--verbose", cwd=tmp_path).stdout
     assert "reproducible: no privacy" in " ".join(screen.split())
     assert "reproducible: no privacy" in (tmp_path / "audit" / "report.html").read_text(
         encoding="utf-8"

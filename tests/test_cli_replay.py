@@ -1,4 +1,4 @@
-"""`indpriv audit` on checkpoints and `indpriv compare`, as a person uses them: messages, exit codes, files."""
+"""`indpriv audit` on checkpoints and `indpriv show`, as a person uses them: messages, exit codes, files."""
 
 import json
 import re

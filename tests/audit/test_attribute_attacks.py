@@ -1,4 +1,4 @@
-"""A small run on Adult that names attributes, its audit, and `indpriv attack run` on it."""
+"""A small run on Adult that names attributes, its audit, and `indpriv attack` on it."""
 
 import json
 import re

@@ -416,7 +416,7 @@ FILTERS = [
 
 
 def expect_runs():
-    """Audit every stored run; keep what audit.json, epsilon.parquet and `indpriv verify` say."""
+    """Audit every stored run; keep what audit.json, epsilon.parquet and `indpriv check` say."""
     for run, cases in RUN_CASES.items():
         for options in cases:
             looser = LOOSER if run in LOOSER_RUNS and options != YU2023 else 0.0

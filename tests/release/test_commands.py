@@ -1,4 +1,4 @@
-"""`indpriv publish quantiles` and `indpriv statement`, run within the test's process."""
+"""`indpriv publish quantiles` and `indpriv publish statement`, run within the test's process."""
 
 import json
 
