@@ -166,7 +166,7 @@ def test_the_first_screen_states_claim_delta_unit_relation_and_sampler(in_proces
         screen = " ".join(in_process(*words, *more).stdout.split())
         for word in ("SENSITIVE", "delta 1e-5", "exact", *told):
             assert word.lower() in screen.lower(), screen
-        assert screen.endswith("again/report.html")
+        assert screen.endswith("again/report.html" if more else "again/report.html | --verbose")
 
 
 def test_the_audit_of_before_is_compared_even_if_it_is_replaced(audited, in_process, tmp_path):

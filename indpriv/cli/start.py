@@ -161,8 +161,10 @@ def _show_audit(
     if as_json:
         print_json(summary.to_json())
         return
-    print_audit(summary, Console(), verbose=verbose, since=since)
-    say(f"\n{output_dir / 'report.html'}")
+    page = str(output_dir / "report.html")
+    print_audit(summary, Console(), report=page, verbose=verbose, since=since)
+    if verbose:
+        say(f"\n{page}")
 
 
 def _images(path: Path) -> NDArray[np.float32]:

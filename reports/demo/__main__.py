@@ -26,7 +26,7 @@ def main(demo_dir: Path) -> None:
     summary = audit(demo_dir / "run", demo_dir)
     screen = HERE / "adult.txt"
     with screen.open("w", encoding="utf-8") as file:
-        print_audit(summary, Console(file=file, width=80))
+        print_audit(summary, Console(file=file, width=80), report=f"{demo_dir}/report.html")
     text = re.sub(r" +$", "", screen.read_text(encoding="utf-8"), flags=re.MULTILINE)
     screen.write_text(text, encoding="utf-8")
     picture = epsilon_histogram(summary.individual, summary.guarantee.worst_case_epsilon)
