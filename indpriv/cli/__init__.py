@@ -59,10 +59,8 @@ def run(
     except InputError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error)[:_LONGEST])}")
     except OSError as error:
-        errors.print(
-            f"[bold red]error:[/] {escape(str(error))}; check the path, its permissions and the "
-            "free space"
-        )
+        advice = "check the path, its permissions and the free space"
+        errors.print(f"[bold red]error:[/] {escape(str(error))}; {advice}")
     return 2
 
 

@@ -127,7 +127,7 @@ def settings_of(name: str, pairs: Sequence[str] | None, key: str = "settings") -
     option = _TABLE["commands"][name]["options"][key].get("flag", f"--{key}")
     for pair in (one for text in pairs or () for one in _apart(text, keys)):
         typed, equals, text = pair.partition("=")
-        one = _plain(typed)
+        one = typed.strip().replace("-", "_")
         if one not in keys:
             near = "".join(f"; did you mean {near}?" for near in get_close_matches(one, keys, 1))
             raise InputError(f"{option} has no {typed!r}{near} Its keys are:{_listed(keys)}")
@@ -150,11 +150,8 @@ def _listed(keys: Mapping[str, tuple[str, str]]) -> str:
 def _apart(text: str, keys: Mapping[str, Any]) -> list[str]:
     """Settings between commas; a value may have commas itself."""
     parts = text.split(",")
-    return parts if all(_plain(part.partition("=")[0]) in keys for part in parts) else [text]
-
-
-def _plain(key: str) -> str:
-    return key.strip().replace("-", "_")
+    of = [part.partition("=")[0].strip().replace("-", "_") for part in parts]
+    return parts if keys.keys() >= {*of} else [text]
 
 
 def _value(kind: str, text: str) -> Any:

@@ -54,10 +54,8 @@ def check_folder(option: str, folder: Path, *, or_address: bool = False) -> None
     location_on_disk(folder, f"{option} names what is")
     existing = next((part for part in (folder, *folder.parents) if part.exists()), None)
     if existing is not None and not existing.is_dir():
-        raise InputError(
-            f"{option} {folder}: {existing} is a file, and a directory is needed; choose another "
-            "path"
-        )
+        reason = f"{existing} is a file, and a directory is needed; choose another path"
+        raise InputError(f"{option} {folder}: {reason}")
 
 
 def check_device(device: str) -> None:

@@ -79,10 +79,7 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
 class _Part:
     """What one part of check found.
 
-    Attributes:
-        content: as JSON.
-        show: prints it.
-        failed, left_open: what the exit code follows.
+    content is its JSON, show prints it; the exit code follows failed and left_open.
     """
 
     content: dict[str, Any]

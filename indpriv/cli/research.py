@@ -149,8 +149,8 @@ def leak(
     """
     from indpriv.leakage.checkpoints import leak_run, write_scores
 
-    taken = {key: settings.pop(key, None) for key in ("name", "pictures", "step_of")}
-    name, pictures, step_of = taken["name"], taken["pictures"] or 0, taken["step_of"] or ()
+    name, pictures = settings.pop("name", None), settings.pop("pictures", 0)
+    step_of = settings.pop("step_of", ())
     training = {
         key: settings.pop(key, None) for key in ("max_grad_norm", "noise_multiplier", "clipping")
     }
