@@ -122,6 +122,6 @@ def test_the_installed_wheel_shows_its_demo(built, tmp_path):
     assert Path(where.strip()).is_relative_to(libraries)
     indpriv = python.with_name("indpriv")
     assert "Start with: indpriv demo" in call(indpriv, "--help")
-    assert "GUARANTEE" in call(indpriv, "demo", "--output-dir", "demo")
-    assert "GUARANTEE" in call(indpriv, "audit", "demo/run", "--by", "race")
+    assert "You may promise" in call(indpriv, "demo", "--output-dir", "demo")
+    assert "You may promise" in call(indpriv, "audit", "demo/run", "--by", "race")
     assert (tmp_path / "demo" / "run" / "audit" / "report.html").is_file()
