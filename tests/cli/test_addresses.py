@@ -15,7 +15,7 @@ DIGITS = Path(__file__).parents[2] / "audits" / AUDIT
     [
         ["demo", "--output-dir", ADDRESS],
         ["audits", "shadow", AUDIT, "--output-dir", ADDRESS],
-        ["convert", "norms.npz", "--run", "run.json", "--output-dir", ADDRESS],
+        ["import", "norms.npz", "--run", "run.json", "--output-dir", ADDRESS],
         ["publish", "statement", ADDRESS, "--example", "3"],
         ["audits", "sweep", AUDIT, "--over", "max_grad_norm=0.1,0.3", "--output-dir", ADDRESS],
         ["audits", "subsets", AUDIT, "--target", "1.0", "--output-dir", ADDRESS],
