@@ -74,8 +74,8 @@ def hostile(run):
     audit = summary_of(log, ExampleTable(frame), by=[column], fidelity={})
     text = " ".join(HOSTILE)
     content = audit.to_json()
-    checks = [one | {"detail": text, "name": text} for one in content["checks"]]
-    lines = [one | {"detail": text, "verify": text} for one in content["guarantee"]["lines"]]
+    checks = [one | {"detail": text, "title": text} for one in content["checks"]]
+    lines = [one | {"detail": text, "advice": text} for one in content["guarantee"]["lines"]]
     reasons = {"lines": lines, "reasons": [text], "status": "declared", "evidence": text}
     return with_content(
         attacked(audit),
