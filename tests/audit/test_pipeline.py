@@ -274,7 +274,12 @@ def test_failed_evidence_unproves_the_guarantee(artifacts, tmp_path, changes, re
 
 @quick
 @pytest.mark.parametrize(
-    "command", ["audit RUN --output-dir AUDIT --delta 1e-5", "verify RUN", "lint RUN"]
+    "command",
+    [
+        "audit RUN --output-dir AUDIT --delta 1e-5",
+        "check RUN --set only=log",
+        "check RUN --set only=settings",
+    ],
 )
 def test_a_command_reads_the_journal_and_each_record_once(
     command, artifacts, tmp_path, monkeypatch
