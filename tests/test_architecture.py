@@ -145,6 +145,10 @@ def test_every_module_is_imported_by_another():
         "indpriv.integrations.callbacks",
         "indpriv.integrations.flower",
     }  # read as files, run by hand, or for programs of users (docs/how-to/secrets-and-attributes.md)
+    commands = tomllib.loads((PACKAGE / "cli/commands.toml").read_text(encoding="utf-8"))[
+        "commands"
+    ]
+    entry_points |= {f"indpriv.cli.{about['run'].partition(':')[0]}" for about in commands.values()}
     for path in MODULES:
         module = name_of(path)
         parents = {".".join(other.split(".")[: module.count(".") + 1]) for other in used}
