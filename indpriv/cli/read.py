@@ -77,10 +77,7 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
 
 @dataclass
 class _Part:
-    """What one part of check found.
-
-    content is its JSON, show prints it; the exit code follows failed and left_open.
-    """
+    """What a part of check found: as JSON, how it is printed, what the exit code follows."""
 
     content: dict[str, Any]
     show: Callable[[], None]
