@@ -147,7 +147,7 @@ def capitalised(text: str) -> str:
 
 def sentence(text: str) -> str:
     """The text as a sentence of its own."""
-    return capitalised(text).rstrip(".") + "."
+    return capitalised(text) if text.endswith("…") else capitalised(text).rstrip(".") + "."
 
 
 def attributed(texts: Sequence[tuple[str, str]]) -> str:
