@@ -89,7 +89,7 @@ def audits(folder):
 def audit(run, output, columns, *more):
     """audit.json of an audit with the seed 3."""
     words = [word for column in columns for word in ("--by", column)]
-    words += ["--delta", 1e-5, "--seed", 3, *more]
+    words += ["--delta", 1e-5, "--set", "seed=3", *more]
     return json.loads(command("audit", run, "--output-dir", output, "--json", *words))
 
 
@@ -97,6 +97,6 @@ def without_audit(folder):
     """Scores of another attack with groups, and a study of many models."""
     groups = np.array(["a", "b", "few"], dtype=object)[np.repeat([0, 1, 2], [500, 85, 15])]
     canary_scores(600, 4, groups).to_parquet(folder / "scores.parquet")
-    words = ("--scores", folder / "scores.parquet", "--json", "--seed", 5)
+    words = (folder / "scores.parquet", "--json", "--set", "seed=5")
     study = attack_study({"confidence": signals_with_effect(0.5, 12, 600, spread=1.0)})
     return json.loads(command("attack", *words)), to_json(study)

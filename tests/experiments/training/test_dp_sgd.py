@@ -476,7 +476,7 @@ def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_p
     gate = {one.name: one for one in judge(found.to_json(), Limits())}
     assert gate["gradient canaries agree with the account"].passed
     wrong = replace(gradients, lengths=(replace(gradients.lengths[0], agrees=False),))
-    content = replace(found, attacks=replace(found.attacks, gradient_canaries=wrong)).to_json()
+    content = found.replace(gradient_canaries=wrong).to_json()
     gate = {one.name: one for one in judge(content, Limits())}
     assert not gate["gradient canaries agree with the account"].passed
 
