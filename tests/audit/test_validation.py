@@ -153,6 +153,7 @@ def test_the_white_box_catches_clipping_left_out_for_one_class(tmp_path, monkeyp
     assert not agree(found), found
 
 
+@pytest.mark.slow
 def test_the_white_box_catches_half_the_noise(tmp_path, monkeypatch):
     half_the_noise(monkeypatch)
     assert not agree(identities(evidence_of_runs(attacked_runs(tmp_path, 8))))

@@ -233,6 +233,7 @@ def check_killed(run_dir, resumed_at):
     return {name.partition("-")[0] for name in left_over}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")
 @pytest.mark.usefixtures("many")
 def test_a_kill_before_any_file_operation_of_dividing_loses_and_leaves_nothing(tmp_path):

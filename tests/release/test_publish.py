@@ -334,7 +334,10 @@ def test_a_release_of_tight_epsilons_is_warned_about(tmp_path):
 @pytest.mark.parametrize(
     ("account", "reason"),
     [
-        ({"accountant": "pld", "tolerance": 1e-4}, "audit with the RDP accountant or with --set toler"),
+        (
+            {"accountant": "pld", "tolerance": 1e-4},
+            "audit with the RDP accountant or with --set toler",
+        ),
         ({"neighbouring": "replace_one"}, "audit with --set neighbouring=add_remove"),
     ],
 )

@@ -202,6 +202,7 @@ train(config(), {run_dir!r}, seed=1, dataset=toy(), progress=lambda *_: time.sle
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", [3, 8])
 def test_a_seeded_run_that_was_killed_ends_as_if_it_had_not(records, tmp_path):
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
