@@ -131,7 +131,7 @@ class _Rendering:
         draw = FIGURES[draw] if isinstance(draw, str) else draw
         if self.target != "html" or not (svg := draw(*arguments)):
             return Safe("")
-        return self._place("figure", {"svg": Markup(svg), "caption": inline_html(str(caption))})
+        return self._place("figure", {"svg": Markup(svg), "caption": inline_html(escape(caption))})
 
     def folded(self, title: str, caller: Callable[[], str], *, everywhere: bool = False) -> Safe:
         """What the page folds away and does not print; left out elsewhere, or shown unfolded."""

@@ -6,6 +6,8 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -404,3 +406,11 @@ def test_every_figure_of_a_committed_audit_is_on_its_page(name):
     expected += [one["source"] for one in content["attacks"]]
     assert len(expected) > 60
     assert [one for one in expected if one not in text] == []
+
+
+def test_the_unit_of_a_run_makes_no_link(summary):
+    """Captions name the unit, which the run says."""
+    odd = replace(summary.account, unit="[x](http://evil.example)", rows_per_unit=3)
+    page = render_audit(summary.replace(account=odd))
+    assert '<a href="http' not in page
+    assert "Each bar counts [x](http://evil.example)s" in unescape(page).replace("\xa0", " ")
