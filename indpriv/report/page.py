@@ -558,6 +558,11 @@ def print_page(template: Template, console: Console, *, key_width: int = 0, **va
     _print(page, page.text(template, values), console, key_width)
 
 
+def titled(title: str, text: str) -> str:
+    """Markdown of a page, below its title and to whom it may be shown."""
+    return f"**{SENSITIVE}**\n\n# {escape(title)}\n\n{text}"
+
+
 def write_page(page: Page, output_dir: Path, stem: str, content: Mapping[str, Any]) -> None:
     """Write STEM.html and STEM.md, and then STEM.json with the content.
 
@@ -568,10 +573,9 @@ def write_page(page: Page, output_dir: Path, stem: str, content: Mapping[str, An
         content: JSON values.
     """
     make_folder(output_dir)
-    top = f"**{SENSITIVE}**\n\n# {escape(page.head.title)}\n\n"
     texts = {
         "html": render_html(page.template, page.head, **page.values),
-        "md": top + render_markdown(page.template, **page.values),
+        "md": titled(page.head.title, render_markdown(page.template, **page.values)),
     }
     for suffix, text in texts.items():
         write_atomically(output_dir / f"{stem}.{suffix}", text.encode("utf-8", "replace"))

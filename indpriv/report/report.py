@@ -52,7 +52,15 @@ from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
 from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.report.formats import FORMATS, MOST_ROWS, counted, listed, shorten, shown_rows
-from indpriv.report.page import TEMPLATES, Head, escape, print_page, render_html, render_markdown
+from indpriv.report.page import (
+    TEMPLATES,
+    Head,
+    escape,
+    print_page,
+    render_html,
+    render_markdown,
+    titled,
+)
 from indpriv.report.script import search_data
 
 NO_EVIDENCE = "An attack that fails is no evidence of privacy."
@@ -164,10 +172,8 @@ def render_audit(
 
 def markdown_audit(audit: Audit, since: Audit | None = None) -> str:
     """The report of an audit as Markdown, without figures and what the page folds away."""
-    title = escape(f"Privacy audit of {audit.name}")
-    return f"**{SENSITIVE}**\n\n# {title}\n\n" + render_markdown(
-        "report", **values_of(audit, since)
-    )
+    text = render_markdown("report", **values_of(audit, since))
+    return titled(f"Privacy audit of {audit.name}", text)
 
 
 def print_audit(
