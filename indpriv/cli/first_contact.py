@@ -129,7 +129,7 @@ def check_moved(words: Sequence[str], program: str) -> None:
         is_of = indpriv or line.get("both")
         if list(words[: len(old)]) != old or not is_of or not _is_meant(line, rest):
             continue
-        reason = "this is typed otherwise now"
+        reason = "this command line has changed"
         if line.get("experiment"):
             program, reason = _EXPERIMENTS, "this is an experiment now; in a clone of indpriv"
         now = shlex.join([*f"{program} {line['new']}".split(), *_rewritten(line, rest)])

@@ -63,7 +63,7 @@ def command_of(words):
 def test_a_line_of_before_is_answered_with_that_of_now(before, now, capsys):
     assert run(shlex.split(before)) == 2
     shown = capsys.readouterr().err
-    assert shown == f"error: this is typed otherwise now, type: indpriv {now}\n"
+    assert shown == f"error: this command line has changed, type: indpriv {now}\n"
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line['old']} {line.get('when', '')}")
@@ -88,4 +88,4 @@ def test_what_is_to_be_typed_exists_and_what_was_typed_does_not(line):
 def test_names_of_folders_are_no_commands(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(words) == 2
-    assert "typed otherwise" not in capsys.readouterr().err
+    assert "has changed" not in capsys.readouterr().err
