@@ -193,7 +193,7 @@ def test_the_limit_counts_all_rows_of_a_unit_and_is_the_curve_with_known_partici
 
 @pytest.mark.parametrize("most", ["_MOST_STEPS", "_MOST_KINDS"])
 @pytest.mark.parametrize("noise", [0.6, 1.2, 5.0])
-@pytest.mark.parametrize("cost", [0.0, 0.3])
+@pytest.mark.parametrize("cost", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_where_the_curve_takes_minutes_the_figures_are_above_it(monkeypatch, most, noise, cost):
     log = make_log(noise_multiplier=noise, clipping_norm_epsilon=cost)
     options = {"delta": 1e-5, "false_positive_rate": [1e-3, 0.1, 0.5]}

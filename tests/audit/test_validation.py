@@ -135,6 +135,7 @@ def test_the_white_box_agrees_with_sound_runs(tmp_path, capsys):
     assert cli(["check", "--set", "only=attacks", str(folders[0])]) == 2  # one run proves nothing
 
 
+@pytest.mark.slow
 def test_the_white_box_catches_clipping_left_out_for_one_class(tmp_path, monkeypatch):
     clip = DPOptimizer.clip_and_accumulate
 

@@ -147,6 +147,7 @@ def test_a_seeded_run_that_crashed_ends_as_if_it_had_not(kind, tmp_path):
     assert_same(train(plan, tmp_path / "run", seed=1, dataset=toy(), resume=True), whole)
 
 
+@pytest.mark.slow
 def test_it_does_so_wherever_it_crashed(tmp_path):
     """Before its first checkpoint, at the end of an epoch, and after the last step."""
     plan = config(checkpoints="epoch")
