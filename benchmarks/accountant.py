@@ -24,7 +24,7 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method
-from indpriv.accountant.block_accounts.examples import example_blocks
+from indpriv.accountant.account import row_account
 from indpriv.accountant.blocks import in_blocks
 from indpriv.norm_log.batch_norms import ArrayBatchNorms, BatchNormEntries
 
@@ -358,7 +358,7 @@ def known_participation(full: bool) -> list[bool]:
 def rdp_cores(full: bool) -> list[bool]:
     """What the second core brings."""
     log = synthetic_log(200, 200_000)
-    found = example_blocks(log, Method(delta=DELTA))
+    found = row_account(log, Method(delta=DELTA))
     one = best_time(lambda: list(found.blocks(workers=1)), repeats=2)
     two = best_time(lambda: list(found.blocks(workers=2)), repeats=2)
     return [report("200,000 x 200: one thread over two threads", one / two, "times")]

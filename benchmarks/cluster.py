@@ -26,9 +26,9 @@ import numpy as np
 from made_up import COUNTS, HEADER
 
 from indpriv import NormLog
-from indpriv.accountant.blocks import RayPool
+from indpriv.accountant.account import table_for
+from indpriv.accountant.cluster import RayPool
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import table_for
 from indpriv.accountant.pld import loss_sum
 from indpriv.norm_log.writer import NormLogWriter
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # in the order of the data flow
     from indpriv.norm_log.norm_log import NormLog
     from indpriv.example_table import ExampleTable
     from indpriv.round_recorder import RoundRecorder
-    from indpriv.accountant import PrivacyFilter, RiskTable, account, membership_risk
+    from indpriv.accountant import PrivacyFilter, RiskTable, membership_risk
+    from indpriv.accountant.account import account
     from indpriv.epsilon_table import EpsilonTable
     from indpriv.attack_scores import AttackScores
     from indpriv.attack_signals import AttackSignals

@@ -11,7 +11,6 @@ import pytest
 
 from indpriv import EvidenceError, InputError, NormLog, account
 from indpriv._storage import RemotePath, is_remote, location, remote_path
-from indpriv.accountant import per_example
 from indpriv.analysis import variants
 from indpriv.audit import audit, read_audit
 from indpriv.cli import run
@@ -169,7 +168,9 @@ def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
     kept = server.keys("runs", "audits/tiny")
     assert sorted(key.rpartition("/")[2] for key in kept) == ["_account.json", "part-00000.parquet"]
     computed = []
-    monkeypatch.setattr(per_example, "block_account", lambda *_: computed.append(1))
+    monkeypatch.setattr(
+        sys.modules["indpriv.accountant.account"], "block_account", lambda *_: computed.append(1)
+    )
     words = ["--output-dir", target, "--delta", str(DELTA), "--set", "bucket_is_private"]
     assert run(["audit", source, *words]) == 0
     assert not computed  # the part that lay there was used

@@ -12,8 +12,8 @@ import pytest
 
 import indpriv
 from indpriv._files import write_json
+from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
 from indpriv.audit import RecordedRun, fidelity_against_k
 from indpriv.epsilon_table import DISCLAIMER

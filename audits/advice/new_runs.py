@@ -150,7 +150,7 @@ def _trial(
 
 def account_run(path: Path, method: MethodOptions) -> tuple[EpsilonTable, RecordedRun]:
     """The epsilons of a recorded run, and what else is known about it."""
-    from indpriv.accountant.per_example import table_for
+    from indpriv.accountant.account import table_for
     from indpriv.analysis.recorded_run import recorded_run
     from indpriv.audit.method_of_run import method_of_run
     from indpriv.norm_log.norm_log import open_run

@@ -6,9 +6,9 @@ for several runs on the same people together; `composed_epsilons` evaluates five
 composition rules, for comparison only.
 """
 
+from indpriv.accountant.account import account
 from indpriv.accountant.composition import Tuning, compose, composed_epsilons
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import account
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.risk import RiskTable, membership_risk
 from indpriv.accountant.units import cap_rows

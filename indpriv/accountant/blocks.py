@@ -1,45 +1,185 @@
-"""Streams the records of a log through work on blocks of examples: threads, or Ray. Sensitive."""
+"""An account in blocks of examples or units: records stream through threads or Ray. Sensitive.
+
+Every account of one log is computed in this way, whatever its relation, so that it streams, goes on
+where it was stopped, and runs on other machines.
+"""
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
-import platform
-import socket
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
-from importlib.metadata import version
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
-from indpriv._arrays import IntArray
-from indpriv._files import ROW_GROUP_SIZE, sha256
-from indpriv.errors import InputError
+from indpriv._arrays import FloatArray, Ids, IntArray
+from indpriv._files import ROW_GROUP_SIZE
+from indpriv._progress import Progress
+from indpriv.accountant.cluster import RayPool, n_cores, run_ahead
+from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
 _READ_BYTES = 1 << 26  # of codes and batch norms that are read together
+_BLOCK_BYTES = 1 << 26  # of what is computed for a block: memory does not grow with the examples
 _ENTRY_BYTES = 16  # of a batch norm, at most
 _MOST_ROWS = 1 << 14  # of the units of a block, unless one alone has more
 _SHARES = 8  # of the blocks, for each task that runs at once: they end at about the same time
 WHERE = ("local", "ray")
-_RETRIES = 100  # of a task whose worker dies
-_ANSWERS_WITHIN = 10.0  # seconds
-_IN_WORKER = threading.Event()  # set in a Ray worker
-_PACKAGES = ("indpriv", "numpy", "scipy", "pyarrow")  # that decide the bits of a result
-_CODE = ("*.py", *(f"{name}/**/*.py" for name in ("accountant", "epsilon_table", "norm_log")))
 
 Range = tuple[int, int]  # positions of the first example, and after the last
+Workers = int | RayPool | None  # threads, by default one for each core, or a cluster
 Result = TypeVar("Result")
+Found = TypeVar("Found", bound=Sized)  # about the units of a block, whose number is its length
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """Bounds of the epsilon of each of n examples; arrays have shape (n,).
+
+    Attributes:
+        epsilon: never below the truth.
+        epsilon_lower: never above it.
+        details: further columns of the accountant.
+    """
+
+    epsilon: FloatArray
+    epsilon_lower: FloatArray
+    details: dict[str, NDArray[np.generic]]
+
+    def __len__(self) -> int:
+        return len(self.epsilon)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Epsilons]) -> Epsilons:
+        """The examples of all parts, which have the same details."""
+        return cls(
+            np.concatenate([part.epsilon for part in parts]),
+            np.concatenate([part.epsilon_lower for part in parts]),
+            {
+                name: np.concatenate([part.details[name] for part in parts])
+                for name in parts[0].details
+            },
+        )
+
+    def take(self, examples: IntArray) -> Epsilons:
+        """The bounds of the examples at these positions."""
+        details = {name: values[examples] for name, values in self.details.items()}
+        return Epsilons(self.epsilon[examples], self.epsilon_lower[examples], details)
+
+
+@dataclass(frozen=True)
+class BlockAccount(Generic[Found]):
+    """The account of a log, by units: examples, or all rows of a person.
+
+    Attributes:
+        log: whose records are read; the rows of a unit lie together in it.
+        ids: (n_units,) of the rows of the table.
+        work: what is found about the units of a block. It can be pickled.
+        table: of the units with these ids, from what was found in their blocks. Its worst case is
+            that of the run, or that of these units where only all of them show it.
+        size: the largest number of units of a block.
+        first_row: (n_units + 1,) where the rows of each unit begin; None if each row is one.
+    """
+
+    log: NormLog
+    ids: Ids
+    work: Callable[[NormLog], Found]
+    table: Callable[[NDArray[np.generic], Sequence[Found]], EpsilonTable]
+    size: int
+    first_row: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def then(self, change: Callable[[EpsilonTable], EpsilonTable]) -> BlockAccount[Found]:
+        """The same account, whose tables are changed in the end."""
+        table = self.table
+        return replace(self, table=lambda ids, found: change(table(ids, found)))
+
+    def tables(
+        self,
+        ranges: Sequence[Range],
+        *,
+        workers: Workers = None,
+        progress: Progress | None = None,
+    ) -> Iterator[EpsilonTable]:
+        """Yield the tables of some ranges of units, each of which begins where blocks do."""
+        blocks = self.blocks(ranges, workers=workers, progress=progress)
+        for start, stop in ranges:
+            found: list[Found] = []
+            while sum(map(len, found)) < stop - start:
+                found.append(next(blocks))
+            yield self.table(self.ids[start:stop], found)
+
+    def blocks(
+        self,
+        ranges: Sequence[Range] | None = None,
+        *,
+        workers: Workers = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Found]:
+        """Yield what is found in the blocks of some ranges of units, by default of all.
+
+        progress: called with (position after a block, all units), once it is done.
+        """
+        ranges = [(0, len(self))] if ranges is None else ranges
+        found = in_blocks(
+            self.log,
+            self.work,
+            size=self.size,
+            ranges=ranges,
+            first_row=self.first_row,
+            workers=workers,
+        )
+        with closing(found):  # nothing runs on if progress or the caller stops it
+            for start, stop in ranges:
+                while start < stop:
+                    block = next(found)
+                    start += len(block)
+                    if progress is not None:
+                        progress(start, len(self))
+                    yield block
+
+
+def tables_of_epsilons(
+    worst_case: float, claim: tuple[str, str], account: Account
+) -> Callable[[NDArray[np.generic], Sequence[Epsilons]], EpsilonTable]:
+    """`BlockAccount.table` where epsilons are found block by block, and the rest is known before.
+
+    Args:
+        worst_case: epsilon of the run.
+        claim: and its reason.
+        account: what epsilons mean.
+    """
+
+    def table(ids: NDArray[np.generic], found: Sequence[Epsilons]) -> EpsilonTable:
+        units = Epsilons.joined(found)
+        return EpsilonTable(
+            example_ids=ids,
+            epsilon=units.epsilon,
+            epsilon_lower=units.epsilon_lower,
+            epsilon_upper=units.epsilon,
+            worst_case_epsilon=worst_case,
+            claim=claim[0],
+            claim_reason=claim[1],
+            account=account,
+            details=units.details,
+        )
+
+    return table
+
+
+def block_size(bytes_per_example: int) -> int:
+    """The number of examples that are accounted at a time."""
+    return max(1, _BLOCK_BYTES // max(1, bytes_per_example))
 
 
 def one_blas_thread(function: AnyFunction) -> AnyFunction:
@@ -48,32 +188,6 @@ def one_blas_thread(function: AnyFunction) -> AnyFunction:
     Blocks have threads of their own.
     """
     return cast(AnyFunction, threadpool_limits.wrap(limits=1, user_api="blas")(function))
-
-
-def n_cores() -> int:
-    """Cores this process may use: one in a Ray worker, whose neighbours have the others."""
-    if _IN_WORKER.is_set():
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Pool(Protocol):
-    """Computes blocks elsewhere than on threads of this process; see `RayPool`."""
-
-    n_tasks: int  # that run at once
-
-    def sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Begins work(*task) elsewhere; what it returns may stand in tasks for the result."""
-        ...
-
-    def in_order(
-        self, work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
-    ) -> Iterator[Result]:
-        """Yield the results of work(*task) in the order of the tasks; both can be pickled."""
-        ...
-
-
-Workers = int | Pool | None  # threads, by default one for each core, or a pool
 
 
 def workers_of(engine: str, workers: int | None = None) -> Workers:
@@ -88,11 +202,10 @@ def in_blocks(
     work: Callable[[NormLog], Result],
     *,
     size: int,
-    start: int = 0,
-    stop: int | None = None,
+    ranges: Sequence[Range] | None = None,
     first_row: IntArray | None = None,
     workers: Workers = None,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield the results of work on consecutive blocks of examples or units, in order.
 
     Memory does not grow with their number, and blocks do not depend on the workers.
@@ -101,50 +214,35 @@ def in_blocks(
         log: the log whose records are read.
         work: takes a block: the log of its examples, in memory.
         size: the largest number of examples, or units, of a block.
-        start: the first example or unit.
-        stop: the one after the last; by default all.
+        ranges: positions of the examples or units, by default of all; no block is of two ranges.
         first_row: (n_units + 1,) where the rows of each unit begin in the log, if blocks are of
             units, whose rows stay together; None if they are of examples.
-        workers: the number of threads, by default one for each core, or a pool.
+        workers: the number of threads, by default one for each core, or a cluster.
 
     Raises:
-        InputError: workers below 1, or a negative position.
+        InputError: workers below 1.
     """
-    n = log.n_examples if first_row is None else len(first_row) - 1
-    stop = n if stop is None else _checks.check_positive_int("stop", stop, minimum=0)
-    start = _checks.check_positive_int("start", start, minimum=0)
-    parts = _parts(log, start, min(stop, n), size, first_row)
-    if workers is None or isinstance(workers, int):
-        blocks = ((block,) for part in parts for block in _read(log, part))
-        yield from in_order(work, blocks, workers)
+    if ranges is None:
+        ranges = [(0, log.n_examples if first_row is None else len(first_row) - 1)]
+    parts = (part for each in ranges for part in _parts(log, *each, size, first_row))
+    if isinstance(workers, int | None):
+        yield from in_order(work, _blocks(log, parts), workers)
         return
-    for results in workers.in_order(partial(_work_on, work), _tasks(log, list(parts), workers)):
+    for results in workers.in_order(partial(_work_on, work), _shares(log, list(parts), workers)):
         yield from results
 
 
 def in_order(
-    work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], workers: Workers = None
+    work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], workers: int | None = None
 ) -> Iterator[Result]:
-    """Yield the results of work(*task) in the order of the tasks; a few tasks run ahead."""
-    if not (workers is None or isinstance(workers, int)):
-        yield from workers.in_order(work, tasks)
-        return
+    """Yield the results of work(*task) in the order of the tasks; a few run ahead on threads."""
     n_threads = n_cores() if workers is None else _checks.check_positive_int("workers", workers)
     if n_threads == 1:
         yield from (work(*task) for task in tasks)
         return
     with ThreadPoolExecutor(n_threads) as pool:
-        running: deque[Future[Result]] = deque()
-        try:
-            for task in tasks:
-                running.append(pool.submit(work, *task))
-                if len(running) > 2 * n_threads:
-                    yield running.popleft().result()
-            while running:
-                yield running.popleft().result()
-        finally:  # after an error, or if the caller stops early
-            for waiting in running:
-                waiting.cancel()
+        begin = partial(pool.submit, work)
+        yield from run_ahead(begin, Future.result, Future.cancel, tasks, n_threads)
 
 
 def _parts(
@@ -169,34 +267,6 @@ def _parts(
             yield list(blocks)
 
 
-def _read(log: NormLog, blocks: list[Range]) -> Iterator[NormLog]:
-    """The logs of consecutive blocks, whose records are read at once."""
-    start = blocks[0][0]
-    read = log.part(start, blocks[-1][1])
-    return (read.part(begin - start, end - start) for begin, end in blocks)
-
-
-def _tasks(
-    log: NormLog, parts: list[list[Range]], pool: Pool
-) -> Iterator[tuple[NormLog, list[Range]]]:
-    """The blocks of each part in shares, each beside the log of its part, which is read once."""
-    read, n_shares = pool.sent(log.part), -(-_SHARES * pool.n_tasks // max(1, len(parts)))
-    for part in parts:
-        start, there = part[0][0], read(part[0][0], part[-1][1])
-        for share in _shares(part, n_shares):
-            yield there, [(begin - start, end - start) for begin, end in share]
-
-
-def _work_on(work: Callable[[NormLog], Result], read: NormLog, blocks: list[Range]) -> list[Result]:
-    return [work(read.part(begin, end)) for begin, end in blocks]
-
-
-def _shares(blocks: list[Range], n: int) -> Iterator[list[Range]]:
-    """Consecutive blocks in at most n shares of nearly the same number of blocks."""
-    ends = np.linspace(0, len(blocks), min(n, len(blocks)) + 1).round().astype(int)
-    return (blocks[begin:end] for begin, end in pairwise(ends.tolist()))
-
-
 def _ranges(
     start: int, stop: int, most: int, first_row: IntArray | None = None, most_rows: int = 0
 ) -> Iterator[Range]:
@@ -210,140 +280,28 @@ def _ranges(
         start = end
 
 
-class RayPool:
-    """Runs tasks on a Ray cluster, each on one core.
+def _blocks(log: NormLog, parts: Iterable[list[Range]]) -> Iterator[tuple[NormLog]]:
+    """The log of each block; the records of a part are read at once."""
+    for part in parts:
+        start = part[0][0]
+        read = log.part(start, part[-1][1])
+        yield from ((read.part(begin - start, end - start),) for begin, end in part)
 
-    Nothing is kept in actors: a task whose worker or node dies runs again elsewhere.
 
-    Attributes:
-        n_tasks: that the cluster is expected to run at once. Twice as many are submitted, and one
-            more, so that no core waits; a cluster with more cores runs all of them.
+def _shares(
+    log: NormLog, parts: list[list[Range]], pool: RayPool
+) -> Iterator[tuple[NormLog, list[Range]]]:
+    """The blocks of each part in shares of nearly equal numbers, each beside the log of its part.
+
+    A part is read once, by a task of its own.
     """
-
-    def __init__(self, ray: Any, n_tasks: int) -> None:
-        self._ray, self.n_tasks = ray, n_tasks
-
-    @classmethod
-    def connect(cls, workers: int | None = None) -> RayPool:
-        """The cluster at RAY_ADDRESS, the one of this machine, or a new one on this machine.
-
-        Args:
-            workers: n_tasks, by default the cores of the cluster.
-
-        Raises:
-            InputError: Ray is not installed, the cluster cannot be reached, or workers below 1.
-        """
-        try:
-            import ray
-        except ImportError as error:
-            raise InputError('engine="ray" needs Ray: pip install "indpriv[ray]"') from error
-        if not ray.is_initialized():
-            _check_answers(os.environ.get("RAY_ADDRESS", ""))
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        return cls(
-            ray, cores if workers is None else _checks.check_positive_int("workers", workers)
-        )
-
-    def sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """See Pool; results lie in Ray's object store, from which workers read them in place."""
-        run = self._ray.remote(_run).options(num_cpus=1, max_retries=_RETRIES)
-        shared = [self._ray.put(work)]  # in a list, Ray does not unpickle it
-        return partial(run.remote, shared, versions())
-
-    def in_order(
-        self, work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
-    ) -> Iterator[Result]:
-        """See Pool; work is sent once, and a few tasks run ahead.
-
-        Raises:
-            InputError: a worker has another version of Python or of a package, or lacks one.
-            Exception: whatever work raises.
-        """
-        begin, running = self.sent(work), deque[Any]()
-        try:
-            for task in tasks:
-                running.append(begin(*task))
-                if len(running) > 2 * self.n_tasks:
-                    yield self._result(running.popleft())
-            while running:
-                yield self._result(running.popleft())
-        finally:  # after an error, or if the caller stops early
-            for waiting in running:
-                self._ray.cancel(waiting)
-
-    def _result(self, running: Any) -> Any:
-        full = (
-            "the disk of a Ray node is full: free it, or start Ray with another directory for what "
-            "it spills (ray start --temp-dir)"
-        )
-        try:
-            return self._ray.get(running)
-        except self._ray.exceptions.OutOfDiskError as error:
-            raise InputError(full) from error
-        except self._ray.exceptions.RayTaskError as error:
-            cause: BaseException = error
-            while isinstance(cause, self._ray.exceptions.RayTaskError):  # of the task that read
-                cause = cause.cause
-            if isinstance(cause, ModuleNotFoundError):
-                raise InputError(
-                    f"a Ray worker cannot import {cause.name}: install indpriv on every node"
-                ) from error
-            if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-                raise InputError(full) from error
-            raise cause from error
+    read, n_shares = pool.sent(log.part), -(-_SHARES * pool.n_tasks // max(1, len(parts)))
+    for part in parts:
+        start, there = part[0][0], read(part[0][0], part[-1][1])
+        blocks = [(begin - start, end - start) for begin, end in part]
+        ends = np.linspace(0, len(blocks), min(n_shares, len(blocks)) + 1).round().astype(int)
+        yield from ((there, blocks[begin:end]) for begin, end in pairwise(ends.tolist()))
 
 
-def _check_answers(address: str) -> None:
-    """InputError if nothing listens at an address with a port; Ray itself tries for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN).close()
-    except OSError as error:
-        raise InputError(
-            f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start one with `ray start "
-            "--head`, or unset RAY_ADDRESS to use this machine"
-        ) from error
-
-
-def _run(shared: list[Any], of_driver: dict[str, str], *task: Any) -> Any:
-    """The result of one task; InputError if this worker has other versions than the driver."""
-    for name, here in versions().items():
-        if here != of_driver.get(name):
-            raise InputError(
-                f"a Ray worker has {name} {here}, and this process {of_driver.get(name)}: results "
-                "could depend on where they are computed; install the same on every node"
-            )
-    if not _IN_WORKER.is_set():  # for good: the limit takes a while to set
-        _IN_WORKER.set()
-        threadpool_limits(1, user_api="blas")  # as in the process that prepared the work
-    return _unpickled(shared[0])(*task)
-
-
-@lru_cache(maxsize=2)  # what reads, and what computes
-def _unpickled(shared: Any) -> Callable[..., Any]:
-    """The work of the tasks, once in each worker process, with the tables that it has filled."""
-    import ray
-
-    return cast(Callable[..., Any], ray.get(shared))
-
-
-@lru_cache
-def versions() -> dict[str, str]:
-    """Versions of all that decides the bits of a result."""
-    packages = {name: version(name) for name in _PACKAGES}
-    code = code_hash(Path(_checks.__file__).parent)
-    return {"Python": platform.python_version(), **packages, "indpriv's code": code}
-
-
-def code_hash(package: Path) -> str:
-    """Hash of the sources that decide a result: in a checkout they change, the version does not."""
-    found = hashlib.sha256()
-    for path in sorted({path for pattern in _CODE for path in package.glob(pattern)}):
-        found.update(f"{path.relative_to(package).as_posix()}\0{sha256(path)}\0".encode())
-    return found.hexdigest()[:16]
-
-
-versions()  # now: the files of a checkout may be others than those that were imported later
+def _work_on(work: Callable[[NormLog], Result], read: NormLog, blocks: list[Range]) -> list[Result]:
+    return [work(read.part(begin, end)) for begin, end in blocks]

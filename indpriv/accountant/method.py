@@ -1,4 +1,4 @@
-"""How epsilons are computed: the checked arguments of `indpriv.account`."""
+"""How a log is accounted: the checked arguments of `indpriv.account`, and what epsilons mean."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv.accountant.histogram.governing_norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import check_orders
+from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
+from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.validation import NEIGHBOURING
 
-ACCOUNTANTS = ("rdp", "pld")  # an engine of each is in `indpriv.accountant.engines`
+# Of each accountant: the largest relative change of others' epsilons without one person, by the
+# rounding of floating-point numbers
+NUMERICAL_NOISE = {"rdp": "1e-14", "pld": "1e-9"}
+ACCOUNTANTS = tuple(NUMERICAL_NOISE)  # an engine of each is in `indpriv.accountant.account`
 CONVERSIONS = ("canonne2020", "mironov2017")
 PRESETS = ("yu2023",)
 PARTICIPATION = ("secret", "known")
@@ -94,3 +101,68 @@ class Method:
     def rdp_orders(self) -> NDArray[np.float64] | None:
         """(n_orders,) exactly these Rényi orders; None for the search over the default grid."""
         return None if self.orders is None else np.asarray(self.orders, np.float64)
+
+
+def owners_of(log: NormLog) -> NDArray[np.generic] | None:
+    """(n_examples,) the unit of each row; None if each row is accounted for itself."""
+    return None if log.unit == "example" else log.unit_ids
+
+
+def warn_of_delta(log: NormLog, method: Method) -> None:
+    """Warn with PrivacyWarning if delta is at least 1/n, of n examples or units."""
+    owners = owners_of(log)
+    n = log.n_examples if owners is None else len(pd.unique(owners))
+    if method.delta * n >= 1:
+        _checks.warn_caller(
+            f"delta={method.delta:g} is at least 1/n = {1 / n:g}: it would allow publishing a "
+            f"random {log.unit} in full; pass a delta well below 1/n"
+        )
+
+
+def check_coins(log: NormLog) -> None:
+    """InputError if rows share coins, which then amplify nothing."""
+    if log.sampler == "by_client":
+        raise InputError(
+            'sampler="by_client" with secret participation: all rows of a client share one coin, '
+            "and the rest of its update tells whether it took part, so coins amplify nothing; pass "
+            'participation="known"'
+        )
+
+
+def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
+    """InputError unless a step is the pair of adding an example to a Poisson sample.
+
+    It is another one if rows share coins, batches were truncated, or an example is replaced.
+    """
+    check_coins(log)
+    if relation == "replace_one":
+        raise InputError(
+            f"{what} with secret participation is of an added or removed example, and this log is "
+            'of neighbouring="replace_one"; pass participation="known"'
+        )
+    if log.truncation is not None:
+        raise InputError(
+            f"{what} assumes Poisson sampling, and batches were truncated at "
+            f"max_batch_size={log.truncation.max_batch_size}; indpriv.account allows for that"
+        )
+
+
+def account_of(log: NormLog, method: Method) -> Account:
+    """What an epsilon of one row of this log by this method means."""
+    return Account(
+        delta=method.delta,
+        unit=log.unit,
+        neighbouring=method.relation_of(log.neighbouring),
+        sampler=log.sampler,
+        participation=method.participation,
+        accountant=method.accountant,
+        conversion=method.conversion,
+        between_records=method.between_records,
+        rounding=0.0 if log.levels is None else log.levels.rounding,
+        rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
+        total_steps=log.total_steps,
+        recorded_share=log.coverage,
+        tolerance=method.tolerance if method.accountant == "pld" else 0.0,
+        max_batch_size=None if log.truncation is None else log.truncation.max_batch_size,
+        clipping_norm_epsilon=clipping_norm_cost(log, method.relation_of(log.neighbouring), 1),
+    )

@@ -19,7 +19,7 @@ from indpriv._likelihood import log_likelihood_ratio
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.mechanisms import Mechanisms
-from indpriv.accountant.prepared import check_poisson_pairs
+from indpriv.accountant.method import check_poisson_pairs
 from indpriv.norm_log.norm_log import NormLog
 
 _SPACING = 1 / 16  # of the trapezoid rule, in standard deviations, over the largest shift above 1

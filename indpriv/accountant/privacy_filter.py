@@ -20,6 +20,7 @@ rows would be charged is no bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -28,15 +29,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv._progress import Advance
-from indpriv.accountant.block_accounts.account import BlockAccount, BlockWork, first_rows
-from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.blocks import BlockAccount, Epsilons
 from indpriv.accountant.histogram.unit_cells import MOST_ROWS, EqualRows
-from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import owners_of
+from indpriv.accountant.method import Method, owners_of
 from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
 from indpriv.accountant.rdp_orders import epsilon_offsets
-from indpriv.accountant.units import Units
+from indpriv.accountant.units import Units, first_rows
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import Filtered, NormLog
@@ -229,36 +227,28 @@ def _relative(log: NormLog, row: int, max_grad_norm: float) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class _FilteredWork:
-    """See BlockWork.
+class _FilteredBounds:
+    """Bounds of each unit of a block.
 
     Attributes:
-        steps: the work on a block without the filter.
+        steps: these bounds without the filter.
         policy: the filter.
         offset: what the conversion adds to a divergence at its order.
         epsilon: that the filter guarantees.
     """
 
-    steps: BlockWork[Epsilons]
+    steps: Callable[[NormLog], Epsilons]
     policy: PrivacyFilter
     offset: float
     epsilon: float
 
-    def watched(self, advance: Advance) -> _FilteredWork:
-        """See BlockWork."""
-        return replace(self, steps=self.steps.watched(advance))
-
-    def filled(self, block: NormLog) -> _FilteredWork:
-        """See BlockWork."""
-        return replace(self, steps=self.steps.filled(block))
-
-    def block(self, block: NormLog) -> Epsilons:
+    def __call__(self, block: NormLog) -> Epsilons:
         """Bounds by the steps, by the cap, and by what each unit spent.
 
         Raises:
             EvidenceError: by the log itself a unit spent more than the cap.
         """
-        found, left_out_at = self.steps.block(block), cast(Filtered, block.filtered).left_out_at
+        found, left_out_at = self.steps(block), cast(Filtered, block.filtered).left_out_at
         starts = first_rows(block)
         spent = np.maximum.reduceat(self.policy.spent(block, left_out_at), starts)
         beyond = np.flatnonzero(spent > self.policy.rdp_cap * _SUMMED)
@@ -307,5 +297,5 @@ def under_filter(account: BlockAccount[Epsilons], method: Method) -> BlockAccoun
             account=replace(table.account, privacy_filter=filtered),
         )
 
-    work = _FilteredWork(account.work, policy, float(offset[0]), guaranteed)
+    work = _FilteredBounds(account.work, policy, float(offset[0]), guaranteed)
     return replace(account, work=work).then(change)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.blocks import Epsilons
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.method import Method
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
@@ -26,8 +25,6 @@ class RdpEngine:
         accountant: turns counts into epsilons.
         worst_case: of the run.
     """
-
-    numerical_noise: ClassVar[str] = "1e-14"
 
     histogram: Histogram
     accountant: RdpAccountant

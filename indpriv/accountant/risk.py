@@ -18,15 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.account import checked
+from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.claims import claim_if_known, claim_of
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
-from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import (
+from indpriv.accountant.method import (
+    Method,
     account_of,
-    block_size,
     check_poisson_pairs,
-    checked,
     owners_of,
     warn_of_delta,
 )
@@ -228,17 +227,13 @@ class PreparedRisk:
     readings: Readings
     worst_case: Risk
 
-    def blocks(
-        self, start: int = 0, stop: int | None = None, *, workers: int | None = None
-    ) -> Iterator[Risk]:
-        """Yield the risk of consecutive blocks of the examples at positions start to stop.
+    def blocks(self, *, workers: int | None = None) -> Iterator[Risk]:
+        """Yield the risk of consecutive blocks of examples.
 
         Memory does not grow with their number. workers: threads, by default one for each core.
         """
         size = block_size(self.upper.bytes_per_example + 16 * len(self.upper.mechanisms))
-        yield from in_blocks(
-            self.log, self._block, size=size, start=start, stop=stop, workers=workers
-        )
+        yield from in_blocks(self.log, self._block, size=size, workers=workers)
 
     def _block(self, block: NormLog) -> Risk:
         up = self.upper.participations(block)

@@ -67,13 +67,12 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.blocks import Epsilons
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.unit_cells import EqualRows
-from indpriv.accountant.method import Method
+from indpriv.accountant.method import Method, check_poisson_pairs, owners_of
 from indpriv.accountant.pld.brackets import FALLBACK
 from indpriv.accountant.pld.unit_losses import UPPER, UnitSteps, unit_epsilon
-from indpriv.accountant.prepared import check_poisson_pairs
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.accountant.worst_case import clipped_steps
@@ -117,6 +116,26 @@ class Units:
         numbers = np.empty(len(self.positions), np.int64)
         numbers[self.positions] = np.repeat(np.arange(len(self)), self.n_rows)
         return numbers
+
+
+def rows_together(log: NormLog, units: Units) -> tuple[NormLog, IntArray]:
+    """The log with the rows of each unit together, and where these begin (n_units + 1,).
+
+    If they do not lie like that already, the log is read into memory.
+    """
+    as_they_lie = len(units.positions) == log.n_examples and bool(
+        np.all(np.diff(units.positions) == 1)
+    )
+    first_row = np.append(units.starts, len(units.positions))
+    return log if as_they_lie else log.take(units.positions), first_row
+
+
+def first_rows(block: NormLog) -> IntArray:
+    """(n_units,) where the rows of each unit of a block begin; they lie together in it."""
+    owners = owners_of(block)
+    if owners is None:
+        return np.arange(block.n_examples)
+    return np.flatnonzero(np.append(True, owners[1:] != owners[:-1]))
 
 
 def tight_bounds(units: Iterable[UnitSteps], method: Method, limit: FloatArray) -> Epsilons:

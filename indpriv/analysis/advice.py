@@ -27,8 +27,8 @@ from scipy import stats
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv._progress import Advance
+from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import table_for
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range

@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition
 from indpriv._plain import AtLeastZero, Count, Share
-from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.claims import uses_batch_norms
 from indpriv.accountant.histogram.governing_norms import GoverningNorms
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import block_size
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.worst_case import worst_case_rdp
 from indpriv.analysis.groups import MIN_GROUP

@@ -12,8 +12,8 @@ import numpy as np
 from indpriv._arrays import IntArray
 from indpriv._columns import Partition, grouping_of, known_columns, rows_at
 from indpriv._progress import StageProgress, silent
+from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import table_for
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity import (

@@ -11,7 +11,7 @@ import pandas as pd
 
 from indpriv._columns import partition
 from indpriv._progress import StageProgress, advancing, silent
-from indpriv.accountant.per_example import table_for
+from indpriv.accountant.account import table_for
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
 from indpriv.analysis.audited_run import choose_groups
 from indpriv.analysis.guarantee import guarantee_of

@@ -9,7 +9,7 @@ import pandas as pd
 
 from indpriv._checks import check_choice
 from indpriv._files import first_at
-from indpriv.accountant.per_example import table_for
+from indpriv.accountant.account import table_for
 from indpriv.accountant.predicted_evidence import PredictedEvidence, predicted_evidence
 from indpriv.analysis.attacks.attributes import AttributeFindings, attribute_attacks
 from indpriv.analysis.attacks.canaries import CanaryResults, measure_gradient_canaries

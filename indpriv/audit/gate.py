@@ -25,8 +25,8 @@ from indpriv._facts import PASSED
 from indpriv._formatting import format_delta, format_epsilon, format_share
 from indpriv._reading import named
 from indpriv._storage import location
+from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import table_for
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.guarantee import SUPPORTED, guarantee_of_run

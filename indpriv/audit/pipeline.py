@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import location, location_to_write
-from indpriv.accountant.blocks import versions, workers_of
-from indpriv.accountant.per_example import account_parts
+from indpriv.accountant.account import account_parts
+from indpriv.accountant.blocks import workers_of
+from indpriv.accountant.cluster import versions
 from indpriv.analysis.attacks.membership import attack_table, attacks_of, unit_attack_table
 from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup, look_up

@@ -40,7 +40,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._shown import clean
-from indpriv.accountant.engines import ENGINES
+from indpriv.accountant.method import NUMERICAL_NOISE
 from indpriv.analysis.guarantee import STANDS
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
@@ -170,7 +170,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
             "depends on the other people in the data; for a release, audit with the RDP accountant "
             f"or with --set tolerance={_NARROWEST:g}"
         )
-    if float(ENGINES[accountant].numerical_noise) > _LAST_DIGITS:
+    if float(NUMERICAL_NOISE[accountant]) > _LAST_DIGITS:
         warnings.warn(
             f"with the {accountant.upper()} accountant each person's epsilon depends on the other "
             "people in the data within its numerical error, which can move another person from one "
@@ -242,7 +242,7 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
         clipping=summary["run"]["max_grad_norm"],
         claim=summary["claim"],
         undeclared=declared_choices(summary) is None,
-        numerical_noise=ENGINES[account["accountant"]].numerical_noise,
+        numerical_noise=NUMERICAL_NOISE[account["accountant"]],
     )
 
 

@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 
 import indpriv.accountant.blocks
+import indpriv.accountant.cluster
 from every_account import ACCOUNTS, QUICK
 from indpriv import NormLog, account
-from indpriv._row_tables import RowTables
-from indpriv.accountant.block_accounts import account as block_account
-from indpriv.accountant.blocks import RayPool, in_blocks, n_cores, versions
+from indpriv.accountant.account import account_parts, table_for
+from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.cluster import RayPool, n_cores, versions
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import account_parts, table_for
-from indpriv.accountant.pld.loss_sum import _of_bytes
-from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.errors import EvidenceError, InputError
 from synthetic import small_run, write_run
 
@@ -119,68 +117,11 @@ def test_a_pool_reads_each_part_once(monkeypatch):
     assert read == [(start, start + 500) for start in range(0, 2000, 500)]
 
 
-def test_tables_go_to_workers_already_filled(monkeypatch):
-    log, made, plain = log_of(100_000), [], RdpAccountant._rows
-
-    def rows(self, wanted):
-        found = plain(self, wanted)
-        made.append(int(found[1].sum()))
-        return found
-
-    class Pool(PicklingPool):
-        def sent(self, work):
-            made.append(None)
-            return super().sent(work)
-
-    monkeypatch.setattr(RdpAccountant, "_rows", rows)
-    monkeypatch.setattr(block_account, "_ONE_IN", 10)
-    table_for(log, Method(delta=DELTA), workers=Pool())
-    before = sum(made[: made.index(None)])
-    after = sum(new for new in made[made.index(None) :] if new is not None)
-    assert before > after > 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="laws"),
-        pytest.param({"rounding": 0}, id="nodes", marks=pytest.mark.slow),
-    ],
-)
-def test_tables_of_laws_go_to_workers_already_filled(monkeypatch, options):
-    log, method = log_of(30, **options), Method(delta=DELTA, accountant="pld")
-    made, plain = [], RowTables.rows
-
-    def rows(self, key, needed, make):
-        def counted(missing):
-            made.append(len(missing))
-            return make(missing)
-
-        return plain(self, key, needed, counted)
-
-    class OtherProcess(PicklingPool):
-        def in_order(self, work, tasks):
-            work = read_only(work, between=_of_bytes.cache_clear)
-            made.clear()
-            return (work(*task) for task in tasks)
-
-    monkeypatch.setattr(RowTables, "rows", rows)
-    found = {}
-    for one_in in (2, 1000):  # of the examples, that fill tables before
-        monkeypatch.setattr(block_account, "_ONE_IN", one_in)
-        _of_bytes.cache_clear()
-        table = table_for(log, method, workers=OtherProcess())
-        found[one_in] = sum(made), table.epsilon, table.epsilon_lower
-    assert 0 < found[2][0] < 0.8 * found[1000][0]
-    assert np.array_equal(found[2][1], found[1000][1])
-    assert np.array_equal(found[2][2], found[1000][2])
-
-
 def test_a_ray_worker_uses_one_core(monkeypatch):
-    monkeypatch.setattr(indpriv.accountant.blocks, "_IN_WORKER", threading.Event())
-    monkeypatch.setattr(indpriv.accountant.blocks, "threadpool_limits", lambda *_, **__: None)
+    monkeypatch.setattr(indpriv.accountant.cluster, "_IN_WORKER", threading.Event())
+    monkeypatch.setattr(indpriv.accountant.cluster, "threadpool_limits", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda shared: n_cores))
-    assert indpriv.accountant.blocks._run([None], versions()) == 1
+    assert indpriv.accountant.cluster._run([None], versions()) == 1
     assert n_cores() == 1
 
 
@@ -284,7 +225,7 @@ def test_a_full_disk_of_a_worker_is_named(ray):
 @pytest.mark.slow
 def test_other_versions_are_refused(ray, monkeypatch):
     monkeypatch.setattr(
-        indpriv.accountant.blocks, "versions", lambda: {"Python": "3.99", "numpy": "1.0"}
+        indpriv.accountant.cluster, "versions", lambda: {"Python": "3.99", "numpy": "1.0"}
     )
     with pytest.raises(InputError, match=r"a Ray worker has .*, and this process .*install the"):
         account(log_of(100), delta=DELTA, engine="ray")

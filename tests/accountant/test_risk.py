@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 import oracles
 from indpriv import InputError, NormLog, account
-from indpriv.accountant import Method, blocks, membership_risk, prepared
+from indpriv.accountant import Method, blocks, membership_risk
 from indpriv.accountant import risk as risk_module
 from indpriv.accountant.risk import prepare_risk, worst_case_risk
 from indpriv.analysis.guarantee import true_positive_bound
@@ -107,7 +107,7 @@ def test_the_frame_names_rates_and_carries_what_the_figures_mean(table):
 @pytest.mark.slow
 def test_blocks_do_not_change_the_answer_and_progress_is_reported(table, monkeypatch):
     monkeypatch.setattr(blocks, "_READ_BYTES", 6 * 4)
-    monkeypatch.setattr(prepared, "_HISTOGRAM_BYTES", 2 * 5000)
+    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 2 * 5000)
     seen = []
     parted = membership_risk(
         make_log(),
@@ -125,8 +125,11 @@ def test_blocks_do_not_change_the_answer_and_progress_is_reported(table, monkeyp
         np.testing.assert_allclose(getattr(parted.individual, name), whole, rtol=3e-6)
     part = next(
         prepare_risk(
-            make_log(), Method(delta=1e-5, accountant="pld"), epsilon=[], false_positive_rate=0.1
-        ).blocks(3, 5)
+            make_log().part(3, 5),
+            Method(delta=1e-5, accountant="pld"),
+            epsilon=[],
+            false_positive_rate=0.1,
+        ).blocks()
     )
     np.testing.assert_allclose(part.advantage, table.individual.advantage[3:5], rtol=3e-6)
 

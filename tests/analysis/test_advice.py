@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog
+from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import table_for
 from indpriv.analysis import advice
 from indpriv.analysis.advice import MOST_NOISE, Group, read_quantiles, remedies
 from indpriv.norm_log.norm_log import clipped_lower, coarser, noisier

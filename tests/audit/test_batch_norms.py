@@ -12,7 +12,7 @@ from rich.console import Console
 
 from indpriv import ExampleTable
 from indpriv.accountant import Method
-from indpriv.accountant.per_example import table_for
+from indpriv.accountant.account import table_for
 from indpriv.analysis.fidelity import free_fidelity
 from indpriv.audit import audit
 from indpriv.norm_log.norm_log import NormLog

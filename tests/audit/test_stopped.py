@@ -13,12 +13,10 @@ import pytest
 from every_account import ACCOUNTS, DELTA, QUICK, N
 from indpriv import InputError, _files, account
 from indpriv._files import OneWriter, read_parquet
-from indpriv.accountant import blocks
-from indpriv.accountant.block_accounts import account as block_accounts
-from indpriv.accountant.block_accounts.account import first_rows
-from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import account_parts
-from indpriv.accountant.prepared import owners_of
+from indpriv.accountant import blocks, cluster
+from indpriv.accountant.account import account_parts
+from indpriv.accountant.method import Method, owners_of
+from indpriv.accountant.units import first_rows
 from indpriv.audit import audit
 from indpriv.audit.audit_directory import in_progress
 from indpriv.epsilon_table import parts
@@ -41,7 +39,7 @@ def parts_of_50(monkeypatch):
 @pytest.fixture
 def computed(monkeypatch):
     """The ids of the units that were computed: of examples, or of people."""
-    found, plain = [], block_accounts.in_blocks
+    found, plain = [], blocks.in_blocks
 
     def counted(log, work, **options):
         def seen(block):
@@ -52,7 +50,7 @@ def computed(monkeypatch):
 
         return plain(log, seen, **options)
 
-    monkeypatch.setattr(block_accounts, "in_blocks", counted)
+    monkeypatch.setattr(blocks, "in_blocks", counted)
     return found
 
 
@@ -192,10 +190,10 @@ def test_parts_by_other_code_of_the_same_version_are_not_kept(
 ):
     run, output = write_run(tmp_path / "run", *artifacts), tmp_path / "audit"
     package = tmp_path / "indpriv"
-    shutil.copytree(Path(blocks.__file__).parents[1], package)
-    assert blocks.code_hash(package) == blocks.versions()["indpriv's code"]
+    shutil.copytree(Path(cluster.__file__).parents[1], package)
+    assert cluster.code_hash(package) == cluster.versions()["indpriv's code"]
     (package / "report" / "pdf.py").write_text("")  # decides no epsilon
-    assert blocks.code_hash(package) == blocks.versions()["indpriv's code"]
+    assert cluster.code_hash(package) == cluster.versions()["indpriv's code"]
 
     def stop(stage, done, total):
         if stage == "analysing":
@@ -206,11 +204,11 @@ def test_parts_by_other_code_of_the_same_version_are_not_kept(
     computed.clear()
     changed = package / "accountant" / "histogram" / "levels.py"
     changed.write_text("another way")
-    monkeypatch.setattr(blocks._checks, "__file__", str(package / "_checks.py"))
-    blocks.versions.cache_clear()
+    monkeypatch.setattr(cluster._checks, "__file__", str(package / "_checks.py"))
+    cluster.versions.cache_clear()
     with pytest.warns(PrivacyWarning, match="5 parts of another account, which was stopped"):
         audit(run, output, delta=DELTA)
-    blocks.versions.cache_clear()
+    cluster.versions.cache_clear()
     assert sorted(computed) == list(range(240))
 
 

@@ -7,7 +7,7 @@ import indpriv.analysis.variants
 from indpriv import NormLog
 from indpriv._columns import partition
 from indpriv.accountant import Method
-from indpriv.accountant.per_example import table_for
+from indpriv.accountant.account import table_for
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.variants import compared_positions
 from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity

@@ -20,9 +20,8 @@ from command_lines import run
 from indpriv import cli
 from indpriv._columns import to_floats
 from indpriv._files import read_json
-from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.histogram.governing_norms import BETWEEN_RECORDS
-from indpriv.accountant.method import PARTICIPATION, PRESETS
+from indpriv.accountant.method import ACCOUNTANTS, PARTICIPATION, PRESETS
 from indpriv.accountant.rdp_orders import CONVERSIONS
 from indpriv.analysis.summary import SCHEMA_VERSION
 from indpriv.attack_signals import AttackSignals, from_losses
@@ -121,7 +120,7 @@ def test_settings_are_explained_without_arguments(name, key, capsys):
 @pytest.mark.parametrize(
     ("key", "choices"),
     {
-        "accountant": ENGINES,
+        "accountant": ACCOUNTANTS,
         "conversion": CONVERSIONS,
         "between_records": BETWEEN_RECORDS,
         "preset": PRESETS,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from indpriv._arrays import FloatArray
+from indpriv.accountant.blocks import Epsilons
 from indpriv.accountant.composition.joined_runs import KnownCells, RunPart
-from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.method import Method

@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import Workers, in_order
+from indpriv.accountant.blocks import Epsilons, block_size, in_order
 from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
 from indpriv.accountant.composition.checked_runs import (
     checked_logs,
@@ -34,13 +34,11 @@ from indpriv.accountant.composition.joined_runs import (
     RunPart,
 )
 from indpriv.accountant.composition.tuning import Tuning, least_epsilon
-from indpriv.accountant.engine import Epsilons, joined
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
-from indpriv.accountant.method import Method
+from indpriv.accountant.method import Method, account_of
 from indpriv.accountant.pld.engine import bracketed, labelled
-from indpriv.accountant.prepared import account_of, block_size
 from indpriv.accountant.rdp_engine import rdp_bounds
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.clipping_norm import details_with_release
@@ -122,7 +120,7 @@ def _composed(
     methods: Sequence[Method],
     tuning: Tuning | None,
     progress: Progress | None,
-    workers: Workers,
+    workers: int | None,
 ) -> EpsilonTable:
     """The table of logs that were checked; methods: of each."""
     method = methods[0]
@@ -206,7 +204,7 @@ def _epsilons(
     n: int,
     method: Method,
     progress: Progress | None,
-    workers: Workers,
+    workers: int | None,
 ) -> Epsilons:
     """Bounds of everyone, before they are limited by a worst case."""
     slow = any(isinstance(part.cells, UnitCells) for part in parts)
@@ -228,7 +226,7 @@ def _epsilons(
         found.append(part)
         if progress is not None:
             progress(done, n)
-    return joined(found)
+    return Epsilons.joined(found)
 
 
 def _known_epsilons(parts: Sequence[RunPart], n: int, method: Method) -> Epsilons:

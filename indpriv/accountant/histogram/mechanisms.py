@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.blocks import n_cores
+from indpriv.accountant.cluster import n_cores
 from indpriv.accountant.rdp import renyi_divergences
 
 _WORTH_THREADS = 20_000  # divergences that take longer than starting a thread

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.blocks import n_cores
+from indpriv.accountant.cluster import n_cores
 from indpriv.accountant.histogram.counts import Counts, bytes_of, collected
 from indpriv.accountant.histogram.governing_norms import AT_CLIPPING_NORM, GoverningNorms
 from indpriv.accountant.histogram.lattice import neighbours

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 
 from indpriv._arrays import FloatArray
 from indpriv._progress import Advance, unheard
-from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.blocks import Epsilons
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.histogram.lattice import Lattice
@@ -67,8 +67,6 @@ class PldEngine:
         advance: called while a block takes long.
         laws: of which tables are filled that go along where the engine is sent.
     """
-
-    numerical_noise: ClassVar[str] = "1e-9"
 
     method: Method
     rdp: RdpEngine

@@ -15,20 +15,18 @@ The bound does not depend on the norm of an example: each one has the worst case
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from indpriv._arrays import FloatArray
 from indpriv._files import ROW_GROUP_SIZE
-from indpriv._progress import Advance
-from indpriv.accountant.block_accounts.account import BlockAccount, tables_of_epsilons
+from indpriv.accountant.blocks import BlockAccount, Epsilons, tables_of_epsilons
 from indpriv.accountant.claims import claim_of_worst_case
-from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
-from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import account_of, owners_of, warn_of_delta
+from indpriv.accountant.method import Method, account_of, owners_of, warn_of_delta
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.pairs import tight_worst_case
 from indpriv.accountant.worst_case import worst_case_steps
@@ -102,25 +100,9 @@ class _FixedSize:
         return np.stack([fixed_size_divergences(u, q, orders) for u, q in pairs], axis=1)
 
 
-@dataclass(frozen=True)
-class _SameForAll:
-    """See BlockWork: every example has the bounds of one."""
-
-    one: Epsilons
-
-    def watched(self, advance: Advance) -> _SameForAll:
-        """See BlockWork."""
-        return self
-
-    def filled(self, block: NormLog) -> _SameForAll:
-        """See BlockWork."""
-        return self
-
-    def block(self, block: NormLog) -> Epsilons:
-        """See BlockWork."""
-        n, one = block.n_examples, self.one
-        details = {name: np.repeat(value, n) for name, value in one.details.items()}
-        return Epsilons(np.repeat(one.epsilon, n), np.repeat(one.epsilon_lower, n), details)
+def _same_for_all(one: Epsilons, block: NormLog) -> Epsilons:
+    """Every example of a block has the bounds of one."""
+    return one.take(np.zeros(block.n_examples, np.int64))
 
 
 def fixed_size_blocks(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
@@ -141,7 +123,7 @@ def fixed_size_blocks(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
     if method.accountant == "pld":
         worst = tight_worst_case(log, method, worst)
     orders = {"best_order": found.best_order, "order_at_boundary": found.order_at_boundary}
-    work = _SameForAll(Epsilons(np.array([worst]), np.zeros(1), orders))
+    work = partial(_same_for_all, Epsilons(np.array([worst]), np.zeros(1), orders))
     nothing = replace(
         log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0], batch_norms=None
     )

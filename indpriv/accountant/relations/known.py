@@ -11,22 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._progress import Advance, Progress
-from indpriv.accountant.block_accounts.account import BlockAccount, first_rows, rows_together
-from indpriv.accountant.blocks import Workers
+from indpriv._progress import Progress
+from indpriv.accountant.blocks import BlockAccount, Workers
 from indpriv.accountant.claims import claim_if_known
-from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import account_of
+from indpriv.accountant.method import Method, account_of
 from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.accountant.relations.entries import SquaredShifts, squared_shifts
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
-from indpriv.accountant.units import Units
+from indpriv.accountant.units import Units, first_rows, rows_together
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -82,33 +81,19 @@ class _BlockShifts:
         )
 
 
-@dataclass(frozen=True)
-class _KnownWork:
-    """See BlockWork; opposite: see `squared_shifts`."""
-
-    opposite: float
-
-    def watched(self, advance: Advance) -> _KnownWork:
-        """See BlockWork."""
-        return self
-
-    def filled(self, block: NormLog) -> _KnownWork:
-        """See BlockWork."""
-        return self
-
-    def block(self, block: NormLog) -> _BlockShifts:
-        """Sums over the steps that have batch norms."""
-        starts = first_rows(block)
-        n_rows = np.diff(np.append(starts, block.n_examples))
-        n = len(n_rows)
-        owners = None if n == block.n_examples else np.repeat(np.arange(n), n_rows)
-        if block.batch_norms is None:
-            own = plain = SquaredShifts(np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
-        else:
-            entries = block.batch_norms.read(0, block.n_examples)
-            own = squared_shifts(block, entries, owners, n, opposite=self.opposite)
-            plain = squared_shifts(block, entries, owners, n) if self.opposite else own
-        return _BlockShifts(own, plain if self.opposite else None, n_rows)
+def _recorded_shifts(opposite: float, block: NormLog) -> _BlockShifts:
+    """Sums over the steps that have batch norms; opposite: see `squared_shifts`."""
+    starts = first_rows(block)
+    n_rows = np.diff(np.append(starts, block.n_examples))
+    n = len(n_rows)
+    owners = None if n == block.n_examples else np.repeat(np.arange(n), n_rows)
+    if block.batch_norms is None:
+        own = plain = SquaredShifts(np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
+    else:
+        entries = block.batch_norms.read(0, block.n_examples)
+        own = squared_shifts(block, entries, owners, n, opposite=opposite)
+        plain = squared_shifts(block, entries, owners, n) if opposite else own
+    return _BlockShifts(own, plain if opposite else None, n_rows)
 
 
 def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAccount[_BlockShifts]:
@@ -157,7 +142,7 @@ def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAcco
         )
 
     of_all = log.example_ids if units is None else units.ids
-    work = _KnownWork(_opposite(log, method))
+    work = partial(_recorded_shifts, _opposite(log, method))
     return BlockAccount(log, of_all, work, table, _AT_ONCE, first_row)
 
 

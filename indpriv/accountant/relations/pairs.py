@@ -29,14 +29,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
 from scipy.special import rel_entr
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.blocks import Epsilons
 from indpriv.accountant.histogram.counts import Counts, DenseCounts
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.mechanisms import Mechanisms
@@ -231,8 +231,6 @@ class PairsEngine:
         worst_case: of the run.
         tight: whether that is by loss distributions.
     """
-
-    numerical_noise: ClassVar[str] = "1e-9"
 
     histogram: Histogram
     accountants: tuple[RdpAccountant, ...]

@@ -11,13 +11,13 @@ from scipy.special import ndtr, ndtri
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import Share
-from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.account import with_norms_it_uses
+from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.histogram.histogram import whole_histograms
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld.brackets import pld_delta
 from indpriv.accountant.pld.closed_form import CLOSED_FORM_ERROR, gaussian_delta
 from indpriv.accountant.pld.curves import gaussian_mu
-from indpriv.accountant.prepared import block_size, with_norms_it_uses
 from indpriv.accountant.relations.clipping_norm import (
     advantage_with_release,
     mu_with_release,

@@ -24,7 +24,7 @@ from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._columns import to_floats
 from indpriv._plain import Columns, Count, Share
-from indpriv.accountant.per_example import table_for
+from indpriv.accountant.account import table_for
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of, true_positive_rate
 from indpriv.analysis.audited_run import AuditedRun, attacked_table

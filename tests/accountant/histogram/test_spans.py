@@ -237,7 +237,7 @@ def test_what_free_records_must_not_change():
 def test_blocks_and_threads_change_nothing(monkeypatch):
     log = small_log()
     whole = account(log, delta=1e-5, between_records="closest", workers=1).epsilon
-    monkeypatch.setattr("indpriv.accountant.prepared._HISTOGRAM_BYTES", 1)
+    monkeypatch.setattr("indpriv.accountant.blocks._BLOCK_BYTES", 1)
     monkeypatch.setattr("indpriv.accountant.blocks._READ_BYTES", 1000)
     assert np.array_equal(
         account(log, delta=1e-5, between_records="closest", workers=3).epsilon, whole

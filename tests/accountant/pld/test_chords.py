@@ -240,7 +240,7 @@ def unrounded_log():
 @pytest.mark.parametrize("rates", ["one", "many"])
 def test_threads_that_share_a_table_give_the_same_bits(monkeypatch, rates):
     log = unrounded_log() if rates == "one" else log_of_many_rates(40)[0]
-    monkeypatch.setattr("indpriv.accountant.prepared._HISTOGRAM_BYTES", 1 << 15)
+    monkeypatch.setattr("indpriv.accountant.blocks._BLOCK_BYTES", 1 << 15)
     one, three = (account(log, delta=1e-5, accountant="pld", workers=n) for n in (1, 3))
     assert np.array_equal(one.epsilon, three.epsilon)
     assert np.array_equal(one.epsilon_lower, three.epsilon_lower)

@@ -114,20 +114,3 @@ def test_tables_used_longest_ago_are_made_again_where_memory_is_short(monkeypatc
     for key in ("first", "second", "second", "first"):
         laws.rows(key, needed, make)
     assert calls == [4, 4, 4]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_progress_moves_within_a_block_up_to_all_examples(workers):
-    seen, log = [], small_log(300)
-    account(
-        log,
-        delta=1e-5,
-        accountant="pld",
-        workers=workers,
-        progress=lambda *step: seen.append(step),
-    )
-    done = [examples for examples, _ in seen]
-    assert done == sorted(done)
-    assert done[-1] == 300
-    assert len(set(done)) > 4  # of one block
-    assert {total for _, total in seen} == {300}

@@ -6,8 +6,8 @@ from opacus.accountants import RDPAccountant
 
 import oracles
 from indpriv import InputError, NormLog, account
-from indpriv.accountant import Method, blocks, prepared
-from indpriv.accountant.block_accounts.examples import example_blocks
+from indpriv.accountant import Method, blocks
+from indpriv.accountant.account import row_account
 from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld.brackets import pld_epsilon
 from indpriv.errors import PrivacyWarning
@@ -177,7 +177,7 @@ def test_blocks_do_not_change_the_answer_and_progress_is_reported(monkeypatch):
     log = NormLog.from_arrays(rng.exponential(0.4, (5, 103)), [0, 1, 2, 30, 31], **CIFAR)
     whole = account(log, delta=1e-5)
     monkeypatch.setattr(blocks, "_READ_BYTES", 5 * 40)
-    monkeypatch.setattr(prepared, "_HISTOGRAM_BYTES", 8 * 102 * 7)
+    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 8 * 102 * 7)
     seen = []
     parted = account(log, delta=1e-5, progress=lambda done, total: seen.append((done, total)))
     np.testing.assert_allclose(
@@ -186,7 +186,7 @@ def test_blocks_do_not_change_the_answer_and_progress_is_reported(monkeypatch):
     assert seen[-1] == (103, 103)
     assert len(seen) > 14
     method = Method(delta=1e-5)
-    parts = list(example_blocks(log, method).blocks(10, 60))
+    parts = list(row_account(log, method).blocks([(10, 60)]))
     np.testing.assert_allclose(
         np.concatenate([part.epsilon for part in parts]), whole.epsilon[10:60], rtol=1e-12
     )

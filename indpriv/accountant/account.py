@@ -1,0 +1,474 @@
+"""`account`: the epsilon of every example or unit of a log, whatever its relation. Sensitive.
+
+A log is checked, its rows are counted and bounded in blocks by the engine of an accountant, and the
+rows of one unit are taken together (see units.py for the proofs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._checks import warn_caller
+from indpriv._progress import Progress
+from indpriv.accountant.blocks import (
+    BlockAccount,
+    Epsilons,
+    Workers,
+    block_size,
+    one_blas_thread,
+    tables_of_epsilons,
+    workers_of,
+)
+from indpriv.accountant.claims import ESTIMATE, claim_of, uses_batch_norms
+from indpriv.accountant.histogram.histogram import Histogram
+from indpriv.accountant.histogram.unit_cells import UnitCells
+from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
+from indpriv.accountant.pld.engine import PldEngine, labelled
+from indpriv.accountant.pld.unit_losses import unit_steps
+from indpriv.accountant.privacy_filter import under_filter
+from indpriv.accountant.rdp_engine import RdpEngine, rdp_bounds
+from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.relations.clipping_norm import with_clipping_norm
+from indpriv.accountant.relations.fixed_size import fixed_size_blocks
+from indpriv.accountant.relations.known import known_blocks
+from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations, uses_pairs
+from indpriv.accountant.units import Units, first_rows, rows_together, tight_bounds, worst_cases
+from indpriv.epsilon_table import EpsilonParts, EpsilonTable
+from indpriv.epsilon_table.parts import PartsWriter, ranges
+from indpriv.errors import InputError
+from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import Records
+from indpriv.norm_log.validation import is_covered
+
+_CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
+
+
+class Engine(Protocol):
+    """The account of the rows of one log by one accountant; it can be pickled."""
+
+    @classmethod
+    def prepare(cls, log: NormLog, method: Method) -> Engine:
+        """Do what all blocks share; the log is as `checked` returns it."""
+        ...
+
+    @property
+    def worst_case(self) -> Epsilons:
+        """Bounds of one example that is clipped in every step."""
+        ...
+
+    @property
+    def histogram(self) -> Histogram:
+        """How norms are counted; it never says that an example is always clipped unless it is."""
+        ...
+
+    @property
+    def bytes_per_example(self) -> int:
+        """Memory that `block` takes for one example."""
+        ...
+
+    def block(self, block: NormLog) -> Epsilons:
+        """Bounds of the examples of a block, none above the worst case."""
+        ...
+
+
+ENGINES: dict[str, type[Engine]] = {"rdp": RdpEngine, "pld": PldEngine}  # of each accountant
+
+
+def account(
+    log: NormLog,
+    *,
+    delta: float,
+    accountant: str = "rdp",
+    conversion: str = "canonne2020",
+    between_records: str = "last",
+    orders: ArrayLike | None = None,
+    preset: str | None = None,
+    participation: str = "secret",
+    neighbouring: str | None = None,
+    tolerance: float = 1e-4,
+    progress: Progress | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+) -> EpsilonTable:
+    """The epsilon of every example along the trajectory that the log recorded.
+
+    Args:
+        log: the norm log of the run.
+        delta: of the bound, in (0, 1); choose it well below 1 / n_examples.
+        accountant: "rdp" (an upper bound) or "pld" (a bracket, tight unless `EpsilonTable.wide`).
+        conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
+        between_records: norms between records: "last", "closest" (larger of two) or "worst_case".
+        orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined for each example.
+        preset: "yu2023", the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
+        participation: "secret" if an attacker does not know who took part in which step; "known"
+            accounts for the norms of batches, with any sampler, and claims no amplification.
+        neighbouring: "add_remove", "zero_out" or "replace_one"; default the log's, or "zero_out".
+        tolerance: relative width in (0, 0.1] that brackets by "pld" aim at; not all reach it.
+        progress: called with (examples done, all examples), by any thread, one at a time.
+        engine: "local" threads, or "ray": tasks on a cluster, which read the log themselves.
+        workers: how many at once, by default one for each core; they do not change the result.
+
+    Returns:
+        the table, a row per example or unit; see `indpriv.EpsilonTable` for what rounding adds.
+
+    Raises:
+        InputError: a bad argument, or a log that does not fit the preset or the relation.
+
+    Warns:
+        PrivacyWarning: delta is at least 1 / n_examples, or rows of unit "example" share units.
+
+    >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=3660, noise_multiplier=3.0,
+    ...                           max_grad_norm=1.0, sample_rate=4096 / 50000)
+    >>> account(log, delta=1e-5).epsilon.round(3)
+    array([0.647, 8.881])
+    """
+    method = Method(
+        delta=delta,
+        accountant=accountant,
+        conversion=conversion,
+        between_records=between_records,
+        orders=orders,
+        preset=preset,
+        participation=participation,
+        neighbouring=neighbouring,
+        tolerance=tolerance,
+    )
+    return table_for(log, method, progress=progress, workers=workers_of(engine, workers))
+
+
+@one_blas_thread
+def table_for(
+    log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
+) -> EpsilonTable:
+    """The account of a log, by example or by unit; as `indpriv.account`."""
+    found = block_account(log, method)
+    tables = found.tables(ranges(len(found)), workers=workers, progress=progress)
+    return EpsilonTable.joined(list(tables))
+
+
+@one_blas_thread
+def account_parts(
+    log: NormLog,
+    method: Method,
+    folder: Path,
+    belongs_to: Mapping[str, Any],
+    *,
+    progress: Progress | None = None,
+    workers: Workers = None,
+) -> EpsilonParts:
+    """The account of a log in a folder, as parts; those that lie there already are kept.
+
+    Memory does not grow with the number of rows, unless rows of one unit are not neighbours in the
+    log. Each part is on disk once it is done.
+
+    Args:
+        log: the norm log of the run.
+        method: how to account.
+        folder: see `PartsWriter`.
+        belongs_to: what makes this account differ from others, as JSON.
+        progress: called with (examples or units done, all of them).
+        workers: threads or a pool.
+
+    Warns:
+        PrivacyWarning: parts of another account lay in the folder, and were removed.
+    """
+    owners = owners_of(log)
+    n = log.n_examples if owners is None else len(pd.unique(owners))
+    writer = PartsWriter(folder, n, belongs_to)
+    if writer.discarded:
+        warn_caller(
+            f"{folder}: {writer.discarded} parts of another account, which was stopped, do not "
+            "belong to this one and were removed"
+        )
+    missing = writer.missing()
+    if missing:
+        wanted = [(start, stop) for _, start, stop in missing]
+        tables = block_account(log, method).tables(wanted, workers=workers, progress=progress)
+        for (number, _, _), table in zip(missing, tables, strict=True):
+            writer.write(number, table)
+    if method.participation == "known":  # the most exposed unit may lie in any part
+        writer.share_worst_case()
+    return EpsilonParts.open(folder)
+
+
+def block_account(log: NormLog, method: Method) -> BlockAccount[Any]:
+    """The account of a log in blocks, whatever its relation, unit and filter.
+
+    Raises and warns as `indpriv.account` does.
+    """
+    return _of_steps(log, method).then(lambda table: labelled(with_clipping_norm(table, log)))
+
+
+def _of_steps(log: NormLog, method: Method) -> BlockAccount[Any]:
+    """The same without what a private clipping norm costs."""
+    owners = owners_of(log)
+    if method.participation == "known":
+        warn_of_delta(log, method)
+        return known_blocks(log, method, None if owners is None else Units.of(owners))
+    if log.truncation is not None and (rare := rare_truncations(log)) < method.delta / 10:
+        return _with_rare_truncations(log, method, rare)
+    if uses_pairs(log, method):
+        log = _as_pairs(log, method)
+        if log.sampler == "fixed_size":
+            return fixed_size_blocks(log, method)
+    if owners is None:
+        return under_filter(row_account(log, method), method)
+    units = Units.of(owners)
+    if len(units) < log.n_examples:
+        return under_filter(unit_account(log, units, method), method)
+    rows = replace(log, example_ids=units.ids, unit_ids=None)
+    found = under_filter(row_account(rows, method), method)
+    return found.then(lambda table: replace(table, account=replace(table.account, rows_per_unit=1)))
+
+
+def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAccount[Any]:
+    """The account as if no batch were ever truncated, of which delta holds the odds (`rare`)."""
+
+    def change(table: EpsilonTable) -> EpsilonTable:
+        details = {k: v for k, v in table.details.items() if k != "true_positive_limit"}
+        account = replace(table.account, delta=method.delta, max_batch_size=cap)
+        return replace(table, account=account, details=details)
+
+    cap = None if log.truncation is None else log.truncation.max_batch_size
+    plain, rest = replace(log, truncation=None), replace(method, delta=method.delta - rare)
+    return _of_steps(plain, rest).then(change)
+
+
+def _as_pairs(log: NormLog, method: Method) -> NormLog:
+    """The log without its filter, whose charges are of add/remove with Poisson sampling.
+
+    InputError where no account is proven.
+    """
+    relation = method.relation_of(log.neighbouring)
+    if log.sampler != "other" and not is_covered(log.sampler, relation):
+        raise InputError(
+            f'neighbouring="replace_one" with secret participation is proven for Poisson sampling, '
+            f'and batches were drawn by a {log.sampler} sampler; pass participation="known"'
+        )
+    return replace(log, filtered=None)
+
+
+def row_account(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
+    """The account of each row of a log; raises and warns as `checked` does."""
+    read = checked(log, method)
+    engine = _engine(read, method)
+    return BlockAccount(
+        replace(log, batch_norms=read.batch_norms),
+        log.example_ids,
+        partial(_row_bounds, engine, method.preset),
+        tables_of_epsilons(
+            float(engine.worst_case.epsilon[0]),
+            claim_of(read, method.between_records),
+            account_of(read, method),
+        ),
+        block_size(engine.bytes_per_example),
+    )
+
+
+def _engine(log: NormLog, method: Method) -> Engine:
+    kind = PairsEngine if uses_pairs(log, method) else ENGINES[method.accountant]
+    return kind.prepare(log, method)
+
+
+def _row_bounds(engine: Engine, preset: str | None, block: NormLog) -> Epsilons:
+    """Bounds of each row of a block; one that is clipped in every step has the worst case, exactly.
+
+    preset: of the account, which may read norms in another rounding than the log's.
+    """
+    block = as_read(block, preset)
+    worst, found = engine.worst_case, engine.block(block)
+    epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
+    close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
+    if len(close):
+        clipped = close[engine.histogram.norms.always_clipped(block.take(close))]
+        epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
+    return Epsilons(epsilon, lower, found.details)
+
+
+def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount[Epsilons]:
+    """The account of the units of a log, some of several rows.
+
+    If the rows of a unit are not neighbours in the log, all its records are read into memory, one
+    byte per norm.
+
+    Raises:
+        InputError: a relation of which there is no account of several rows, or rows share coins.
+    """
+    if uses_pairs(log, method):
+        what = "truncated batches" if log.truncation else 'neighbouring="replace_one"'
+        raise InputError(
+            f"{what}: there is no account of several rows of one {log.unit} with secret "
+            'participation; pass participation="known"'
+        )
+    check_coins(log)
+    warn_of_delta(log, method)
+    log, first_row = rows_together(log, units)
+    read = as_read(log, method.preset)
+    without_batches = replace(read, batch_norms=None)  # these are norms of single rows
+    n_rows = np.unique(units.n_rows)
+    most = int(n_rows[-1])
+    worst = worst_cases(read, method, n_rows)
+    claim = claim_of(without_batches, method.between_records)
+    cells = UnitCells.of(without_batches, method.between_records, most)
+    size, row_bounds, batch_norms = block_size(cells.bytes_per_unit), None, None
+    if n_rows[0] == 1:
+        single = with_norms_it_uses(replace(read, unit_ids=None), method)
+        engine, batch_norms = _engine(single, method), single.batch_norms
+        row_bounds = partial(_row_bounds, engine, method.preset)
+        worst[0] = engine.worst_case.epsilon[0]
+        size = min(size, block_size(engine.bytes_per_example))
+        of_single = claim_of(single, method.between_records)
+        claim = of_single if of_single[0] == ESTIMATE else claim
+    account = replace(account_of(read, method), rows_per_unit=most)
+    return BlockAccount(
+        replace(log, batch_norms=batch_norms),
+        units.ids,
+        _UnitBounds(method, cells, RdpAccountant(cells, method), row_bounds, n_rows, worst),
+        tables_of_epsilons(float(worst.max()), claim, account),
+        size,
+        first_row,
+    )
+
+
+@dataclass(frozen=True)
+class _UnitBounds:
+    """Bounds of each unit of a block.
+
+    Attributes:
+        method: of the account.
+        cells: how the norms of units with several rows are counted.
+        rdp: turns these counts into epsilons.
+        row_bounds: of units of one row; None if there are none.
+        n_rows: (n,) numbers of rows that units have, ascending.
+        worst: (n,) epsilon that the run guarantees to units with as many rows.
+    """
+
+    method: Method
+    cells: UnitCells
+    rdp: RdpAccountant
+    row_bounds: Callable[[NormLog], Epsilons] | None
+    n_rows: IntArray
+    worst: FloatArray
+
+    def __call__(self, block: NormLog) -> Epsilons:
+        """Bounds of each unit; batch norms count for units of one row only."""
+        first_row = first_rows(block)
+        n_rows = np.diff(np.append(first_row, block.n_examples))
+        worst = self.worst[np.searchsorted(self.n_rows, n_rows)]
+        one, parts = n_rows == 1, []
+        if self.row_bounds is not None and one.any():
+            alone = replace(block.take(first_row[one]), unit_ids=None)
+            parts.append(self.row_bounds(alone))
+        if not one.all():
+            rows = replace(block, batch_norms=None)
+            if one.any():
+                rows = rows.take(np.flatnonzero(np.repeat(~one, n_rows)))
+            found = self._of_several_rows(as_read(rows, self.method.preset))
+            # The divergence grows with every norm, so the worst case of as many rows is a bound.
+            parts.append(replace(found, epsilon=np.minimum(found.epsilon, worst[~one])))
+        place = np.argsort(np.append(np.flatnonzero(one), np.flatnonzero(~one)))
+        found = Epsilons.joined(parts).take(place)
+        return replace(found, details={"n_rows": n_rows, "unit_worst_case": worst, **found.details})
+
+    def _of_several_rows(self, block: NormLog) -> Epsilons:
+        """The same before they are limited by their worst case."""
+        first_row = first_rows(block)
+        found = rdp_bounds(self.rdp.epsilons(self.cells.counts(block, first_row)))
+        if self.method.accountant != "pld":
+            return found
+        steps = unit_steps(self.cells.norms, block, first_row)
+        tight = tight_bounds(steps, self.method, found.epsilon)
+        limit = {"true_positive_limit": found.details["true_positive_limit"]}
+        return replace(tight, details={**tight.details, **limit})
+
+
+def checked(log: NormLog, method: Method) -> NormLog:
+    """The log as an account reads it: rounded as the preset needs it, with the norms that it uses.
+
+    Raises:
+        InputError: units of several rows, which only `indpriv.account` takes together, or a log
+            that does not fit the preset.
+
+    Warns:
+        PrivacyWarning: delta is at least 1 / n_examples, or rows share units with unit="example".
+    """
+    log = as_read(log, method.preset)
+    check_coins(log)
+    _check_units(log)
+    warn_of_delta(log, method)
+    return with_norms_it_uses(log, method)
+
+
+def with_norms_it_uses(log: NormLog, method: Method) -> NormLog:
+    """The log without batch norms where its account does not use them."""
+    if uses_batch_norms(log, method.between_records):
+        return log
+    return replace(log, batch_norms=None)
+
+
+def _check_units(log: NormLog) -> None:
+    """Refuse units of several rows; warn if rows of unit="example" share units."""
+    if log.unit_ids is None:
+        return
+    n_units = len(pd.unique(log.unit_ids))
+    if n_units == log.n_examples:
+        return
+    if log.unit == "example":
+        warn_caller(
+            f'unit="example", but the {log.n_examples} rows belong to {n_units} units (unit_ids): '
+            "each epsilon is of one row, and that of a person with several rows is larger; declare "
+            'unit="user" for the epsilon of people'
+        )
+        return
+    raise InputError(
+        f'unit="{log.unit}" has {n_units} units for {log.n_examples} rows: only indpriv.account '
+        f'takes several rows of one {log.unit} together; account for rows with unit="example"'
+    )
+
+
+def as_read(log: NormLog, preset: str | None) -> NormLog:
+    """The log as an account with this preset reads it: the paper's has its rounding.
+
+    InputError where the preset's rounding is not that of the log.
+    """
+    if preset is None:
+        return log
+    paper = Levels(0.01, "nearest")
+    log = replace(log, batch_norms=None)  # the paper has full records only
+    if log.levels == paper:
+        return log
+    if log.levels is not None:
+        raise InputError(
+            f'preset="yu2023" needs norms rounded to the nearest 0.01, but this log has '
+            f'rounding={log.levels.rounding}, rounding_mode="{log.levels.rounding_mode}"; record '
+            'with rounding=0.01, rounding_mode="nearest", or with rounding=0'
+        )
+    max_grad_norm = np.zeros(int(log.rows.max(initial=-1)) + 1)
+    max_grad_norm[log.rows] = log.settings.max_grad_norm[log.recorded_steps]
+    return replace(log, levels=paper, records=_Encoded(log.records, paper, max_grad_norm))
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Rows without rounding, read as codes."""
+
+    records: Records
+    levels: Levels
+    max_grad_norm: FloatArray
+
+    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
+        norms = self.records.read(rows, start, stop).astype(np.float64)
+        codes = np.empty(norms.shape, self.levels.dtype)
+        for index, row in enumerate(rows):
+            codes[index] = self.levels.encode(norms[index], self.max_grad_norm[row])
+        return codes
