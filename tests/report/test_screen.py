@@ -11,6 +11,7 @@ from rich.console import Console
 
 from indpriv._formatting import format_epsilon
 from indpriv.analysis.summary import alarms_of
+from indpriv.report.formats import shorten
 from indpriv.report.report import print_audit
 
 PAGE = "reports/credit/report.html"
@@ -20,6 +21,14 @@ BASES = (
     "plain", "void", "unproven", "declared", "partly", "delta", "huge", "bare", "units", "groups",
     "leaky", "proven", "attacked", "estimate", "federated", "contradicted", "read", "older", "one",
 )  # fmt: skip
+SAMPLING = [
+    ({"sampler": "poisson"}, "secret"),
+    ({"sampler": "poisson"}, "known in some runs"),
+    ({"sampler": "poisson"}, "known"),
+    ({"sampler": "fixed_size"}, "secret"),
+    ({"sampler": "with_replacement"}, "secret"),
+    ({"sampler": "truncated_poisson", "max_batch_size": 123_456}, "secret"),
+]
 
 
 def screen(audit, width=80, **options):
@@ -61,8 +70,14 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
         tables.append(renamed(table, data.draw(NAMES), names, sizes, ratio))
     missing = data.draw(st.lists(st.text(LETTERS, min_size=1, max_size=400), max_size=5))
     epsilon = data.draw(st.floats(0.001, 500))
+    sampler, participation = data.draw(st.sampled_from(SAMPLING))
     audit = with_content(
-        audit, name=name, groups=tables, missing=missing, guarantee={"worst_case_epsilon": epsilon}
+        audit,
+        name=name,
+        groups=tables,
+        missing=missing,
+        guarantee={"worst_case_epsilon": epsilon},
+        account={"participation": participation, **sampler},
     )
     text = screen(audit)
     lines = text.splitlines()
@@ -77,6 +92,7 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
     declared = found.publishable and found.status != "supported"
     assert promise.startswith("You may promise declared, not supported:") == declared
     assert f"epsilon {format_epsilon(epsilon)} at delta" in promise
+    assert f"; {shorten(audit.account.sampling, 48)}" in promise
     comparable = [one for one in tables if one["ratio"]]
     if comparable:
         largest = max(one["ratio"]["value"] for one in comparable)
@@ -90,7 +106,10 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("plain", "at delta 1e-5 to everyone (one example added or removed; every checkpoint)"),
+        (
+            "plain",
+            "at delta 1e-5 to everyone (one example added or removed; Poisson sampling; every checkpoint)",
+        ),
         ("void", "nothing: the noise was seeded, so anyone with the seed can take it away"),
         ("unproven", "nothing: odd batch sizes: look for filters"),
         ("declared", "nothing was checked. Train with a Recorder attached."),
@@ -98,7 +117,7 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
         ("delta", "nothing: delta is at least 1/n. Audit again with a smaller --delta."),
         ("older", "Recorded by an earlier version. Train with today's Recorder."),
         ("huge", "at most 100 % of members"),
-        ("units", "(one user of at most 3 rows zeroed out; every checkpoint)"),
+        ("units", "(one user of at most 3 rows zeroed out; Poisson sampling; every checkpoint)"),
         ("bare", "none was run; it needs losses of training and test examples"),
         ("streets", "street"),
         ("few", "too few to compare: few (3)"),
