@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -270,15 +271,14 @@ def _group_line(table: Any, best: Any, worst: Any) -> str:
     named = f" ! reversed among {quoted(reversed_in[0], 12)}" if reversed_in else ""
     marks = (named, " ! reversed", " !") if named else ("",)
     line = ""
-    for mark in marks:
-        for most in range(24, 3, -1):
-            line = (
-                f"{shorten(table.by, most)} {quoted(worst.name, most)} {format_epsilon(worst.mean)}"
-                f" (n {_size(worst.n)}) vs {quoted(best.name, most)} {format_epsilon(best.mean)}"
-                f" ({_size(best.n)}) x{table.ratio.value:.2f}{mark}"
-            )
-            if cell_len(clean(line)) <= _ROOM:
-                return line
+    for mark, most, and_ in product(marks, range(24, 3, -1), (" vs ", ", ")):
+        line = (
+            f"{shorten(table.by, most)} {quoted(worst.name, most)} {format_epsilon(worst.mean)}"
+            f" (n {_size(worst.n)}){and_}{quoted(best.name, most)} {format_epsilon(best.mean)}"
+            f" ({_size(best.n)}) x{table.ratio.value:.2f}{mark}"
+        )
+        if cell_len(clean(line)) <= _ROOM:
+            return line
     return shorten(line, _ROOM)
 
 

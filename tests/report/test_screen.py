@@ -98,7 +98,7 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
         largest = max(one["ratio"]["value"] for one in comparable)
         first = next(line for line in lines if line.startswith("Worst-off groups"))
         assert f"x{largest:.2f}" in first
-        assert re.search(r"\(n [\d,.]+( M)?\) vs .* \([\d,.]+( M)?\)", first)
+        assert re.search(r"\(n [\d,.]+( M)?\)(?: vs|,) .* \([\d,.]+( M)?\)", first)
     # What makes the guarantee void or unproven is the first line itself.
     assert "Please look at" in text or not alarms_of(audit) or not found.publishable
 
