@@ -35,13 +35,13 @@ from indpriv.accountant.method import Method, account_of, check_coins, owners_of
 from indpriv.accountant.pld.engine import PldEngine, labelled
 from indpriv.accountant.pld.unit_losses import unit_steps
 from indpriv.accountant.privacy_filter import under_filter
-from indpriv.accountant.rdp_engine import RdpEngine, rdp_bounds
-from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.accountant.relations.clipping_norm import with_clipping_norm
 from indpriv.accountant.relations.fixed_size import fixed_size_blocks
 from indpriv.accountant.relations.known import known_blocks
 from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations, uses_pairs
 from indpriv.accountant.units import Units, first_rows, rows_together, tight_bounds, worst_cases
+from indpriv.accountant.worst_case import worst_case_rdp
 from indpriv.epsilon_table import EpsilonParts, EpsilonTable
 from indpriv.epsilon_table.parts import PartsWriter, ranges
 from indpriv.errors import InputError
@@ -50,6 +50,7 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Records
 from indpriv.norm_log.validation import is_covered
 
+_SEARCH_BYTES = 4096  # that the search for the best order takes for one example
 _CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
 
 
@@ -79,6 +80,47 @@ class Engine(Protocol):
     def block(self, block: NormLog) -> Epsilons:
         """Bounds of the examples of a block, none above the worst case."""
         ...
+
+
+@dataclass(frozen=True)
+class RdpEngine:
+    """See Engine: upper bounds by Rényi divergences.
+
+    Attributes:
+        histogram: how norms are counted.
+        accountant: turns counts into epsilons.
+        worst_case: of the run.
+    """
+
+    histogram: Histogram
+    accountant: RdpAccountant
+    worst_case: Epsilons
+
+    @classmethod
+    def prepare(cls, log: NormLog, method: Method) -> RdpEngine:
+        """See Engine."""
+        histogram = Histogram.of(log, method.between_records)
+        accountant = RdpAccountant(histogram, method)
+        return cls(histogram, accountant, rdp_bounds(worst_case_rdp(log, method)))
+
+    @property
+    def bytes_per_example(self) -> int:
+        """See Engine."""
+        return self.histogram.bytes_per_example + _SEARCH_BYTES
+
+    def block(self, block: NormLog) -> Epsilons:
+        """See Engine."""
+        found = rdp_bounds(self.accountant.epsilons(self.histogram.counts(block)))
+        # The divergence grows with the norm, so the worst case bounds each example; its search may
+        # have found a better order than an example's own.
+        return replace(found, epsilon=np.minimum(found.epsilon, self.worst_case.epsilon))
+
+
+def rdp_bounds(found: RdpEpsilons) -> Epsilons:
+    """Rényi bounds as an engine's: with no lower end."""
+    names = ("best_order", "order_at_boundary", "true_positive_limit")
+    details = {name: getattr(found, name) for name in names}
+    return Epsilons(found.epsilon, np.zeros(len(found.epsilon)), details)
 
 
 ENGINES: dict[str, type[Engine]] = {"rdp": RdpEngine, "pld": PldEngine}  # of each accountant
@@ -114,7 +156,7 @@ def account(
             accounts for the norms of batches, with any sampler, and claims no amplification.
         neighbouring: "add_remove", "zero_out" or "replace_one"; default the log's, or "zero_out".
         tolerance: relative width in (0, 0.1] that brackets by "pld" aim at; not all reach it.
-        progress: called with (examples done, all examples), by any thread, one at a time.
+        progress: called with (examples done, all examples) after each block.
         engine: "local" threads, or "ray": tasks on a cluster, which read the log themselves.
         workers: how many at once, by default one for each core; they do not change the result.
 

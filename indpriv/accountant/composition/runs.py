@@ -18,6 +18,7 @@ from scipy.special import ndtr, ndtri
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
+from indpriv.accountant.account import rdp_bounds
 from indpriv.accountant.blocks import Epsilons, block_size, in_order
 from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
 from indpriv.accountant.composition.checked_runs import (
@@ -39,7 +40,6 @@ from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method, account_of
 from indpriv.accountant.pld.engine import bracketed, labelled
-from indpriv.accountant.rdp_engine import rdp_bounds
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.clipping_norm import details_with_release
 from indpriv.accountant.relations.gaussian import gaussian_epsilons

@@ -18,11 +18,9 @@ from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld.brackets import FALLBACK, pld_epsilon
 from indpriv.accountant.pld.chords import SharedDivergences
-from indpriv.accountant.pld.loss_sum import LossSum, SharedLaws
 from indpriv.accountant.pld.unit_losses import UPPER
-from indpriv.accountant.rdp_engine import RdpEngine
 from indpriv.accountant.rdp_orders import RdpAccountant
-from indpriv.accountant.worst_case import worst_case_participations
+from indpriv.accountant.worst_case import worst_case_participations, worst_case_rdp
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.step_settings import StepSettings
@@ -60,72 +58,45 @@ class PldEngine:
     Attributes:
         method: delta and tolerance of the account.
         rdp: gives upper bounds, which the tight ones never exceed.
+        counted: what these are of.
+        rdp_worst: that of the worst case.
         histogram: of the norms and settings; shared between the nodes of a lattice if many.
         whole: the same with whole numbers of steps.
         shared_rdp: upper bounds where steps are shared; None where they are not.
         worst_case: of the run.
-        advance: called while a block takes long.
-        laws: of which tables are filled that go along where the engine is sent.
     """
 
     method: Method
-    rdp: RdpEngine
+    rdp: RdpAccountant
+    counted: Histogram
+    rdp_worst: FloatArray
     histogram: Histogram
     whole: WholeSteps
     shared_rdp: RdpAccountant | None
     worst_case: Epsilons
-    advance: Advance = unheard
-    laws: tuple[SharedLaws, ...] = ()
 
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> PldEngine:
         """See Engine."""
         finest = _ORDERS_APART if method.tolerance > _FINE else 1
-        rdp = RdpEngine.prepare(log, method, finest=finest)
+        counted = Histogram.of(log, method.between_records)
+        rdp, rdp_worst = RdpAccountant(counted, method, finest), worst_case_rdp(log, method).epsilon
         whole = WholeSteps(log, method.between_records)
-        many = len(rdp.histogram.mechanisms) > _MOST_LAWS and method.tolerance > _FINE
+        many = len(counted.mechanisms) > _MOST_LAWS and method.tolerance > _FINE
         if many and can_share(log.settings):
             histogram = Histogram.of(log, method.between_records, "chord")
             divergences = SharedDivergences(histogram.mechanisms, cast(Lattice, histogram.lattice))
             shared_rdp = RdpAccountant(divergences, method, _ORDERS_APART)
         else:
             histogram, shared_rdp = whole.histograms[1], None
-        worst = bracketed(*worst_case_participations(log), method.delta, rdp.worst_case.epsilon)
-        return cls(method, rdp, histogram, whole, shared_rdp, worst)
+        worst = bracketed(*worst_case_participations(log), method.delta, rdp_worst)
+        return cls(method, rdp, counted, rdp_worst, histogram, whole, shared_rdp, worst)
 
     @property
     def bytes_per_example(self) -> int:
         """See Engine."""
         # Half of it: in larger blocks more examples share a contour
-        return self.rdp.bytes_per_example // 2 + 8 * len(self.histogram.mechanisms)
-
-    def watched(self, advance: Advance) -> PldEngine:
-        """See Watched."""
-        return replace(self, advance=advance)
-
-    def filled(self, block: NormLog) -> PldEngine:
-        """See Fillable: by contours, which alone have tables that all blocks share."""
-        if self.shared_rdp is None:
-            self.rdp.block(block)
-            lattice = None
-            both = {id(steps): steps for steps in self.whole.histograms}.values()
-            steps = [histogram.participations(block) for histogram in both]
-        else:
-            lattice = self.histogram.lattice
-            steps = [self.histogram.participations(block)]
-            self.shared_rdp.epsilons(DenseCounts(steps[0].counts))
-        unknown, laws = np.full(block.n_examples, np.inf), []
-        for each in steps:
-            pld_epsilon(
-                each,
-                delta=self.method.delta,
-                rdp_upper=unknown,
-                tolerance=self.method.tolerance,
-                lattice=lattice,
-                grids=False,
-            )
-            laws.append(LossSum.from_participations(each, lattice).laws)
-        return replace(self, laws=tuple(laws))
+        return self.counted.bytes_per_example // 2 + 2048 + 8 * len(self.histogram.mechanisms)
 
     def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
@@ -137,9 +108,10 @@ class PldEngine:
         above, below = self.whole.histograms
         upper = above.participations(block)
         lower = upper if below is above else below.participations(block)
-        rdp, tolerance = self.rdp.block(block), self.method.tolerance
-        found = bracketed(upper, lower, self.method.delta, rdp.epsilon, tolerance, self.advance)
-        limit = {"true_positive_limit": rdp.details["true_positive_limit"]}
+        rdp, tolerance = self.rdp.epsilons(self.counted.counts(block)), self.method.tolerance
+        most = np.minimum(rdp.epsilon, self.rdp_worst)
+        found = bracketed(upper, lower, self.method.delta, most, tolerance)
+        limit = {"true_positive_limit": rdp.true_positive_limit}
         return Epsilons(found.epsilon, found.epsilon_lower, {**found.details, **limit})
 
     def _shared(self, block: NormLog) -> Epsilons:
@@ -148,17 +120,16 @@ class PldEngine:
         shared, lattice = self.histogram.participations(block), self.histogram.lattice
         by_orders = cast(RdpAccountant, self.shared_rdp).epsilons(DenseCounts(shared.counts))
         rdp, limit = by_orders.epsilon, by_orders.true_positive_limit
-        rdp = np.minimum(rdp, self.rdp.worst_case.epsilon)
+        rdp = np.minimum(rdp, self.rdp_worst)
         result = pld_epsilon(
             shared,
             delta=delta,
             rdp_upper=rdp,
             tolerance=tolerance,
             lattice=lattice,
-            advance=self.advance,
         )
         upper, lower, bracket = result.epsilon, result.epsilon_lower, result.bracket
-        widest = _WIDEST if self.rdp.histogram.exact else _WIDEST_IF_ROUNDED
+        widest = _WIDEST if self.counted.exact else _WIDEST_IF_ROUNDED
         open_ = np.flatnonzero(upper - lower > max(widest, tolerance) * upper)
         if len(open_):
             found = self._whole(block.take(open_))
