@@ -8,7 +8,6 @@ from audits.advice.deletion import BY_CHANCE, COMPARED, Deletion
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.formats import counted
 from indpriv.report.page import Head, Page
-from indpriv.report.report import named_group
 
 _ONE_SEED = "With one seed there is no interval, and nothing says what is chance: pass --seeds 2."
 
@@ -25,7 +24,6 @@ def deletion_page(found: Deletion) -> Page:
     )
     values = {
         "found": found,
-        "named": named_group,
         "notes": (COMPARED, BY_CHANCE if found.n_seeds > 1 else _ONE_SEED),
         "disclaimer": DISCLAIMER,
     }

@@ -11,6 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from indpriv._formatting import (
     capitalised,
     format_delta,
+    format_edges,
     format_epsilon,
     format_interval,
     format_lower_bound,
@@ -122,6 +123,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "num2": lambda value: format_number(value, 2),
     "dec2": _or_dash("{:.2f}".format),
     "dec3": _or_dash("{:.3f}".format),
+    "sig3": "{:.3g}".format,
     "signed": _or_dash("{:+.3f}".format),
     "points": _or_dash(lambda value: f"{100 * value:+.2f} %"),
     "auc": _or_dash("{:.3f}".format),
@@ -141,5 +143,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "spaced": lambda name: str(name).replace("_", " "),
     "counted": counted,
     "shorten": shorten,
+    "edges": format_edges,
+    "shown_rows": shown_rows,
     "listed": listed,
 }

@@ -101,7 +101,7 @@ class _Rendering:
         )
         made.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
         own = {name: getattr(self, name) for name in ("table", "figure", "folded", "section")}
-        made.globals.update(own | {"code": _code, "typed": _typed, "block": self.block})
+        made.globals.update(own | {"code": _code, "typed": _typed, "block": self.block, "zip": zip})
         return made
 
     def text(self, template: Template, values: Mapping[str, Any]) -> str:

@@ -49,7 +49,6 @@ SHARED: dict[str, Any] = {
     "disclaimer": DISCLAIMER,
     "interval": interval,
     "most_rows": MOST_ROWS,
-    "named": report.named_group,
     "no_evidence": report.NO_EVIDENCE,
 }
 
@@ -100,9 +99,7 @@ def print_results(
         "attacks",
         console,
         m={"rows": report.attack_rows(results)},
-        attack_columns=report.ATTACK_COLUMNS,
         attribute_attacks=attributes,
-        attribute_columns=report.attribute_columns,
         unchecked=results.unchecked,
     )
 
@@ -150,7 +147,6 @@ def print_validation(
         canaries=canaries,
         each_by_itself=EACH_BY_ITSELF,
         bounds=BOUNDS,
-        canary_rows=report.canary_rows,
     )
 
 
@@ -162,7 +158,7 @@ def print_groups(
     `audit` is the content of audit.json, which says what the epsilons mean.
     """
     values = {"tables": tables, "audit": audit, "raw": raw}
-    print_sensitive("group_tables", console, group_columns=report.group_columns, **values)
+    print_sensitive("group_tables", console, **values)
 
 
 def print_comparison(found: AuditComparison, console: Console) -> None:

@@ -13,7 +13,10 @@ from indpriv.report.page import TEMPLATES, _Rendering
 from indpriv.report.report import markdown_audit, print_audit, render_audit
 
 SECTIONS = [one.name for one in findings() if (TEMPLATES / f"{one.name}.md.j2").is_file()]
-OURS = [f"{one}.md.j2" for one in (*SECTIONS, "since", "readings", "report", "screen", "verbose")]
+OURS = [
+    f"{one}.md.j2"
+    for one in (*SECTIONS, "columns", "since", "readings", "report", "screen", "verbose")
+]
 
 FIGURES = ("plain", "groups", "moved", "estimate", "read", "bare", "rounds")  # have what is folded
 

@@ -130,6 +130,23 @@ def interval(row: Any, prefix: str = "") -> Interval | None:
     return None if low is None or high is None else Interval(low, high)
 
 
+def achieved(rates: pd.DataFrame, **of: str) -> list[dict[str, Any]]:
+    """One row for each attack, model and part of the rates whose columns have these values.
+
+    A rate is three keys: "auc", "auc_interval" and "auc_joint", and "auc_n" is what it is of.
+    """
+    for name, value in of.items():
+        rates = rates[rates[name] == value]
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in records(rates):
+        key = {name: getattr(row, name) for name in ("attack", "model", "by", "part")}
+        one = found.setdefault(tuple(key.values()), key)
+        one |= {row.rate: row.value, f"{row.rate}_n": row.n}
+        one |= {f"{row.rate}_interval": interval(row), f"{row.rate}_joint": interval(row, "joint_")}
+        one |= {"n_members": row.n_members, "n_others": row.n_others}
+    return list(found.values())
+
+
 def bonferroni(tests: int) -> float:
     """Confidence of each of several intervals that hold together."""
     return 1 - (1 - CONFIDENCE) / max(1, tests)
