@@ -29,16 +29,16 @@ from indpriv.accountant.blocks import (
     workers_of,
 )
 from indpriv.accountant.claims import ESTIMATE, claim_of, uses_batch_norms
+from indpriv.accountant.clipping_norm import with_clipping_norm
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.unit_cells import UnitCells
+from indpriv.accountant.known import known_blocks
 from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
 from indpriv.accountant.pld.engine import PldEngine, labelled
 from indpriv.accountant.pld.unit_losses import unit_steps
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
-from indpriv.accountant.relations.clipping_norm import with_clipping_norm
 from indpriv.accountant.relations.fixed_size import fixed_size_blocks
-from indpriv.accountant.relations.known import known_blocks
 from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations, uses_pairs
 from indpriv.accountant.units import Units, first_rows, rows_together, tight_bounds, worst_cases
 from indpriv.accountant.worst_case import worst_case_rdp

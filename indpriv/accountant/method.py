@@ -10,9 +10,9 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
+from indpriv.accountant.clipping_norm import clipping_norm_cost
 from indpriv.accountant.histogram.governing_norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import check_orders
-from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog

@@ -10,15 +10,15 @@ from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv.accountant.histogram.mechanisms import Participations
-from indpriv.accountant.pld import curves
-from indpriv.accountant.pld.closed_form import CLOSED_FORM_ERROR, gaussian_delta
-from indpriv.accountant.pld.loss_sum import Bounds
-from indpriv.accountant.relations.clipping_norm import (
+from indpriv.accountant.clipping_norm import (
     advantage_with_release,
     mu_with_release,
     rate_after_release,
 )
+from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta
+from indpriv.accountant.histogram.mechanisms import Participations
+from indpriv.accountant.pld import curves
+from indpriv.accountant.pld.loss_sum import Bounds
 
 _LARGEST_RATE = 1 - 1e-9  # of false positives, at which curves are read
 
@@ -158,7 +158,7 @@ class Readings:
 
         mu is a sensitivity over the noise's standard deviation.
         """
-        more, less = 1 + CLOSED_FORM_ERROR, 1 - CLOSED_FORM_ERROR
+        more, less = 1 + GAUSSIAN_ERROR, 1 - GAUSSIAN_ERROR
         advantage, rates, delta = self._gaussian(mu)
         low = self._gaussian(least)
         # A figure that is too small for a float is not 0.

@@ -22,6 +22,7 @@ from indpriv.accountant.account import checked
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.claims import claim_if_known, claim_of
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
+from indpriv.accountant.known import known_account, known_units
 from indpriv.accountant.method import (
     Method,
     account_of,
@@ -30,7 +31,6 @@ from indpriv.accountant.method import (
     warn_of_delta,
 )
 from indpriv.accountant.readings import Readings, Risk
-from indpriv.accountant.relations.known import known_account, known_shifts
 from indpriv.accountant.units import Units
 from indpriv.accountant.worst_case import worst_case_participations, worst_case_rdp
 from indpriv.epsilon_table import DISCLAIMER, Account
@@ -199,12 +199,13 @@ def _known_risk(
     readings = Readings.of(
         false_positive_rate, epsilon, delta=method.delta, clipping_norm_cost=cost
     )
-    found = known_shifts(log, method, units, progress=progress, workers=workers)
+    known = known_units(log, method, units, progress=progress, workers=workers)
     claim, reason = claim_if_known(log)
-    worst = np.sqrt(np.array([found.worst]))
+    mu, least = (np.sqrt(known[name]) for name in ("own", "least"))
+    worst = np.sqrt(np.array([known["clipped"].max()]))
     return RiskTable(
         example_ids=np.asarray(log.example_ids if units is None else units.ids),
-        individual=readings.off_gaussian(np.sqrt(found.shifts.own), np.sqrt(found.least)),
+        individual=readings.off_gaussian(mu, least),
         worst_case=readings.off_gaussian(worst, worst),
         false_positive_rate=readings.false_positive_rate,
         epsilon=readings.epsilon,

@@ -68,13 +68,13 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.blocks import Epsilons
+from indpriv.accountant.clipping_norm import clipping_norm_cost
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.unit_cells import EqualRows
 from indpriv.accountant.method import Method, check_poisson_pairs, owners_of
 from indpriv.accountant.pld.brackets import FALLBACK
 from indpriv.accountant.pld.unit_losses import UPPER, UnitSteps, unit_epsilon
 from indpriv.accountant.rdp_orders import RdpAccountant
-from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.accountant.worst_case import clipped_steps
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog

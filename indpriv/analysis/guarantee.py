@@ -14,12 +14,12 @@ from scipy.special import ndtr, ndtri
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import AtLeastZero, Limits, Share
-from indpriv.accountant.pld.curves import gaussian_mu
-from indpriv.accountant.relations.clipping_norm import (
+from indpriv.accountant.clipping_norm import (
     advantage_with_release,
     mu_with_release,
     rate_after_release,
 )
+from indpriv.accountant.gaussian import gaussian_mu
 from indpriv.accountant.risk import has_risk_curve, risk_takes_long, worst_case_risk
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.divisor import Divisor, divisor_of

@@ -16,9 +16,9 @@ import numpy as np
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import first_at
 from indpriv._plain import Limits
+from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method
-from indpriv.accountant.relations.gaussian import gaussian_epsilons
-from indpriv.accountant.relations.known import known_shifts
 from indpriv.accountant.units import Units
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.summary import Finding
@@ -136,9 +136,9 @@ def _of_rows(log: NormLog, delta: float, place: str, adds_up: bool) -> tuple[Vie
 def _known(log: NormLog, delta: float, unit: str, observer: str) -> View:
     """A view against those who know who took part."""
     units = Units.of(log.unit_ids) if log.unit != "example" and log.unit_ids is not None else None
-    found = known_shifts(log, Method(delta=delta, participation="known"), units)
-    each = gaussian_epsilons(np.sqrt(found.shifts.own), delta)[1]
-    worst = gaussian_epsilons(np.sqrt([found.worst]), delta)[1]
+    known = known_units(log, Method(delta=delta, participation="known"), units)
+    each = gaussian_epsilons(np.sqrt(known["own"]), delta)[1]
+    worst = gaussian_epsilons(np.sqrt([known["clipped"].max()]), delta)[1]
     least = float(log.settings.noise_multiplier.min())
     return View(unit, observer, least, "known", float(worst[0]), float(np.median(each)), "")
 

@@ -45,7 +45,7 @@ from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
 from indpriv._signatures import signing_key
 from indpriv.accountant import account
-from indpriv.accountant.relations.gaussian import gaussian_epsilons
+from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog

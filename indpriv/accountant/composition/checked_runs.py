@@ -9,8 +9,8 @@ import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.account import checked
+from indpriv.accountant.clipping_norm import clipping_norm_cost
 from indpriv.accountant.method import Method, check_poisson_pairs, warn_of_delta
-from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 

@@ -13,8 +13,8 @@ from indpriv.accountant.histogram.counts import Counts, DenseCounts
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import UnitCells
+from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method
-from indpriv.accountant.relations.known import known_shifts
 from indpriv.accountant.units import Units
 from indpriv.norm_log.norm_log import NormLog
 
@@ -36,8 +36,8 @@ class KnownCells:
     @classmethod
     def of(cls, log: NormLog, units: Units | None, method: Method) -> KnownCells:
         """units: None if each row is one; people are in the order of units, or of the log."""
-        found = known_shifts(log, method, units)
-        return cls(found.shifts.own, found.worst)
+        known = known_units(log, method, units)
+        return cls(known["own"], float(known["clipped"].max()))
 
     @property
     def mechanisms(self) -> Mechanisms:

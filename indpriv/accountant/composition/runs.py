@@ -21,6 +21,7 @@ from indpriv._progress import Progress
 from indpriv.accountant.account import rdp_bounds
 from indpriv.accountant.blocks import Epsilons, block_size, in_order
 from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
+from indpriv.accountant.clipping_norm import details_with_release
 from indpriv.accountant.composition.checked_runs import (
     checked_logs,
     clipping_norm_costs,
@@ -35,15 +36,14 @@ from indpriv.accountant.composition.joined_runs import (
     RunPart,
 )
 from indpriv.accountant.composition.tuning import Tuning, least_epsilon
+from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
+from indpriv.accountant.known import GAUSSIAN
 from indpriv.accountant.method import Method, account_of
 from indpriv.accountant.pld.engine import bracketed, labelled
 from indpriv.accountant.rdp_orders import RdpAccountant
-from indpriv.accountant.relations.clipping_norm import details_with_release
-from indpriv.accountant.relations.gaussian import gaussian_epsilons
-from indpriv.accountant.relations.known import GAUSSIAN
 from indpriv.accountant.units import Units
 from indpriv.accountant.worst_case import clipped_steps
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable

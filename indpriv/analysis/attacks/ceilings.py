@@ -13,16 +13,15 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import Share
 from indpriv.accountant.account import with_norms_it_uses
 from indpriv.accountant.blocks import block_size, in_blocks
-from indpriv.accountant.histogram.histogram import whole_histograms
-from indpriv.accountant.method import Method
-from indpriv.accountant.pld.brackets import pld_delta
-from indpriv.accountant.pld.closed_form import CLOSED_FORM_ERROR, gaussian_delta
-from indpriv.accountant.pld.curves import gaussian_mu
-from indpriv.accountant.relations.clipping_norm import (
+from indpriv.accountant.clipping_norm import (
     advantage_with_release,
     mu_with_release,
     rate_after_release,
 )
+from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
+from indpriv.accountant.histogram.histogram import whole_histograms
+from indpriv.accountant.method import Method
+from indpriv.accountant.pld.brackets import pld_delta
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
@@ -99,7 +98,7 @@ def individual_ceiling(log: NormLog, table: EpsilonTable, rate: float) -> float:
 
     def gaussian(above: IntArray, at: float) -> FloatArray:
         found = gaussian_delta(np.full(len(above), at), mu[above])
-        return np.asarray(found * (1 + CLOSED_FORM_ERROR))
+        return np.asarray(found * (1 + GAUSSIAN_ERROR))
 
     # The best test at false-positive rate x has its threshold at most at the ratio 1 / x
     limits = (0.0, -np.log(rate))

@@ -24,7 +24,7 @@ from scipy import optimize, special, stats
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_choice
 from indpriv._plain import AtLeastZero, Share
-from indpriv.accountant.pld.closed_form import gaussian_delta, invert_delta
+from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 
 # Fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried.
@@ -259,5 +259,4 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
     if mu <= 0:
         return 0.0
-    lower, _ = invert_delta(lambda epsilon, _: gaussian_delta(epsilon, mu), np.array([delta]))
-    return float(lower[0])
+    return float(gaussian_epsilons(np.array([mu]), delta)[0][0])

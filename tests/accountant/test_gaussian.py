@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from indpriv.accountant.relations import gaussian
-from indpriv.accountant.relations.gaussian import gaussian_epsilons
+from indpriv.accountant import gaussian
+from indpriv.accountant.gaussian import gaussian_epsilons
 
 
 @settings(max_examples=25)

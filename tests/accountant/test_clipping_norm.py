@@ -11,9 +11,9 @@ from scipy.special import expit, ndtr, ndtri
 
 from indpriv import InputError, NormLog, account, membership_risk
 from indpriv.accountant import Method, Tuning, cap_rows, compose
-from indpriv.accountant.pld.closed_form import gaussian_delta
+from indpriv.accountant.clipping_norm import rate_after_release
+from indpriv.accountant.gaussian import gaussian_delta
 from indpriv.accountant.readings import Readings
-from indpriv.accountant.relations.clipping_norm import rate_after_release
 from indpriv.analysis.attacks.ceilings import ceilings_of
 from indpriv.analysis.guarantee import membership_if_known, true_positive_bound
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE

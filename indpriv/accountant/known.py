@@ -1,0 +1,278 @@
+"""The account against anyone who knows who took part in which step. Sensitive.
+
+Participation is drawn without looking at data, so it may be fixed. That holds for every sampler
+whose choices depend on no data, and no amplification by sampling is claimed. Given who took part
+when, a unit meets one Gaussian mechanism in each of its steps, and nothing in any other. Its
+sensitivity over noise is the sum of its rows' contributions over the noise (by the triangle
+inequality). Together these mechanisms are one Gaussian mechanism whose squared mu is the sum of
+their squares.
+
+Two neighbouring data sets have the same units, of which one contributes nothing ("zero_out",
+Kairouz et al. 2021, arXiv:2103.00039v3, Definition 1.1), or has other rows in its place
+("replace_one"); who takes part when is the same in both.
+
+What is known about units is an array of records, one for each unit (`KNOWN`). Squared mu are
+rounded up.
+
+* n_rows, and participations: number of steps that it took part in.
+* own: squared mu at its own norms; a replacement points away from each row.
+* clipped: squared mu at max_grad_norm.
+* alike: squared mu if the replacement has the unit's own norms; only where rows are replaced.
+* least: squared mu that recorded norms show; 0 for units of several rows, which may cancel out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._progress import Progress
+from indpriv.accountant.blocks import BlockAccount, Workers
+from indpriv.accountant.claims import claim_if_known
+from indpriv.accountant.clipping_norm import clipping_norm_cost
+from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.method import Method, account_of
+from indpriv.accountant.units import Units, first_rows, rows_together
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
+from indpriv.errors import InputError
+from indpriv.norm_log.batch_norms import BatchNormEntries
+from indpriv.norm_log.norm_log import NormLog
+
+GAUSSIAN = "gaussian"
+KNOWN = np.dtype(
+    [
+        ("n_rows", np.int64),
+        ("participations", np.int64),
+        ("own", np.float64),
+        ("clipped", np.float64),
+        ("alike", np.float64),
+        ("least", np.float64),
+    ]
+)
+KnownUnits = NDArray[np.void]
+_AT_ONCE = 1 << 15  # examples: what is made of their entries stays in cache
+_REPEATING = ("with_replacement", "other")  # samplers that may draw an example twice for a step
+
+
+def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAccount[KnownUnits]:
+    """The account of a log with known participation; the worst case of a table is of its units.
+
+    If the rows of a unit are not neighbours in the log, its batch norms are read into memory.
+
+    units: those of a log whose unit is not the example.
+    """
+    # Full records are not read: they hold norms of steps that an example took no part in.
+    log = replace(log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0])
+    first_row = None
+    if units is None:
+        log = replace(log, unit_ids=None)
+    else:
+        log, first_row = rows_together(log, units)
+    claim, reason = claim_if_known(log)
+    account = known_account(log, method, units)
+
+    def table(ids: NDArray[np.generic], blocks: Sequence[KnownUnits]) -> EpsilonTable:
+        known = _in_all_steps(log, method, blocks)
+        own, least = known["own"], known["least"]
+        mu, worst_mu = np.sqrt(own), np.sqrt(known["clipped"].max())
+        lower, epsilon = gaussian_epsilons(mu, method.delta)
+        if not np.array_equal(least, own):
+            lower = gaussian_epsilons(np.sqrt(least), method.delta)[0]
+        worst = float(gaussian_epsilons(np.array([worst_mu]), method.delta)[1][0])
+        epsilon = np.where(mu >= worst_mu, worst, np.minimum(epsilon, worst))
+        limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
+        details = {
+            "participations": known["participations"],
+            "mu": mu,
+            "true_positive_limit": limit,
+        }
+        if _opposite(log, method):
+            alike = gaussian_epsilons(np.sqrt(known["alike"]), method.delta)[1]
+            details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
+        if units is not None:
+            details |= {"n_rows": known["n_rows"], "unit_worst_case": np.full(len(ids), worst)}
+        return EpsilonTable(
+            example_ids=ids,
+            epsilon=epsilon,
+            epsilon_lower=np.minimum(lower, epsilon),
+            epsilon_upper=epsilon,
+            worst_case_epsilon=worst,
+            claim=claim,
+            claim_reason=reason,
+            account=account,
+            details=details,
+        )
+
+    of_all = log.example_ids if units is None else units.ids
+    return BlockAccount(log, of_all, partial(_in_batches, method), table, _AT_ONCE, first_row)
+
+
+def known_account(log: NormLog, method: Method, units: Units | None) -> Account:
+    """What such an account means; units: those of a log whose unit is not the example."""
+    steps = () if log.batch_norms is None else log.batch_norms.steps
+    account, rows = account_of(log, method), None if units is None else int(units.n_rows.max())
+    return replace(
+        account,
+        accountant=GAUSSIAN,
+        conversion="none",
+        tolerance=0.0,
+        between_records="none",
+        recorded_share=len(steps) / log.total_steps,
+        rows_per_unit=rows,
+        clipping_norm_epsilon=clipping_norm_cost(log, account.neighbouring, rows or 1),
+    )
+
+
+def known_units(
+    log: NormLog,
+    method: Method,
+    units: Units | None = None,
+    *,
+    progress: Progress | None = None,
+    workers: Workers = None,
+) -> KnownUnits:
+    """What is known about each example or unit, in all steps; see `known_blocks`."""
+    account = known_blocks(log, method, units)
+    blocks = list(account.blocks(workers=workers, progress=progress))
+    return _in_all_steps(log, method, blocks)
+
+
+def _in_batches(method: Method, block: NormLog) -> KnownUnits:
+    """What batch norms tell about the units of a block."""
+    starts = first_rows(block)
+    n_rows = np.diff(np.append(starts, block.n_examples))
+    n, opposite = len(n_rows), _opposite(block, method)
+    known = np.zeros(n, KNOWN)
+    known["n_rows"] = n_rows
+    if block.batch_norms is not None:
+        owners = None if n == block.n_examples else np.repeat(np.arange(n), n_rows)
+        entries = block.batch_norms.read(0, block.n_examples)
+        sums = squared_shifts(block, entries, owners, n, opposite)
+        known["own"], known["clipped"], known["participations"] = sums
+        if opposite:
+            known["alike"] = 4 * squared_shifts(block, entries, owners, n)[0]
+    return known
+
+
+def _opposite(log: NormLog, method: Method) -> float:
+    """Length of the gradient in the place of each row, as a fraction of max_grad_norm."""
+    return 1.0 if method.relation_of(log.neighbouring) == "replace_one" else 0.0
+
+
+def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[KnownUnits]) -> KnownUnits:
+    """What is known about the units of some blocks, with the steps that have no batch norms."""
+    known = np.concatenate(blocks)
+    rows, own, clipped = known["n_rows"].astype(np.float64), known["own"], known["clipped"]
+    # Anyone may have taken part in a step without batch norms, with all rows at max_grad_norm.
+    weight = (1 + _opposite(log, method)) ** 2 / np.square(log.settings.noise_multiplier)
+    recorded = np.zeros(0, np.int64) if log.batch_norms is None else log.batch_norms.steps
+    missing = np.delete(weight, recorded)
+    known["least"] = np.where(rows > 1, 0.0, own)
+    if len(missing):
+        anybody = np.square(rows) * missing.sum()
+        if log.sampler in _REPEATING:  # one row may be drawn any number of times for a step
+            anybody = np.full_like(rows, np.inf)
+        # Counts limit what batch norms leave open, and never what they show.
+        limit = np.maximum(_by_counts(log, weight, rows), clipped)
+        clipped = np.minimum(clipped + anybody, limit)
+        if not np.isfinite(clipped).all():
+            raise InputError(
+                f"{len(missing):,} of {log.total_steps:,} steps have no batch norms, and sampler="
+                f'"{log.sampler}" may draw an example several times for one step: record with '
+                "batch_norms=True, or pass most_participations"
+            )
+        known["own"] += anybody
+        known["alike"] += anybody
+    known["clipped"] = clipped
+    for name, limit in (("own", clipped), ("alike", own), ("least", own)):
+        known[name] = np.minimum(known[name], limit)
+    return known
+
+
+def _by_counts(log: NormLog, weight: FloatArray, rows: FloatArray) -> FloatArray:
+    """(n,) largest squared mu of units with these numbers of rows; infinite without counts.
+
+    weight: (total_steps,) squared mu of one row at max_grad_norm in one step.
+    """
+    most = log.most_participations
+    if most is None:
+        return np.full(len(rows), np.inf)
+    if log.sampler in _REPEATING:  # all in one step
+        return np.asarray(np.square(rows * most) * weight.max())
+    largest = np.sort(weight)[::-1][:most]
+    return np.asarray(np.square(rows) * largest.sum() * (1 + 1e-12))
+
+
+def squared_shifts(
+    log: NormLog,
+    entries: BatchNormEntries,
+    owners: IntArray | None,
+    n: int,
+    opposite: float = 0.0,
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Squared mu of n units over the steps that they took part in.
+
+    Args:
+        log: their settings and levels.
+        entries: of the rows of these units, ordered by position, then by step.
+        owners: (n_rows,) unit of each row; None if each row is a unit.
+        n: number of units.
+        opposite: length of a gradient that takes the place of each row and points away from it, as
+            a fraction of max_grad_norm.
+
+    Returns:
+        own, clipped, participations: (n,) each, see the module.
+    """
+    unit = entries.position if owners is None else owners[entries.position]
+    if owners is not None:
+        order = np.lexsort((entries.step, unit))
+        unit, entries = unit[order], entries.select(order)
+    step, shift = entries.step, _shifts(log, entries, opposite)
+    again = step[1:] == step[:-1]
+    if again.any():
+        again &= unit[1:] == unit[:-1]
+    most = np.array((1 + opposite) ** 2)
+    if again.any():  # several rows of a unit in a step, or one row several times
+        starts = np.flatnonzero(np.append(True, ~again))
+        most = most * np.square(np.diff(np.append(starts, len(unit))))
+        unit, step, shift = unit[starts], step[starts], np.add.reduceat(shift, starts)
+    squares = np.square(shift, out=shift)
+    weight = 1 / np.square(log.settings.noise_multiplier)
+    factor = 1 + np.finfo(np.float64).eps * (log.total_steps + 8)  # rounding of sums
+    if weight.min() == weight.max():
+        factor *= float(weight[0])
+    else:
+        squares, most = squares * weight[step], most * weight[step]
+    ends = np.searchsorted(unit, np.arange(n + 1, dtype=unit.dtype))
+    participations = np.diff(ends)
+    clipped = _sums(most, ends) if most.ndim else most * participations
+    return _sums(squares, ends) * factor, clipped * factor, participations
+
+
+def _sums(values: FloatArray, ends: IntArray) -> FloatArray:
+    """(n,) sums of consecutive parts of values, which begin and end at (n + 1,) positions."""
+    found, some = np.zeros(len(ends) - 1), np.flatnonzero(ends[1:] > ends[:-1])
+    if len(some):
+        found[some] = np.add.reduceat(values, ends[some])
+    return found
+
+
+def _shifts(log: NormLog, entries: BatchNormEntries, opposite: float) -> FloatArray:
+    """(n_entries,) contributions as fractions of max_grad_norm, plus `opposite`."""
+    if log.levels is None:
+        relative = np.asarray(entries.norm, np.float64) / log.settings.max_grad_norm[entries.step]
+    else:  # faster than to look fractions up
+        top = log.levels.top
+        level = max(log.levels.rounding, 1 / top)
+        relative = np.multiply(np.minimum(entries.norm, top), level, dtype=np.float64)
+    if log.levels is None or top * level > 1:
+        np.minimum(relative, 1.0, out=relative)
+    if opposite:
+        relative += opposite
+    return np.asarray(relative)
