@@ -7,10 +7,12 @@ composition rules, for comparison only.
 """
 
 from indpriv.accountant.account import account
-from indpriv.accountant.composition import Tuning, compose, composed_epsilons
+from indpriv.accountant.historical_rules import composed_epsilons
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.risk import RiskTable, membership_risk
+from indpriv.accountant.runs import compose
+from indpriv.accountant.tuning import Tuning
 from indpriv.accountant.units import cap_rows
 
 __all__ = [

@@ -148,22 +148,29 @@ def tight_bounds(units: Iterable[UnitSteps], method: Method, limit: FloatArray) 
     return Epsilons(epsilon, np.zeros(len(epsilon)), {"bracket": bracket, "rdp_epsilon": limit})
 
 
+def clipped_rows(log: NormLog, n_rows: IntArray) -> tuple[EqualRows, FloatArray]:
+    """What units with these numbers of rows meet if all rows are clipped in every step.
+
+    Returns:
+        the laws; (len(n_rows), n_laws) steps of each unit under each.
+    """
+    mechanisms, steps = clipped_steps(log)
+    noise, rate = mechanisms.noise_multiplier, mechanisms.sample_rate
+    n, rows = len(n_rows), np.repeat(n_rows, len(steps))
+    laws = EqualRows.at_clipping_norm(rows, np.tile(noise, n), np.tile(rate, n))
+    return laws, np.asarray(np.kron(np.eye(n), steps))
+
+
 def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     """(len(n_rows),) epsilon that the run guarantees to units with these numbers of rows.
 
     All rows count at max_grad_norm in every step, so it depends on the settings of the run alone.
     """
-    mechanisms, steps = clipped_steps(log)
-    n_settings = len(mechanisms)
-    each, setting = np.repeat(n_rows, n_settings), np.tile(np.arange(n_settings), len(n_rows))
-    cells = EqualRows.at_clipping_norm(
-        each, mechanisms.noise_multiplier[setting], mechanisms.sample_rate[setting]
-    )
-    counts = np.zeros((len(n_rows), len(n_rows), n_settings))
-    counts[np.arange(len(n_rows)), np.arange(len(n_rows))] = steps
+    cells, counts = clipped_rows(log, n_rows)
     rdp = RdpAccountant(cells, method)
-    epsilon = rdp.epsilons(DenseCounts(counts.reshape(len(n_rows), -1))).epsilon
+    epsilon = rdp.epsilons(DenseCounts(counts)).epsilon
     if method.accountant == "pld" and np.isfinite(epsilon).all():
+        mechanisms, steps = clipped_steps(log)
         shift, rate = 1 / mechanisms.noise_multiplier, mechanisms.sample_rate
         kinds = (np.repeat(shift[:, None], k, axis=1) for k in n_rows.tolist())
         units = (UnitSteps.summarised(kind, rate, steps) for kind in kinds)

@@ -12,7 +12,7 @@ import pandas as pd
 from indpriv._files import read_parquet
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv._reading import named
-from indpriv.accountant.composition.historical_rules import ComposedEpsilons, composed_epsilons
+from indpriv.accountant.historical_rules import ComposedEpsilons, composed_epsilons
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import NormLog
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import indpriv
-from indpriv.accountant.composition import composed_epsilons
+from indpriv.accountant import composed_epsilons
 from indpriv.analysis.schedule import schedule_of
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from indpriv import NormLog, account
-from indpriv.accountant.composition.runs import compose
+from indpriv.accountant.runs import compose
 from indpriv.analysis.summary import Audit
 from indpriv.audit import RecordedRun
 from indpriv.report.report import markdown_audit, print_audit

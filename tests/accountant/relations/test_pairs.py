@@ -13,9 +13,9 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
 from indpriv import InputError, NormLog, account, membership_risk
-from indpriv.accountant.composition.runs import compose
 from indpriv.accountant.method import Method
 from indpriv.accountant.relations.pairs import Pairs, cases_of, tight_worst_case
+from indpriv.accountant.runs import compose
 
 DELTA = 1e-5
 RELATIONS = ("add_remove", "zero_out", "replace_one")

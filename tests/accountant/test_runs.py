@@ -119,7 +119,7 @@ def test_blocks_and_threads_change_nothing(monkeypatch):
     norms = np.random.default_rng(2).lognormal(-1, 1, (4, 50))
     first, second = log_of(norms), log_of(norms).take(np.arange(7, 43)[::-1])
     whole = compose([first, second], delta=DELTA, workers=1)
-    monkeypatch.setattr("indpriv.accountant.composition.runs.block_size", lambda _: 3)
+    monkeypatch.setattr("indpriv.accountant.runs.block_size", lambda _: 3)
     seen = []
     parts = compose(
         [first, second], delta=DELTA, workers=2, progress=lambda *done: seen.append(done)

@@ -1,0 +1,474 @@
+"""Several runs on the same people: what their steps cost adds up over all runs. Sensitive.
+
+Rényi divergences and losses add up, also if later runs were planned by looking at earlier ones
+(adaptive composition: Mironov 2017, arXiv:1702.07476v3, Proposition 1; Zhu, Dong and Wang 2022,
+arXiv:2106.08567v4, Theorem 10). So the cells of all runs lie side by side, and what a run counts is
+placed at its people among those of all runs. Runs with known participation together are one
+Gaussian law for each person, whose squared mu adds up. Someone who was in one run only has the
+epsilon of that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack
+from scipy.special import ndtr, ndtri
+
+from indpriv import _checks
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._progress import Progress
+from indpriv.accountant.account import checked, rdp_bounds
+from indpriv.accountant.blocks import Epsilons, block_size, in_order
+from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
+from indpriv.accountant.clipping_norm import clipping_norm_cost, details_with_release
+from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.histogram.counts import Counts, DenseCounts, SparseCounts
+from indpriv.accountant.histogram.histogram import Histogram
+from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
+from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
+from indpriv.accountant.known import GAUSSIAN, known_units
+from indpriv.accountant.method import Method, account_of, check_poisson_pairs, warn_of_delta
+from indpriv.accountant.pld.engine import bracketed, labelled
+from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.tuning import Tuning, least_epsilon
+from indpriv.accountant.units import Units, clipped_rows
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog
+
+BY = ("example_id", "unit_id")
+_ORDERS = 1 + np.geomspace(1e-3, 1e5, 600)  # of the price of tuning
+_SHARES = 2.0**24  # of the largest squared mu, in whole numbers of which tight sums count
+_GAUSSIAN = EqualRows(np.ones(1), np.ones(1), np.ones(1, np.int64))  # of squared mu 1
+
+
+def compose(
+    runs: Sequence[NormLog],
+    *,
+    delta: float,
+    by: str = "example_id",
+    accountant: str = "rdp",
+    conversion: str = "canonne2020",
+    between_records: str = "last",
+    participation: str | Sequence[str] = "secret",
+    neighbouring: str | None = None,
+    tuning: Tuning | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> EpsilonTable:
+    """The epsilon of everyone who took part in several runs.
+
+    Args:
+        runs: their norm logs, two or more, of the same unit and neighbouring relation.
+        delta: of the composed bound, in (0, 1).
+        by: what identifies someone in all runs: "example_id", or "unit_id" for owners of rows.
+        accountant: "rdp", or "pld" (for runs of single rows only).
+        conversion: as in `account`.
+        between_records: as in `account`.
+        participation: as in `account`, of all runs or one for each.
+        neighbouring: of all runs; default that of the logs, or "zero_out" if participation is known
+            in one of them. "replace_one" needs known participation in all.
+        tuning: the law of the number of runs, if these runs were tried and only the best one is
+            published. The worst case is then that of publishing the best of a random number of
+            runs, none of which costs more than these; each epsilon is still of all tried runs.
+        progress: called with (people done, people in all).
+        workers: threads, by default one for each core.
+
+    Returns:
+        the table, a row for each id in any run, in the order of first appearance. `account` has
+        the steps of all runs; details are those of the accountant, n_runs (how many runs someone
+        was in) and unit_worst_case (the worst case of those runs; of as many rows).
+
+    Raises:
+        InputError: fewer than two runs, or runs that differ in unit or relation; ids of different
+            types; several rows of one unit by example_id, or with accountant="pld"; no unit ids by
+            unit_id; secret participation in batches that are not covered.
+
+    >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=50, noise_multiplier=1.0,
+    ...                           max_grad_norm=1.0, sample_rate=0.1)
+    >>> twice = compose([log, log], delta=1e-5)
+    >>> round(twice.worst_case_epsilon, 3), twice.details["n_runs"].tolist()
+    (7.899, [2, 2])
+    """
+    _checks.check_choice("by", by, BY)
+    method = Method(
+        delta=delta,
+        accountant=accountant,
+        conversion=conversion,
+        between_records=between_records,
+        neighbouring=neighbouring,
+    )
+    methods = methods_of(runs, method, participation)
+    logs = [
+        _checked(log, own, by, number)
+        for number, (log, own) in enumerate(zip(runs, methods, strict=True), start=1)
+    ]
+    ids, n_rows, composed = _laid_out(logs, methods, by)
+    method, largest = methods[0], n_rows.max(axis=1)
+    # Worst cases and costs, first of someone with the most rows of each run, then of everyone
+    patterns, pattern = np.unique(np.column_stack([largest, n_rows]), axis=1, return_inverse=True)
+    costs = np.stack(
+        [
+            clipping_norm_cost(run.log, run.log.neighbouring, rows.astype(np.float64))
+            for run, rows in zip(composed, patterns, strict=True)
+        ]
+    )
+    first, everyone = pattern.ravel()[0], pattern.ravel()[1:]
+    total = costs.sum(axis=0)
+    worst_cases = _worst_cases(composed, patterns, method) + total
+    worst, most = worst_cases[everyone], float(worst_cases[first])
+    found = _epsilons(composed, len(ids), method, progress, workers)
+    if tuning is not None:
+        most = _best_published(composed, largest, costs[:, first], tuning, method)
+        worst = np.minimum(worst, most)
+    epsilon = np.minimum(found.epsilon + total[everyone], worst)
+    account = _account(composed, None if by == "example_id" else int(largest.max()))
+    claim, reason = _claim(composed)
+    table = EpsilonTable(
+        example_ids=ids,
+        epsilon=epsilon,
+        epsilon_lower=np.minimum(found.epsilon_lower, epsilon),
+        epsilon_upper=epsilon,
+        worst_case_epsilon=most,
+        claim=claim,
+        claim_reason=reason,
+        account=replace(account, clipping_norm_epsilon=float(total[first])),
+        details={
+            **details_with_release(found.details, total[everyone]),
+            "n_runs": (n_rows > 0).sum(axis=0),
+            "unit_worst_case": worst,
+        },
+    )
+    return labelled(table)
+
+
+def methods_of(
+    runs: Sequence[NormLog], method: Method, participation: str | Sequence[str]
+) -> list[Method]:
+    """How each run is accounted, all under one relation.
+
+    A run with secret Poisson sampling has one account under add/remove and zero-out, so zero-out
+    is the relation of all runs where one of them needs it.
+
+    Args:
+        runs: two or more logs.
+        method: of the composition; its relation, if it has one, is that of all runs.
+        participation: of all runs, or one for each.
+
+    Raises:
+        InputError: fewer than two runs, another number of participations, or runs that differ in
+            unit or relation.
+    """
+    if len(runs) < 2:
+        raise InputError(f"{len(runs)} runs; pass two or more to compose")
+    each = [participation] * len(runs) if isinstance(participation, str) else list(participation)
+    if len(each) != len(runs):
+        raise InputError(
+            f"{len(each)} participations for {len(runs)} runs; pass one of all runs, or one for "
+            "each"
+        )
+    methods = [replace(method, participation=one) for one in each]
+    relations = [one.relation_of(log.neighbouring) for one, log in zip(methods, runs, strict=True)]
+    if "known" in each and set(relations) == {"add_remove", "zero_out"}:
+        relations = ["zero_out"] * len(runs)
+    for name, values in (("unit", [log.unit for log in runs]), ("neighbouring", relations)):
+        if len(set(values)) > 1:
+            raise InputError(
+                f"the runs differ in {name}: {', '.join(map(repr, values))}; only runs that "
+                "protect the same can be composed"
+            )
+    return [replace(one, neighbouring=relations[0]) for one in methods]
+
+
+def _checked(log: NormLog, method: Method, by: str, number: int) -> NormLog:
+    """The log of a run as it is accounted; InputError where it cannot be composed."""
+    if by == "unit_id" and log.unit_ids is None:
+        raise InputError(
+            f"run {number} has no unit ids; record it with unit_ids, or compose by example_id"
+        )
+    log = replace(log, neighbouring=method.relation_of(log.neighbouring))
+    if method.participation == "secret":
+        check_poisson_pairs(log, log.neighbouring, "a composition of runs")
+        if by == "example_id":
+            return checked(log, method)
+        log = replace(log, batch_norms=None)
+    warn_of_delta(log, method)
+    return log
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run, and what it is to each of the n people of all runs.
+
+    Attributes:
+        log: of the run; its rows are in the order of the people if participation is secret.
+        method: how it is accounted.
+        first_row: (n + 1,) where the rows of each person begin in that order.
+        cells: how norms are counted; None if participation is known.
+        squared_mu: (n,) of the Gaussian law of each person if participation is known, else 0.
+        clipped: squared mu of the most exposed person at max_grad_norm.
+    """
+
+    log: NormLog
+    method: Method
+    first_row: IntArray
+    cells: Histogram | UnitCells | None
+    squared_mu: FloatArray
+    clipped: float
+
+    @property
+    def n_cells(self) -> int:
+        """Number of columns of the counts."""
+        if isinstance(self.cells, Histogram):
+            return len(self.cells.mechanisms if self.cells.dense else self.cells.certain)
+        return 0 if self.cells is None else self.cells.n_cells
+
+    def counts(self, start: int, stop: int) -> csr_array:
+        """(stop - start, n_cells) counts of the people from start to stop; 0 if not in the run."""
+        rows = self.first_row[start : stop + 1]
+        inside, shape = np.diff(rows) > 0, (stop - start, self.n_cells)
+        if self.cells is None or not inside.any():
+            return csr_array(shape)
+        block = self.log.part(int(rows[0]), int(rows[-1]))
+        if isinstance(self.cells, Histogram):
+            found = _matrix(self.cells.counts(block))
+        else:
+            found = _matrix(self.cells.counts(block, rows[:-1][inside] - rows[0]))
+        starts = found.indptr[np.append(0, np.cumsum(inside))]
+        return csr_array((found.data, found.indices, starts), shape=shape)
+
+
+def _matrix(counts: Counts) -> csr_array:
+    if isinstance(counts, SparseCounts):
+        return counts.matrix() + csr_array(np.tile(counts.certain, (len(counts), 1)))
+    return csr_array(cast(DenseCounts, counts).value)
+
+
+def _counts(matrix: csr_array) -> Counts:
+    """The same as counts: dense ones where most cells are met, which are faster there."""
+    n_entries = np.diff(matrix.indptr)
+    most = int(n_entries.max(initial=0))
+    if matrix.shape[1] <= 4 * most:
+        return DenseCounts(matrix.toarray())
+    place = np.arange(most) < n_entries[:, None]
+    cell, weight = np.zeros(place.shape, np.int32), np.zeros(place.shape)
+    cell[place], weight[place] = matrix.indices, matrix.data
+    return SparseCounts(cell, weight, np.zeros(matrix.shape[1]))
+
+
+def _laid_out(
+    logs: Sequence[NormLog], methods: Sequence[Method], by: str
+) -> tuple[NDArray[np.generic], IntArray, list[_Run]]:
+    """All ids in the order of first appearance, (n_runs, n) rows of each, and the runs.
+
+    InputError if ids have different types, or units of several rows cannot be composed.
+    """
+    units = [
+        Units.of(np.asarray(log.unit_ids if by == "unit_id" else log.example_ids)) for log in logs
+    ]
+    if len({own.ids.dtype.kind in "iu" for own in units}) > 1:
+        raise InputError(
+            "ids are numbers in some runs and texts in others, so no one can be found in both; "
+            "record them in one type"
+        )
+    ids = np.asarray(pd.unique(np.concatenate([own.ids for own in units])))
+    places = [pd.Index(own.ids).get_indexer(ids) for own in units]
+    pairs = zip(units, places, strict=True)
+    n_rows = np.stack([np.where(place < 0, 0, own.n_rows[place]) for own, place in pairs])
+    several, known = bool((n_rows > 1).any()), [own.participation == "known" for own in methods]
+    if methods[0].accountant == "pld" and several and not all(known):
+        raise InputError(
+            f'accountant="pld" composes runs of single rows, and one {logs[0].unit} has '
+            f'{n_rows.max()} rows in a run; pass accountant="rdp"'
+        )
+    runs = []
+    for log, method, own, place, rows in zip(logs, methods, units, places, n_rows, strict=True):
+        cells: Histogram | UnitCells | None = None
+        squared_mu, clipped = np.zeros(len(ids)), 0.0
+        if method.participation == "known":
+            known = known_units(log, method, own if len(own) < log.n_examples else None)
+            squared_mu, clipped = (
+                np.where(place < 0, 0.0, known["own"][place]),
+                float(known["clipped"].max()),
+            )
+        else:
+            rank = np.argsort(place[place >= 0])  # of each unit of the run among the people
+            order = np.argsort(rank[own.numbers], kind="stable")
+            if (np.diff(order) != 1).any():
+                log = log.take(order)
+            if several:
+                cells = UnitCells.of(log, method.between_records, int(rows.max()))
+            else:
+                between_nodes = "up" if method.accountant == "pld" else "share"
+                cells = Histogram.of(log, method.between_records, between_nodes)
+        first_row = np.append(0, np.cumsum(rows))
+        runs.append(_Run(log, method, first_row, cells, squared_mu, clipped))
+    return ids, n_rows, runs
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Cells of single rows side by side, then one whose counts are a squared mu."""
+
+    parts: Sequence[Histogram | Mechanisms]
+
+    def divergences(self, orders: FloatArray) -> FloatArray:
+        """See Divergences."""
+        return np.hstack([*(part.divergences(orders) for part in self.parts), orders[:, None] / 2])
+
+
+def _joined(parts: Sequence[EqualRows]) -> EqualRows:
+    names = ("shift", "sample_rate", "n_rows")
+    return EqualRows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _epsilons(
+    runs: Sequence[_Run], n: int, method: Method, progress: Progress | None, workers: int | None
+) -> Epsilons:
+    """Bounds of everyone, before they are limited by a worst case."""
+    squared_mu = np.sum([run.squared_mu for run in runs], axis=0)
+    secret = [run for run in runs if run.cells is not None]
+    if not secret:
+        mu = np.sqrt(squared_mu)
+        limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
+        details = {"mu": mu, "true_positive_limit": limit}
+        return Epsilons(gaussian_epsilons(mu, method.delta)[1], np.zeros(n), details)
+    histograms = [run.cells for run in runs if isinstance(run.cells, Histogram)]
+    of_units = [run.cells.mechanisms for run in runs if isinstance(run.cells, UnitCells)]
+    cells = _joined([*of_units, _GAUSSIAN]) if of_units else _Cells(histograms)
+    accountant, tight = RdpAccountant(cells, method), method.accountant == "pld"
+    kinds = [cells.mechanisms for cells in histograms]
+    exact = len(secret) == len(runs) and all(cells.exact for cells in histograms)
+    clipped = sum(run.clipped for run in runs)
+
+    def work(start: int, stop: int) -> tuple[int, Epsilons]:
+        counts, gaussian = [run.counts(start, stop) for run in secret], squared_mu[start:stop]
+        met = _counts(hstack([*counts, gaussian[:, None]], format="csr"))
+        found = rdp_bounds(accountant.epsilons(met))
+        if not tight:
+            return stop, found
+        pairs = zip(counts, histograms, strict=True)
+        steps = hstack([own if cells.dense else own @ cells.steps for own, cells in pairs])
+        laws = Mechanisms.concatenated(kinds)
+        limits = found.epsilon, method.delta, method.tolerance
+        found = _tight(laws.shifts, laws.sample_rate, steps.toarray(), gaussian, clipped, *limits)
+        return stop, found if exact else replace(found, epsilon_lower=np.zeros(stop - start))
+
+    width = max(sum(run.n_cells for run in secret), tight * sum(map(len, kinds)))
+    size, parts = block_size(8 * width), []
+    blocks = ((start, min(start + size, n)) for start in range(0, n, size))
+    for done, part in in_order(work, blocks, workers):
+        parts.append(part)
+        if progress is not None:
+            progress(done, n)
+    return Epsilons.joined(parts)
+
+
+def _tight(
+    shift: FloatArray,
+    rate: FloatArray,
+    counts: FloatArray,
+    squared_mu: FloatArray,
+    most: float,
+    limit: FloatArray,
+    delta: float,
+    tolerance: float = 0.0,
+) -> Epsilons:
+    """Bounds of n people from the losses of single steps, none above the limits (n,).
+
+    counts: (n, n_laws) steps under each law. squared_mu: (n,) of one Gaussian law besides, at most
+    `most`, which counts as many small ones, rounded up.
+    """
+    if most > 0:
+        shift = np.append(shift, np.sqrt(most / _SHARES) * (1 + 1e-14))
+        rate = np.append(rate, 1.0)
+        shares = np.minimum(np.ceil(squared_mu * (_SHARES / most)), _SHARES)
+        counts = np.column_stack([counts, shares])
+    met = Participations(shift, np.ones(len(shift)), rate, counts)
+    return bracketed(met, met, delta, limit, tolerance)
+
+
+def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> FloatArray:
+    """(n_patterns,) epsilon guaranteed to someone with patterns[i, j] rows in run i."""
+    squared_mu = np.array([run.clipped for run in runs]) @ (patterns > 0)
+    clipped, steps = [], []
+    for run, rows in zip(runs, patterns, strict=True):
+        if run.cells is not None:
+            numbers = np.unique(rows[rows > 0])
+            own, each = clipped_rows(run.log, numbers)
+            clipped.append(own)
+            steps.append((rows[:, None] == numbers) @ each)
+    if not clipped:
+        return gaussian_epsilons(np.sqrt(squared_mu), method.delta)[1]
+    laws, counts = _joined(clipped), np.hstack(steps)
+    single = _Cells([Mechanisms(laws.shift, np.ones(laws.n_cells), laws.sample_rate)])
+    source = single if patterns.max() == 1 else _joined([laws, _GAUSSIAN])
+    met = DenseCounts(np.column_stack([counts, squared_mu]))
+    epsilon = RdpAccountant(source, method).epsilons(met).epsilon
+    if method.accountant == "pld":
+        limits = float(squared_mu.max()), epsilon, method.delta
+        epsilon = _tight(laws.shift, laws.sample_rate, counts, squared_mu, *limits).epsilon
+    return epsilon
+
+
+def _best_published(
+    runs: Sequence[_Run], n_rows: IntArray, costs: FloatArray, tuning: Tuning, method: Method
+) -> float:
+    """The worst case of publishing the best of a random number of runs like these.
+
+    n_rows: (n_runs,) most of each. costs: (n_runs,) of their clipping norms: no Rényi divergence
+    of one is larger.
+    """
+    curves = []
+    for run, rows in zip(runs, n_rows, strict=True):
+        curve = _ORDERS / 2 * run.clipped
+        if run.cells is not None:
+            laws, (steps,) = clipped_rows(run.log, np.array([rows]))
+            cell, order = np.divmod(np.arange(len(steps) * len(_ORDERS)), len(_ORDERS))
+            curve = steps @ laws.divergences_at(cell, _ORDERS[order]).reshape(len(steps), -1)
+        curves.append(curve)
+    most = tuning.rdp(_ORDERS, np.max(np.add(curves, costs[:, None]), axis=0))
+    return least_epsilon(_ORDERS, most, method.delta, method.conversion)
+
+
+def _claim(runs: Sequence[_Run]) -> tuple[str, str]:
+    """The weakest claim of the runs, with the reasons of those that have it."""
+    claims = [
+        claim_if_known(run.log)
+        if run.cells is None
+        else claim_of(run.log, run.method.between_records)
+        for run in runs
+    ]
+    claim = ESTIMATE if any(found == ESTIMATE for found, _ in claims) else claims[0][0]
+    reasons = [f"Run {number}: {reason}" for number, (found, reason) in enumerate(claims, start=1)
+               if found == claim]  # fmt: skip
+    return claim, " ".join(reasons)
+
+
+def _account(runs: Sequence[_Run], rows_per_unit: int | None) -> Account:
+    """What the composed epsilons mean; what differs between runs is named by its weakest form."""
+    accounts = [account_of(run.log, run.method) for run in runs]
+    secret = [account for account in accounts if account.participation == "secret"]
+    samplers = {account.sampler for account in secret or accounts}
+    steps = sum(account.total_steps for account in accounts)
+    recorded = sum(account.recorded_share * account.total_steps for account in accounts)
+    coarsest = max(accounts, key=lambda account: account.rounding)
+    if not secret:
+        coarsest = replace(
+            coarsest, accountant=GAUSSIAN, conversion="none", between_records="none", tolerance=0.0
+        )
+    some_known = 0 < len(secret) < len(accounts)
+    return replace(
+        coarsest,
+        sampler=samplers.pop() if len(samplers) == 1 else "other",
+        participation="known in some runs" if some_known else coarsest.participation,
+        total_steps=steps,
+        recorded_share=recorded / steps,
+        rows_per_unit=rows_per_unit,
+    )
