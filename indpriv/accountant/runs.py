@@ -292,7 +292,7 @@ def _laid_out(
         cells: Histogram | UnitCells | None = None
         squared_mu, clipped = np.zeros(len(ids)), 0.0
         if method.participation == "known":
-            known = known_units(log, method, own if len(own) < log.n_examples else None)
+            shown = known_units(log, method, own if len(own) < log.n_examples else None)
             squared_mu, clipped = (
                 np.where(place < 0, 0.0, known["own"][place]),
                 float(known["clipped"].max()),
