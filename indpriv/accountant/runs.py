@@ -293,10 +293,8 @@ def _laid_out(
         squared_mu, clipped = np.zeros(len(ids)), 0.0
         if method.participation == "known":
             shown = known_units(log, method, own if len(own) < log.n_examples else None)
-            squared_mu, clipped = (
-                np.where(place < 0, 0.0, known["own"][place]),
-                float(known["clipped"].max()),
-            )
+            squared_mu = np.where(place < 0, 0.0, shown["own"][place])
+            clipped = float(shown["clipped"].max())
         else:
             rank = np.argsort(place[place >= 0])  # of each unit of the run among the people
             order = np.argsort(rank[own.numbers], kind="stable")
