@@ -24,13 +24,13 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.account import checked, rdp_bounds
-from indpriv.accountant.blocks import Epsilons, block_size, in_order
+from indpriv.accountant.blocks import Epsilons, block_size, in_order, tables_of_epsilons
 from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
 from indpriv.accountant.clipping_norm import clipping_norm_cost, details_with_release
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.histogram.counts import Counts, DenseCounts, SparseCounts
 from indpriv.accountant.histogram.histogram import Histogram
-from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
+from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.known import GAUSSIAN, known_units
 from indpriv.accountant.method import Method, account_of, check_poisson_pairs, warn_of_delta
@@ -128,24 +128,15 @@ def compose(
         most = _best_published(composed, largest, costs[:, first], tuning, method)
         worst = np.minimum(worst, most)
     epsilon = np.minimum(found.epsilon + total[everyone], worst)
+    details = {
+        **details_with_release(found.details, total[everyone]),
+        "n_runs": (n_rows > 0).sum(axis=0),
+        "unit_worst_case": worst,
+    }
     account = _account(composed, None if by == "example_id" else int(largest.max()))
-    claim, reason = _claim(composed)
-    table = EpsilonTable(
-        example_ids=ids,
-        epsilon=epsilon,
-        epsilon_lower=np.minimum(found.epsilon_lower, epsilon),
-        epsilon_upper=epsilon,
-        worst_case_epsilon=most,
-        claim=claim,
-        claim_reason=reason,
-        account=replace(account, clipping_norm_epsilon=float(total[first])),
-        details={
-            **details_with_release(found.details, total[everyone]),
-            "n_runs": (n_rows > 0).sum(axis=0),
-            "unit_worst_case": worst,
-        },
-    )
-    return labelled(table)
+    account = replace(account, clipping_norm_epsilon=float(total[first]))
+    bounds = Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), details)
+    return labelled(tables_of_epsilons(most, _claim(composed), account)(ids, [bounds]))
 
 
 def methods_of(
@@ -353,9 +344,8 @@ def _epsilons(
             return stop, found
         pairs = zip(counts, histograms, strict=True)
         steps = hstack([own if cells.dense else own @ cells.steps for own, cells in pairs])
-        laws = Mechanisms.concatenated(kinds)
-        limits = found.epsilon, method.delta, method.tolerance
-        found = _tight(laws.shifts, laws.sample_rate, steps.toarray(), gaussian, clipped, *limits)
+        laws, limits = Mechanisms.concatenated(kinds), (found.epsilon, method.delta)
+        found = _tight(laws, steps.toarray(), gaussian, clipped, *limits, method.tolerance)
         return stop, found if exact else replace(found, epsilon_lower=np.zeros(stop - start))
 
     width = max(sum(run.n_cells for run in secret), tight * sum(map(len, kinds)))
@@ -369,8 +359,7 @@ def _epsilons(
 
 
 def _tight(
-    shift: FloatArray,
-    rate: FloatArray,
+    laws: Mechanisms,
     counts: FloatArray,
     squared_mu: FloatArray,
     most: float,
@@ -384,11 +373,11 @@ def _tight(
     `most`, which counts as many small ones, rounded up.
     """
     if most > 0:
-        shift = np.append(shift, np.sqrt(most / _SHARES) * (1 + 1e-14))
-        rate = np.append(rate, 1.0)
+        small = np.array([np.sqrt(most / _SHARES) * (1 + 1e-14)])
+        laws = Mechanisms.concatenated([laws, Mechanisms(small, np.ones(1), np.ones(1))])
         shares = np.minimum(np.ceil(squared_mu * (_SHARES / most)), _SHARES)
         counts = np.column_stack([counts, shares])
-    met = Participations(shift, np.ones(len(shift)), rate, counts)
+    met = laws.participations(counts)
     return bracketed(met, met, delta, limit, tolerance)
 
 
@@ -404,14 +393,14 @@ def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> Fl
             steps.append((rows[:, None] == numbers) @ each)
     if not clipped:
         return gaussian_epsilons(np.sqrt(squared_mu), method.delta)[1]
-    laws, counts = _joined(clipped), np.hstack(steps)
-    single = _Cells([Mechanisms(laws.shift, np.ones(laws.n_cells), laws.sample_rate)])
-    source = single if patterns.max() == 1 else _joined([laws, _GAUSSIAN])
+    rows, counts = _joined(clipped), np.hstack(steps)
+    laws = Mechanisms(rows.shift, np.ones(rows.n_cells), rows.sample_rate)  # of single rows
+    source = _Cells([laws]) if patterns.max() == 1 else _joined([rows, _GAUSSIAN])
     met = DenseCounts(np.column_stack([counts, squared_mu]))
     epsilon = RdpAccountant(source, method).epsilons(met).epsilon
     if method.accountant == "pld":
-        limits = float(squared_mu.max()), epsilon, method.delta
-        epsilon = _tight(laws.shift, laws.sample_rate, counts, squared_mu, *limits).epsilon
+        most = float(squared_mu.max())
+        epsilon = _tight(laws, counts, squared_mu, most, epsilon, method.delta).epsilon
     return epsilon
 
 

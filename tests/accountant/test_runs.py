@@ -206,7 +206,7 @@ def test_runs_with_known_participation_are_one_gaussian_mechanism():
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
-@pytest.mark.parametrize("n_runs", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_runs", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_shuffled_run_beside_a_poisson_run_is_one_whose_participation_is_known(
     accountant, n_runs
 ):
@@ -254,6 +254,16 @@ def assert_known_beside(poisson, contributions, noise, accountant):
     assert np.all(found.epsilon >= least * (1 - 1e-9) - 1e-9)
     assert found.account.sampling == "Poisson sampling, participation known in some runs"
     assert found.account.neighbouring == "zero_out"
+    if total_steps > 1:  # two runs with known participation are one Gaussian law, like one run
+        parts = [shuffled(contributions[rows], noise=noise) for rows in (slice(1), slice(1, None))]
+        three = compose(
+            [parts[0], poisson, parts[1]],
+            delta=DELTA,
+            accountant=accountant,
+            participation=("known", "secret", "known"),
+        )
+        np.testing.assert_allclose(three.epsilon, found.epsilon, rtol=1e-6, atol=1e-9)
+        assert np.all(three.epsilon >= least * (1 - 1e-9) - 1e-9)
     everywhere = whole.worst_case_epsilon  # of everyone in every batch
     assert found.epsilon.max() <= found.worst_case_epsilon <= everywhere * (1 + 1e-6) + 1e-9
 
