@@ -148,7 +148,7 @@ def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog |
     return holdout.take(np.concatenate(found))
 
 
-def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
+def recorded_run(run: OpenedRun) -> RecordedRun:
     """What a run directory holds in addition to its log, and what its log proves."""
     path, state = run.state.run_dir, run.state
     declared = Declared.from_run_json(read_run_json(path))
@@ -167,7 +167,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         ),
         reconstructed=tuple(sorted((path / LEAKAGE).glob("*.png"))),
         curve=Curve.read(path / CURVE) if (path / CURVE).is_file() else None,
-        holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
+        holdout=NormLog.open(holdout, unreadable=run.unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],
             "seeded": state.seeded,

@@ -86,7 +86,7 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:  # of a loop of somebody's own
         opened = open_run(run_dir, unreadable="worst_case")
-        recorded = recorded_run(opened, "worst_case")
+        recorded = recorded_run(opened)
         account = table_for(opened.log, method_of_run(opened.log, recorded, run_dir, {})[0])
         epsilon, delta = account.worst_case_epsilon, account.account.delta
     found = tried(scored_attacks(run, names), (float(epsilon), float(delta)), 0)

@@ -261,7 +261,7 @@ def _recomputed(
         worst: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
         guarantee = replace(said.guarantee, **worst, delta_times_n=delta * len(table))
         return found.replace(guarantee=guarantee), frozenset()
-    log, recorded, known = opened.log, recorded_run(opened, "worst_case"), {"log"}
+    log, recorded, known = opened.log, recorded_run(opened), {"log"}
     if account.rows_per_unit is not None and log.unit_ids is None:
         with named(audit_dir / SUMMARY, "make the audit again"):  # the column is not in the log
             words = shlex.split(said.command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from indpriv.analysis.variants import usual_participation, usual_relation
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import ChainError, EvidenceError, InputError
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
-from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.norm_log.norm_log import NormLog, OpenedRun
 from indpriv.norm_log.schema import read_run_json
 from indpriv.norm_log.verify import verify
 
@@ -106,10 +106,15 @@ def _delta(delta: float | None, path: Path, n_examples: int) -> float:
     return delta
 
 
-def evidence_of_run(run_dir: Path, signed_by: Path | None) -> tuple[Sequence[Fact], Sequence[Fact]]:
-    """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
+def evidence_of_run(
+    open_it: Callable[[], OpenedRun], signed_by: Path | None
+) -> tuple[Sequence[Fact], Sequence[Fact]]:
+    """Checks and lines as an audit of the run has them: fewer if participation counts as known.
+
+    open_it: opens the run, with all of its files hashed.
+    """
     try:
-        opened = open_run(run_dir, hash_all=True)
+        opened = replace(open_it(), unreadable="refuse")
         checks, state, known = verify(opened, signed_by), opened.state, False
     except ChainError as error:
         checks = [CHECKS["journal"].fact("failed", str(error))]

@@ -189,7 +189,7 @@ def _read(
         check_holds_log(path)
         run = open_run(path, unreadable=unreadable)
     with _stage(tell, CHECKING):
-        log, recorded = run.log, recorded_run(run, unreadable)
+        log, recorded = run.log, recorded_run(run)
     if unit_column is not None:
         log, recorded = with_units(log, recorded, unit_column)
     units = "" if log.unit_ids is None else fingerprint(log.unit_ids)

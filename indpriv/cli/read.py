@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from indpriv.cli.common import check_device, print_json, progress_bar, say, show
 from indpriv.cli.first_contact import checked_run
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import evidence, is_earned
-from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.norm_log import OpenedRun, open_run
 from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX
 from indpriv.report.screens import (
     lint_document,
@@ -106,13 +106,14 @@ def check(
     strict = settings.pop("strict", False)
     found: list[_Part] = []
     for run in runs:
+        opened = cache(partial(open_run, run, unreadable="worst_case"))  # read once for both
         if only in (None, "log"):
             compared = []
             if checkpoints is not None and spec is not None:
                 compared = _challenge(run, checkpoints, spec, **settings)
-            found.append(_log(run, signed_by, compared))
+            found.append(_log(run, opened, signed_by, compared))
         if only in (None, "settings"):
-            found.append(_if_possible(only, _settings_of_run, run, delta, strict))
+            found.append(_if_possible(only, _settings_of_run, run, opened, delta, strict))
     if only in (None, "attacks"):
         found += _attacks(runs, only, delta or 1e-5)
     failed, left_open = (any(getattr(p, key) for p in found) for key in ("failed", "left_open"))
@@ -148,12 +149,17 @@ def _challenge(
         return challenge(checkpoints, spec, run_dir, challenges, **options, tell=progress)
 
 
-def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Fact]) -> _Part:
+def _log(
+    run_dir: Path,
+    opened: Callable[[], OpenedRun],
+    signed_by: Path | None,
+    compared: Sequence[Fact],
+) -> _Part:
     """The checks of a log, and the lines that its account rests on.
 
     compared: checks against checkpoints.
     """
-    checks, lines = evidence_of_run(run_dir, signed_by)
+    checks, lines = evidence_of_run(opened, signed_by)
     words = {"run": str(run_dir), "evidence": evidence(lines)}
     every = [*checks, *compared]
 
@@ -170,10 +176,11 @@ def _log(run_dir: Path, signed_by: Path | None, compared: Sequence[Fact]) -> _Pa
     return _Part(content, show, failed, left_open=cannot_tell or not is_earned(lines))
 
 
-def _settings_of_run(run_dir: Path, delta: float | None, strict: bool) -> _Part:
-    opened = open_run(run_dir, unreadable="worst_case")
-    run = recorded_run(opened, unreadable="worst_case")
-    facts = facts_of_run(opened.log, run.recorder, run.declared, run.checks, delta)
+def _settings_of_run(
+    run_dir: Path, opened: Callable[[], OpenedRun], delta: float | None, strict: bool
+) -> _Part:
+    run = recorded_run(opened())
+    facts = facts_of_run(opened().log, run.recorder, run.declared, run.checks, delta)
     return settings_part(run_dir, lint(facts), strict)
 
 

@@ -11,7 +11,6 @@ from rich.cells import cell_len, set_cell_size
 from indpriv._formatting import (
     capitalised,
     format_delta,
-    format_edges,
     format_epsilon,
     format_interval,
     format_lower_bound,
@@ -143,7 +142,5 @@ FORMATS: dict[str, Callable[..., str]] = {
     "spaced": lambda name: str(name).replace("_", " "),
     "counted": counted,
     "shorten": shorten,
-    "edges": format_edges,
-    "shown_rows": shown_rows,
     "listed": listed,
 }

@@ -30,13 +30,14 @@ from rich.text import Text
 
 from indpriv._files import write_atomically, write_json
 from indpriv._folders import make_folder
+from indpriv._formatting import format_edges
 from indpriv._plain import records
 from indpriv._shown import Console as CleanConsole
 from indpriv._shown import clean, shown
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.figures import FIGURES
-from indpriv.report.formats import FORMATS
+from indpriv.report.formats import FORMATS, shown_rows
 from indpriv.report.script import page_script, script_hash
 
 Target = Literal["markdown", "html", "terminal"]
@@ -100,6 +101,7 @@ class _Rendering:
             lstrip_blocks=True,
         )
         made.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
+        made.filters.update(edges=format_edges, shown_rows=shown_rows)
         own = {name: getattr(self, name) for name in ("table", "figure", "folded", "section")}
         made.globals.update(own | {"code": _code, "typed": _typed, "block": self.block, "zip": zip})
         return made

@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
@@ -160,7 +160,7 @@ def print_audit(
     console.print(head)
     values = values_of(audit, since)
     if not verbose:
-        values |= _first_screen(audit, values, report)
+        values = {**values, **_first_screen(audit, values, report)}
     print_page("verbose" if verbose else "screen", console, key_width=_KEY_WIDTH, **values)
 
 
@@ -274,7 +274,8 @@ def _evidence(audit: Audit) -> str:
     return next((line for line in choices if len(line) <= _ROOM), first)
 
 
-def values_of(audit: Audit, since: Audit | None = None) -> dict[str, Any]:
+@lru_cache(maxsize=1)  # a page, audit.md and the first screen are made of one audit
+def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
     """What the templates of a report show: all that the audit found, and what follows from it."""
     quote = "" if audit.guarantee.publishable else " This run has no guarantee to quote."
     compared = [of for of in map(_ends, audit.groups) if of is not None]

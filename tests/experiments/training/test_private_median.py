@@ -284,7 +284,7 @@ def test_what_lint_reads_of_a_plan_and_of_a_run(run):
     plan = facts_of_plan(config().to_dict(), 456, {})
     assert plan.max_grad_norm is None
     opened = open_run(run[0].run_dir)
-    found = recorded_run(opened, unreadable="refuse")
+    found = recorded_run(opened)
     facts = facts_of_run(opened.log, found.recorder, found.declared, found.checks)
     assert facts.plan.epsilon(DELTA) == pytest.approx(run[1].guarantee.worst_case_epsilon)
     assert plan.plan.epsilon(DELTA) == pytest.approx(facts.plan.epsilon(DELTA), rel=1e-6)
