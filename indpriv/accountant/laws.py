@@ -1,0 +1,324 @@
+"""Privacy losses of single steps, as cells above or below the truth. Sensitive.
+
+A step is a pair of laws on the line, `first` with and `second` without the example (or the other
+way round), each a mixture of normal laws of variance 1, in units of the noise. No mean of the first
+is below one of the second, so the loss L = log(first / second) increases in the noise z, and a cell
+of z is one of L. docs/explanation/proofs.md proves what is said here; numbers in brackets are its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from indpriv._arrays import FloatArray
+from indpriv.errors import InputError
+
+U = 2.0**-53  # unit roundoff
+TILTS = 2.0 ** np.arange(-12, 24.5, 0.5)  # Rényi orders less 1
+_CELL = 1 / 64  # width of a cell of z, in standard deviations of the noise
+_MERGED = 8  # cells that are taken together where only Rényi moments are wanted
+_TAIL = 1e-6  # share of delta that the cells of all steps may leave out [1.4]
+LEAST_DELTA = 1e-290  # below it tails of the normal law are no normal floats [1.6]
+_LEAST_LOG = -660.0  # of a probability
+_MOST_MEANS = 1024  # of the sum of a unit's rows that are kept apart; more are rounded up
+_SUM_LATTICE = 1 << 15
+_AT_ONCE = 1 << 20  # numbers of a batch of laws
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Mixtures of normal laws of variance 1, of n steps.
+
+    Attributes:
+        mean: (n, k) in standard deviations of the noise.
+        weight: (n, k) of each mean; they add up to 1 with `beyond`.
+        beyond: (n,) weight of means that are left out, which are larger.
+    """
+
+    mean: FloatArray
+    weight: FloatArray
+    beyond: FloatArray
+
+    @classmethod
+    def sampled(cls, shift: FloatArray, rate: FloatArray) -> Mixture:
+        """A mean of `shift` (n,) that is there with probability `rate` (n,), and else 0."""
+        mean = np.stack([np.zeros(len(shift)), shift], axis=1)
+        return cls(mean, np.stack([1 - rate, rate], axis=1), np.zeros(len(shift)))
+
+    @classmethod
+    def centred(cls, n: int) -> Mixture:
+        """N(0, 1), n times."""
+        return cls(np.zeros((n, 1)), np.ones((n, 1)), np.zeros(n))
+
+    @classmethod
+    def of_rows(cls, shifts: FloatArray, rate: float, tail: float) -> Mixture:
+        """The sum of shifts (k,) of rows that are sampled independently, or a larger one [1.7].
+
+        Args:
+            shifts: of the rows of one unit.
+            rate: of sampling one row, below 1.
+            tail: weight of large sums that may be left out.
+        """
+        shift, copies = np.unique(shifts[shifts > 0], return_counts=True)
+        if np.prod(copies + 1.0) > _MOST_MEANS:
+            unit = float(shift @ copies) / _SUM_LATTICE * (1 + 1e-9)
+            steps, place = np.unique(np.ceil(shift / unit), return_inverse=True)
+            copies = np.bincount(place, weights=copies).astype(np.int64)
+            shift = steps * unit
+        mean, weight = np.zeros(1), np.ones(1)
+        for one, n in zip(shift, copies, strict=True):
+            mean, weight = _merged(
+                np.add.outer(mean, one * np.arange(n + 1.0)).ravel(),
+                np.outer(weight, _binomial(int(n), rate)).ravel(),
+            )
+        kept = np.cumsum(weight[::-1])[::-1] > tail
+        # With hundreds of rows that are nearly always sampled, nothing can be computed
+        beyond = float(weight[~kept].sum()) if weight.sum() > 0.999 else 1.0
+        kept &= weight > 0
+        mean, weight = _coarsened(mean[kept], weight[kept])
+        return cls(mean[None], weight[None], np.array([min(beyond * (1 + 1e-9), 1.0)]))
+
+    def mirrored(self) -> Mixture:
+        """The same with the opposite means."""
+        return Mixture(-self.mean[:, ::-1], self.weight[:, ::-1], self.beyond)
+
+    def part(self, steps: slice) -> Mixture:
+        """Some of the steps."""
+        return Mixture(self.mean[steps], self.weight[steps], self.beyond[steps])
+
+    @property
+    def slack(self) -> float:
+        """Relative error of weights, and of sums over them [1.7]."""
+        return U * (16 + 8 * self.mean.shape[1])
+
+    def log_ratio(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(n, m) log of the density over that of N(0, 1) at z (n, m), and an error bound (n, 1)."""
+        with np.errstate(divide="ignore"):
+            log_weight = np.log(self.weight)[:, :, None]
+        means = self.mean[:, :, None]
+        exponent = means * z[:, None] - means**2 / 2
+        peak = (exponent + log_weight).max(axis=1, keepdims=True)
+        total = np.exp(exponent + log_weight - peak).sum(axis=1)
+        size = np.abs(exponent).max(axis=(1, 2))[:, None]
+        size += np.where(self.weight > 0, np.abs(log_weight[:, :, 0]), 0).max(axis=1)[:, None]
+        return np.log(total) + peak[:, 0], 64 * U * (1 + size) + self.slack
+
+    def masses(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(n, m - 1) masses between successive z (n, m), from below and from above [1.6]."""
+        least, most = np.zeros((2, len(z), z.shape[1] - 1))
+        for mean, weight in zip(self.mean.T[:, :, None], self.weight.T[:, :, None], strict=True):
+            at = z - mean
+            below, above, right = ndtr(at), ndtr(-at), at[:, 1:] > 0
+            mass = np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
+            size = np.maximum(np.abs(at[:, 1:]), np.abs(at[:, :-1]))
+            error = 32 * U * (1 + size**2 + np.abs(mean) * (1 + size))
+            error *= np.where(right, above[:, :-1], below[:, 1:])
+            least += weight * np.maximum(mass - error, 0)
+            most += weight * (np.maximum(mass, 0) + error)
+        return least * (1 - self.slack), most * (1 + self.slack)
+
+    def below(self, z: FloatArray) -> FloatArray:
+        """(n,) mass below z (n,), from above."""
+        return (self.weight * ndtr(z[:, None] - self.mean)).sum(axis=1) * 1.001
+
+
+def _binomial(n: int, rate: float) -> FloatArray:
+    """(n + 1,) probabilities of the number of sampled rows among n, by products alone.
+
+    They are 0 where that of no row is too small for a float to have all its digits.
+    """
+    log_none = n * np.log1p(-rate)
+    if log_none < _LEAST_LOG:
+        return np.zeros(n + 1)
+    number = np.arange(float(n))
+    ratio = (n - number) / (number + 1) * (rate / (1 - rate))
+    return np.asarray(np.exp(log_none) * np.append(1.0, np.cumprod(ratio)))
+
+
+def _merged(value: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Values that differ by rounding only are one, the largest of them."""
+    order = np.argsort(value)
+    value, weight = value[order], weight[order]
+    last = np.append(np.diff(value) > 1e-12 * value[1:], True)
+    starts = np.append(0, np.flatnonzero(last)[:-1] + 1)
+    return value[last], np.add.reduceat(weight, starts)
+
+
+def _coarsened(value: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """At most 4 _MOST_MEANS values: more are rounded up, by at most about 1 / _MOST_MEANS."""
+    if len(value) <= 2 * _MOST_MEANS:
+        return value, weight
+    some = value[value > 0]
+    fine = min(float(some[0]), float(some[-1]) / _MOST_MEANS)
+    nodes = np.append(0.0, np.geomspace(fine, some[-1], 4 * _MOST_MEANS - 1))
+    nodes[-1] = some[-1]
+    summed = np.bincount(np.searchsorted(nodes, value), weights=weight, minlength=len(nodes))
+    return nodes[summed > 0], np.asarray(summed[summed > 0], np.float64)
+
+
+def upper_share(low: FloatArray, gap: FloatArray, mass: FloatArray, other: FloatArray) -> FloatArray:
+    """Mass to put at the upper end of cells, the rest at the lower one, that raises delta [1.1].
+
+    low: (...) lower end. gap: upper end less lower end. mass, other: under first and second.
+    """
+    even = other * np.exp(np.minimum(low, 700.0)) * (1 - 8 * U * (1 + np.abs(low)))
+    with np.errstate(all="ignore"):
+        share = (mass - even) / -np.expm1(-gap) * (1 + 8 * U)
+    return np.where(gap > 0, np.clip(share, 0.0, mass), mass)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One-step losses of n laws in one direction, as cells; arrays (n, n_cells) unless said.
+
+    Attributes:
+        low, high: least and largest loss of a cell.
+        mass: under the first law; other: under the second.
+        miss: (n,) mass of the first law that no cell has: its loss may be infinite.
+    """
+
+    low: FloatArray
+    high: FloatArray
+    mass: FloatArray
+    other: FloatArray
+    miss: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Cells]) -> Cells:
+        """The laws of all parts, padded with empty cells."""
+        width = max(part.low.shape[1] for part in parts)
+        padded = [
+            np.concatenate(
+                [np.pad(getattr(p, name), ((0, 0), (0, width - p.low.shape[1]))) for p in parts]
+            )
+            for name in ("low", "high", "mass", "other")
+        ]
+        return cls(*padded, np.concatenate([part.miss for part in parts]))
+
+    def part(self, laws: slice) -> Cells:
+        """Some of the laws."""
+        return Cells(*(getattr(self, field.name)[laws] for field in fields(self)))
+
+    @classmethod
+    def mixed(cls, weights: Sequence[float], laws: Sequence[Cells]) -> Cells:
+        """One law of a step that is one of several, with these weights, and tells which."""
+        def joined(name: str, scaled: bool) -> FloatArray:
+            parts = zip(weights, laws, strict=True)
+            found = [getattr(law, name) * (w if scaled else 1.0) for w, law in parts]
+            return np.concatenate(found, axis=1)
+
+        scaled = {"low": False, "high": False, "mass": True, "other": True}
+        miss = sum((w * law.miss for w, law in zip(weights, laws, strict=True)), np.zeros(1))
+        return cls(*(joined(name, by) for name, by in scaled.items()), miss)
+
+    def symmetric(self) -> Cells:
+        """The law of delta at epsilons of at least 0, whichever way the pair is taken [1.8].
+
+        Losses above 0 and, with both laws exchanged, their opposites; the rest of its mass is at 0.
+        """
+        up = upper_share(self.low, self.high - self.low, self.mass, self.other)
+        loss = np.concatenate([self.low, self.high], axis=1)
+        mass = np.concatenate([self.mass - up, up], axis=1) * (loss > 0)
+        other = mass * np.exp(-loss) * (1 - 8 * U * (1 + np.abs(loss)))
+        rest = np.clip(1 - mass.sum(axis=1) - other.sum(axis=1), 0, 1)[:, None] + 1e-12
+        opposite = other * (1 + 32 * U * (1 + np.abs(loss)))
+        zero = np.zeros((len(loss), 1))
+        points = np.concatenate([-loss, zero, loss], axis=1)
+        return Cells(
+            points,
+            points,
+            np.concatenate([opposite, rest, mass], axis=1),
+            np.concatenate([mass * (1 - 4 * U), rest * (1 - 1e-11), other], axis=1),
+            self.miss,
+        )
+
+    def moments(self) -> FloatArray:
+        """(n, n_tilts) log E exp(tilt L), from above."""
+        found = np.empty((len(self), len(TILTS)))
+        size = max(1, _AT_ONCE // max(self.low.shape[1], 1))
+        for start in range(0, len(self), size):
+            laws = slice(start, start + size)
+            found[laws] = self.part(laws)._moments()
+        return found
+
+    def _moments(self) -> FloatArray:
+        width = -(-self.low.shape[1] // _MERGED) * _MERGED
+        more = ((0, 0), (0, width - self.low.shape[1]))
+
+        def merged(values: FloatArray, how: np.ufunc) -> FloatArray:
+            padded = np.pad(values, more, mode="edge" if how is not np.add else "constant")
+            return np.asarray(how.reduce(padded.reshape(len(values), -1, _MERGED), axis=2))
+
+        low, high = merged(self.low, np.minimum), merged(self.high, np.maximum)
+        mass, other = merged(self.mass, np.add), merged(self.other, np.add)
+        up = upper_share(low, high - low, mass, other)
+        loss, masses = np.concatenate([low, high], axis=1), np.concatenate([mass - up, up], axis=1)
+        with np.errstate(divide="ignore"):
+            log_mass = np.log(masses * (1 + 1e-12))
+        found = np.empty((len(low), len(TILTS)))
+        for column, tilt in enumerate(TILTS):
+            exponent = log_mass + tilt * loss
+            peak = exponent.max(axis=1, keepdims=True)
+            total = np.exp(exponent - np.maximum(peak, -1e300)).sum(axis=1, keepdims=True)
+            with np.errstate(divide="ignore"):
+                found[:, column] = (peak + np.log(total))[:, 0]
+        return found
+
+
+def tail_of(delta: float, steps: float) -> float:
+    """Mass on either side that one of these many steps may leave out [1.4]."""
+    if not LEAST_DELTA < delta < 1:
+        raise InputError(f"delta={delta}: tight accounts take a delta between 1e-290 and 1")
+    return _TAIL * delta / max(steps, 1.0)
+
+
+def cells_of(first: Mixture, second: Mixture, tail: float, *, below: bool = False) -> Cells:
+    """The losses of n pairs.
+
+    Args:
+        first, second: no mean of the first is below one of the second.
+        tail: mass of the first law on either side that is not followed.
+        below: cells whose delta is never above the truth [3.1], instead of never below it.
+    """
+    reach = float(-ndtri(tail))
+    span = first.mean.max(axis=1) - first.mean.min(axis=1) + 2 * reach
+    n_cells = int(np.ceil(float(span.max()) / _CELL))
+    k = first.mean.shape[1] + second.mean.shape[1]
+    size = max(1, _AT_ONCE // (n_cells * k))
+    parts = []
+    for start in range(0, len(span), size):
+        steps = slice(start, start + size)
+        parts.append(_cells(first.part(steps), second.part(steps), reach, n_cells, below))
+    return Cells.joined(parts)
+
+
+def _cells(first: Mixture, second: Mixture, reach: float, n_cells: int, below: bool) -> Cells:
+    begin, end = first.mean.min(axis=1) - reach, first.mean.max(axis=1) + reach
+    z = np.linspace(begin, end, n_cells + 1, axis=1)
+    (p_least, p_most), (q_least, q_most) = first.masses(z), second.masses(z)
+    if below:
+        q_most = q_most + second.beyond[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss = np.log(p_least) - np.log(q_most) - 8 * U * (1 + np.abs(np.log(p_least)))
+        empty = ~np.isfinite(loss) | (p_least < 1e-280)
+        loss, mass = np.where(empty, 0.0, loss), np.where(empty, 0.0, p_least)
+        other = mass * np.exp(-loss)
+        return Cells(loss, loss, mass, other, np.zeros(len(z)))
+    (log_p, p_error), (log_q, q_error) = first.log_ratio(z), second.log_ratio(z)
+    loss, margin = log_p - log_q, p_error + q_error + 4 * U * (1 + np.abs(log_q).max())
+    # What lies below the least z has less loss than there; what lies beyond the largest is missed.
+    # Means of the first that are left out are missed as well; of the second, its mass only falls.
+    return Cells(
+        np.concatenate([loss[:, :1] + margin, loss[:, :-1] - margin], axis=1),
+        np.concatenate([loss[:, :1] + margin, loss[:, 1:] + margin], axis=1),
+        np.concatenate([first.below(begin)[:, None], p_most], axis=1),
+        np.concatenate([np.zeros((len(z), 1)), q_least], axis=1),
+        (first.mirrored().below(-end) + first.beyond) * 1.001,
+    )

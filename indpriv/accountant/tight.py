@@ -1,0 +1,645 @@
+"""Tight epsilon, delta and true-positive rates of many examples, by one method. Sensitive.
+
+Each loss of one step is put, cell by cell, on two points of a lattice that raise delta. Transforms
+of these laws on a line tilt + i frequency come from one FFT of each law, and the transform of what
+an example met is the exponential of its counts times their logarithms. delta(epsilon) is a
+trapezoid sum over few frequencies, an upper bound whatever its period, and a bound of what is cut
+off. docs/explanation/proofs.md proves what is said here; numbers in brackets are its.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+from scipy.sparse import csr_array
+from scipy.special import log_ndtr
+
+from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv.accountant.laws import TILTS, Cells, U, upper_share
+
+# log of the least upper bound over u of exp(-tilt u) (1 - exp(-u)): of a Rényi bound of delta
+LOG_LARGEST = -TILTS * np.log1p(1 / TILTS) - np.log1p(TILTS)
+_CUT = 1e-5  # what may be cut off, as a share of the Rényi bound
+_MOST_POINTS = 1 << 25  # of the lattices of all laws on a line
+_KEPT = 192  # frequencies that are kept for all laws of a line
+_CACHE_BYTES = 1 << 27  # of the lines of one direction
+_AT_ONCE = 1 << 18
+_BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out
+_ROUNDS = 6  # in which lines are chosen for the same example
+_EDGES = np.unique((np.arange(4, 8)[None] * 2 ** np.arange(16)[:, None]).ravel())
+
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How near a bound of delta comes.
+
+    Attributes:
+        lattice, smoothing: how far each may move log delta.
+        alias: log of delta over what may wrap around.
+    """
+
+    lattice: float
+    smoothing: float
+    alias: float
+
+
+ABOVE = Accuracy(2e-4, 2e-4, 7.0)
+BELOW = Accuracy(2e-6, 2e-5, 14.0)  # whose lattice and smoothing cost more [3.2]
+
+Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
+
+
+
+@dataclass(frozen=True)
+class Met:
+    """What n examples met.
+
+    Attributes:
+        counts: (n, n_kinds) whole numbers of steps of each kind.
+        gaussian: (n,) squared mu of a Gaussian mechanism besides.
+    """
+
+    counts: csr_array
+    gaussian: FloatArray
+
+    @classmethod
+    def of(cls, counts: csr_array, gaussian: FloatArray | None = None) -> Met:
+        """Checked counts; ValueError where they are not whole: a power of a complex number."""
+        counts = csr_array(counts, dtype=np.float64)
+        if (counts.data % 1).any() or (counts.data < 0).any():
+            raise ValueError("numbers of steps must be whole and not negative")
+        squares = np.zeros(counts.shape[0]) if gaussian is None else gaussian
+        return cls(counts, squares)
+
+    def __len__(self) -> int:
+        return len(self.gaussian)
+
+    def take(self, examples: IntArray | BoolArray) -> Met:
+        """Some of the examples."""
+        return Met(self.counts[examples], self.gaussian[examples])
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A line: an example's key depends on nobody else, and so does all that is computed on it."""
+
+    tilt: int
+    period: float
+    n_points: int
+    n_frequencies: int
+    smooth: float
+    below: bool
+
+
+@dataclass
+class Losses:
+    """The losses of all kinds of step of a run, in one direction. Threads may share it.
+
+    Attributes:
+        cells: of n_laws laws that are not Gaussian.
+        squares: (n_kinds,) squared mu of the Gaussian steps of one count of each kind.
+        steps: (n_kinds, n_laws) steps with each law of one count of each kind.
+        most_steps: of one example.
+        miss, psi: (n_kinds,) and (n_kinds, n_tilts) of one count: what its losses miss, and log
+            E exp(tilt L), both from above.
+        n_steps: (n_kinds,) steps of one count that are not Gaussian.
+    """
+
+    cells: Cells
+    squares: FloatArray
+    steps: csr_array
+    most_steps: float
+    miss: FloatArray = field(init=False)
+    psi: FloatArray = field(init=False)
+    n_steps: FloatArray = field(init=False)
+    reach: FloatArray = field(init=False)
+    _lines: dict[_Key, Line] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        of_law = self.cells.moments()
+        self.miss = self.steps @ self.cells.miss
+        gaussian = TILTS * (TILTS + 1) / 2 * self.squares[:, None]
+        self.psi = self.steps @ of_law * (1 + 1e-12) + gaussian * (1 + 1e-12)
+        self.n_steps = np.asarray(self.steps.sum(axis=1)).ravel()
+        self.law_psi = of_law
+        self.reach = np.maximum(np.abs(self.cells.low), np.abs(self.cells.high)).max(
+            axis=1, initial=0.0
+        )
+        self.most_entries = int(np.diff(self.steps.indptr).max(initial=0))
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without lines, which each process makes for itself."""
+        return {**self.__dict__, "_lines": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def line(self, key: _Key) -> Line:
+        """The line with this key, once made."""
+        with self._lock:
+            found = self._lines.get(key)
+        if found is None:
+            found = Line.of(self, key, min(key.n_frequencies, _KEPT))
+            with self._lock:
+                if sum(line.n_bytes for line in self._lines.values()) > _CACHE_BYTES:
+                    self._lines.clear()
+                self._lines[key] = found
+        return found
+
+
+@dataclass(frozen=True)
+class Line:
+    """Transforms at tilt + i omega_j, j < n_frequencies, of each kind of step.
+
+    Attributes:
+        psi: (n_kinds,) log E exp(tilt L) on the lattice, from above; raised: by this much at most.
+        error: (n_kinds,) bound of the rounding of a normalised transform.
+        log_modulus, angle: (n_kinds, n_kept) of the normalised transform.
+        top: (n_kinds, n_blocks) largest log modulus in each block of frequencies.
+        starts: (n_blocks,) first frequencies of blocks.
+        payoff: (n_frequencies,) factors of the sum; size: (n_blocks,) sums of their moduli.
+    """
+
+    key: _Key
+    psi: FloatArray
+    raised: FloatArray
+    error: FloatArray
+    log_modulus: FloatArray
+    angle: FloatArray
+    top: FloatArray
+    starts: IntArray
+    omega: FloatArray
+    payoff: NDArray[np.complex128]
+    size: FloatArray
+
+    @classmethod
+    def of(cls, losses: Losses, key: _Key, n_kept: int) -> Line:
+        """Transforms by one FFT of each law, of which n_kept are kept."""
+        tilt, spacing, n = TILTS[key.tilt], key.period / key.n_points, key.n_points
+        cells, n_laws = losses.cells, len(losses.cells)
+        starts = _EDGES[_EDGES < key.n_frequencies]
+        (psi, above), top = np.zeros((2, n_laws)), np.zeros((n_laws, len(starts)))
+        log_modulus, angle = np.zeros((2, n_laws, n_kept))
+        error = U * (16 * np.log2(n) + 64)  # of the FFT, whose masses add up to 1 [4]
+        size = max(1, _AT_ONCE // n)
+        for start in range(0, n_laws, size):
+            laws = slice(start, start + size)
+            part, base = cells.part(laws), losses.law_psi[laws, key.tilt][:, None]
+            low, high = np.floor(part.low / spacing), np.ceil(part.high / spacing)
+            gap = (high - low) * spacing
+            up = upper_share(low * spacing, gap, part.mass, part.other)
+            masses = np.concatenate([part.mass - up, up], axis=1)
+            points = np.concatenate([low, high], axis=1)
+            at = masses * np.exp(np.where(masses > 0, tilt * spacing * points - base, 0.0))
+            total = np.maximum(at.sum(axis=1), 1e-300)
+            places = (points % n + n * np.arange(len(part))[:, None]).astype(np.int64).ravel()
+            law = np.bincount(places, (at / total[:, None]).ravel(), n * len(part)).reshape(-1, n)
+            found = fft.rfft(law, axis=1)[:, : key.n_frequencies]
+            modulus = np.abs(found)
+            above[laws] = U * (64 + 2 * points.shape[1] + 4 * tilt * losses.reach[laws])
+            psi[laws] = base[:, 0] + np.log(total) + above[laws]
+            top[laws] = np.log(np.maximum.reduceat(modulus, starts, axis=1) + error)
+            log_modulus[laws] = np.log(modulus[:, :n_kept] + 1e-300)
+            angle[laws] = np.angle(found[:, :n_kept])
+        omega = 2 * np.pi / key.period * np.arange(key.n_frequencies)
+        z = tilt + 1j * omega
+        payoff = np.where(omega > 0, 2, 1) / key.period / np.conj(z * (z + 1))
+        size_of = np.add.reduceat(np.abs(payoff), starts)
+        of_kind = losses.steps
+        return cls(
+            key,
+            of_kind @ psi,
+            of_kind @ above * 2,
+            losses.n_steps * error,
+            of_kind @ log_modulus,
+            of_kind @ angle,
+            of_kind @ top,
+            starts,
+            omega,
+            payoff,
+            size_of,
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.log_modulus.nbytes + self.angle.nbytes + self.top.nbytes
+
+    @property
+    def tilt(self) -> float:
+        """Of the line."""
+        return float(TILTS[self.key.tilt])
+
+    @property
+    def beyond(self) -> float:
+        """Sum of all payoffs from n_frequencies on."""
+        return self.key.period / (2 * np.pi**2) / (self.key.n_frequencies - 1)
+
+
+class OnLine:
+    """delta(epsilon) of n examples on one line, as exp(psi - tilt epsilon) (sum + tail + rounding).
+
+    Attributes:
+        n_frequencies: (n,) that each sums over; tail: (n,) bound of the others [3].
+        rounding: (n,) bound of what rounding does to the sum [4].
+    """
+
+    def __init__(
+        self, losses: Losses, line: Line, met: Met, log_target: FloatArray, epsilon: FloatArray
+    ) -> None:
+        self.line, tilt, squares = line, line.tilt, np.square(line.omega)
+        own = met.gaussian + met.counts @ losses.squares
+        entries = np.diff(met.counts.indptr) + losses.most_entries + 8
+        self.gaussian = own * (1 + U * entries) + line.key.smooth
+        steps = met.counts @ losses.n_steps
+        self.psi = met.counts @ line.psi + tilt * (tilt + 1) / 2 * self.gaussian
+        exponent = met.counts @ line.top - self.gaussian[:, None] / 2 * squares[line.starts]
+        rounding_of_top = 1 + 1e-9 + 4 * U * entries * (met.counts @ np.abs(line.top)).max(axis=1)
+        blocks = np.exp(exponent) * line.size * rounding_of_top[:, None]
+        tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+        tails += (np.exp(-self.gaussian / 2 * squares[-1]) * line.beyond)[:, None]
+        limit = _CUT * np.exp(log_target - self.psi + tilt * epsilon)
+        last = tails.shape[1] - 1
+        kept = np.searchsorted(line.starts, line.log_modulus.shape[1], side="right") - 1
+        need = np.where(tails <= limit[:, None], np.arange(last + 1), last).min(axis=1)
+        need = np.clip(need, min(1, last), None)
+        self.more = need > kept  # frequencies than the line keeps
+        need = np.minimum(need, kept)
+        self.n_frequencies = line.starts[need]
+        self.tail = tails[np.arange(len(need)), need]
+        error = met.counts @ line.error
+        error += U * entries * (4 * steps + 2 + met.counts @ np.abs(line.psi))
+        error += 64 * U * self.n_frequencies
+        error += 16 * U * self.gaussian * (tilt + 1 + line.omega[self.n_frequencies]) ** 2
+        self.rounding = np.expm1(error) * np.cumsum(np.abs(line.payoff))[self.n_frequencies]
+        self.losses, self.met = losses, met
+        self.wrapped = _psi(losses, met) if line.key.below else None
+
+    def chunks(self) -> Iterator[tuple[IntArray, NDArray[np.complex128]]]:
+        """Rows with the same number of frequencies, and their terms of the sum."""
+        line, tilt = self.line, self.line.tilt
+        for n in np.unique(self.n_frequencies):
+            alike = np.flatnonzero(self.n_frequencies == n)
+            table = np.concatenate([line.log_modulus[:, :n], line.angle[:, :n]], axis=1)
+            real = -np.square(line.omega[:n]) / 2
+            imaginary = -line.omega[:n] * (2 * tilt + 1) / 2
+            size = max(1, _AT_ONCE // int(n))
+            for rows in np.split(alike, range(size, len(alike), size)):
+                log = _product(self.met.counts[rows], table)
+                modulus = np.exp(log[:, :n] + self.gaussian[rows, None] * real)
+                angle = log[:, n:] + self.gaussian[rows, None] * imaginary
+                terms = np.empty((len(rows), int(n)), complex)
+                terms.real, terms.imag = modulus * np.cos(angle), modulus * np.sin(angle)
+                yield rows, terms * line.payoff[:n]
+
+    def log_delta(
+        self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """log delta at epsilon, from above, and minus its slope."""
+        tilt, period, psi = self.line.tilt, self.line.key.period, self.psi[rows]
+        waves = terms * _powers(np.exp(2j * np.pi / period * epsilon), terms.shape[1])
+        extra = self.tail[rows] + self.rounding[rows] * (1 + np.abs(epsilon) / period)
+        total = np.maximum(waves.real.sum(axis=1) + extra, 1e-3 * extra + 1e-300)
+        z = tilt - 1j * self.line.omega[: terms.shape[1]]
+        slope = ((waves @ z).real + extra * tilt) / total
+        size = 16 + np.abs(psi) + tilt * np.abs(epsilon)
+        return psi - tilt * epsilon + np.log(total) + 8 * U * size, slope
+
+
+    def log_delta_below(
+        self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """log delta of what was met at epsilon, from below, and minus its slope [3.3].
+
+        -inf where nothing is shown. The lattice and the smoothing are within a Gaussian mechanism
+        of squared mu `more` besides, so that the curve is read further out and less what that
+        mechanism may have carried across.
+        """
+        tilt, key, psi = self.line.tilt, self.line.key, cast(FloatArray, self.wrapped)[rows]
+        spacing = key.period / key.n_points
+        steps = (self.met.counts @ self.losses.n_steps)[rows]
+        more = key.smooth + steps * (1.2534 * spacing) ** 2
+        shift = more / 2 + tilt * more + _BEYOND * np.sqrt(more)
+        at = epsilon + shift + steps * 64 * U * (1 + self.losses.reach.max(initial=0.0))
+        waves = terms * _powers(np.exp(2j * np.pi / key.period * at), terms.shape[1])
+        lost = self.tail[rows] + self.rounding[rows] * (1 + np.abs(at) / key.period)
+        total = waves.real.sum(axis=1)
+        base = self.psi[rows] - (self.met.counts @ self.line.raised)[rows] - tilt * at
+        # What wraps around, from the left and from the right
+        above = np.minimum(key.tilt + np.array([1, 2, 3, 5]), len(TILTS) - 1)
+        far = psi[:, above] + TILTS[above] * (TILTS[above] + 1) / 2 * more[:, None]
+        far += LOG_LARGEST[above] - TILTS[above] * at[:, None]
+        with np.errstate(all="ignore"):
+            right = np.exp(far - base[:, None]) / np.expm1((TILTS[above] - tilt) * key.period)
+            lost += np.nanmin(right, axis=1) + np.exp(-base) / np.expm1(tilt * key.period)
+            carried = psi[:, key.tilt] + LOG_LARGEST[key.tilt] - tilt * at - base
+            carried += tilt * more / 2 + tilt**2 * more / 2 + log_ndtr(-_BEYOND)
+            lost += np.exp(carried)
+            size = 16 + np.abs(self.psi[rows]) + tilt * np.abs(at)
+            found = base + np.log(total - lost) - 8 * U * size
+        z = tilt - 1j * self.line.omega[: terms.shape[1]]
+        slope = (waves @ z).real / np.maximum(total, 1e-300)
+        return np.where(total > lost, found, -np.inf), slope
+
+
+def _product(counts: csr_array, table: FloatArray) -> FloatArray:
+    """counts @ table, by the faster of two ways."""
+    if counts.nnz > counts.shape[0] * counts.shape[1] / 8:
+        return np.asarray(counts.toarray() @ table)
+    return np.asarray(counts @ table)
+
+
+def _powers(base: NDArray[np.complex128], n: int) -> NDArray[np.complex128]:
+    """(len(base), n) powers 0 ... n - 1, by doubling."""
+    found = np.empty((len(base), n), complex)
+    found[:, 0], known = 1, 1
+    while known < n:
+        more = min(known, n - known)
+        factor = base if known == 1 else found[:, known // 2] ** 2
+        np.multiply(found[:, :more], factor[:, None], out=found[:, known : known + more])
+        known += more
+    return found
+
+
+def _wrapping(
+    psi: FloatArray, column: IntArray, log_target: FloatArray, epsilon: FloatArray, alias: float
+) -> tuple[FloatArray, FloatArray]:
+    """(n,) periods beyond which what wraps around from the left, and from the right, is small."""
+    tilt, right = TILTS[column], np.full(len(column), np.inf)
+    rows = np.arange(len(column))
+    for up in (1, 2, 3, 5):
+        above = np.minimum(column + up, len(TILTS) - 1)
+        with np.errstate(all="ignore"):
+            excess = psi[rows, above] - TILTS[above] * epsilon - log_target + alias
+            right = np.fmin(right, excess / (TILTS[above] - tilt))
+    return (alias - log_target) / tilt, right
+
+
+def _keys(
+    losses: Losses,
+    psi: FloatArray,
+    best: IntArray,
+    log_target: FloatArray,
+    epsilon: FloatArray,
+    slope: FloatArray,
+    near: Accuracy,
+) -> list[_Key]:
+    """The line of each example: all that it depends on is rounded to a few values."""
+    column = best.copy()
+    left, right = _wrapping(psi, column, log_target, epsilon, near.alias)
+    period = np.fmax(left, np.where(np.isfinite(right), right, 0.0))
+    hard = np.flatnonzero(right > 1.5 * left)
+    for down in range(1, 12):  # a smaller tilt needs a shorter period where the tail is heavy
+        lower = np.maximum(best[hard] - down, 0)
+        at = TILTS[lower] * epsilon[hard]
+        far = psi[hard, lower] + LOG_LARGEST[lower] - at - log_target[hard]
+        ends = _wrapping(psi[hard], lower, log_target[hard], epsilon[hard], near.alias)
+        needed = np.maximum(*ends)
+        better = (needed < 0.8 * period[hard]) & (far < 10)
+        period[hard[better]], column[hard[better]] = needed[better], lower[better]
+    tilt = TILTS[column]
+    left = 2 * np.ceil((near.alias - log_target) / 2) / tilt
+    period = left * 2 ** np.ceil(np.log2(np.maximum(period / left, 1.0)))
+    slope = tilt * 2 ** np.ceil(np.log2(np.maximum(slope / tilt, 1.0)))
+    smooth = 2 * near.smoothing / (slope * (slope + 1))
+    spacing = np.sqrt(12 * near.lattice / (slope * (slope + 1) * losses.most_steps))
+    n_laws = max(len(losses.cells), 1)
+    most = int(np.clip(_MOST_POINTS // n_laws, 1 << 16, 1 << 21))
+    frequencies = np.ceil(period / np.pi * np.sqrt(12 / smooth)) + 8
+    frequencies = np.minimum(frequencies, most // 4).astype(np.int64)
+    smooth = np.maximum(smooth, 12 * np.square(period / np.pi / frequencies))
+    wanted = np.maximum(2 * frequencies, np.minimum(period / spacing, most)).astype(np.int64)
+    points = [fft.next_fast_len(n, real=True) for n in wanted.tolist()]
+    parts = zip(column, period, points, frequencies, smooth, strict=True)
+    return [_Key(int(c), float(p), n, int(f), float(s), near is BELOW) for c, p, n, f, s in parts]
+
+
+Solve = Callable[[IntArray, Curve], tuple[FloatArray, FloatArray, FloatArray]]
+
+
+def _search(
+    losses: Losses,
+    met: Met,
+    psi: FloatArray,
+    best: IntArray,
+    log_target: FloatArray,
+    epsilon: FloatArray,
+    floor: FloatArray,
+    solve: Solve,
+    near: Accuracy = ABOVE,
+) -> None:
+    """Call solve(examples, curve) -> (epsilon, log delta, slope) for all examples.
+
+    It is called again, with another line, for those where these tell that the first was poor.
+    """
+    slope, epsilon, log_target = TILTS[best], epsilon.copy(), log_target.copy()
+    todo = np.flatnonzero(np.isfinite(epsilon + log_target))
+    for _ in range(_ROUNDS):
+        again = [todo[:0]]
+        given = (psi, best, log_target, epsilon, slope)
+        members: dict[_Key, list[int]] = {}
+        for example, key in zip(todo, _keys(losses, *(x[todo] for x in given), near), strict=True):
+            members.setdefault(key, []).append(example)
+        for key, examples in members.items():
+            who = np.array(examples)
+            for line, mine in _lines(losses, key, met, who, log_target, epsilon):
+                for rows, terms in line.chunks():
+                    own = mine[rows]
+
+                    def curve(
+                        index: IntArray,
+                        at: FloatArray,
+                        line: OnLine = line,
+                        rows: IntArray = rows,
+                        terms: NDArray[np.complex128] = terms,
+                    ) -> tuple[FloatArray, FloatArray]:
+                        bound = line.log_delta if near is ABOVE else line.log_delta_below
+                        return bound(rows[index], terms[index], at)
+
+                    found, log_delta, steep = solve(own, curve)
+                    column = np.full(len(own), key.tilt)
+                    _, right = _wrapping(psi[own], column, log_delta, found, near.alias)
+                    size = line.psi[rows] - line.line.tilt * found - log_delta
+                    cut = line.tail[rows] * np.exp(np.minimum(size, 50))
+                    poor = (steep > 2 * slope[own]) | (right - key.period > 2 / steep)
+                    poor |= cut > 1e-3
+                    epsilon[own], log_target[own] = found, log_delta
+                    slope[own] = np.maximum(steep, slope[own] / 2)
+                    again.append(own[poor & (found > floor[own])])
+        todo = np.concatenate(again)
+        if not len(todo):
+            return
+
+
+def _lines(
+    losses: Losses,
+    key: _Key,
+    met: Met,
+    who: IntArray,
+    log_target: FloatArray,
+    epsilon: FloatArray,
+) -> Iterator[tuple[OnLine, IntArray]]:
+    """The examples of a key on its line; those that need more frequencies than it keeps apart."""
+    first = OnLine(losses, losses.line(key), met.take(who), log_target[who], epsilon[who])
+    if not first.more.any():
+        yield first, who
+        return
+    enough, hard = who[~first.more], who[first.more]
+    if len(enough):
+        line = losses.line(key)
+        yield OnLine(losses, line, met.take(enough), log_target[enough], epsilon[enough]), enough
+    line = Line.of(losses, key, key.n_frequencies)
+    yield OnLine(losses, line, met.take(hard), log_target[hard], epsilon[hard]), hard
+
+
+def _root(
+    curve: Curve, start: FloatArray, target: FloatArray, floor: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Least proven epsilon, from `floor` on, by Newton's method in a bracket; the slope there."""
+    n = len(start)
+    low, high = np.full(n, -np.inf), np.full(n, np.inf)
+    epsilon, slope = np.maximum(start, floor), np.ones(n)
+    active, tried = np.arange(n), np.zeros(n, bool)  # whether the floor itself was
+    for _ in range(20):
+        at = epsilon[active]
+        log_delta, steep = curve(active, at)
+        gap = log_delta - target[active]
+        proven = gap <= 0
+        high[active] = np.where(proven, np.minimum(high[active], at), high[active])
+        low[active] = np.where(proven, low[active], np.maximum(low[active], at))
+        slope[active] = np.where(proven, steep, slope[active])
+        tried[active] |= at <= floor[active]
+        done = proven & ((gap > -1e-4) | (at <= floor[active]))
+        new = at + (gap + 5e-5) / np.maximum(steep, 1e-9)
+        a, b = low[active], high[active]
+        middle = np.where(
+            np.isfinite(b),
+            (np.maximum(a, floor[active]) + b) / 2,
+            2 * at + 1 / np.maximum(steep, 1e-9),
+        )
+        below = (new < floor[active]) & ~tried[active]
+        inside = np.where(below, floor[active], new)
+        epsilon[active] = np.where((new <= a) | (new >= b), middle, inside)
+        active = active[~done & ~(np.isfinite(b) & (b - a <= 1e-12 * b))]
+        if not len(active):
+            break
+    return high, slope
+
+
+def epsilons(
+    losses: Losses, met: Met, delta: float, at_least: FloatArray | None = None
+) -> FloatArray:
+    """(n,) epsilon of each example at delta in one direction, never below the truth [5].
+
+    Infinite where no finite one can be shown.
+
+    Args:
+        losses: of the run.
+        met: what the examples met.
+        delta: above LEAST_DELTA and below 1.
+        at_least: (n,) the epsilons of the other direction, if no smaller ones are of interest.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        target = np.log(delta - met.counts @ losses.miss)  # nan: nothing can be shown
+    psi = _psi(losses, met)
+    bound = (psi * (1 + 1e-12) + LOG_LARGEST + 1e-12 - target[:, None]) / TILTS
+    bound[~np.isfinite(bound)] = np.inf
+    renyi, best, floor = bound.min(axis=1), bound.argmin(axis=1), np.zeros(len(bound))
+    start, found = renyi, np.full(len(bound), np.inf)
+    if at_least is not None:
+        floor = start = at_least
+        best = (psi + LOG_LARGEST - TILTS * start[:, None]).argmin(axis=1)
+
+    def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
+        root, steep = _root(curve, np.minimum(start, found)[who], target[who], floor[who])
+        found[who] = np.minimum(found[who], root)
+        return np.minimum(found[who], renyi[who]), target[who], steep
+
+    _search(losses, met, psi, best, target, start, floor, solve)
+    nothing = (met.counts @ losses.n_steps == 0) & (psi[:, 0] == 0)
+    return np.where(nothing, floor, np.maximum(np.minimum(found, renyi), floor))
+
+
+def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
+    """(n,) delta of each example at its epsilon in one direction, never below the truth [5]."""
+    psi = _psi(losses, met)
+    bound = psi * (1 + 1e-12) + 1e-12 + LOG_LARGEST - TILTS * epsilon[:, None]
+    bound[np.isnan(bound)] = np.inf
+    log_delta = np.minimum(bound.min(axis=1), 0.0)
+
+    def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
+        found, steep = curve(np.arange(len(who)), epsilon[who])
+        log_delta[who] = np.fmin(log_delta[who], found)
+        return epsilon[who], np.minimum(log_delta[who], -1e-9), steep
+
+    start, floor = np.minimum(log_delta, -1e-9), np.full(len(epsilon), -np.inf)
+    _search(losses, met, psi, bound.argmin(axis=1), start, epsilon, floor, solve)
+    return np.minimum(np.exp(log_delta) * (1 + 4 * U) + met.counts @ losses.miss, 1.0)
+
+
+def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) -> FloatArray:
+    """(n,) the most that a test with this false-positive rate finds, never below the truth [5].
+
+    delta(epsilon) + exp(epsilon) * rate is, at any epsilon; the least of a few is returned.
+    """
+    psi, missed = _psi(losses, met), met.counts @ losses.miss
+    log_rate = float(np.log(false_positive_rate))
+    bound = (psi - log_rate) / (TILTS + 1)  # what a loss exceeds about this rarely, or less
+    start, found = np.maximum(bound.min(axis=1), 0.0), np.ones(len(psi))
+
+    def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
+        epsilon, every = start[who].copy(), np.arange(len(who))
+        for _ in range(8):
+            log_delta, steep = curve(every, epsilon)
+            most = (np.exp(log_delta) + np.exp(epsilon + log_rate)) * (1 + 8 * U) + missed[who]
+            found[who] = np.fmin(found[who], most)
+            excess = log_delta + np.log(np.maximum(steep, 1e-9)) - epsilon - log_rate
+            last, epsilon = epsilon, epsilon + np.clip(excess / (steep + 1), -1, 1)
+        return last, np.minimum(log_delta, -1e-9), steep
+
+    target, floor = np.minimum(start + log_rate, -1e-3), np.full(len(psi), -np.inf)
+    _search(losses, met, psi, bound.argmin(axis=1), target, start, floor, solve)
+    return found
+
+
+def _psi(losses: Losses, met: Met) -> FloatArray:
+    """(n, n_tilts) log E exp(tilt L) of what each example met, from above."""
+    gaussian = TILTS * (TILTS + 1) / 2 * met.gaussian[:, None] * (1 + 1e-12)
+    return np.asarray(met.counts @ losses.psi + gaussian)
+
+
+def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> FloatArray:
+    """(n,) epsilon of each example at delta in one direction, never above the truth [3.3].
+
+    Args:
+        below: the losses of the run, from cells below the truth.
+        met: what the examples met.
+        delta: above LEAST_DELTA and below 1.
+        upper: (n,) their epsilons from above, near which lower ones are looked for.
+    """
+    psi, target = _psi(below, met), np.full(len(met), np.log(delta))
+    best = (psi + LOG_LARGEST - TILTS * upper[:, None]).argmin(axis=1)
+    found = np.zeros(len(met))
+
+    def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
+        epsilon, every = upper[who].copy(), np.arange(len(who))
+        for _ in range(6):
+            log_delta, steep = curve(every, epsilon)
+            gap = log_delta - target[who]
+            found[who] = np.where(gap > 0, np.maximum(found[who], epsilon), found[who])
+            step = np.where(np.isfinite(gap), (gap - 1e-3) / np.maximum(steep, 1e-9), -0.5 * epsilon)
+            epsilon = np.maximum(epsilon + step, 0.0)
+        return upper[who], target[who], np.maximum(steep, TILTS[best[who]])
+
+    start = np.where(upper > 0, upper, np.nan)
+    _search(below, met, psi, best, target, start, np.zeros(len(met)), solve, BELOW)
+    return np.where(upper > 0, np.minimum(found, upper), 0.0)
