@@ -34,7 +34,7 @@ from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.unit_cells import UnitCells
 from indpriv.accountant.known import known_blocks
 from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
-from indpriv.accountant.pld.engine import PldEngine, labelled
+from indpriv.accountant.pld_account import PldEngine
 from indpriv.accountant.pld.unit_losses import unit_steps
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
@@ -137,7 +137,7 @@ def account(
     preset: str | None = None,
     participation: str = "secret",
     neighbouring: str | None = None,
-    tolerance: float = 1e-4,
+    brackets: bool = False,
     progress: Progress | None = None,
     engine: str = "local",
     workers: int | None = None,
@@ -147,7 +147,7 @@ def account(
     Args:
         log: the norm log of the run.
         delta: of the bound, in (0, 1); choose it well below 1 / n_examples.
-        accountant: "rdp" (an upper bound) or "pld" (a bracket, tight unless `EpsilonTable.wide`).
+        accountant: "rdp", or "pld", which is tighter; neither is ever below the truth.
         conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
         between_records: norms between records: "last", "closest" (larger of two) or "worst_case".
         orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined for each example.
@@ -155,7 +155,7 @@ def account(
         participation: "secret" if an attacker does not know who took part in which step; "known"
             accounts for the norms of batches, with any sampler, and claims no amplification.
         neighbouring: "add_remove", "zero_out" or "replace_one"; default the log's, or "zero_out".
-        tolerance: relative width in (0, 0.1] that brackets by "pld" aim at; not all reach it.
+        brackets: whether "pld" gives lower ends as well; they cost more than the epsilons.
         progress: called with (examples done, all examples) after each block.
         engine: "local" threads, or "ray": tasks on a cluster, which read the log themselves.
         workers: how many at once, by default one for each core; they do not change the result.
@@ -183,7 +183,7 @@ def account(
         preset=preset,
         participation=participation,
         neighbouring=neighbouring,
-        tolerance=tolerance,
+        brackets=brackets,
     )
     return table_for(log, method, progress=progress, workers=workers_of(engine, workers))
 
@@ -248,7 +248,7 @@ def block_account(log: NormLog, method: Method) -> BlockAccount[Any]:
 
     Raises and warns as `indpriv.account` does.
     """
-    return _of_steps(log, method).then(lambda table: labelled(with_clipping_norm(table, log)))
+    return _of_steps(log, method).then(lambda table: with_clipping_norm(table, log))
 
 
 def _of_steps(log: NormLog, method: Method) -> BlockAccount[Any]:

@@ -46,14 +46,13 @@ class Method:
     preset: str | None = None
     participation: str = "secret"
     neighbouring: str | None = None
-    tolerance: float = 1e-4
+    brackets: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", _checks.check_delta(self.delta))
         _checks.check_choice("accountant", self.accountant, ACCOUNTANTS)
         _checks.check_choice("conversion", self.conversion, CONVERSIONS)
         _checks.check_choice("between_records", self.between_records, BETWEEN_RECORDS)
-        object.__setattr__(self, "tolerance", _checks.check_tolerance(self.tolerance))
         if self.orders is not None:
             object.__setattr__(self, "orders", check_orders(self.orders))
         if self.preset is not None:
@@ -162,7 +161,6 @@ def account_of(log: NormLog, method: Method) -> Account:
         rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
         total_steps=log.total_steps,
         recorded_share=log.coverage,
-        tolerance=method.tolerance if method.accountant == "pld" else 0.0,
         max_batch_size=None if log.truncation is None else log.truncation.max_batch_size,
         clipping_norm_epsilon=clipping_norm_cost(log, method.relation_of(log.neighbouring), 1),
     )

@@ -27,7 +27,7 @@ from indpriv.accountant.laws import TILTS, Cells, U, upper_share
 LOG_LARGEST = -TILTS * np.log1p(1 / TILTS) - np.log1p(TILTS)
 _CUT = 1e-5  # what may be cut off, as a share of the Rényi bound
 _MOST_POINTS = 1 << 25  # of the lattices of all laws on a line
-_KEPT = 192  # frequencies that are kept for all laws of a line
+_KEPT = 1 << 17  # transforms of all kinds of steps that a line keeps
 _CACHE_BYTES = 1 << 27  # of the lines of one direction
 _AT_ONCE = 1 << 18
 _BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out
@@ -103,7 +103,9 @@ class Losses:
     """The losses of all kinds of step of a run, in one direction. Threads may share it.
 
     Attributes:
-        cells: of n_laws laws that are not Gaussian.
+        cells: of n_nodes laws that are not Gaussian.
+        blend: (n_laws, n_nodes) probabilities: a step with a law is at most as revealing as one
+            with these nodes at random, that tells which it is [1.9].
         squares: (n_kinds,) squared mu of the Gaussian steps of one count of each kind.
         steps: (n_kinds, n_laws) steps with each law of one count of each kind.
         most_steps: of one example.
@@ -113,6 +115,7 @@ class Losses:
     """
 
     cells: Cells
+    blend: csr_array
     squares: FloatArray
     steps: csr_array
     most_steps: float
@@ -123,12 +126,12 @@ class Losses:
     _lines: dict[_Key, Line] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        of_law = self.cells.moments()
-        self.miss = self.steps @ self.cells.miss
+        self.node_psi = self.cells.moments()
+        of_law = _blended(self.blend, self.node_psi)
+        self.miss = self.steps @ (self.blend @ self.cells.miss)
         gaussian = TILTS * (TILTS + 1) / 2 * self.squares[:, None]
         self.psi = self.steps @ of_law * (1 + 1e-12) + gaussian * (1 + 1e-12)
         self.n_steps = np.asarray(self.steps.sum(axis=1)).ravel()
-        self.law_psi = of_law
         self.reach = np.maximum(np.abs(self.cells.low), np.abs(self.cells.high)).max(
             axis=1, initial=0.0
         )
@@ -145,15 +148,25 @@ class Losses:
 
     def line(self, key: _Key) -> Line:
         """The line with this key, once made."""
-        with self._lock:
-            found = self._lines.get(key)
-        if found is None:
-            found = Line.of(self, key, min(key.n_frequencies, _KEPT))
-            with self._lock:
+        with self._lock:  # while it is made, too: another thread would make the same
+            if key not in self._lines:
                 if sum(line.n_bytes for line in self._lines.values()) > _CACHE_BYTES:
                     self._lines.clear()
-                self._lines[key] = found
-        return found
+                kept = int(np.clip(_KEPT // max(len(self.miss), 1), 32, 192))
+                self._lines[key] = Line.of(self, key, min(key.n_frequencies, kept))
+            return self._lines[key]
+
+
+def _blended(blend: csr_array, psi: FloatArray) -> FloatArray:
+    """(n_laws, k) log of the mean of exp(psi) (n_nodes, k) with the probabilities of each law."""
+    if blend.nnz == blend.shape[1]:
+        return psi
+    peak = psi.max(axis=0, initial=-1e300)
+    rows = np.repeat(np.arange(blend.shape[0]), np.diff(blend.indptr))
+    found = np.full((blend.shape[0], psi.shape[1]), -np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        np.logaddexp.at(found, rows, np.log(blend.data)[:, None] + psi[blend.indices])
+    return np.where(np.isfinite(peak), found * (1 + 8 * U) + 1e-14, np.inf)
 
 
 @dataclass(frozen=True)
@@ -186,14 +199,15 @@ class Line:
         """Transforms by one FFT of each law, of which n_kept are kept."""
         tilt, spacing, n = TILTS[key.tilt], key.period / key.n_points, key.n_points
         cells, n_laws = losses.cells, len(losses.cells)
+        own, of_kind = losses.blend, losses.steps
         starts = _EDGES[_EDGES < key.n_frequencies]
         (psi, above), top = np.zeros((2, n_laws)), np.zeros((n_laws, len(starts)))
-        log_modulus, angle = np.zeros((2, n_laws, n_kept))
+        kept = np.zeros((n_laws, n_kept), complex)
         error = U * (16 * np.log2(n) + 64)  # of the FFT, whose masses add up to 1 [4]
         size = max(1, _AT_ONCE // n)
         for start in range(0, n_laws, size):
             laws = slice(start, start + size)
-            part, base = cells.part(laws), losses.law_psi[laws, key.tilt][:, None]
+            part, base = cells.part(laws), losses.node_psi[laws, key.tilt][:, None]
             low, high = np.floor(part.low / spacing), np.ceil(part.high / spacing)
             gap = (high - low) * spacing
             up = upper_share(low * spacing, gap, part.mass, part.other)
@@ -208,16 +222,22 @@ class Line:
             above[laws] = U * (64 + 2 * points.shape[1] + 4 * tilt * losses.reach[laws])
             psi[laws] = base[:, 0] + np.log(total) + above[laws]
             top[laws] = np.log(np.maximum.reduceat(modulus, starts, axis=1) + error)
-            log_modulus[laws] = np.log(modulus[:, :n_kept] + 1e-300)
-            angle[laws] = np.angle(found[:, :n_kept])
+            kept[laws] = found[:, :n_kept]
+        of_law = _blended(own, psi[:, None])[:, 0]
+        if own.nnz > n_laws:  # each node's part of a law, as a share of its transform at the tilt
+            rows = np.repeat(np.arange(own.shape[0]), np.diff(own.indptr))
+            shares = own.data * np.exp(psi[own.indices] - of_law[rows])
+            share = csr_array((shares, own.indices, own.indptr), shape=own.shape)
+            kept, top = share @ kept, np.log(share @ np.exp(top) * (1 + 1e-12))
+            above = own @ above + 64 * U * (1 + np.abs(psi).max())
+        log_modulus, angle = np.log(np.abs(kept) + 1e-300), np.angle(kept)
         omega = 2 * np.pi / key.period * np.arange(key.n_frequencies)
         z = tilt + 1j * omega
         payoff = np.where(omega > 0, 2, 1) / key.period / np.conj(z * (z + 1))
         size_of = np.add.reduceat(np.abs(payoff), starts)
-        of_kind = losses.steps
         return cls(
             key,
-            of_kind @ psi,
+            of_kind @ (of_law + (above if own.nnz > n_laws else 0)),
             of_kind @ above * 2,
             losses.n_steps * error,
             of_kind @ log_modulus,
@@ -249,7 +269,7 @@ class OnLine:
     """delta(epsilon) of n examples on one line, as exp(psi - tilt epsilon) (sum + tail + rounding).
 
     Attributes:
-        n_frequencies: (n,) that each sums over; tail: (n,) bound of the others [3].
+        n_frequencies: (n,) that each sums over; needed: (n,) that it should; tail: (n,) bound of the others [3].
         rounding: (n,) bound of what rounding does to the sum [4].
     """
 
@@ -272,6 +292,7 @@ class OnLine:
         kept = np.searchsorted(line.starts, line.log_modulus.shape[1], side="right") - 1
         need = np.where(tails <= limit[:, None], np.arange(last + 1), last).min(axis=1)
         need = np.clip(need, min(1, last), None)
+        self.needed = line.starts[need]
         self.more = need > kept  # frequencies than the line keeps
         need = np.minimum(need, kept)
         self.n_frequencies = line.starts[need]
@@ -497,7 +518,8 @@ def _lines(
     if len(enough):
         line = losses.line(key)
         yield OnLine(losses, line, met.take(enough), log_target[enough], epsilon[enough]), enough
-    line = Line.of(losses, key, key.n_frequencies)
+    most = 2 * int(first.needed.max())
+    line = Line.of(losses, key, min(most, key.n_frequencies))
     yield OnLine(losses, line, met.take(hard), log_target[hard], epsilon[hard]), hard
 
 
@@ -643,3 +665,23 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
     start = np.where(upper > 0, upper, np.nan)
     _search(below, met, psi, best, target, start, np.zeros(len(met)), solve, BELOW)
     return np.where(upper > 0, np.minimum(found, upper), 0.0)
+
+
+def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
+    """(n,) delta of each example at its epsilon in one direction, never above the truth [3.3].
+
+    below: the losses of the run, from cells below the truth.
+    """
+    psi = _psi(below, met)
+    bound = psi + LOG_LARGEST - TILTS * epsilon[:, None]
+    log_delta = np.full(len(met), -np.inf)
+
+    def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
+        found, steep = curve(np.arange(len(who)), epsilon[who])
+        log_delta[who] = np.fmax(log_delta[who], found)
+        near = np.where(np.isfinite(found), found, target[who])
+        return epsilon[who], np.minimum(near, -1e-9), steep
+
+    target, floor = np.minimum(bound.min(axis=1), -1e-9), np.full(len(epsilon), -np.inf)
+    _search(below, met, psi, bound.argmin(axis=1), target, epsilon, floor, solve, BELOW)
+    return np.minimum(np.exp(log_delta) * (1 - 4 * U), 1.0)

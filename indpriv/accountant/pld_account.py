@@ -1,0 +1,273 @@
+"""The accountant "pld": tight epsilons from privacy loss distributions. Sensitive.
+
+laws.py has the losses of single steps, tight.py composes them; docs/explanation/proofs.md says why
+no epsilon here is below the truth, and no lower end above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.special import erf
+
+from indpriv._arrays import FloatArray
+from indpriv.accountant.blocks import Epsilons
+from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.histogram.histogram import Histogram
+from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
+from indpriv.accountant.method import Method
+from indpriv.accountant.rdp_engine import RdpEngine
+from indpriv.accountant.tight import (
+    Losses,
+    Met,
+    deltas,
+    epsilons,
+    lower_deltas,
+    lower_epsilons,
+    true_positive_rates,
+)
+from indpriv.accountant.worst_case import worst_case_participations
+from indpriv.norm_log.norm_log import NormLog
+
+_MOST_OWN = 256  # pairs; more are between nodes
+# Ratios of neighbouring nodes above these shares of the largest one
+_SHIFT_STEPS = ((0.02, 1.02), (0.0, 1.1))
+_RATE_STEPS = ((0.0, 1.06),)
+_SMALLEST_SHIFT = 1e-12  # smaller ones, whose squares may be 0 for a float, count as this one
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One-step pairs of laws of a run, both ways, and how often they are met.
+
+    Attributes:
+        first: (n_pairs,) laws of the noise with the example.
+        second: without it; no mean of the first is below one of the second.
+        blend: (n_laws, n_pairs) probabilities of pairs, see `Losses`.
+        squares: (n_kinds,) squared mu of Gaussian steps besides, of one count of each kind.
+        steps: (n_kinds, n_laws) steps with each law of one count of each kind.
+        delta: of the run.
+        most_steps: of one example.
+    """
+
+    first: Mixture
+    second: Mixture
+    blend: csr_array
+    squares: FloatArray
+    steps: csr_array
+    delta: float
+    most_steps: float
+
+    @classmethod
+    def sampled(
+        cls,
+        shift: FloatArray,
+        rate: FloatArray,
+        *,
+        delta: float,
+        most_steps: float,
+        steps: csr_array | None = None,
+    ) -> Pairs:
+        """Poisson sampling, where an example is added or removed.
+
+        Args:
+            shift: (n,) contributions over the noise, at least 0.
+            rate: (n,) of sampling, in (0, 1]. Without sampling, a step is Gaussian.
+            delta: of the run.
+            most_steps: of one example.
+            steps: (n_kinds, n) steps of one count of each kind; by default kinds are these laws.
+        """
+        of_kind = csr_array(np.eye(len(shift))) if steps is None else csr_array(steps)
+        gaussian = rate >= 1
+        laws = np.flatnonzero(~gaussian & (shift > 0))
+        shifts, rates, blend = _nodes(np.maximum(shift[laws], _SMALLEST_SHIFT), rate[laws])
+        return cls(
+            Mixture.sampled(shifts, rates),
+            Mixture.centred(len(shifts)),
+            blend,
+            of_kind @ np.where(gaussian, np.square(shift), 0.0),
+            csr_array(of_kind[:, laws]),
+            delta,
+            most_steps,
+        )
+
+    def _losses(self, below: bool) -> tuple[Losses, Losses]:
+        """With the example and without it, and the other way round."""
+        tail = tail_of(self.delta, self.most_steps)
+        ways = ((self.first, self.second), (self.second.mirrored(), self.first.mirrored()))
+        removed, added = (
+            Losses(
+                cells_of(*way, tail, below=below),
+                _lower_nodes(self.blend) if below else self.blend,
+                self.squares,
+                self.steps,
+                self.most_steps,
+            )
+            for way in ways
+        )
+        return removed, added
+
+    @cached_property
+    def above(self) -> tuple[Losses, Losses]:
+        """Losses that are never below the truth, of removing an example and of adding it."""
+        return self._losses(below=False)
+
+    @cached_property
+    def below(self) -> tuple[Losses, Losses]:
+        """Losses that are never above the truth."""
+        return self._losses(below=True)
+
+    def epsilons(self, met: Met) -> FloatArray:
+        """(n,) epsilon at delta of what n examples met, the larger of both ways; may be inf."""
+        return larger_epsilons(self.above, met, self.delta)
+
+    def lower_epsilons(self, met: Met, upper: FloatArray) -> FloatArray:
+        """(n,) epsilon from below; upper: (n,) the same from above."""
+        ways = (lower_epsilons(way, met, self.delta, upper) for way in self.below)
+        return np.maximum(*ways)
+
+    def deltas(self, met: Met, epsilon: FloatArray) -> FloatArray:
+        """(n,) delta at an epsilon each, the larger of both ways."""
+        return np.maximum(*(deltas(way, met, epsilon) for way in self.above))
+
+    def lower_deltas(self, met: Met, epsilon: FloatArray) -> FloatArray:
+        """(n,) the same from below."""
+        return np.maximum(*(lower_deltas(way, met, epsilon) for way in self.below))
+
+    def true_positive_rates(self, met: Met, false_positive_rate: float) -> FloatArray:
+        """(n,) the most that any test for the example finds at this false-positive rate."""
+        return true_positive_rates(self.above[0], met, false_positive_rate)
+
+
+def _nodes(shift: FloatArray, rate: FloatArray) -> tuple[FloatArray, FloatArray, csr_array]:
+    """Few pairs (shift, rate), and the (n, n_pairs) probabilities of each for the pairs (n,) [1.9].
+
+    They are the pairs themselves where these are few. Otherwise a step is at most as revealing as
+    one with a neighbouring shift and rate at random: divergences are convex in the total variation
+    of the shift, and in the rate.
+    """
+    n = len(shift)
+    if n <= _MOST_OWN:
+        return shift, rate, csr_array(np.eye(n))
+    axes, parts = [], []
+    for values, steps, curve in (
+        (shift, _SHIFT_STEPS, lambda s: erf(s / np.sqrt(8))),
+        (rate, _RATE_STEPS, np.positive),
+    ):
+        nodes = [float(values.max())]
+        while nodes[-1] > values.min():
+            ratio = next(step for share, step in steps if nodes[-1] > share * nodes[0])
+            nodes.append(nodes[-1] / ratio)
+        distinct = np.unique(values)
+        axis = distinct if len(distinct) <= len(nodes) else np.array(nodes[::-1])
+        axes.append(axis)
+        above = np.clip(np.searchsorted(axis, values), min(1, len(axis) - 1), None)
+        below = np.maximum(above - 1, 0)
+        low, high = curve(axis[below]), curve(axis[above])
+        up = np.divide(curve(values) - low, high - low, out=np.ones(n), where=high > low)
+        up = np.clip(up * (1 + 1e-12), 0.0, 1.0)
+        parts.append([(below, 1 - up), (above, up)])
+    entries = [(i * len(axes[1]) + j, p * w) for i, p in parts[0] for j, w in parts[1]]
+    places, weights = (np.stack(values, axis=1) for values in zip(*entries, strict=True))
+    starts = np.arange(0, 4 * n + 1, 4)
+    shape = (n, len(axes[0]) * len(axes[1]))
+    blend = csr_array((weights.ravel(), places.ravel(), starts), shape=shape)
+    blend.sum_duplicates()
+    blend.eliminate_zeros()
+    used = np.unique(blend.indices)
+    first, second = np.divmod(used, len(axes[1]))
+    return axes[0][first], axes[1][second], csr_array(blend[:, used])
+
+
+def _lower_nodes(blend: csr_array) -> csr_array:
+    """All of each law at the least revealing of its nodes."""
+    least = blend.indices[blend.indptr[:-1]]
+    n = len(least)
+    return csr_array((np.ones(n), least, np.arange(n + 1)), shape=blend.shape)
+
+
+def larger_epsilons(ways: Sequence[Losses], met: Met, delta: float) -> FloatArray:
+    """(n,) epsilon at delta, the larger of both ways; may be inf."""
+    removed, added = ways
+    found = epsilons(removed, met, delta)
+    finite = np.flatnonzero(np.isfinite(found))
+    found[finite] = epsilons(added, met.take(finite), delta, found[finite])
+    return found
+
+
+def pair_epsilon(
+    removed: Sequence[Cells], added: Sequence[Cells], steps: FloatArray, delta: float
+) -> float:
+    """Epsilon of one example that met laws (n,) of steps, given both ways, in `steps` (n,) steps."""
+    eye = csr_array(np.eye(len(steps)))
+    ways = [
+        Losses(Cells.joined(way), eye, np.zeros(len(steps)), eye, float(steps.sum()))
+        for way in (removed, added)
+    ]
+    return float(larger_epsilons(ways, Met.of(csr_array(steps[None])), delta)[0])
+
+
+@dataclass(frozen=True)
+class PldEngine:
+    """See Engine: upper bounds that are tight, and lower ends where they are asked for.
+
+    Attributes:
+        rdp: gives upper bounds, which the tight ones never exceed.
+        histogram: how norms are counted.
+        pairs: what steps are.
+        worst_case: of the run.
+        brackets: whether lower ends are computed, too.
+    """
+
+    rdp: RdpEngine
+    histogram: Histogram
+    pairs: Pairs
+    worst_case: Epsilons
+    brackets: bool
+
+    @classmethod
+    def prepare(cls, log: NormLog, method: Method) -> PldEngine:
+        """See Engine."""
+        rdp = RdpEngine.prepare(log, method)
+        histogram = Histogram.of(log, method.between_records, "up")
+        kinds = histogram.mechanisms
+        steps = None if histogram.dense else histogram.steps
+        of_run = {"delta": method.delta, "most_steps": float(log.total_steps)}
+        pairs = Pairs.sampled(kinds.shifts, kinds.sample_rate, steps=steps, **of_run)
+        clipped = worst_case_participations(log)[0]
+        shift = clipped.relative_norms / clipped.noise_multiplier
+        alone, met = Pairs.sampled(shift, clipped.sample_rate, **of_run), Met.of(clipped.counts)
+        worst = _bounds(alone, met, rdp.worst_case, method.brackets)
+        return cls(rdp, histogram, pairs, worst, method.brackets)
+
+    @property
+    def bytes_per_example(self) -> int:
+        """See Engine."""
+        return self.rdp.bytes_per_example + 16 * self.pairs.steps.shape[0]
+
+    def block(self, block: NormLog) -> Epsilons:
+        """See Engine."""
+        counts = self.histogram.counts(block)
+        if isinstance(counts, DenseCounts):
+            met = Met.of(csr_array(counts.value))
+        else:
+            certain = np.broadcast_to(counts.certain, (len(counts), len(counts.certain)))
+            met = Met.of(counts.matrix() + csr_array(certain))
+        found = _bounds(self.pairs, met, self.rdp.block(block), self.brackets)
+        epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
+        return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
+
+
+def _bounds(pairs: Pairs, met: Met, by_orders: Epsilons, brackets: bool) -> Epsilons:
+    """Bounds of what was met, none above those by Rényi divergences."""
+    tight = pairs.epsilons(met)
+    epsilon, lower = np.minimum(tight, by_orders.epsilon), np.zeros(len(met))
+    if brackets:
+        lower = np.minimum(pairs.lower_epsilons(met, epsilon), epsilon)
+    limit = by_orders.details["true_positive_limit"]
+    details = {"rdp_epsilon": by_orders.epsilon, "true_positive_limit": limit}
+    return Epsilons(epsilon, lower, details)
