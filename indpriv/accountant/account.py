@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import warn_caller
@@ -30,18 +31,20 @@ from indpriv.accountant.blocks import (
 )
 from indpriv.accountant.claims import ESTIMATE, claim_of, uses_batch_norms
 from indpriv.accountant.clipping_norm import with_clipping_norm
+from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.unit_cells import UnitCells
 from indpriv.accountant.known import known_blocks
+from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
-from indpriv.accountant.pld_account import PldEngine
 from indpriv.accountant.pld.unit_losses import unit_steps
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.accountant.relations.fixed_size import fixed_size_blocks
 from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations, uses_pairs
+from indpriv.accountant.tight import Met
 from indpriv.accountant.units import Units, first_rows, rows_together, tight_bounds, worst_cases
-from indpriv.accountant.worst_case import worst_case_rdp
+from indpriv.accountant.worst_case import worst_case_participations, worst_case_rdp
 from indpriv.epsilon_table import EpsilonParts, EpsilonTable
 from indpriv.epsilon_table.parts import PartsWriter, ranges
 from indpriv.errors import InputError
@@ -121,6 +124,68 @@ def rdp_bounds(found: RdpEpsilons) -> Epsilons:
     names = ("best_order", "order_at_boundary", "true_positive_limit")
     details = {name: getattr(found, name) for name in names}
     return Epsilons(found.epsilon, np.zeros(len(found.epsilon)), details)
+
+
+@dataclass(frozen=True)
+class PldEngine:
+    """See Engine: upper bounds that are tight, and lower ends where they are asked for.
+
+    Attributes:
+        rdp: gives upper bounds, which the tight ones never exceed.
+        histogram: how norms are counted.
+        pairs: what steps are.
+        worst_case: of the run.
+        brackets: whether lower ends are computed, too.
+    """
+
+    rdp: RdpEngine
+    histogram: Histogram
+    pairs: Pairs
+    worst_case: Epsilons
+    brackets: bool
+
+    @classmethod
+    def prepare(cls, log: NormLog, method: Method) -> PldEngine:
+        """See Engine."""
+        rdp = RdpEngine.prepare(log, method)
+        histogram = Histogram.of(log, method.between_records, "up")
+        kinds = histogram.mechanisms
+        steps = None if histogram.dense else histogram.steps
+        of_run = {"delta": method.delta, "most_steps": float(log.total_steps)}
+        pairs = Pairs.sampled(kinds.shifts, kinds.sample_rate, steps=steps, **of_run)
+        clipped = worst_case_participations(log)[0]
+        shift = clipped.relative_norms / clipped.noise_multiplier
+        alone, met = Pairs.sampled(shift, clipped.sample_rate, **of_run), Met.of(clipped.counts)
+        worst = _bounds(alone, met, rdp.worst_case, method.brackets)
+        return cls(rdp, histogram, pairs, worst, method.brackets)
+
+    @property
+    def bytes_per_example(self) -> int:
+        """See Engine."""
+        return self.rdp.bytes_per_example + 16 * self.pairs.steps.shape[0]
+
+    def block(self, block: NormLog) -> Epsilons:
+        """See Engine."""
+        counts = self.histogram.counts(block)
+        if isinstance(counts, DenseCounts):
+            met = Met.of(csr_array(counts.value))
+        else:
+            certain = np.broadcast_to(counts.certain, (len(counts), len(counts.certain)))
+            met = Met.of(counts.matrix() + csr_array(certain))
+        found = _bounds(self.pairs, met, self.rdp.block(block), self.brackets)
+        epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
+        return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
+
+
+def _bounds(pairs: Pairs, met: Met, by_orders: Epsilons, brackets: bool) -> Epsilons:
+    """Bounds of what was met, none above those by Rényi divergences."""
+    tight = pairs.epsilons(met)
+    epsilon, lower = np.minimum(tight, by_orders.epsilon), np.zeros(len(met))
+    if brackets:
+        lower = np.minimum(pairs.lower_epsilons(met, epsilon), epsilon)
+    limit = by_orders.details["true_positive_limit"]
+    details = {"rdp_epsilon": by_orders.epsilon, "true_positive_limit": limit}
+    return Epsilons(epsilon, lower, details)
 
 
 ENGINES: dict[str, type[Engine]] = {"rdp": RdpEngine, "pld": PldEngine}  # of each accountant

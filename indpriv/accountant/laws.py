@@ -160,7 +160,9 @@ def _coarsened(value: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
     return nodes[summed > 0], np.asarray(summed[summed > 0], np.float64)
 
 
-def upper_share(low: FloatArray, gap: FloatArray, mass: FloatArray, other: FloatArray) -> FloatArray:
+def upper_share(
+    low: FloatArray, gap: FloatArray, mass: FloatArray, other: FloatArray
+) -> FloatArray:
     """Mass to put at the upper end of cells, the rest at the lower one, that raises delta [1.1].
 
     low: (...) lower end. gap: upper end less lower end. mass, other: under first and second.
@@ -209,6 +211,7 @@ class Cells:
     @classmethod
     def mixed(cls, weights: Sequence[float], laws: Sequence[Cells]) -> Cells:
         """One law of a step that is one of several, with these weights, and tells which."""
+
         def joined(name: str, scaled: bool) -> FloatArray:
             parts = zip(weights, laws, strict=True)
             found = [getattr(law, name) * (w if scaled else 1.0) for w, law in parts]

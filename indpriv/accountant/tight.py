@@ -35,7 +35,6 @@ _ROUNDS = 6  # in which lines are chosen for the same example
 _EDGES = np.unique((np.arange(4, 8)[None] * 2 ** np.arange(16)[:, None]).ravel())
 
 
-
 @dataclass(frozen=True)
 class Accuracy:
     """How near a bound of delta comes.
@@ -54,7 +53,6 @@ ABOVE = Accuracy(2e-4, 2e-4, 7.0)
 BELOW = Accuracy(2e-6, 2e-5, 14.0)  # whose lattice and smoothing cost more [3.2]
 
 Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
-
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class Line:
         tilt, spacing, n = TILTS[key.tilt], key.period / key.n_points, key.n_points
         cells, n_laws = losses.cells, len(losses.cells)
         own, of_kind = losses.blend, losses.steps
-        starts = _EDGES[_EDGES < key.n_frequencies]
+        starts = _EDGES[key.n_frequencies > _EDGES]
         (psi, above), top = np.zeros((2, n_laws)), np.zeros((n_laws, len(starts)))
         kept = np.zeros((n_laws, n_kept), complex)
         error = U * (16 * np.log2(n) + 64)  # of the FFT, whose masses add up to 1 [4]
@@ -325,7 +323,7 @@ class OnLine:
     def log_delta(
         self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """log delta at epsilon, from above, and minus its slope."""
+        """Log delta at epsilon, from above, and minus its slope."""
         tilt, period, psi = self.line.tilt, self.line.key.period, self.psi[rows]
         waves = terms * _powers(np.exp(2j * np.pi / period * epsilon), terms.shape[1])
         extra = self.tail[rows] + self.rounding[rows] * (1 + np.abs(epsilon) / period)
@@ -335,11 +333,10 @@ class OnLine:
         size = 16 + np.abs(psi) + tilt * np.abs(epsilon)
         return psi - tilt * epsilon + np.log(total) + 8 * U * size, slope
 
-
     def log_delta_below(
         self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """log delta of what was met at epsilon, from below, and minus its slope [3.3].
+        """Log delta of what was met at epsilon, from below, and minus its slope [3.3].
 
         -inf where nothing is shown. The lattice and the smoothing are within a Gaussian mechanism
         of squared mu `more` besides, so that the curve is read further out and less what that
@@ -373,7 +370,7 @@ class OnLine:
 
 
 def _product(counts: csr_array, table: FloatArray) -> FloatArray:
-    """counts @ table, by the faster of two ways."""
+    """Counts @ table, by the faster of two ways."""
     if counts.nnz > counts.shape[0] * counts.shape[1] / 8:
         return np.asarray(counts.toarray() @ table)
     return np.asarray(counts @ table)
@@ -658,7 +655,9 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
             log_delta, steep = curve(every, epsilon)
             gap = log_delta - target[who]
             found[who] = np.where(gap > 0, np.maximum(found[who], epsilon), found[who])
-            step = np.where(np.isfinite(gap), (gap - 1e-3) / np.maximum(steep, 1e-9), -0.5 * epsilon)
+            step = np.where(
+                np.isfinite(gap), (gap - 1e-3) / np.maximum(steep, 1e-9), -0.5 * epsilon
+            )
             epsilon = np.maximum(epsilon + step, 0.0)
         return upper[who], target[who], np.maximum(steep, TILTS[best[who]])
 

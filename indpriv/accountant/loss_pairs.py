@@ -1,4 +1,4 @@
-"""The accountant "pld": tight epsilons from privacy loss distributions. Sensitive.
+"""The steps of a run as pairs of laws, both ways: what tight epsilons come from. Sensitive.
 
 laws.py has the losses of single steps, tight.py composes them; docs/explanation/proofs.md says why
 no epsilon here is below the truth, and no lower end above it.
@@ -15,12 +15,7 @@ from scipy.sparse import csr_array
 from scipy.special import erf
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.blocks import Epsilons
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
-from indpriv.accountant.method import Method
-from indpriv.accountant.rdp_engine import RdpEngine
 from indpriv.accountant.tight import (
     Losses,
     Met,
@@ -30,8 +25,6 @@ from indpriv.accountant.tight import (
     lower_epsilons,
     true_positive_rates,
 )
-from indpriv.accountant.worst_case import worst_case_participations
-from indpriv.norm_log.norm_log import NormLog
 
 _MOST_OWN = 256  # pairs; more are between nodes
 # Ratios of neighbouring nodes above these shares of the largest one
@@ -209,65 +202,3 @@ def pair_epsilon(
         for way in (removed, added)
     ]
     return float(larger_epsilons(ways, Met.of(csr_array(steps[None])), delta)[0])
-
-
-@dataclass(frozen=True)
-class PldEngine:
-    """See Engine: upper bounds that are tight, and lower ends where they are asked for.
-
-    Attributes:
-        rdp: gives upper bounds, which the tight ones never exceed.
-        histogram: how norms are counted.
-        pairs: what steps are.
-        worst_case: of the run.
-        brackets: whether lower ends are computed, too.
-    """
-
-    rdp: RdpEngine
-    histogram: Histogram
-    pairs: Pairs
-    worst_case: Epsilons
-    brackets: bool
-
-    @classmethod
-    def prepare(cls, log: NormLog, method: Method) -> PldEngine:
-        """See Engine."""
-        rdp = RdpEngine.prepare(log, method)
-        histogram = Histogram.of(log, method.between_records, "up")
-        kinds = histogram.mechanisms
-        steps = None if histogram.dense else histogram.steps
-        of_run = {"delta": method.delta, "most_steps": float(log.total_steps)}
-        pairs = Pairs.sampled(kinds.shifts, kinds.sample_rate, steps=steps, **of_run)
-        clipped = worst_case_participations(log)[0]
-        shift = clipped.relative_norms / clipped.noise_multiplier
-        alone, met = Pairs.sampled(shift, clipped.sample_rate, **of_run), Met.of(clipped.counts)
-        worst = _bounds(alone, met, rdp.worst_case, method.brackets)
-        return cls(rdp, histogram, pairs, worst, method.brackets)
-
-    @property
-    def bytes_per_example(self) -> int:
-        """See Engine."""
-        return self.rdp.bytes_per_example + 16 * self.pairs.steps.shape[0]
-
-    def block(self, block: NormLog) -> Epsilons:
-        """See Engine."""
-        counts = self.histogram.counts(block)
-        if isinstance(counts, DenseCounts):
-            met = Met.of(csr_array(counts.value))
-        else:
-            certain = np.broadcast_to(counts.certain, (len(counts), len(counts.certain)))
-            met = Met.of(counts.matrix() + csr_array(certain))
-        found = _bounds(self.pairs, met, self.rdp.block(block), self.brackets)
-        epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
-        return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
-
-
-def _bounds(pairs: Pairs, met: Met, by_orders: Epsilons, brackets: bool) -> Epsilons:
-    """Bounds of what was met, none above those by Rényi divergences."""
-    tight = pairs.epsilons(met)
-    epsilon, lower = np.minimum(tight, by_orders.epsilon), np.zeros(len(met))
-    if brackets:
-        lower = np.minimum(pairs.lower_epsilons(met, epsilon), epsilon)
-    limit = by_orders.details["true_positive_limit"]
-    details = {"rdp_epsilon": by_orders.epsilon, "true_positive_limit": limit}
-    return Epsilons(epsilon, lower, details)
