@@ -37,11 +37,13 @@ class Mixture:
         mean: (n, k) in standard deviations of the noise.
         weight: (n, k) of each mean; they add up to 1 with `beyond`.
         beyond: (n,) weight of means that are left out, which are larger.
+        error: relative error of weights, besides a few roundings.
     """
 
     mean: FloatArray
     weight: FloatArray
     beyond: FloatArray
+    error: float = 0.0
 
     @classmethod
     def sampled(cls, shift: FloatArray, rate: FloatArray) -> Mixture:
@@ -64,11 +66,13 @@ class Mixture:
             tail: weight of large sums that may be left out.
         """
         shift, copies = np.unique(shifts[shifts > 0], return_counts=True)
-        if np.prod(copies + 1.0) > _MOST_MEANS:
+        # Factors of each weight: at most 2 expected + 1,050 ratios, logs up to `expected` [1.7]
+        expected = -np.log1p(-rate) * float(copies.sum())
+        if len(shift) > 1 and np.prod(copies + 1.0) > _MOST_MEANS:
             unit = float(shift @ copies) / _SUM_LATTICE * (1 + 1e-9)
             steps, place = np.unique(np.ceil(shift / unit), return_inverse=True)
             copies = np.bincount(place, weights=copies).astype(np.int64)
-            shift = steps * unit
+            shift = steps * unit * (1 + 4 * U)
         mean, weight = np.zeros(1), np.ones(1)
         for one, n in zip(shift, copies, strict=True):
             mean, weight = _merged(
@@ -80,20 +84,21 @@ class Mixture:
         beyond = float(weight[~kept].sum()) if weight.sum() > 0.999 else 1.0
         kept &= weight > 0
         mean, weight = _coarsened(mean[kept], weight[kept])
-        return cls(mean[None], weight[None], np.array([min(beyond * (1 + 1e-9), 1.0)]))
+        error = U * (8192 + 4 * len(shift) + 16 * expected)
+        return cls(mean[None], weight[None], np.array([min(beyond * (1 + 1e-9), 1.0)]), error)
 
     def mirrored(self) -> Mixture:
         """The same with the opposite means."""
-        return Mixture(-self.mean[:, ::-1], self.weight[:, ::-1], self.beyond)
+        return Mixture(-self.mean[:, ::-1], self.weight[:, ::-1], self.beyond, self.error)
 
     def part(self, steps: slice) -> Mixture:
         """Some of the steps."""
-        return Mixture(self.mean[steps], self.weight[steps], self.beyond[steps])
+        return Mixture(self.mean[steps], self.weight[steps], self.beyond[steps], self.error)
 
     @property
     def slack(self) -> float:
         """Relative error of weights, and of sums over them [1.7]."""
-        return U * (16 + 8 * self.mean.shape[1])
+        return U * (16 + 8 * self.mean.shape[1]) + self.error
 
     def log_ratio(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, m) log of the density over that of N(0, 1) at z (n, m), and an error bound (n, 1)."""

@@ -285,7 +285,7 @@ class OnLine:
         blocks = np.exp(exponent) * line.size * rounding_of_top[:, None]
         tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
         tails += (np.exp(-self.gaussian / 2 * squares[-1]) * line.beyond)[:, None]
-        limit = _CUT * np.exp(log_target - self.psi + tilt * epsilon)
+        limit = _CUT * np.exp(np.minimum(log_target - self.psi + tilt * epsilon, 700.0))
         last = tails.shape[1] - 1
         kept = np.searchsorted(line.starts, line.log_modulus.shape[1], side="right") - 1
         need = np.where(tails <= limit[:, None], np.arange(last + 1), last).min(axis=1)
@@ -619,7 +619,9 @@ def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) ->
         epsilon, every = start[who].copy(), np.arange(len(who))
         for _ in range(8):
             log_delta, steep = curve(every, epsilon)
-            most = (np.exp(log_delta) + np.exp(epsilon + log_rate)) * (1 + 8 * U) + missed[who]
+            with np.errstate(over="ignore"):
+                most = np.exp(log_delta) + np.exp(epsilon + log_rate)
+            most = most * (1 + 8 * U) + missed[who]
             found[who] = np.fmin(found[who], most)
             excess = log_delta + np.log(np.maximum(steep, 1e-9)) - epsilon - log_rate
             last, epsilon = epsilon, epsilon + np.clip(excess / (steep + 1), -1, 1)
