@@ -23,6 +23,7 @@ _CELL = 1 / 64  # width of a cell of z, in standard deviations of the noise
 _MERGED = 8  # cells that are taken together where only Rényi moments are wanted
 _TAIL = 1e-6  # share of delta that the cells of all steps may leave out [1.4]
 LEAST_DELTA = 1e-290  # below it tails of the normal law are no normal floats [1.6]
+_LEAST = 1e-300  # smaller masses are not followed, so that all that are have all their digits
 _LEAST_LOG = -660.0  # of a probability
 _MOST_MEANS = 1024  # of the sum of a unit's rows that are kept apart; more are rounded up
 _SUM_LATTICE = 1 << 15
@@ -36,7 +37,7 @@ class Mixture:
     Attributes:
         mean: (n, k) in standard deviations of the noise.
         weight: (n, k) of each mean; they add up to 1 with `beyond`.
-        beyond: (n,) weight of means that are left out, which are larger.
+        beyond: (n,) weight of means that are left out; 1 where nothing could be computed.
         error: relative error of weights, besides a few roundings.
     """
 
@@ -79,13 +80,16 @@ class Mixture:
                 np.add.outer(mean, one * np.arange(n + 1.0)).ravel(),
                 np.outer(weight, _binomial(int(n), rate)).ravel(),
             )
-        kept = np.cumsum(weight[::-1])[::-1] > tail
         # With hundreds of rows that are nearly always sampled, nothing can be computed
-        beyond = float(weight[~kept].sum()) if weight.sum() > 0.999 else 1.0
-        kept &= weight > 0
-        mean, weight = _coarsened(mean[kept], weight[kept])
-        error = U * (8192 + 4 * len(shift) + 16 * expected)
-        return cls(mean[None], weight[None], np.array([min(beyond * (1 + 1e-9), 1.0)]), error)
+        if weight.sum() < 0.999:
+            return cls(np.zeros((1, 1)), np.ones((1, 1)), np.ones(1))
+        kept = (np.cumsum(weight[::-1])[::-1] > tail) & (weight > _LEAST)
+        beyond = min(float(weight[~kept].sum()) * (1 + 1e-9) + _LEAST, 1.0)
+        mean, weight = _coarsened(mean[kept] * (1 + 4 * U * (1 + len(shift))), weight[kept])
+        error = U * (8192 + 4 * len(shift) + 32 * expected)
+        if len(shift) > 1:
+            error += U * float(copies.sum())
+        return cls(mean[None], weight[None], np.array([beyond]), error)
 
     def mirrored(self) -> Mixture:
         """The same with the opposite means."""
@@ -120,15 +124,16 @@ class Mixture:
             below, above, right = ndtr(at), ndtr(-at), at[:, 1:] > 0
             mass = np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
             size = np.maximum(np.abs(at[:, 1:]), np.abs(at[:, :-1]))
-            error = 32 * U * (1 + size**2 + np.abs(mean) * (1 + size))
-            error *= np.where(right, above[:, :-1], below[:, 1:])
+            error = 32 * U * (1 + size**2)
+            error = error * np.where(right, above[:, :-1], below[:, 1:]) + _LEAST
             least += weight * np.maximum(mass - error, 0)
             most += weight * (np.maximum(mass, 0) + error)
+        least = np.where(least < _LEAST, 0.0, least)
         return least * (1 - self.slack), most * (1 + self.slack)
 
     def below(self, z: FloatArray) -> FloatArray:
         """(n,) mass below z (n,), from above."""
-        return (self.weight * ndtr(z[:, None] - self.mean)).sum(axis=1) * 1.001
+        return (self.weight * ndtr(z[:, None] - self.mean)).sum(axis=1) * 1.001 + _LEAST
 
 
 def _binomial(n: int, rate: float) -> FloatArray:
@@ -172,9 +177,9 @@ def upper_share(
 
     low: (...) lower end. gap: upper end less lower end. mass, other: under first and second.
     """
-    even = other * np.exp(np.minimum(low, 700.0)) * (1 - 8 * U * (1 + np.abs(low)))
+    even = other * np.exp(np.minimum(low, 700.0)) * (1 - 32 * U * (1 + np.abs(low)))
     with np.errstate(all="ignore"):
-        share = (mass - even) / -np.expm1(-gap) * (1 + 8 * U)
+        share = (mass - even) / -np.expm1(-gap) * (1 + 32 * U)
     return np.where(gap > 0, np.clip(share, 0.0, mass), mass)
 
 
@@ -234,9 +239,10 @@ class Cells:
         up = upper_share(self.low, self.high - self.low, self.mass, self.other)
         loss = np.concatenate([self.low, self.high], axis=1)
         mass = np.concatenate([self.mass - up, up], axis=1) * (loss > 0)
-        other = mass * np.exp(-loss) * (1 - 8 * U * (1 + np.abs(loss)))
+        other = mass * np.exp(-loss) * (1 - 16 * U * (1 + np.abs(loss)))
+        other = np.where(other < _LEAST, 0.0, other)
         rest = np.clip(1 - mass.sum(axis=1) - other.sum(axis=1), 0, 1)[:, None] + 1e-12
-        opposite = other * (1 + 32 * U * (1 + np.abs(loss)))
+        opposite = other * (1 + 48 * U * (1 + np.abs(loss)))
         zero = np.zeros((len(loss), 1))
         points = np.concatenate([-loss, zero, loss], axis=1)
         return Cells(
@@ -264,6 +270,7 @@ class Cells:
             padded = np.pad(values, more, mode="edge" if how is not np.add else "constant")
             return np.asarray(how.reduce(padded.reshape(len(values), -1, _MERGED), axis=2))
 
+        size = 1 + np.maximum(np.abs(self.low), np.abs(self.high)).max(axis=1)
         low, high = merged(self.low, np.minimum), merged(self.high, np.maximum)
         mass, other = merged(self.mass, np.add), merged(self.other, np.add)
         up = upper_share(low, high - low, mass, other)
@@ -276,7 +283,7 @@ class Cells:
             peak = exponent.max(axis=1, keepdims=True)
             total = np.exp(exponent - np.maximum(peak, -1e300)).sum(axis=1, keepdims=True)
             with np.errstate(divide="ignore"):
-                found[:, column] = (peak + np.log(total))[:, 0]
+                found[:, column] = (peak + np.log(total))[:, 0] + 64 * U * tilt * size
         return found
 
 
@@ -314,13 +321,14 @@ def _cells(first: Mixture, second: Mixture, reach: float, n_cells: int, below: b
     if below:
         q_most = q_most + second.beyond[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            loss = np.log(p_least) - np.log(q_most) - 8 * U * (1 + np.abs(np.log(p_least)))
-        empty = ~np.isfinite(loss) | (p_least < 1e-280)
+            log_p, log_q = np.log(p_least), np.log(q_most)
+            loss = log_p - log_q - 16 * U * (1 + np.abs(log_p) + np.abs(log_q))
+        empty = ~np.isfinite(loss) | (p_least < _LEAST)
         loss, mass = np.where(empty, 0.0, loss), np.where(empty, 0.0, p_least)
-        other = mass * np.exp(-loss)
+        other = mass * np.exp(-loss) * (1 - 16 * U)
         return Cells(loss, loss, mass, other, np.zeros(len(z)))
     (log_p, p_error), (log_q, q_error) = first.log_ratio(z), second.log_ratio(z)
-    loss, margin = log_p - log_q, p_error + q_error + 4 * U * (1 + np.abs(log_q).max())
+    loss, margin = log_p - log_q, p_error + q_error
     # What lies below the least z has less loss than there; what lies beyond the largest is missed.
     # Means of the first that are left out are missed as well; of the second, its mass only falls.
     return Cells(
@@ -328,5 +336,5 @@ def _cells(first: Mixture, second: Mixture, reach: float, n_cells: int, below: b
         np.concatenate([loss[:, :1] + margin, loss[:, 1:] + margin], axis=1),
         np.concatenate([first.below(begin)[:, None], p_most], axis=1),
         np.concatenate([np.zeros((len(z), 1)), q_least], axis=1),
-        (first.mirrored().below(-end) + first.beyond) * 1.001,
+        (first.mirrored().below(-end) + first.beyond) * 1.001 + (second.beyond >= 1),
     )

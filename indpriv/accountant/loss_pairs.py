@@ -195,7 +195,7 @@ def larger_epsilons(ways: Sequence[Losses], met: Met, delta: float) -> FloatArra
 def pair_epsilon(
     removed: Sequence[Cells], added: Sequence[Cells], steps: FloatArray, delta: float
 ) -> float:
-    """Epsilon of one example that met laws (n,) of steps, given both ways, in `steps` (n,) steps."""
+    """Epsilon of one example that met each of n laws, given both ways, in `steps` (n,) steps."""
     eye = csr_array(np.eye(len(steps)))
     ways = [
         Losses(Cells.joined(way), eye, np.zeros(len(steps)), eye, float(steps.sum()))

@@ -30,6 +30,7 @@ _MOST_POINTS = 1 << 25  # of the lattices of all laws on a line
 _KEPT = 1 << 17  # transforms of all kinds of steps that a line keeps
 _CACHE_BYTES = 1 << 27  # of the lines of one direction
 _AT_ONCE = 1 << 18
+_SPREAD = 1.2534  # mu of a Gaussian mechanism over the epsilon that it is to have
 _BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out
 _ROUNDS = 6  # in which lines are chosen for the same example
 _EDGES = np.unique((np.arange(4, 8)[None] * 2 ** np.arange(16)[:, None]).ravel())
@@ -212,12 +213,13 @@ class Line:
             masses = np.concatenate([part.mass - up, up], axis=1)
             points = np.concatenate([low, high], axis=1)
             at = masses * np.exp(np.where(masses > 0, tilt * spacing * points - base, 0.0))
-            total = np.maximum(at.sum(axis=1), 1e-300)
             places = (points % n + n * np.arange(len(part))[:, None]).astype(np.int64).ravel()
-            law = np.bincount(places, (at / total[:, None]).ravel(), n * len(part)).reshape(-1, n)
-            found = fft.rfft(law, axis=1)[:, : key.n_frequencies]
+            law = np.bincount(places, at.ravel(), n * len(part)).reshape(-1, n)
+            total = np.maximum(law.sum(axis=1), 1e-300)
+            found = fft.rfft(law, axis=1)[:, : key.n_frequencies] / total[:, None]
             modulus = np.abs(found)
-            above[laws] = U * (64 + 2 * points.shape[1] + 4 * tilt * losses.reach[laws])
+            reach = losses.reach[laws] + spacing
+            above[laws] = U * (64 + 2 * points.shape[1] + 4 * tilt * reach)
             psi[laws] = base[:, 0] + np.log(total) + above[laws]
             top[laws] = np.log(np.maximum.reduceat(modulus, starts, axis=1) + error)
             kept[laws] = found[:, :n_kept]
@@ -267,7 +269,8 @@ class OnLine:
     """delta(epsilon) of n examples on one line, as exp(psi - tilt epsilon) (sum + tail + rounding).
 
     Attributes:
-        n_frequencies: (n,) that each sums over; needed: (n,) that it should; tail: (n,) bound of the others [3].
+        n_frequencies: (n,) that each sums over; needed: (n,) that it should.
+        tail: (n,) bound of the others [3].
         rounding: (n,) bound of what rounding does to the sum [4].
     """
 
@@ -276,7 +279,7 @@ class OnLine:
     ) -> None:
         self.line, tilt, squares = line, line.tilt, np.square(line.omega)
         own = met.gaussian + met.counts @ losses.squares
-        entries = np.diff(met.counts.indptr) + losses.most_entries + 8
+        self.entries = entries = np.diff(met.counts.indptr) + losses.most_entries + 8
         self.gaussian = own * (1 + U * entries) + line.key.smooth
         steps = met.counts @ losses.n_steps
         self.psi = met.counts @ line.psi + tilt * (tilt + 1) / 2 * self.gaussian
@@ -330,8 +333,9 @@ class OnLine:
         total = np.maximum(waves.real.sum(axis=1) + extra, 1e-3 * extra + 1e-300)
         z = tilt - 1j * self.line.omega[: terms.shape[1]]
         slope = ((waves @ z).real + extra * tilt) / total
-        size = 16 + np.abs(psi) + tilt * np.abs(epsilon)
-        return psi - tilt * epsilon + np.log(total) + 8 * U * size, slope
+        log = np.log(total)
+        size = 16 + np.abs(psi) + tilt * np.abs(epsilon) + np.abs(log)
+        return psi - tilt * epsilon + log + 8 * U * size, slope
 
     def log_delta_below(
         self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
@@ -343,30 +347,51 @@ class OnLine:
         mechanism may have carried across.
         """
         tilt, key, psi = self.line.tilt, self.line.key, cast(FloatArray, self.wrapped)[rows]
-        spacing = key.period / key.n_points
+        spacing, smoothed = key.period / key.n_points, self.gaussian[rows]
         steps = (self.met.counts @ self.losses.n_steps)[rows]
-        more = key.smooth + steps * (1.2534 * spacing) ** 2
-        shift = more / 2 + tilt * more + _BEYOND * np.sqrt(more)
-        at = epsilon + shift + steps * 64 * U * (1 + self.losses.reach.max(initial=0.0))
-        waves = terms * _powers(np.exp(2j * np.pi / key.period * at), terms.shape[1])
-        lost = self.tail[rows] + self.rounding[rows] * (1 + np.abs(at) / key.period)
-        total = waves.real.sum(axis=1)
-        base = self.psi[rows] - (self.met.counts @ self.line.raised)[rows] - tilt * at
-        # What wraps around, from the left and from the right
-        above = np.minimum(key.tilt + np.array([1, 2, 3, 5]), len(TILTS) - 1)
-        far = psi[:, above] + TILTS[above] * (TILTS[above] + 1) / 2 * more[:, None]
-        far += LOG_LARGEST[above] - TILTS[above] * at[:, None]
+        more = key.smooth + steps * (_SPREAD * spacing) ** 2 + 4 * U * self.entries[rows] * smoothed
+        out = epsilon + more / 2 + tilt * more + _BEYOND * np.sqrt(more)
         with np.errstate(all="ignore"):
-            right = np.exp(far - base[:, None]) / np.expm1((TILTS[above] - tilt) * key.period)
-            lost += np.nanmin(right, axis=1) + np.exp(-base) / np.expm1(tilt * key.period)
-            carried = psi[:, key.tilt] + LOG_LARGEST[key.tilt] - tilt * at - base
-            carried += tilt * more / 2 + tilt**2 * more / 2 + log_ndtr(-_BEYOND)
-            lost += np.exp(carried)
-            size = 16 + np.abs(self.psi[rows]) + tilt * np.abs(at)
-            found = base + np.log(total - lost) - 8 * U * size
-        z = tilt - 1j * self.line.omega[: terms.shape[1]]
-        slope = (waves @ z).real / np.maximum(total, 1e-300)
-        return np.where(total > lost, found, -np.inf), slope
+            moved = steps * 256 * U * (np.exp(spacing) + self.losses.reach.max(initial=0.0))
+            at = (out + moved) * (1 + 8 * U)
+            waves = terms * _powers(np.exp(2j * np.pi / key.period * at), terms.shape[1])
+            total = waves.real.sum(axis=1)
+            base = self.psi[rows] - (self.met.counts @ self.line.raised)[rows] - tilt * at
+            size = 16 * U * (16 + np.abs(self.psi[rows]) + tilt * np.abs(at))
+            lost = self.tail[rows] + self.rounding[rows] * (1 + np.abs(at) / key.period)
+            # What wraps around: from the left all of it, from the right what a larger tilt bounds
+            lost += np.exp(size - base) / np.expm1(tilt * key.period)
+            above = np.minimum(key.tilt + np.array([1, 2, 3, 5]), len(TILTS) - 1)
+            far = _chernoff(psi, out, above, more)
+            right = np.exp(far + (size - base)[:, None]) / np.expm1(
+                (TILTS[above] - tilt) * key.period
+            )
+            lost += np.fmin.reduce(right, axis=1)
+            carried = _chernoff(psi, out, np.array([key.tilt]), more)[:, 0]
+            lost += np.exp(carried + log_ndtr(-_BEYOND) + size - base)
+            log = np.log(total - lost)
+            found = base + log - size - 8 * U * np.abs(log)
+            z = tilt - 1j * self.line.omega[: terms.shape[1]]
+            slope = (waves @ z).real / total
+        shown = total > lost
+        return np.where(shown, found, -np.inf), np.where(shown, slope, tilt)
+
+
+def _chernoff(
+    psi: FloatArray,
+    epsilon: FloatArray,
+    columns: IntArray | slice = slice(None),
+    gaussian: FloatArray | float = 0.0,
+) -> FloatArray:
+    """(n, n_columns) log of bounds of delta at epsilon (n,) by moments at some tilts, of psi.
+
+    gaussian: (n,) squared mu of a Gaussian mechanism besides.
+    """
+    tilt = TILTS[columns]
+    moment = psi[:, columns] + np.outer(gaussian, tilt * (tilt + 1) / 2)
+    size = 16 + np.abs(moment) + tilt * np.abs(epsilon)[:, None]
+    bound = moment + LOG_LARGEST[columns] - tilt * epsilon[:, None] + 16 * U * size
+    return np.where(np.isnan(bound), np.inf, bound)
 
 
 def _product(counts: csr_array, table: FloatArray) -> FloatArray:
@@ -569,6 +594,7 @@ def epsilons(
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         target = np.log(delta - met.counts @ losses.miss)  # nan: nothing can be shown
+        target -= 16 * U * (1 + np.abs(target))
     psi = _psi(losses, met)
     bound = (psi * (1 + 1e-12) + LOG_LARGEST + 1e-12 - target[:, None]) / TILTS
     bound[~np.isfinite(bound)] = np.inf
@@ -576,7 +602,7 @@ def epsilons(
     start, found = renyi, np.full(len(bound), np.inf)
     if at_least is not None:
         floor = start = at_least
-        best = (psi + LOG_LARGEST - TILTS * start[:, None]).argmin(axis=1)
+        best = _chernoff(psi, start).argmin(axis=1)
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
         root, steep = _root(curve, np.minimum(start, found)[who], target[who], floor[who])
@@ -591,8 +617,7 @@ def epsilons(
 def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
     """(n,) delta of each example at its epsilon in one direction, never below the truth [5]."""
     psi = _psi(losses, met)
-    bound = psi * (1 + 1e-12) + 1e-12 + LOG_LARGEST - TILTS * epsilon[:, None]
-    bound[np.isnan(bound)] = np.inf
+    bound = _chernoff(psi, epsilon)
     log_delta = np.minimum(bound.min(axis=1), 0.0)
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -602,7 +627,7 @@ def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
 
     start, floor = np.minimum(log_delta, -1e-9), np.full(len(epsilon), -np.inf)
     _search(losses, met, psi, bound.argmin(axis=1), start, epsilon, floor, solve)
-    return np.minimum(np.exp(log_delta) * (1 + 4 * U) + met.counts @ losses.miss, 1.0)
+    return np.minimum(np.exp(log_delta) * (1 + 16 * U) + met.counts @ losses.miss, 1.0)
 
 
 def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) -> FloatArray:
@@ -621,7 +646,8 @@ def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) ->
             log_delta, steep = curve(every, epsilon)
             with np.errstate(over="ignore"):
                 most = np.exp(log_delta) + np.exp(epsilon + log_rate)
-            most = most * (1 + 8 * U) + missed[who]
+            rounding = 16 * U * (1 + np.abs(epsilon) - log_rate)
+            most = most * (1 + rounding) + missed[who]
             found[who] = np.fmin(found[who], most)
             excess = log_delta + np.log(np.maximum(steep, 1e-9)) - epsilon - log_rate
             last, epsilon = epsilon, epsilon + np.clip(excess / (steep + 1), -1, 1)
@@ -634,8 +660,9 @@ def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) ->
 
 def _psi(losses: Losses, met: Met) -> FloatArray:
     """(n, n_tilts) log E exp(tilt L) of what each example met, from above."""
-    gaussian = TILTS * (TILTS + 1) / 2 * met.gaussian[:, None] * (1 + 1e-12)
-    return np.asarray(met.counts @ losses.psi + gaussian)
+    gaussian = TILTS * (TILTS + 1) / 2 * met.gaussian[:, None]
+    rounding = 1e-12 + U * np.diff(met.counts.indptr)[:, None]
+    return np.asarray((met.counts @ losses.psi + gaussian) * (1 + rounding))
 
 
 def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> FloatArray:
@@ -647,8 +674,9 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
         delta: above LEAST_DELTA and below 1.
         upper: (n,) their epsilons from above, near which lower ones are looked for.
     """
-    psi, target = _psi(below, met), np.full(len(met), np.log(delta))
-    best = (psi + LOG_LARGEST - TILTS * upper[:, None]).argmin(axis=1)
+    psi, least = _psi(below, met), np.log(delta)
+    target = np.full(len(met), least + 16 * U * (1 + abs(least)))
+    best = _chernoff(psi, upper).argmin(axis=1)
     found = np.zeros(len(met))
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
