@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import warn_caller
@@ -31,20 +30,24 @@ from indpriv.accountant.blocks import (
 )
 from indpriv.accountant.claims import ESTIMATE, claim_of, uses_batch_norms
 from indpriv.accountant.clipping_norm import with_clipping_norm
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.histogram import Histogram
-from indpriv.accountant.histogram.unit_cells import UnitCells
 from indpriv.accountant.known import known_blocks
 from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
-from indpriv.accountant.pld.unit_losses import unit_steps
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.accountant.relations.fixed_size import fixed_size_blocks
 from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations, uses_pairs
+from indpriv.accountant.steps import Counts, Steps, clipped_steps, condensed
 from indpriv.accountant.tight import Met
-from indpriv.accountant.units import Units, first_rows, rows_together, tight_bounds, worst_cases
-from indpriv.accountant.worst_case import worst_case_participations, worst_case_rdp
+from indpriv.accountant.unit_cells import UnitCells
+from indpriv.accountant.units import (
+    Units,
+    first_rows,
+    rows_together,
+    unit_epsilons,
+    unit_steps,
+    worst_cases,
+)
 from indpriv.epsilon_table import EpsilonParts, EpsilonTable
 from indpriv.epsilon_table.parts import PartsWriter, ranges
 from indpriv.errors import InputError
@@ -71,7 +74,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def histogram(self) -> Histogram:
+    def steps(self) -> Steps:
         """How norms are counted; it never says that an example is always clipped unless it is."""
         ...
 
@@ -90,33 +93,45 @@ class RdpEngine:
     """See Engine: upper bounds by Rényi divergences.
 
     Attributes:
-        histogram: how norms are counted.
+        steps: how norms are counted.
         accountant: turns counts into epsilons.
         worst_case: of the run.
     """
 
-    histogram: Histogram
+    steps: Steps
     accountant: RdpAccountant
     worst_case: Epsilons
 
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> RdpEngine:
         """See Engine."""
-        histogram = Histogram.of(log, method.between_records)
-        accountant = RdpAccountant(histogram, method)
-        return cls(histogram, accountant, rdp_bounds(worst_case_rdp(log, method)))
+        steps = Steps.of(log, method.between_records)
+        return cls(steps, RdpAccountant(steps, method), rdp_bounds(worst_case_rdp(log, method)))
 
     @property
     def bytes_per_example(self) -> int:
         """See Engine."""
-        return self.histogram.bytes_per_example + _SEARCH_BYTES
+        return self.steps.bytes_per_example + _SEARCH_BYTES
 
     def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
-        found = rdp_bounds(self.accountant.epsilons(self.histogram.counts(block)))
+        found = rdp_bounds(self.accountant.epsilons(self.steps.counts(block)))
         # The divergence grows with the norm, so the worst case bounds each example; its search may
         # have found a better order than an example's own.
         return replace(found, epsilon=np.minimum(found.epsilon, self.worst_case.epsilon))
+
+
+def worst_case_rdp(log: NormLog, method: Method) -> RdpEpsilons:
+    """The Rényi bound of an example that is clipped in every step; InputError if it is infinite."""
+    kinds, steps = condensed(*clipped_steps(log))
+    found = RdpAccountant(kinds, method).epsilons(Counts(steps[None]))
+    if not np.isfinite(found.epsilon[0]):
+        raise InputError(
+            f"noise_multiplier={1 / kinds.shift.max():g} leaves no finite epsilon: "
+            "with almost no noise there is no privacy to account for; check the optimizer's noise "
+            "multiplier"
+        )
+    return found
 
 
 def rdp_bounds(found: RdpEpsilons) -> Epsilons:
@@ -132,14 +147,12 @@ class PldEngine:
 
     Attributes:
         rdp: gives upper bounds, which the tight ones never exceed.
-        histogram: how norms are counted.
         pairs: what steps are.
         worst_case: of the run.
         brackets: whether lower ends are computed, too.
     """
 
     rdp: RdpEngine
-    histogram: Histogram
     pairs: Pairs
     worst_case: Epsilons
     brackets: bool
@@ -148,16 +161,17 @@ class PldEngine:
     def prepare(cls, log: NormLog, method: Method) -> PldEngine:
         """See Engine."""
         rdp = RdpEngine.prepare(log, method)
-        histogram = Histogram.of(log, method.between_records, "up")
-        kinds = histogram.mechanisms
-        steps = None if histogram.dense else histogram.steps
-        of_run = {"delta": method.delta, "most_steps": float(log.total_steps)}
-        pairs = Pairs.sampled(kinds.shifts, kinds.sample_rate, steps=steps, **of_run)
-        clipped = worst_case_participations(log)[0]
-        shift = clipped.relative_norms / clipped.noise_multiplier
-        alone, met = Pairs.sampled(shift, clipped.sample_rate, **of_run), Met.of(clipped.counts)
+        laws, of_run = rdp.steps.laws, {"delta": method.delta, "most_steps": float(log.total_steps)}
+        pairs = Pairs.sampled(laws.shift, laws.rate, steps=rdp.steps.steps, **of_run)
+        clipped, counts = condensed(*clipped_steps(log))
+        alone, met = Pairs.sampled(clipped.shift, clipped.rate, **of_run), Met.of(counts[None])
         worst = _bounds(alone, met, rdp.worst_case, method.brackets)
-        return cls(rdp, histogram, pairs, worst, method.brackets)
+        return cls(rdp, pairs, worst, method.brackets)
+
+    @property
+    def steps(self) -> Steps:
+        """See Engine."""
+        return self.rdp.steps
 
     @property
     def bytes_per_example(self) -> int:
@@ -166,12 +180,7 @@ class PldEngine:
 
     def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
-        counts = self.histogram.counts(block)
-        if isinstance(counts, DenseCounts):
-            met = Met.of(csr_array(counts.value))
-        else:
-            certain = np.broadcast_to(counts.certain, (len(counts), len(counts.certain)))
-            met = Met.of(counts.matrix() + csr_array(certain))
+        met = Met.of(self.steps.counts(block).matrix)
         found = _bounds(self.pairs, met, self.rdp.block(block), self.brackets)
         epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
         return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
@@ -397,7 +406,7 @@ def _row_bounds(engine: Engine, preset: str | None, block: NormLog) -> Epsilons:
     epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
     close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
     if len(close):
-        clipped = close[engine.histogram.norms.always_clipped(block.take(close))]
+        clipped = close[engine.steps.norms.always_clipped(block.take(close))]
         epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
     return Epsilons(epsilon, lower, found.details)
 
@@ -494,9 +503,10 @@ class _UnitBounds:
         if self.method.accountant != "pld":
             return found
         steps = unit_steps(self.cells.norms, block, first_row)
-        tight = tight_bounds(steps, self.method, found.epsilon)
-        limit = {"true_positive_limit": found.details["true_positive_limit"]}
-        return replace(tight, details={**tight.details, **limit})
+        tight = np.minimum(unit_epsilons(steps, self.method.delta), found.epsilon)
+        limit = found.details["true_positive_limit"]
+        details = {"rdp_epsilon": found.epsilon, "true_positive_limit": limit}
+        return Epsilons(tight, np.zeros(len(tight)), details)
 
 
 def checked(log: NormLog, method: Method) -> NormLog:

@@ -17,10 +17,9 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.method import Method
 from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.steps import Counts, StepKinds
 from indpriv.errors import InputError
 
 
@@ -82,8 +81,8 @@ def composed_epsilons(
     epsilon = _step_epsilons(settings[:, 0], settings[:, 1], delta)
     squares = float(count @ np.square(epsilon))
     zcdp = float(count @ np.square(settings[:, 1] / settings[:, 0]))
-    mechanisms = Mechanisms(np.ones(len(settings)), settings[:, 0], settings[:, 1])
-    moments = RdpAccountant(mechanisms, Method(delta=delta, conversion="mironov2017"))
+    kinds = StepKinds(1 / settings[:, 0], settings[:, 1])
+    moments = RdpAccountant(kinds, Method(delta=delta, conversion="mironov2017"))
     with np.errstate(over="ignore"):
         classic_drift = float(count @ (epsilon * np.expm1(epsilon)))
     drift = float(count @ (epsilon * np.tanh(epsilon / 2)))
@@ -95,7 +94,7 @@ def composed_epsilons(
         advanced_as_printed=drift + spread,
         optimal=optimal,
         zcdp=zcdp + 2 * math.sqrt(math.log(1 / delta) * zcdp),
-        moments=float(moments.epsilons(DenseCounts(count[None, :].astype(np.float64))).epsilon[0]),
+        moments=float(moments.epsilons(Counts(count[None, :].astype(np.float64))).epsilon[0]),
     )
 
 

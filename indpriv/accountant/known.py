@@ -121,7 +121,6 @@ def known_account(log: NormLog, method: Method, units: Units | None) -> Account:
         account,
         accountant=GAUSSIAN,
         conversion="none",
-        tolerance=0.0,
         between_records="none",
         recorded_share=len(steps) / log.total_steps,
         rows_per_unit=rows,

@@ -193,12 +193,21 @@ def larger_epsilons(ways: Sequence[Losses], met: Met, delta: float) -> FloatArra
 
 
 def pair_epsilon(
-    removed: Sequence[Cells], added: Sequence[Cells], steps: FloatArray, delta: float
+    removed: Sequence[Cells],
+    added: Sequence[Cells],
+    steps: FloatArray,
+    delta: float,
+    squared_mu: float = 0.0,
 ) -> float:
-    """Epsilon of one example that met each of n laws, given both ways, in `steps` (n,) steps."""
-    eye = csr_array(np.eye(len(steps)))
+    """Epsilon of one example that met each of n laws, given both ways, in `steps` (n,) steps.
+
+    squared_mu: of a Gaussian mechanism besides.
+    """
+    none, eye = np.zeros(len(steps)), csr_array(np.eye(len(steps)))
+    nothing = Cells(*np.zeros((4, 0, 1)), np.zeros(0))
     ways = [
-        Losses(Cells.joined(way), eye, np.zeros(len(steps)), eye, float(steps.sum()))
+        Losses(Cells.joined([nothing, *way]), eye, none, eye, float(steps.sum()))
         for way in (removed, added)
     ]
-    return float(larger_epsilons(ways, Met.of(csr_array(steps[None])), delta)[0])
+    met = Met.of(csr_array(steps[None]), np.array([squared_mu]))
+    return float(larger_epsilons(ways, met, delta)[0])

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv.accountant.clipping_norm import clipping_norm_cost
-from indpriv.accountant.histogram.governing_norms import BETWEEN_RECORDS
+from indpriv.accountant.norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import check_orders
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError

@@ -17,9 +17,8 @@ import numpy as np
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.histogram.histogram import Histogram
-from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.method import check_poisson_pairs
+from indpriv.accountant.steps import StepKinds, Steps
 from indpriv.norm_log.norm_log import NormLog
 
 _SPACING = 1 / 16  # of the trapezoid rule, in standard deviations, over the largest shift above 1
@@ -85,25 +84,25 @@ def predicted_evidence(
     array([0.25, 1.  ])
     """
     check_poisson_pairs(log, log.neighbouring, "predicted_evidence")
-    histogram = Histogram.of(log, between_records)
+    steps = Steps.of(log, between_records)
     wanted = np.asarray(orders, dtype=np.float64)
-    kl = histogram.per_count(kl_divergences(histogram.mechanisms))
-    table = np.vstack([kl, histogram.divergences(wanted)])
+    kl = steps.per_count(kl_divergences(steps.laws))
+    table = np.vstack([kl, steps.divergences(wanted)])
 
     def sums(block: NormLog) -> FloatArray:
-        return histogram.counts(block).totals(table)
+        return steps.counts(block).totals(table)
 
-    size = max(1, _BLOCK_BYTES // max(1, histogram.bytes_per_example))
+    size = max(1, _BLOCK_BYTES // max(1, steps.bytes_per_example))
     found = np.vstack(list(in_blocks(log, sums, size=size))).T
     return PredictedEvidence(found[0], found[1], wanted, found[2:])
 
 
-def kl_divergences(mechanisms: Mechanisms) -> FloatArray:
-    """(2, n) KL(P||Q) and KL(Q||P) of one step with each mechanism, by the trapezoid rule.
+def kl_divergences(kinds: StepKinds) -> FloatArray:
+    """(2, n) KL(P||Q) and KL(Q||P) of one step of each kind, by the trapezoid rule.
 
     The integrand is analytic in the strip |Im z| < pi / u, so the rule converges exponentially.
     """
-    pairs = np.stack([mechanisms.sample_rate, mechanisms.shifts], axis=1)
+    pairs = np.stack([kinds.rate, kinds.shift], axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
     found = np.empty((2, len(distinct)))
     rates, first = np.unique(distinct[:, 0], return_index=True)

@@ -30,10 +30,10 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.accountant.blocks import BlockAccount, Epsilons
-from indpriv.accountant.histogram.unit_cells import MOST_ROWS, EqualRows
 from indpriv.accountant.method import Method, owners_of
 from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
 from indpriv.accountant.rdp_orders import epsilon_offsets
+from indpriv.accountant.unit_cells import MOST_ROWS, EqualRows
 from indpriv.accountant.units import Units, first_rows
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.histogram.counts import Counts
 from indpriv.accountant.method import CONVERSIONS, Method
 from indpriv.accountant.order_search import default_orders, refine
+from indpriv.accountant.steps import Counts
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
 
 # Closest positions of the search, by number of cells: each order costs all cells.

@@ -9,20 +9,28 @@ it happened; only those of the worst case limit attacks in general.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
+from scipy.special import ndtr, ndtri
 
+from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
-from indpriv.accountant.account import checked
+from indpriv.accountant.account import checked, worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.claims import claim_if_known, claim_of
-from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
+from indpriv.accountant.clipping_norm import (
+    advantage_with_release,
+    mu_with_release,
+    rate_after_release,
+)
+from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.known import known_account, known_units
+from indpriv.accountant.loss_pairs import Pairs, larger_epsilons
 from indpriv.accountant.method import (
     Method,
     account_of,
@@ -30,14 +38,197 @@ from indpriv.accountant.method import (
     owners_of,
     warn_of_delta,
 )
-from indpriv.accountant.readings import Readings, Risk
+from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
+from indpriv.accountant.tight import Met
 from indpriv.accountant.units import Units
-from indpriv.accountant.worst_case import worst_case_participations, worst_case_rdp
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
 
+_LARGEST_RATE = 1 - 1e-9  # of false positives, at which curves are read
+_LEAST_DELTA = 1e-3  # share of delta: curves are read down to such deltas
+_MU_POINTS = 5  # epsilons at which a Gaussian curve is compared with an example's
 # Of a worst case whose curve is read: beyond them that takes minutes.
 _MOST_STEPS, _MOST_KINDS, _MOST_OF_BOTH = 10**6, 1000, 10**7
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What the privacy curve of each of n examples says.
+
+    Figures named `_lower` are never above the truth for the norms as counted, which are rounded up;
+    the others are never below it.
+
+    Attributes:
+        advantage: (n,) largest true-positive minus false-positive rate of any attack: delta at
+            epsilon 0.
+        true_positive_rate: (n, n_rates) largest one of any attack at each false-positive rate.
+        delta: (n, n_epsilons) at each epsilon, the larger neighbouring direction.
+        mu: (n,) of a Gaussian mechanism like this run: the smallest whose delta is nowhere below
+            the run's, at some epsilons from 0 to epsilon(delta). An approximation.
+        mu_error: (n,) by how much its delta exceeds the run's there, at most.
+    """
+
+    advantage: FloatArray
+    advantage_lower: FloatArray
+    true_positive_rate: FloatArray
+    true_positive_rate_lower: FloatArray
+    delta: FloatArray
+    delta_lower: FloatArray
+    mu: FloatArray
+    mu_error: FloatArray
+
+    def take(self, examples: NDArray[np.intp]) -> Risk:
+        """The risk of some examples, in this order."""
+        return Risk(**{field.name: getattr(self, field.name)[examples] for field in fields(self)})
+
+    @classmethod
+    def concatenated(cls, parts: list[Risk]) -> Risk:
+        """The risk of the examples of all parts."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Which figures to read off a privacy curve (see `membership_risk`).
+
+    Attributes:
+        largest_epsilon: bounds the epsilon of every example's steps.
+        clipping_norm_cost: of a private clipping norm, with which each curve is composed.
+    """
+
+    false_positive_rate: FloatArray
+    epsilon: FloatArray
+    delta: float
+    largest_epsilon: float
+    clipping_norm_cost: float
+
+    @classmethod
+    def of(
+        cls,
+        false_positive_rate: ArrayLike,
+        epsilon: ArrayLike,
+        *,
+        delta: float,
+        largest_epsilon: float = np.inf,
+        clipping_norm_cost: float = 0.0,
+    ) -> Readings:
+        """Check the arguments."""
+        rates = _checks.check_row(
+            "false_positive_rate",
+            false_positive_rate,
+            lambda x: (x > 0) & (x < 1),
+            "numbers in (0, 1), e.g. 0.001",
+        )
+        epsilons = _checks.check_row(
+            "epsilon",
+            epsilon,
+            lambda x: np.isfinite(x) & (x >= 0),
+            "finite numbers of at least 0, e.g. 1.0",
+        )
+        return cls(rates, epsilons, delta, largest_epsilon, clipping_norm_cost)
+
+    @property
+    def _of_steps(self) -> tuple[FloatArray, FloatArray]:
+        """The false-positive rates and epsilons at which to read the curves of steps."""
+        rates = rate_after_release(self.false_positive_rate, self.clipping_norm_cost)
+        epsilons = np.maximum(self.epsilon - self.clipping_norm_cost, 0.0)
+        return np.minimum(rates, _LARGEST_RATE), epsilons
+
+    def _composed(self, steps: Risk) -> Risk:
+        """The risk of steps and a private clipping norm, from what was read of the steps."""
+        cost = self.clipping_norm_cost
+        if not cost:
+            return steps
+        advantage = advantage_with_release(steps.advantage, cost)
+        mu = mu_with_release(steps.mu, cost)
+        # Delta falls from the advantage, at epsilon 0; below the cost there is no other bound.
+        delta = np.where(self.epsilon < cost, 1.0, steps.delta)
+        beyond = rate_after_release(self.false_positive_rate, cost) > _LARGEST_RATE
+        return Risk(
+            advantage=advantage,
+            advantage_lower=steps.advantage_lower,
+            true_positive_rate=np.where(beyond, 1.0, steps.true_positive_rate),
+            true_positive_rate_lower=np.broadcast_to(
+                self.false_positive_rate, steps.true_positive_rate.shape
+            ),
+            delta=np.minimum(delta, advantage[:, None]),
+            delta_lower=np.zeros_like(steps.delta),
+            mu=mu,
+            mu_error=gaussian_delta(np.zeros(len(mu)), mu),
+        )
+
+    def off(self, pairs: Pairs, met: Met, *, lower: bool) -> Risk:
+        """Read the curves of some examples; lower: whether from below, too, which costs more."""
+        rates, epsilons = self._of_steps
+        n, nothing = len(met), np.zeros(len(met))
+
+        def deltas(at: FloatArray) -> FloatArray:
+            return np.stack([pairs.deltas(met, column) for column in at], axis=1)
+
+        def below(at: FloatArray) -> FloatArray:
+            if not lower:
+                return np.zeros((n, len(at)))
+            return np.stack([pairs.lower_deltas(met, column) for column in at], axis=1)
+
+        each = np.broadcast_to(epsilons[:, None], (len(epsilons), n))
+        at = np.concatenate([nothing[None], each])
+        high, low = deltas(at), below(at)
+        advantage, least = high[:, 0], low[:, 0, None]
+        found = [pairs.true_positive_rates(met, rate) for rate in rates.tolist()]
+        most = np.minimum(np.reshape(found, (len(rates), n)).T, rates + advantage[:, None])
+        # The trade-off function is concave and meets rate* + advantage at a rate* <= 1 - advantage
+        some = np.minimum(least, rates / np.maximum(1 - least, rates))
+        mu, error = nothing, nothing
+        if lower:
+            end = np.minimum(larger_epsilons(pairs.above, met, self.delta), self.largest_epsilon)
+            points = np.linspace(0.0, 1.0, _MU_POINTS)[:, None] * end
+            curve = zip(points, deltas(points).T, strict=True)
+            mu = np.max([gaussian_mu(*point) for point in curve], axis=0)
+            excess = np.stack([gaussian_delta(point, mu) for point in points], axis=1)
+            error = np.maximum((excess - below(points)).max(axis=1), 0.0)
+        return self._composed(
+            Risk(
+                advantage=advantage,
+                advantage_lower=least[:, 0],
+                true_positive_rate=np.clip(most, rates, 1.0),
+                true_positive_rate_lower=np.clip(np.maximum(some, rates), None, most),
+                delta=high[:, 1:],
+                delta_lower=low[:, 1:],
+                mu=mu,
+                mu_error=error,
+            )
+        )
+
+    def off_gaussian(self, mu: FloatArray, least: FloatArray) -> Risk:
+        """Read the curves of Gaussian mechanisms: mu (n,) from above and, at most as large, below.
+
+        mu is a sensitivity over the noise's standard deviation.
+        """
+        more, less = 1 + GAUSSIAN_ERROR, 1 - GAUSSIAN_ERROR
+        advantage, rates, delta = self._gaussian(mu)
+        low = self._gaussian(least)
+        # A figure that is too small for a float is not 0.
+        smallest = np.where(mu > 0, np.finfo(np.float64).tiny, 0.0)
+        advantage = np.clip(advantage * more, smallest, 1.0)
+        return self._composed(
+            Risk(
+                advantage=advantage,
+                advantage_lower=np.maximum(low[0] * less, 0.0),
+                true_positive_rate=np.minimum(rates * more, 1.0),
+                true_positive_rate_lower=low[1] * less,
+                delta=np.clip(delta * more, smallest[:, None], 1.0),
+                delta_lower=np.maximum(low[2] * less, 0.0),
+                mu=mu,
+                mu_error=np.where(least < mu, advantage, 0.0),
+            )
+        )
+
+    def _gaussian(self, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        advantage = gaussian_delta(np.zeros(len(mu)), mu)
+        rate, epsilon = self._of_steps
+        rates = ndtr(ndtri(rate) + mu[:, None])
+        return advantage, rates, gaussian_delta(epsilon, mu[:, None])
 
 
 @dataclass(frozen=True)
@@ -163,22 +354,39 @@ def _secret_risk(
     progress: Progress | None,
     workers: int | None,
 ) -> RiskTable:
-    """The table by brackets of privacy losses, for whoever does not know the batches."""
-    prepared = prepare_risk(log, method, false_positive_rate=false_positive_rate, epsilon=epsilon)
+    """The table by privacy losses, for whoever does not know the batches."""
+    relation = method.relation_of(log.neighbouring)
+    check_poisson_pairs(log, relation, "the privacy curve of a run")
+    read = checked(log, method)
+    steps = Steps.of(read, method.between_records)
+    pairs = _pairs(steps.laws, method, log.total_steps, steps.steps)
+    readings = _readings(read, method, false_positive_rate, epsilon)
+    worst = _worst_case(read, method, readings, lower=True)
+
+    def of_block(block: NormLog) -> Risk:
+        found = readings.off(pairs, Met.of(steps.counts(block).matrix), lower=True)
+        clipped = np.zeros(block.n_examples, bool)
+        close = np.flatnonzero(found.advantage >= worst.advantage * (1 - 1e-3))
+        if len(close):
+            clipped[close] = steps.norms.always_clipped(block.take(close))
+        return _at_most(found, worst, clipped)
+
     blocks: list[Risk] = []
-    for block in prepared.blocks(workers=workers):
-        blocks.append(block)
+    size = block_size(steps.bytes_per_example + 16 * len(steps.laws))
+    for found in in_blocks(read, of_block, size=size, workers=workers):
+        blocks.append(found)
         if progress is not None:
             progress(sum(len(done.mu) for done in blocks), log.n_examples)
+    claim, reason = claim_of(read, method.between_records)
     return RiskTable(
         example_ids=np.asarray(log.example_ids),
         individual=Risk.concatenated(blocks),
-        worst_case=prepared.worst_case,
-        false_positive_rate=prepared.readings.false_positive_rate,
-        epsilon=prepared.readings.epsilon,
-        claim=prepared.claim,
-        claim_reason=prepared.claim_reason,
-        account=prepared.account,
+        worst_case=worst,
+        false_positive_rate=readings.false_positive_rate,
+        epsilon=readings.epsilon,
+        claim=claim,
+        claim_reason=reason,
+        account=account_of(read, method),
     )
 
 
@@ -215,63 +423,6 @@ def _known_risk(
     )
 
 
-@dataclass(frozen=True)
-class PreparedRisk:
-    """What all examples of a log share in `membership_risk`."""
-
-    log: NormLog
-    upper: Histogram
-    lower: Histogram
-    claim: str
-    claim_reason: str
-    account: Account
-    readings: Readings
-    worst_case: Risk
-
-    def blocks(self, *, workers: int | None = None) -> Iterator[Risk]:
-        """Yield the risk of consecutive blocks of examples.
-
-        Memory does not grow with their number. workers: threads, by default one for each core.
-        """
-        size = block_size(self.upper.bytes_per_example + 16 * len(self.upper.mechanisms))
-        yield from in_blocks(self.log, self._block, size=size, workers=workers)
-
-    def _block(self, block: NormLog) -> Risk:
-        up = self.upper.participations(block)
-        down = up if self.lower is self.upper else self.lower.participations(block)
-        keys = up.counts if down is up else np.hstack([up.counts, down.counts])
-        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        distinct = up.select(first)
-        risk = self.readings.off(distinct, distinct if down is up else down.select(first)).take(
-            inverse.ravel()
-        )
-        clipped = np.zeros(block.n_examples, bool)
-        close = np.flatnonzero(risk.advantage >= self.worst_case.advantage * (1 - 1e-3))
-        if len(close):
-            clipped[close] = self.lower.norms.always_clipped(block.take(close))
-        return _at_most(risk, self.worst_case, clipped)
-
-
-def prepare_risk(
-    log: NormLog, method: Method, *, false_positive_rate: ArrayLike, epsilon: ArrayLike
-) -> PreparedRisk:
-    """Do what all blocks of examples share; raises and warns as `membership_risk` does."""
-    relation = method.relation_of(log.neighbouring)
-    check_poisson_pairs(log, relation, "the privacy curve of a run")
-    log = checked(log, method)
-    upper, lower = whole_histograms(log, method.between_records)
-    readings = _readings(log, method, false_positive_rate, epsilon)
-    return PreparedRisk(
-        log,
-        upper,
-        lower,
-        *claim_of(log, method.between_records),
-        account_of(log, method),
-        readings,
-        _worst_case(log, readings),
-    )
-
-
 def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:
     """`RiskTable.worst_case` of a log, without reading its rows.
 
@@ -283,7 +434,7 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
     method = Method(delta=delta, accountant="pld")
     readings = _readings(log, method, false_positive_rate, ())
     if not risk_takes_long(log):
-        return _worst_case(log, readings)
+        return _worst_case(log, method, readings, lower=False)
     epsilon = min(float(worst_case_rdp(log, method).epsilon[0]) + log.clipping_norm_epsilon, 700.0)
     rates = np.asarray(readings.false_positive_rate)[None]
     above = np.exp(epsilon) * rates + delta
@@ -327,8 +478,17 @@ def _readings(
     )
 
 
-def _worst_case(log: NormLog, readings: Readings) -> Risk:
-    return readings.off(*worst_case_participations(log))
+def _worst_case(log: NormLog, method: Method, readings: Readings, *, lower: bool) -> Risk:
+    kinds, steps = condensed(*clipped_steps(log))
+    pairs = _pairs(kinds, method, log.total_steps)
+    return readings.off(pairs, Met.of(csr_array(steps[None])), lower=lower)
+
+
+def _pairs(
+    kinds: StepKinds, method: Method, total_steps: int, steps: csr_array | None = None
+) -> Pairs:
+    of_run = {"delta": method.delta * _LEAST_DELTA, "most_steps": float(total_steps)}
+    return Pairs.sampled(kinds.shift, kinds.rate, steps=steps, **of_run)
 
 
 def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:

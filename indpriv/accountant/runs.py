@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -28,15 +27,14 @@ from indpriv.accountant.blocks import Epsilons, block_size, in_order, tables_of_
 from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
 from indpriv.accountant.clipping_norm import clipping_norm_cost, details_with_release
 from indpriv.accountant.gaussian import gaussian_epsilons
-from indpriv.accountant.histogram.counts import Counts, DenseCounts, SparseCounts
-from indpriv.accountant.histogram.histogram import Histogram
-from indpriv.accountant.histogram.mechanisms import Mechanisms
-from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.known import GAUSSIAN, known_units
+from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method, account_of, check_poisson_pairs, warn_of_delta
-from indpriv.accountant.pld.engine import bracketed, labelled
 from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.steps import Counts, StepKinds, Steps
+from indpriv.accountant.tight import Met
 from indpriv.accountant.tuning import Tuning, least_epsilon
+from indpriv.accountant.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.units import Units, clipped_rows
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.errors import InputError
@@ -44,7 +42,6 @@ from indpriv.norm_log.norm_log import NormLog
 
 BY = ("example_id", "unit_id")
 _ORDERS = 1 + np.geomspace(1e-3, 1e5, 600)  # of the price of tuning
-_SHARES = 2.0**24  # of the largest squared mu, in whole numbers of which tight sums count
 _GAUSSIAN = EqualRows(np.ones(1), np.ones(1), np.ones(1, np.int64))  # of squared mu 1
 
 
@@ -136,7 +133,7 @@ def compose(
     account = _account(composed, None if by == "example_id" else int(largest.max()))
     account = replace(account, clipping_norm_epsilon=float(total[first]))
     bounds = Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), details)
-    return labelled(tables_of_epsilons(most, _claim(composed), account)(ids, [bounds]))
+    return tables_of_epsilons(most, _claim(composed), account)(ids, [bounds])
 
 
 def methods_of(
@@ -209,15 +206,15 @@ class _Run:
     log: NormLog
     method: Method
     first_row: IntArray
-    cells: Histogram | UnitCells | None
+    cells: Steps | UnitCells | None
     squared_mu: FloatArray
     clipped: float
 
     @property
     def n_cells(self) -> int:
         """Number of columns of the counts."""
-        if isinstance(self.cells, Histogram):
-            return len(self.cells.mechanisms if self.cells.dense else self.cells.certain)
+        if isinstance(self.cells, Steps):
+            return len(self.cells.certain)
         return 0 if self.cells is None else self.cells.n_cells
 
     def counts(self, start: int, stop: int) -> csr_array:
@@ -227,30 +224,18 @@ class _Run:
         if self.cells is None or not inside.any():
             return csr_array(shape)
         block = self.log.part(int(rows[0]), int(rows[-1]))
-        if isinstance(self.cells, Histogram):
-            found = _matrix(self.cells.counts(block))
+        if isinstance(self.cells, Steps):
+            found = csr_array(self.cells.counts(block).matrix)
         else:
-            found = _matrix(self.cells.counts(block, rows[:-1][inside] - rows[0]))
+            found = csr_array(self.cells.counts(block, rows[:-1][inside] - rows[0]).matrix)
         starts = found.indptr[np.append(0, np.cumsum(inside))]
         return csr_array((found.data, found.indices, starts), shape=shape)
 
 
-def _matrix(counts: Counts) -> csr_array:
-    if isinstance(counts, SparseCounts):
-        return counts.matrix() + csr_array(np.tile(counts.certain, (len(counts), 1)))
-    return csr_array(cast(DenseCounts, counts).value)
-
-
 def _counts(matrix: csr_array) -> Counts:
     """The same as counts: dense ones where most cells are met, which are faster there."""
-    n_entries = np.diff(matrix.indptr)
-    most = int(n_entries.max(initial=0))
-    if matrix.shape[1] <= 4 * most:
-        return DenseCounts(matrix.toarray())
-    place = np.arange(most) < n_entries[:, None]
-    cell, weight = np.zeros(place.shape, np.int32), np.zeros(place.shape)
-    cell[place], weight[place] = matrix.indices, matrix.data
-    return SparseCounts(cell, weight, np.zeros(matrix.shape[1]))
+    most = int(np.diff(matrix.indptr).max(initial=0))
+    return Counts(matrix.toarray() if matrix.shape[1] <= 4 * most else matrix)
 
 
 def _laid_out(
@@ -280,7 +265,7 @@ def _laid_out(
         )
     runs = []
     for log, method, own, place, rows in zip(logs, methods, units, places, n_rows, strict=True):
-        cells: Histogram | UnitCells | None = None
+        cells: Steps | UnitCells | None = None
         squared_mu, clipped = np.zeros(len(ids)), 0.0
         if method.participation == "known":
             shown = known_units(log, method, own if len(own) < log.n_examples else None)
@@ -294,8 +279,7 @@ def _laid_out(
             if several:
                 cells = UnitCells.of(log, method.between_records, int(rows.max()))
             else:
-                between_nodes = "up" if method.accountant == "pld" else "share"
-                cells = Histogram.of(log, method.between_records, between_nodes)
+                cells = Steps.of(log, method.between_records)
         first_row = np.append(0, np.cumsum(rows))
         runs.append(_Run(log, method, first_row, cells, squared_mu, clipped))
     return ids, n_rows, runs
@@ -305,7 +289,7 @@ def _laid_out(
 class _Cells:
     """Cells of single rows side by side, then one whose counts are a squared mu."""
 
-    parts: Sequence[Histogram | Mechanisms]
+    parts: Sequence[Steps | StepKinds]
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """See Divergences."""
@@ -328,27 +312,27 @@ def _epsilons(
         limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
         details = {"mu": mu, "true_positive_limit": limit}
         return Epsilons(gaussian_epsilons(mu, method.delta)[1], np.zeros(n), details)
-    histograms = [run.cells for run in runs if isinstance(run.cells, Histogram)]
+    histograms = [run.cells for run in runs if isinstance(run.cells, Steps)]
     of_units = [run.cells.mechanisms for run in runs if isinstance(run.cells, UnitCells)]
     cells = _joined([*of_units, _GAUSSIAN]) if of_units else _Cells(histograms)
     accountant, tight = RdpAccountant(cells, method), method.accountant == "pld"
-    kinds = [cells.mechanisms for cells in histograms]
-    exact = len(secret) == len(runs) and all(cells.exact for cells in histograms)
-    clipped = sum(run.clipped for run in runs)
+    steps = sum(float(run.log.total_steps) for run in secret)
+    pairs = _pairs([cells.laws for cells in histograms], method.delta, steps) if tight else None
 
     def work(start: int, stop: int) -> tuple[int, Epsilons]:
         counts, gaussian = [run.counts(start, stop) for run in secret], squared_mu[start:stop]
-        met = _counts(hstack([*counts, gaussian[:, None]], format="csr"))
-        found = rdp_bounds(accountant.epsilons(met))
-        if not tight:
+        every = _counts(hstack([*counts, gaussian[:, None]], format="csr"))
+        found = rdp_bounds(accountant.epsilons(every))
+        if pairs is None:
             return stop, found
-        pairs = zip(counts, histograms, strict=True)
-        steps = hstack([own if cells.dense else own @ cells.steps for own, cells in pairs])
-        laws, limits = Mechanisms.concatenated(kinds), (found.epsilon, method.delta)
-        found = _tight(laws, steps.toarray(), gaussian, clipped, *limits, method.tolerance)
-        return stop, found if exact else replace(found, epsilon_lower=np.zeros(stop - start))
+        by_law = [own @ cells.steps for own, cells in zip(counts, histograms, strict=True)]
+        met = Met.of(hstack(by_law, format="csr"), gaussian)
+        epsilon = np.minimum(pairs.epsilons(met), found.epsilon)
+        limit = found.details["true_positive_limit"]
+        details = {"rdp_epsilon": found.epsilon, "true_positive_limit": limit}
+        return stop, Epsilons(epsilon, np.zeros(stop - start), details)
 
-    width = max(sum(run.n_cells for run in secret), tight * sum(map(len, kinds)))
+    width = sum(run.n_cells for run in secret)
     size, parts = block_size(8 * width), []
     blocks = ((start, min(start + size, n)) for start in range(0, n, size))
     for done, part in in_order(work, blocks, workers):
@@ -358,27 +342,10 @@ def _epsilons(
     return Epsilons.joined(parts)
 
 
-def _tight(
-    laws: Mechanisms,
-    counts: FloatArray,
-    squared_mu: FloatArray,
-    most: float,
-    limit: FloatArray,
-    delta: float,
-    tolerance: float = 0.0,
-) -> Epsilons:
-    """Bounds of n people from the losses of single steps, none above the limits (n,).
-
-    counts: (n, n_laws) steps under each law. squared_mu: (n,) of one Gaussian law besides, at most
-    `most`, which counts as many small ones, rounded up.
-    """
-    if most > 0:
-        small = np.array([np.sqrt(most / _SHARES) * (1 + 1e-14)])
-        laws = Mechanisms.concatenated([laws, Mechanisms(small, np.ones(1), np.ones(1))])
-        shares = np.minimum(np.ceil(squared_mu * (_SHARES / most)), _SHARES)
-        counts = np.column_stack([counts, shares])
-    met = laws.participations(counts)
-    return bracketed(met, met, delta, limit, tolerance)
+def _pairs(parts: Sequence[StepKinds], delta: float, most_steps: float) -> Pairs:
+    """The laws of single steps of all runs, side by side."""
+    kinds = StepKinds.concatenated(parts)
+    return Pairs.sampled(kinds.shift, kinds.rate, delta=delta, most_steps=most_steps)
 
 
 def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> FloatArray:
@@ -394,13 +361,13 @@ def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> Fl
     if not clipped:
         return gaussian_epsilons(np.sqrt(squared_mu), method.delta)[1]
     rows, counts = _joined(clipped), np.hstack(steps)
-    laws = Mechanisms(rows.shift, np.ones(rows.n_cells), rows.sample_rate)  # of single rows
+    laws = StepKinds(rows.shift, rows.sample_rate)  # of single rows
     source = _Cells([laws]) if patterns.max() == 1 else _joined([rows, _GAUSSIAN])
-    met = DenseCounts(np.column_stack([counts, squared_mu]))
+    met = Counts(np.column_stack([counts, squared_mu]))
     epsilon = RdpAccountant(source, method).epsilons(met).epsilon
     if method.accountant == "pld":
-        most = float(squared_mu.max())
-        epsilon = _tight(laws, counts, squared_mu, most, epsilon, method.delta).epsilon
+        pairs = _pairs([laws], method.delta, float(counts.sum(axis=1).max()))
+        epsilon = np.minimum(pairs.epsilons(Met.of(csr_array(counts), squared_mu)), epsilon)
     return epsilon
 
 
@@ -447,9 +414,7 @@ def _account(runs: Sequence[_Run], rows_per_unit: int | None) -> Account:
     recorded = sum(account.recorded_share * account.total_steps for account in accounts)
     coarsest = max(accounts, key=lambda account: account.rounding)
     if not secret:
-        coarsest = replace(
-            coarsest, accountant=GAUSSIAN, conversion="none", between_records="none", tolerance=0.0
-        )
+        coarsest = replace(coarsest, accountant=GAUSSIAN, conversion="none", between_records="none")
     some_known = 0 < len(secret) < len(accounts)
     return replace(
         coarsest,

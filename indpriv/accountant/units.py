@@ -48,7 +48,7 @@ The bound is exact where the rows of a unit are equal, and slightly loose elsewh
 (tests/accountant/test_units.py measures it). Beyond MOST_ROWS rows, u is raised to sum / MOST_ROWS,
 which majorises s again and is looser.
 
-The accountant "pld" composes the losses of the pairs of 1 themselves (pld/mixture_law.py).
+The accountant "pld" composes the losses of the pairs of 1 themselves (laws.py).
 
 Two sums are no bounds: that of the rows' epsilons, and that of their RDP. For loss distributions
 the mechanism of rate q with the full sum is no bound either: some row is sampled with probability
@@ -58,8 +58,9 @@ upper bound at every order, but a loose one that no account here uses.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -67,17 +68,18 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.blocks import Epsilons
 from indpriv.accountant.clipping_norm import clipping_norm_cost
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.unit_cells import EqualRows
+from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
+from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method, check_poisson_pairs, owners_of
-from indpriv.accountant.pld.brackets import FALLBACK
-from indpriv.accountant.pld.unit_losses import UPPER, UnitSteps, unit_epsilon
+from indpriv.accountant.norms import AT_CLIPPING_NORM, GoverningNorms
 from indpriv.accountant.rdp_orders import RdpAccountant
-from indpriv.accountant.worst_case import clipped_steps
+from indpriv.accountant.steps import Counts, clipped_steps
+from indpriv.accountant.unit_cells import EqualRows
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
+
+_MOST_KINDS = 200  # of steps of one unit whose losses are computed; more are summarised
 
 
 @dataclass(frozen=True)
@@ -138,14 +140,85 @@ def first_rows(block: NormLog) -> IntArray:
     return np.flatnonzero(np.append(True, owners[1:] != owners[:-1]))
 
 
-def tight_bounds(units: Iterable[UnitSteps], method: Method, limit: FloatArray) -> Epsilons:
-    """Bounds by loss distributions, none above the limits."""
-    pairs = zip(units, limit, strict=True)
-    epsilon = np.array(
-        [unit_epsilon(unit, method.delta, float(most), method.tolerance) for unit, most in pairs]
-    )
-    bracket = np.where(epsilon < limit, UPPER, FALLBACK).astype("<U9")
-    return Epsilons(epsilon, np.zeros(len(epsilon)), {"bracket": bracket, "rdp_epsilon": limit})
+@dataclass(frozen=True)
+class UnitSteps:
+    """The steps of one unit.
+
+    Attributes:
+        shifts: (n_kinds, n_rows) contributions of its rows over the noise, by kind of step.
+        sample_rate: (n_kinds,).
+        counts: (n_kinds,) number of steps of each kind, whole numbers.
+    """
+
+    shifts: FloatArray
+    sample_rate: FloatArray
+    counts: FloatArray
+
+    @classmethod
+    def summarised(
+        cls, shifts: FloatArray, sample_rate: FloatArray, counts: FloatArray
+    ) -> UnitSteps:
+        """Equal kinds of step are put together, and free ones are left out.
+
+        More than _MOST_KINDS are put together by similar cost: each then counts at the largest
+        shifts and the largest rate among its neighbours.
+        """
+        rows = np.column_stack([sample_rate, np.sort(shifts, axis=1)])[shifts.max(axis=1) > 0]
+        steps = counts[shifts.max(axis=1) > 0]
+        kinds, place = np.unique(rows, axis=0, return_inverse=True)
+        steps = np.bincount(place.ravel(), weights=steps, minlength=len(kinds))
+        if len(kinds) > _MOST_KINDS:
+            order = np.argsort(kinds[:, 0] * kinds[:, 1:].sum(axis=1), kind="stable")
+            parts = np.array_split(order, _MOST_KINDS)
+            kinds = np.stack([kinds[part].max(axis=0) for part in parts])
+            steps = np.array([steps[part].sum() for part in parts])
+        return cls(kinds[:, 1:], kinds[:, 0], steps)
+
+
+def unit_steps(norms: GoverningNorms, block: NormLog, starts: IntArray) -> Iterator[UnitSteps]:
+    """The steps of the units whose rows are consecutive examples of a block.
+
+    starts: (n_units,) position of each unit's first example.
+    """
+    values, settings = norms.read(block), norms.settings
+    clip = settings.max_grad_norm[norms.setting][:, None]
+    known = norms.record != AT_CLIPPING_NORM
+    noise = settings.noise_multiplier[norms.setting][:, None]
+    rate, steps = settings.sample_rate[norms.setting], norms.steps.astype(np.float64)
+    for first, last in zip(starts, np.append(starts[1:], block.n_examples), strict=True):
+        relative = np.ones((len(steps), last - first))
+        own = values[norms.record[known], first:last]
+        relative[known] = norms.codes.relative(own, np.broadcast_to(clip[known], own.shape))
+        yield UnitSteps.summarised(relative / noise, rate, steps)
+
+
+def unit_epsilons(units: Iterable[UnitSteps], delta: float) -> FloatArray:
+    """(n,) epsilon of units by the losses of their steps, never below the truth; may be inf.
+
+    There is no lower end: norms do not say how the gradients of a unit's rows point, and if they
+    cancel out the unit leaves no trace.
+    """
+    return np.array([_unit_epsilon(unit, delta) for unit in units])
+
+
+def _unit_epsilon(unit: UnitSteps, delta: float) -> float:
+    steps, gaussian = unit.counts, unit.sample_rate >= 1
+    if not len(steps):
+        return 0.0
+    tail = tail_of(delta, float(steps.sum()))
+    squares = np.where(gaussian, np.square(unit.shifts.sum(axis=1)), 0.0) @ steps
+    laws = [
+        (shifts.tobytes(), float(rate), tail)
+        for shifts, rate in zip(unit.shifts[~gaussian], unit.sample_rate[~gaussian], strict=True)
+    ]
+    ways = [[_cells(*law, added) for law in laws] for added in (False, True)]
+    return pair_epsilon(*ways, steps[~gaussian], delta, float(squares))
+
+
+@lru_cache(maxsize=1024)
+def _cells(shifts: bytes, rate: float, tail: float, added: bool) -> Cells:
+    rows, alone = Mixture.of_rows(np.frombuffer(shifts), rate, tail), Mixture.centred(1)
+    return cells_of(alone, rows.mirrored(), tail) if added else cells_of(rows, alone, tail)
 
 
 def clipped_rows(log: NormLog, n_rows: IntArray) -> tuple[EqualRows, FloatArray]:
@@ -154,11 +227,10 @@ def clipped_rows(log: NormLog, n_rows: IntArray) -> tuple[EqualRows, FloatArray]
     Returns:
         the laws; (len(n_rows), n_laws) steps of each unit under each.
     """
-    mechanisms, steps = clipped_steps(log)
-    noise, rate = mechanisms.noise_multiplier, mechanisms.sample_rate
-    n, rows = len(n_rows), np.repeat(n_rows, len(steps))
-    laws = EqualRows.at_clipping_norm(rows, np.tile(noise, n), np.tile(rate, n))
-    return laws, np.asarray(np.kron(np.eye(n), steps))
+    kinds, steps = clipped_steps(log)
+    rows, kind = np.repeat(n_rows, len(kinds)), np.tile(np.arange(len(kinds)), len(n_rows))
+    laws = EqualRows.at_clipping_norm(rows, kinds.take(kind))
+    return laws, np.asarray(np.kron(np.eye(len(n_rows)), steps))
 
 
 def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
@@ -167,14 +239,12 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     All rows count at max_grad_norm in every step, so it depends on the settings of the run alone.
     """
     cells, counts = clipped_rows(log, n_rows)
-    rdp = RdpAccountant(cells, method)
-    epsilon = rdp.epsilons(DenseCounts(counts)).epsilon
+    epsilon = RdpAccountant(cells, method).epsilons(Counts(counts)).epsilon
     if method.accountant == "pld" and np.isfinite(epsilon).all():
-        mechanisms, steps = clipped_steps(log)
-        shift, rate = 1 / mechanisms.noise_multiplier, mechanisms.sample_rate
-        kinds = (np.repeat(shift[:, None], k, axis=1) for k in n_rows.tolist())
-        units = (UnitSteps.summarised(kind, rate, steps) for kind in kinds)
-        epsilon = tight_bounds(units, method, epsilon).epsilon
+        kinds, steps = clipped_steps(log)
+        shifts = (np.repeat(kinds.shift[:, None], k, axis=1) for k in n_rows.tolist())
+        units = (UnitSteps.summarised(shift, kinds.rate, steps) for shift in shifts)
+        epsilon = np.minimum(unit_epsilons(units, method.delta), epsilon)
     if not np.isfinite(epsilon).all():
         raise InputError(
             f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite epsilon with "

@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition
 from indpriv._plain import AtLeastZero, Count, Share
+from indpriv.accountant.account import worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.claims import uses_batch_norms
-from indpriv.accountant.histogram.governing_norms import GoverningNorms
-from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.method import Method
+from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.worst_case import worst_case_rdp
+from indpriv.accountant.steps import Steps
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.weighted import pearson
 from indpriv.epsilon_table import EpsilonTable
@@ -418,13 +418,13 @@ def _step_costs(
 
 def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
     """Mean over all examples of the account's RDP at one order."""
-    histogram = Histogram.of(log, method.between_records)
-    table = histogram.divergences(np.array([order]))
+    steps = Steps.of(log, method.between_records)
+    table = steps.divergences(np.array([order]))
 
     def work(block: NormLog) -> float:
-        return float(histogram.counts(block).totals(table).sum())
+        return float(steps.counts(block).totals(table).sum())
 
-    size = block_size(histogram.bytes_per_example)
+    size = block_size(steps.bytes_per_example)
     return sum(in_blocks(log, work, size=size)) / log.n_examples
 
 

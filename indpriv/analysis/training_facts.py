@@ -18,11 +18,10 @@ from scipy.optimize import brentq
 from indpriv._arrays import FloatArray
 from indpriv._facts import FAILED, Fact, fact
 from indpriv._files import first_at
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.steps import Counts, StepKinds
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import assumptions, delta_is_too_large
 from indpriv.analysis.norms_over_training import evenly_spaced_records, read_one
@@ -61,9 +60,9 @@ class Plan:
 
     def epsilon(self, delta: float) -> float:
         """Worst-case epsilon of one example under RDP, for adding or removing it."""
-        mechanism = Mechanisms(*np.array([[1.0], [self.noise_multiplier], [self.sample_rate]]))
-        counts = DenseCounts(np.array([[float(self.total_steps)]]))
-        steps = RdpAccountant(mechanism, Method(delta=delta)).epsilons(counts).epsilon[0]
+        kind = StepKinds(np.array([1 / self.noise_multiplier]), np.array([self.sample_rate]))
+        counts = Counts(np.array([[float(self.total_steps)]]))
+        steps = RdpAccountant(kind, Method(delta=delta)).epsilons(counts).epsilon[0]
         return float(steps) + self.clipping_norm_epsilon
 
     def with_epsilon(self, epsilon: float, delta: float) -> Plan | None:

@@ -24,12 +24,10 @@ from indpriv._arrays import FloatArray
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv.accountant.blocks import BlockAccount, Epsilons, tables_of_epsilons
 from indpriv.accountant.claims import claim_of_worst_case
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.method import Method, account_of, owners_of, warn_of_delta
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.pairs import tight_worst_case
-from indpriv.accountant.worst_case import worst_case_steps
+from indpriv.accountant.steps import Counts, StepKinds, clipped_steps, condensed
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -90,13 +88,13 @@ def _log_moment(log_terms: FloatArray, q: float, order: int) -> float:
 
 @dataclass(frozen=True)
 class _FixedSize:
-    """One-step mechanisms of fixed-size batches; see Divergences."""
+    """Kinds of steps of fixed-size batches; see Divergences."""
 
-    mechanisms: Mechanisms
+    kinds: StepKinds
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """See Divergences."""
-        pairs = zip(2 * self.mechanisms.shifts, self.mechanisms.sample_rate, strict=True)
+        pairs = zip(2 * self.kinds.shift, self.kinds.rate, strict=True)
         return np.stack([fixed_size_divergences(u, q, orders) for u, q in pairs], axis=1)
 
 
@@ -117,8 +115,8 @@ def fixed_size_blocks(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
             'secret participation; pass participation="known"'
         )
     warn_of_delta(log, method)
-    clipped, steps = worst_case_steps(log, "up")
-    found = RdpAccountant(_FixedSize(clipped), method).epsilons(DenseCounts(steps[None]))
+    clipped, steps = condensed(*clipped_steps(log))
+    found = RdpAccountant(_FixedSize(clipped), method).epsilons(Counts(steps[None]))
     worst = float(found.epsilon[0])
     if method.accountant == "pld":
         worst = tight_worst_case(log, method, worst)

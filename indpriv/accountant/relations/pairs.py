@@ -21,7 +21,7 @@ most the mean over both cases, as if K >= B were revealed.
 q') N(0) + q' N(g) and (1 - q') N(0) + q' N(h) have |g|, |h|, |g - h| <= 2, so for c >= 1 their
 hockey-stick divergence is at most q' times the largest one of N(g) from N(0) or N(h), at 1 + (c -
 1) / q' (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647v2, Theorem 2). That is the divergence of
-(1 - q') N(0) + q' N(2) from N(0). It holds in both directions, and `MixtureLoss.symmetric` has it.
+(1 - q') N(0) + q' N(2) from N(0). It holds in both directions, and `Cells.symmetric` has it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,12 @@ from scipy.special import rel_entr
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.blocks import Epsilons
-from indpriv.accountant.histogram.counts import Counts, DenseCounts
-from indpriv.accountant.histogram.histogram import Histogram
-from indpriv.accountant.histogram.mechanisms import Mechanisms
-from indpriv.accountant.pld.brackets import FALLBACK
-from indpriv.accountant.pld.mixture_law import MixtureLoss, SumLaw
-from indpriv.accountant.pld.unit_losses import UPPER, composed_epsilon, tail_of
+from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
+from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.replace_one import replaced_divergences
-from indpriv.accountant.worst_case import clipped_steps, worst_case_steps
+from indpriv.accountant.steps import Counts, StepKinds, Steps, clipped_steps, condensed
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -55,7 +51,6 @@ if TYPE_CHECKING:
 
 _SLACK = 1e-9  # relative; of probabilities of truncation
 _MOST_SETTINGS = 200  # whose loss distributions are composed
-_TOLERANCE = 1e-5  # relative; of the tight worst case
 _LEAST_LOG = -690.0  # of a probability that floats can hold
 
 
@@ -115,14 +110,14 @@ def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
 
     limit: another upper bound, which is never exceeded; also that of very many settings.
     """
-    mechanisms, counts = clipped_steps(log)
+    kinds, counts = clipped_steps(log)
     if len(counts) > _MOST_SETTINGS:
         return limit
-    one, tail = 1 / mechanisms.noise_multiplier, tail_of(counts, method.delta)
+    one, tail = kinds.shift, tail_of(method.delta, float(counts.sum()))
     relation = method.relation_of(log.neighbouring)
-    cases = cases_of(log, mechanisms.sample_rate)
+    cases = cases_of(log, kinds.rate)
 
-    def law(index: int, swapped: bool) -> MixtureLoss | None:
+    def law(index: int, swapped: bool) -> Cells:
         weights, laws = [], []
         for case in cases:
             weight = float(np.exp(case.log_probability[index]))
@@ -131,26 +126,15 @@ def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
             both_ways = case.displaces and relation != "add_remove"
             lengths = 1.0 + case.displaces, float(relation == "replace_one" and not both_ways)
             own, other = lengths[::-1] if swapped and not both_ways else lengths
-            shift, rate = one[index], float(case.sample_rate[index])
-            against = _two_points(-other * shift, rate)
-            found = MixtureLoss.of(_two_points(own * shift, rate), tail, "remove", against)
-            if found is None:
-                return None
+            shift, rate = one[index : index + 1], case.sample_rate[index : index + 1]
+            replaced = Mixture.sampled(other * shift, rate).mirrored()
+            found = cells_of(Mixture.sampled(own * shift, rate), replaced, tail)
             weights.append(weight)
-            laws.append(found.symmetric() if both_ways and rate < 1 else found)
-        return MixtureLoss.mixed(weights, laws)
+            laws.append(found.symmetric() if both_ways and rate[0] < 1 else found)
+        return Cells.mixed(weights, laws)
 
-    directions = ([law(k, swapped) for k in range(len(counts))] for swapped in (False, True))
-    return composed_epsilon(directions, counts, method.delta, limit, _TOLERANCE)
-
-
-def _two_points(shift: float, rate: float) -> SumLaw:
-    """The law of a shift that is there with this probability, and else 0."""
-    if shift == 0 or rate == 1:
-        return SumLaw(np.array([shift]), np.ones(1), 0.0)
-    value, probability = np.array([0.0, shift]), np.array([1 - rate, rate])
-    order = np.argsort(value)
-    return SumLaw(value[order], probability[order], 0.0)
+    directions = [[law(k, swapped) for k in range(len(counts))] for swapped in (False, True)]
+    return min(pair_epsilon(*directions, counts, method.delta), limit)
 
 
 def rare_truncations(log: NormLog) -> float:
@@ -165,8 +149,8 @@ def rare_truncations(log: NormLog) -> float:
     if log.unit != "example" and log.unit_ids is not None:
         rows = int(np.unique(log.unit_ids, return_counts=True)[1].max())
     cap, n = log.truncation.max_batch_size, log.truncation.n_examples
-    mechanisms, steps = clipped_steps(log)
-    each = stats.binom.sf(cap - rows, n, mechanisms.sample_rate) if cap < n else 0.0
+    kinds, steps = clipped_steps(log)
+    each = stats.binom.sf(cap - rows, n, kinds.rate) if cap < n else 0.0
     return float((steps * each).sum() * (1 + _SLACK))
 
 
@@ -175,15 +159,15 @@ class Pairs:
     """Divergences of cells in one neighbouring direction; see Divergences.
 
     Attributes:
-        histogram: None for mechanisms that are counted themselves.
-        cases: of each mechanism.
+        steps: None for kinds of steps that are counted themselves.
+        cases: of each kind.
         own: (n,) contribution over the noise, and `one` that of a gradient at max_grad_norm.
         replacement: (n,) contribution over the noise of what takes the example's place, which may
             be 0; None if nothing takes part instead.
         swapped: whether the divergence is that of the replacement's law from the example's.
     """
 
-    histogram: Histogram | None
+    steps: Steps | None
     cases: list[Case]
     own: FloatArray
     one: FloatArray
@@ -194,7 +178,7 @@ class Pairs:
         """See Divergences."""
         values = [self._excess(case, orders) for case in self.cases]
         found = np.logaddexp(0.0, reduce(np.logaddexp, values)) / (orders - 1)[:, None]
-        return found if self.histogram is None else self.histogram.per_count(found)
+        return found if self.steps is None else self.steps.per_count(found)
 
     def _excess(self, case: Case, orders: FloatArray) -> FloatArray:
         """(n_orders, n) log of probability * (exp((order - 1) * divergence) - 1).
@@ -224,7 +208,7 @@ class PairsEngine:
     """See Engine. Norms and settings between nodes are rounded up.
 
     Attributes:
-        histogram: how norms are counted.
+        steps: how norms are counted.
         accountants: of each neighbouring direction that may be the larger one.
         alike: of a replacement with the example's own norms, which is no bound; None unless
             examples are replaced.
@@ -232,7 +216,7 @@ class PairsEngine:
         tight: whether that is by loss distributions.
     """
 
-    histogram: Histogram
+    steps: Steps
     accountants: tuple[RdpAccountant, ...]
     alike: RdpAccountant | None
     worst_case: Epsilons
@@ -241,13 +225,13 @@ class PairsEngine:
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> PairsEngine:
         """See Engine."""
-        histogram = Histogram.of(log, method.between_records, "up")
-        clipped, steps = worst_case_steps(log, "up")
+        counted = Steps.of(log, method.between_records)
+        clipped, steps = condensed(*clipped_steps(log))
         relation = method.relation_of(log.neighbouring)
 
-        def accountants(found: Mechanisms, counted: Histogram | None) -> list[RdpAccountant]:
-            cases, one = cases_of(log, found.sample_rate), _clipped(found, log)
-            own = found.shifts if counted is not None else one
+        def accountants(found: StepKinds, counted: Steps | None) -> list[RdpAccountant]:
+            cases, own = cases_of(log, found.rate), found.shift
+            one = own if counted is None else counted.clipped
             replacement = {"add_remove": None, "zero_out": 0 * one, "replace_one": one}[relation]
             pairs = [Pairs(counted, cases, own, one, replacement)]
             if replacement is not None:
@@ -256,48 +240,32 @@ class PairsEngine:
                 pairs.append(Pairs(counted, cases, own, one, own))
             return [RdpAccountant(pair, method) for pair in pairs]
 
-        of_each = accountants(histogram.mechanisms, histogram)
+        of_each = accountants(counted.laws, counted)
         alike = of_each.pop() if relation == "replace_one" else None
-        worst = _finite(_largest(accountants(clipped, None), DenseCounts(steps[None])))
+        worst = _finite(_largest(accountants(clipped, None), Counts(steps[None])))
         tight = method.accountant == "pld"
         if tight:
             epsilon = tight_worst_case(log, method, float(worst.epsilon[0]))
             worst = replace(worst, epsilon=np.array([epsilon]))
-        return cls(histogram, tuple(of_each), alike, worst, tight)
+        return cls(counted, tuple(of_each), alike, worst, tight)
 
     @property
     def bytes_per_example(self) -> int:
         """See Engine."""
-        return self.histogram.bytes_per_example + 8192
+        return self.steps.bytes_per_example + 8192
 
     def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
-        counts = self.histogram.counts(block)
+        counts = self.steps.counts(block)
         found = _largest(self.accountants, counts)
         epsilon, details = np.minimum(found.epsilon, self.worst_case.epsilon), found.details
         if self.tight:
-            bracket = np.where(epsilon < found.epsilon, UPPER, FALLBACK)
             limit = details["true_positive_limit"]
-            details = {
-                "bracket": bracket,
-                "rdp_epsilon": found.epsilon,
-                "true_positive_limit": limit,
-            }
+            details = {"rdp_epsilon": found.epsilon, "true_positive_limit": limit}
         if self.alike is not None:
             alike = np.minimum(self.alike.epsilons(counts).epsilon, epsilon)
             details = {**details, "epsilon_if_replaced_alike": alike}
         return Epsilons(epsilon, found.epsilon_lower, details)
-
-
-def _clipped(mechanisms: Mechanisms, log: NormLog) -> FloatArray:
-    """(n,) shift of a gradient at max_grad_norm in the steps of each mechanism, or a larger one.
-
-    Nodes of a lattice are not those of one noise multiplier: then it is that of the smallest.
-    """
-    noise = np.unique(log.settings.noise_multiplier)
-    if np.isin(mechanisms.noise_multiplier, noise).all():
-        return 1 / mechanisms.noise_multiplier
-    return np.full(len(mechanisms), 1 / noise[0])
 
 
 def _largest(accountants: Sequence[RdpAccountant], counts: Counts) -> Epsilons:

@@ -19,10 +19,11 @@ from indpriv.accountant.clipping_norm import (
     rate_after_release,
 )
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
-from indpriv.accountant.histogram.histogram import whole_histograms
+from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method
-from indpriv.accountant.pld.brackets import pld_delta
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
+from indpriv.accountant.steps import Steps
+from indpriv.accountant.tight import Met, deltas
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
 from indpriv.analysis.summary import Finding
@@ -113,16 +114,15 @@ def _tight_deltas(log: NormLog, account: Account, rows: IntArray, at: float) -> 
     between = account.between_records
     method = Method(delta=account.delta, accountant="pld", between_records=between)
     log = with_norms_it_uses(log, method)
-    upper, _ = whole_histograms(log, between)
+    steps = Steps.of(log, between)
+    of_run = {"delta": account.delta, "most_steps": float(log.total_steps)}
+    pairs = Pairs.sampled(steps.laws.shift, steps.laws.rate, steps=steps.steps, **of_run)
 
     def of_block(block: NormLog) -> FloatArray:
-        steps = upper.participations(block)
-        _, first, place = np.unique(steps.counts, axis=0, return_index=True, return_inverse=True)
-        epsilons = np.full((len(first), 1), at)
-        found = pld_delta(steps.select(first), epsilons, directions=("remove",))
-        return np.asarray(found.upper[place.ravel(), 0])
+        met = Met.of(steps.counts(block).matrix)
+        return deltas(pairs.above[0], met, np.full(len(met), at))
 
-    size = block_size(upper.bytes_per_example + 16 * len(upper.mechanisms))
+    size = block_size(steps.bytes_per_example + 16 * len(steps.laws))
     return np.concatenate([np.zeros(0), *in_blocks(log.take(rows), of_block, size=size)])
 
 

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.cluster import n_cores
-from indpriv.accountant.histogram.counts import Counts, bytes_of, collected
-from indpriv.accountant.histogram.governing_norms import AT_CLIPPING_NORM, GoverningNorms
-from indpriv.accountant.histogram.lattice import neighbours
+from indpriv.accountant.norms import AT_CLIPPING_NORM, GoverningNorms
 from indpriv.accountant.rdp import divergences_of_pairs
+from indpriv.accountant.steps import Counts, StepKinds, collected, neighbours
 from indpriv.norm_log.norm_log import NormLog
 
 MOST_ROWS = 1000  # equal rows of a cell; a unit with more rows is counted as this many larger ones
@@ -45,12 +44,10 @@ class EqualRows:
     n_rows: IntArray
 
     @classmethod
-    def at_clipping_norm(
-        cls, n_rows: IntArray, noise_multiplier: FloatArray, sample_rate: FloatArray
-    ) -> EqualRows:
+    def at_clipping_norm(cls, n_rows: IntArray, kinds: StepKinds) -> EqualRows:
         """Units whose rows are all clipped; for more than MOST_ROWS, as many larger rows."""
         counted = np.minimum(n_rows, MOST_ROWS)
-        return cls(n_rows / counted / noise_multiplier, sample_rate, counted)
+        return cls(n_rows / counted * kinds.shift, kinds.rate, counted)
 
     @property
     def n_cells(self) -> int:
@@ -138,7 +135,12 @@ class UnitCells:
     @property
     def bytes_per_unit(self) -> int:
         """Memory that the counts of one unit take."""
-        return bytes_of(self._n_entries, self.n_cells) + self.norms.bytes_per_example
+        counts = 8 * self.n_cells if self._dense else 32 * self._n_entries
+        return counts + self.norms.bytes_per_example
+
+    @property
+    def _dense(self) -> bool:
+        return self._n_entries > self.n_cells
 
     @property
     def _n_entries(self) -> int:
@@ -153,8 +155,9 @@ class UnitCells:
 
         starts: (n_units,) position of each unit's first example.
         """
-        values, nothing = self.norms.read(block), np.zeros(self.n_cells)
-        return collected(self._entries(values, starts), len(starts), self._n_entries, nothing)
+        entries = self._entries(self.norms.read(block), starts)
+        nothing = np.zeros(self.n_cells)
+        return collected(entries, len(starts), certain=nothing, dense=self._dense)
 
     def _entries(
         self, values: NDArray[Any], starts: IntArray

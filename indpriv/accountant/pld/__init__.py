@@ -1,1 +1,0 @@
-"""The tight accountant: exact forms, contours of the loss's transform, grids of losses."""

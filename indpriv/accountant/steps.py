@@ -1,0 +1,463 @@
+"""In how many steps each example met which kind of step: laws x whole counts. Sensitive.
+
+A kind of step is a shift u, the example's clipped norm over the noise's standard deviation, and a
+sample rate q. Kinds dominate each other in both u and q, and so do their compositions: where a log
+has too many, for it is not rounded or its settings change in every step, each is *snapped up* to
+one of fewer, which costs at least as much (or *down*, for lower bounds).
+
+Steps are counted by *cell*: a code of a record, with all the steps that the record governs. Records
+of one *mix* govern the same numbers of steps under the same settings, up to a factor. A cell is
+(mix, code), the code running fastest: however many settings the steps of a record have, an example
+meets one cell per record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csr_array
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv.accountant.cluster import n_cores
+from indpriv.accountant.norms import (
+    AT_CLIPPING_NORM,
+    GoverningNorms,
+    nodes_from_zero,
+    places,
+    snapped_rates,
+)
+from indpriv.accountant.rdp import renyi_divergences
+from indpriv.norm_log.norm_log import NormLog
+
+# Relative distance of what is snapped: the largest shifts, and rates, of which many are met, so
+# that half of it is what they move by
+_SHIFTS_APART, _RATES_APART = 1e-3, 2e-3
+_CLIPPED_APART = 1e-4  # of both, for the one example that is clipped in every step
+_FEW_SHIFTS, _FEW_RATES = 512, 32  # at most this many distinct values are kept as they are
+_MOST_EXACT = 1 << 14  # (setting, code) pairs that are laws of their own
+_MOST_LAWS = 1 << 17
+_MOST_ENTRIES = 1 << 23  # of Steps.steps; beyond, settings are snapped, by at least _APART
+_APART = 5e-4
+_MOST_CLIPPED = 5000  # distinct settings up to which the worst case is exact
+_MOST_DENSE = 2048  # cells that are counted in a dense array
+_TABLE_BYTES = 1 << 18  # of the dense counts in the making: they stay in cache
+_WORTH_THREADS = 20_000  # divergences that take longer than starting a thread
+# Of many more divergences than _MOST_EXACT: relative distance of the nodes that they lie between
+_CHORDS_APART = (4e-3, 1.6e-2)
+
+
+@dataclass(frozen=True)
+class StepKinds:
+    """Kinds of steps, shift and sample rate of each: (n,) arrays."""
+
+    shift: FloatArray
+    rate: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.rate)
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[StepKinds]) -> StepKinds:
+        """The kinds of all parts."""
+        columns = [part.shift for part in parts], [part.rate for part in parts]
+        return cls(*map(np.concatenate, columns))
+
+    def take(self, index: IntArray) -> StepKinds:
+        """Some of the kinds."""
+        return StepKinds(self.shift[index], self.rate[index])
+
+    def divergences(self, orders: FloatArray) -> FloatArray:
+        """(n_orders, n) Rényi divergences of one step; of very many kinds slightly above them."""
+        pairs = np.stack([self.shift, self.rate], axis=1)
+        distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+        found = StepKinds(*distinct.T)
+        if len(found) > _MOST_EXACT:
+            return found._between_nodes(orders)[:, inverse.ravel()]
+        values = np.empty((len(found), len(orders)))
+
+        def fill(part: slice) -> None:
+            values[part] = renyi_divergences(found.shift[part], found.rate[part], orders)
+
+        n_threads = n_cores() if values.size > _WORTH_THREADS else 1
+        with ThreadPoolExecutor(n_threads) as pool:
+            list(pool.map(fill, (slice(start, None, n_threads) for start in range(n_threads))))
+        return values.T[:, inverse.ravel()]
+
+    def _between_nodes(self, orders: FloatArray) -> FloatArray:
+        """The same on chords in u^2 and log q, above the curve.
+
+        For K = (order - 1) * rdp = log E[f^order] is convex in v = u^2 and l = log q:
+
+        * In v: with M = exp(B_v - v / 2), F = (1 - q + q M)^order and the generator
+          L = (m^2 / 2) d^2/dm^2 one has d/dv E F = E LF, and F * LLF >= (LF)^2 pointwise, so that
+          E F * E LLF >= (E LF)^2 (Cauchy-Schwarz).
+        * In l: with a = dlog f/dl = 1 - 1/f < 1 and T the mean under the law tilted by f^order,
+          K'' = order T[a] + order (order - 1) T[a^2] - order^2 T[a]^2 >= order (T[a] - T[a]^2)
+          >= 0, since 0 <= K' = order T[a] < order.
+        """
+        shifts, rates = _axes(self.shift, self.rate, _CHORDS_APART, _MOST_EXACT)
+        nodes = StepKinds(np.tile(shifts, len(rates)), np.repeat(rates, len(shifts)))
+        table, total = np.ascontiguousarray(nodes.divergences(orders).T), 0.0
+        left, right, up = neighbours(shifts, self.shift, np.square)
+        below, above, more = neighbours(rates, self.rate, np.log)
+        for column, part in ((left, 1 - up), (right, up)):
+            for row, other in ((below, 1 - more), (above, more)):
+                total = total + (part * other)[:, None] * table[column + row * len(shifts)]
+        return np.asarray(total).T
+
+
+def neighbours(
+    nodes: FloatArray, values: FloatArray, curve: Callable[[FloatArray], FloatArray]
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Indices of the nodes below and above each value, and the share of the upper one.
+
+    nodes: ascending; values beyond the ends count at the end nodes. curve: the share is linear in
+    curve(value).
+    """
+    above = np.minimum(np.searchsorted(nodes, values), len(nodes) - 1)
+    below = np.maximum(above - 1, 0)
+    heights = curve(nodes)
+    low, width = heights[below], heights[above] - heights[below]
+    share = np.divide(curve(values) - low, width, out=np.ones(above.shape), where=width > 0)
+    return below, above, np.clip(share, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """In how many steps each example met each cell; tables have shape (n_rows, n_cells).
+
+    matrix: (n_examples, n_cells), dense where cells are few: 8 times as fast as sparse there.
+    """
+
+    matrix: FloatArray | csr_array
+
+    def __len__(self) -> int:
+        return int(self.matrix.shape[0])
+
+    def totals(self, table: FloatArray) -> FloatArray:
+        """(n_examples, n_rows) sums over steps of each row of a table."""
+        return np.asarray(self.matrix @ np.ascontiguousarray(table.T))
+
+    def totals_at(self, examples: IntArray, table: FloatArray, rows: IntArray) -> FloatArray:
+        """(len(examples),) sums over steps of one row of a table for each of these examples."""
+        totals = np.empty(len(examples))
+        n_entries = getattr(self.matrix, "nnz", self.matrix.size)
+        size = max(1, _TABLE_BYTES // 8 * len(self) // max(n_entries, 1))
+        for start in range(0, len(examples), size):
+            part = slice(start, start + size)
+            counts, row = self.matrix[examples[part]], rows[part]
+            if isinstance(counts, np.ndarray):
+                totals[part] = np.einsum("ij,ij->i", counts, table.take(row, axis=0))
+            else:
+                place = np.repeat(np.arange(len(row)), np.diff(counts.indptr))
+                values = counts.data * table[row[place], counts.indices]
+                totals[part] = np.bincount(place, values, minlength=len(row))
+        return totals
+
+    def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
+        """(n_cells,) in which any of these examples has steps."""
+        return np.asarray(self.matrix[examples].sum(axis=0) > 0)
+
+
+def collected(
+    entries: Iterable[tuple[IntArray, FloatArray | IntArray]],
+    n: int,
+    *,
+    certain: FloatArray,
+    dense: bool,
+) -> Counts:
+    """Counts of n examples.
+
+    Args:
+        entries: parts of the cells, and steps that broadcast to them: (k, n).
+        n: number of examples.
+        certain: (n_cells,) steps that every example spends in a cell besides.
+        dense: whether the matrix is.
+    """
+    n_cells = len(certain)
+    if dense:
+        counts = np.tile(certain, (n, 1))
+        size = max(1, _TABLE_BYTES // (8 * n_cells))
+        for cell, steps in entries:
+            weights = np.broadcast_to(steps, cell.shape)
+            for start in range(0, n, size):
+                part = slice(start, start + size)
+                own = cell[:, part]
+                flat = own + n_cells * np.arange(own.shape[1])
+                length = own.shape[1] * n_cells
+                seen = np.bincount(flat.ravel(), weights[:, part].ravel(), minlength=length)
+                counts[part] += seen.reshape(-1, n_cells)
+        return Counts(counts)
+    always = np.flatnonzero(certain)[:, None]
+    every = [(np.repeat(always, n, axis=1), certain[always]), *entries]
+    column = np.concatenate([cell for cell, _ in every], dtype=np.int32, casting="same_kind")
+    value = np.concatenate([np.broadcast_to(steps, cell.shape) for cell, steps in every])
+    starts = np.arange(n + 1) * len(column)
+    parts = (value.T.ravel().astype(np.float64), column.T.ravel(), starts)
+    return Counts(csr_array(parts, shape=(n, n_cells)))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How the steps of a log are counted.
+
+    Attributes:
+        norms: which norm of an example counts in which step.
+        laws: (n_laws,) the kinds of steps.
+        clipped: (n_laws,) shift of a gradient at max_grad_norm in the steps of each, or a larger
+            one where laws were snapped.
+        steps: (n_cells, n_laws) whole steps of one count of each cell.
+        cell: (n_mixes, n_codes) of each mix and code.
+        record: (n_entries,) records that examples are counted at.
+        mix: (n_entries,) of each. weight: (n_entries,) counts.
+        certain: (n_cells,) counts of every example, for steps at max_grad_norm.
+        exact: nothing is snapped.
+    """
+
+    norms: GoverningNorms
+    laws: StepKinds
+    clipped: FloatArray
+    steps: csr_array
+    cell: IntArray
+    record: IntArray
+    mix: IntArray
+    weight: IntArray
+    certain: FloatArray
+    exact: bool
+
+    @classmethod
+    def of(cls, log: NormLog, between_records: str, *, down: bool = False) -> Steps:
+        """Lay out the steps of a log.
+
+        Args:
+            log: the log.
+            between_records: what governs steps between records; see `indpriv.account`.
+            down: what has to be snapped is snapped to less loss, not to more.
+        """
+        norms = GoverningNorms.of(log, between_records, down=down)
+        n_codes, mixes, apart = norms.codes.n_codes, _Mixes.of(norms), 0.0
+        while len(mixes.setting) * n_codes > _MOST_ENTRIES and apart < 1:
+            apart = max(2 * apart, _APART)
+            norms = GoverningNorms.of(log, between_records, apart=apart, down=down)
+            mixes = _Mixes.of(norms)
+        exact = len(norms.settings) * n_codes <= _MOST_EXACT
+        laws, clipped, law = _laws(norms, own=exact)
+        steps, cell = mixes.cells(law, len(laws))
+        known = mixes.record != AT_CLIPPING_NORM
+        certain = np.zeros(steps.shape[0])
+        np.add.at(certain, cell[mixes.mix[~known], -1], mixes.weight[~known])
+        return cls(
+            norms=norms,
+            laws=laws,
+            clipped=clipped,
+            steps=steps,
+            cell=cell,
+            record=mixes.record[known],
+            mix=mixes.mix[known],
+            weight=mixes.weight[known],
+            certain=certain,
+            exact=exact and norms.codes.exact and apart == 0,
+        )
+
+    @property
+    def mechanisms(self) -> StepKinds:
+        """The laws, for pld/ until it goes."""
+        return self.laws
+
+    @property
+    def _dense(self) -> bool:
+        return len(self.certain) <= _MOST_DENSE
+
+    @property
+    def bytes_per_example(self) -> int:
+        """Memory that the counts of one example take, and what they are made from."""
+        n_entries = (1 if self._dense else 2) * len(self.record)
+        counts = 8 * len(self.certain) if self._dense else 0
+        return self.norms.bytes_per_example + 16 * n_entries + counts
+
+    def divergences(self, orders: FloatArray) -> FloatArray:
+        """(n_orders, n_cells) Rényi divergences of one count of each cell."""
+        return self.per_count(self.laws.divergences(orders))
+
+    def per_count(self, values: FloatArray) -> FloatArray:
+        """(n_rows, n_cells) of one count of each cell; values: (n_rows, n_laws) of one step."""
+        return np.ascontiguousarray((self.steps @ np.ascontiguousarray(values.T)).T)
+
+    def counts(self, block: NormLog) -> Counts:
+        """Counts of a block of examples over the cells."""
+        if self.norms.log.batch_norms is not None and self._dense:
+            return self._by_span(block)
+        codes = self.norms.codes.codes(self.norms.read(block), down=self.norms.down)
+        place = codes[self.record] + self.mix[:, None] * self.cell.shape[1]
+        entries = [(self.cell.take(place), self.weight[:, None])]
+        return collected(entries, block.n_examples, certain=self.certain, dense=self._dense)
+
+    def by_law(self, block: NormLog) -> FloatArray:
+        """(n_examples, n_laws) steps of a block of examples with each law."""
+        found = self.counts(block).matrix @ self.steps
+        return np.asarray(found if isinstance(found, np.ndarray) else found.toarray())
+
+    def _by_span(self, block: NormLog) -> Counts:
+        """Counts with batch norms, where each example has spans of its own."""
+        norms, n_cells = self.norms, len(self.certain)
+        spans = norms.known(block).spans(norms.between_records, norms.log.total_steps)
+        tied, end = np.flatnonzero(spans.tie), spans.begin + spans.length
+        example = np.append(spans.example, spans.example[tied]).astype(np.int64)
+        begin, stop = np.append(spans.begin, end[tied]), np.append(end, end[tied] + 1)
+        values = np.append(spans.norm, spans.tie_norm[tied])
+        codes, counts = (
+            norms.codes.codes(values, down=norms.down),
+            np.zeros(spans.n_examples * n_cells),
+        )
+        for mix, cell in enumerate(self.cell):
+            before = np.append(0, np.cumsum(self.weight * (self.mix == mix)))
+            steps = before[stop] - before[begin]
+            counts += np.bincount(example * n_cells + cell[codes], steps, minlength=len(counts))
+        return Counts(counts.reshape(-1, n_cells))
+
+
+@dataclass(frozen=True)
+class _Mixes:
+    """Records of a log by their mix.
+
+    Attributes:
+        record, mix, weight: (n_entries,) see Steps.
+        setting, share: steps under each setting of one count, mix by mix. ends: (n_mixes + 1,).
+    """
+
+    record: IntArray
+    mix: IntArray
+    weight: IntArray
+    setting: IntArray
+    share: IntArray
+    ends: IntArray
+
+    @classmethod
+    def of(cls, norms: GoverningNorms) -> _Mixes:
+        """The mixes of records: single settings, if each record has one or cells are few."""
+        n_settings = len(norms.settings)
+        single = np.arange(n_settings + 1)
+        plain = cls(
+            norms.record, norms.setting, norms.steps, single[:-1], np.ones_like(single[:-1]), single
+        )
+        records, starts = np.unique(norms.record, return_index=True)
+        if len(records) == len(norms.record) or n_settings * norms.codes.n_codes <= _MOST_DENSE:
+            return plain
+        weight = np.gcd.reduceat(norms.steps, starts)
+        lengths = np.diff(np.append(starts, len(norms.steps)))
+        steps = norms.steps // np.repeat(weight, lengths)
+        seen: dict[tuple[bytes, bytes], int] = {}
+        mix, parts = [], []
+        for start, stop in zip(starts, starts + lengths, strict=True):
+            setting, share = norms.setting[start:stop], steps[start:stop]
+            key = (setting.tobytes(), share.tobytes())
+            if key not in seen:
+                seen[key] = len(seen)
+                parts.append((setting, share))
+            mix.append(seen[key])
+        settings, shares = zip(*parts, strict=True)
+        ends = np.cumsum([0, *map(len, settings)])
+        return cls(
+            records, np.array(mix), weight, np.concatenate(settings), np.concatenate(shares), ends
+        )
+
+    def cells(self, law: IntArray, n_laws: int) -> tuple[csr_array, IntArray]:
+        """(n_cells, n_laws) steps of one count, and the (n_mixes, n_codes) cells.
+
+        law: (n_settings, n_codes). Where mixes are single settings, cells are laws.
+        """
+        n_mixes, n_codes = len(self.ends) - 1, law.shape[1]
+        if len(self.setting) == n_mixes and (self.share == 1).all():
+            return csr_array(sparse.eye_array(n_laws)), law[self.setting]
+        lengths = np.diff(self.ends)
+        parts = [slice(*ends) for ends in pairwise(self.ends)]
+        index = np.concatenate([law[self.setting[part]].T.ravel() for part in parts])
+        steps = np.concatenate([np.tile(self.share[part], n_codes) for part in parts])
+        starts = np.append(0, np.cumsum(np.repeat(lengths, n_codes)))
+        shape = (n_mixes * n_codes, n_laws)
+        found = csr_array((steps.astype(np.float64), index, starts), shape=shape)
+        found.sum_duplicates()
+        return found, np.arange(shape[0]).reshape(n_mixes, n_codes)
+
+
+def _laws(norms: GoverningNorms, *, own: bool) -> tuple[StepKinds, FloatArray, IntArray]:
+    """The laws, `Steps.clipped`, and the (n_settings, n_codes) law of each setting and code.
+
+    own: whether each is a law as it is; else they are snapped.
+    """
+    settings = norms.settings
+    one, relative = 1 / settings.noise_multiplier, norms.codes.table(settings.max_grad_norm)
+    shift = relative / settings.noise_multiplier[:, None]
+    if own:
+        columns = np.broadcast_arrays(shift, settings.sample_rate[:, None], one[:, None])
+        met = np.stack([column.ravel() for column in columns], axis=1)
+        distinct, index = np.unique(met, axis=0, return_inverse=True)
+        return StepKinds(*distinct.T[:2]), distinct[:, 2], index.reshape(shift.shape)
+    laws, index = _snapped(shift, settings.sample_rate[:, None], norms.down)
+    clipped = np.zeros(len(laws))
+    np.maximum.at(clipped, index, np.broadcast_to(one[:, None], index.shape))
+    return laws, clipped, index
+
+
+def _axes(
+    shift: FloatArray, rate: FloatArray, apart: tuple[float, float], most: int, down: bool = False
+) -> tuple[FloatArray, FloatArray]:
+    """Nodes for shifts and for rates: their own values where these are few.
+
+    Otherwise neighbours are a relative `apart`, or more where there would be more than `most` pairs
+    of both.
+    """
+    own_shifts, own_rates, wider = np.unique(shift), np.unique(rate), 1.0
+    while True:
+        shifts, rates = own_shifts, own_rates
+        if len(shifts) > _FEW_SHIFTS:
+            shifts = nodes_from_zero(float(shifts[-1]), wider * apart[0])
+        if len(rates) > _FEW_RATES:
+            rates = np.unique(snapped_rates(rates, wider * apart[1], down=down))
+        if len(shifts) * len(rates) <= most:
+            return shifts, rates
+        wider *= 1.25
+
+
+def _snapped(
+    shift: FloatArray,
+    rate: FloatArray,
+    down: bool,
+    apart: tuple[float, float] = (_SHIFTS_APART, _RATES_APART),
+    most: int = _MOST_LAWS,
+) -> tuple[StepKinds, IntArray]:
+    """Kinds that cost at least as much (or at most), and which one each of these counts as."""
+    shifts, rates = _axes(shift, rate, apart, most, down)
+    key = places(shifts, shift, down) + len(shifts) * places(rates, rate, down)
+    used, index = np.unique(key, return_inverse=True)
+    kinds = StepKinds(shifts[used % len(shifts)], rates[used // len(shifts)])
+    return kinds, index.reshape(key.shape)
+
+
+def condensed(
+    kinds: StepKinds, steps: FloatArray, *, down: bool = False
+) -> tuple[StepKinds, FloatArray]:
+    """One example's (n,) steps of very many kinds, snapped to fewer.
+
+    Epsilon moves by about 1e-4.
+    """
+    if len(kinds) <= _MOST_CLIPPED:
+        return kinds, steps
+    apart = (_CLIPPED_APART, _CLIPPED_APART)
+    found, index = _snapped(kinds.shift, kinds.rate, down, apart, _MOST_LAWS)
+    return found, np.asarray(np.bincount(index, steps))
+
+
+def clipped_steps(log: NormLog) -> tuple[StepKinds, FloatArray]:
+    """Kinds of steps of an example that is clipped in every one, and its (n,) steps of each."""
+    setting, settings = log.settings.distinct()
+    pairs = np.stack([settings.noise_multiplier, settings.sample_rate], axis=1)
+    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    every = [log.total_steps] if setting is None else np.bincount(inverse.ravel()[setting])
+    return StepKinds(1 / distinct[:, 0], distinct[:, 1]), np.asarray(every, dtype=np.float64)
