@@ -161,10 +161,10 @@ class PldEngine:
     def prepare(cls, log: NormLog, method: Method) -> PldEngine:
         """See Engine."""
         rdp = RdpEngine.prepare(log, method)
-        laws, of_run = rdp.steps.laws, {"delta": method.delta, "most_steps": float(log.total_steps)}
-        pairs = Pairs.sampled(laws.shift, laws.rate, steps=rdp.steps.steps, **of_run)
         clipped, counts = condensed(*clipped_steps(log))
-        alone, met = Pairs.sampled(clipped.shift, clipped.rate, **of_run), Met.of(counts[None])
+        of_run = partial(Pairs.sampled, delta=method.delta, most_steps=float(log.total_steps))
+        pairs = of_run(rdp.steps.laws, steps=rdp.steps.steps)
+        alone, met = of_run(clipped), Met.of(counts[None])
         worst = _bounds(alone, met, rdp.worst_case, method.brackets)
         return cls(rdp, pairs, worst, method.brackets)
 

@@ -16,6 +16,7 @@ from scipy.special import erf
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
+from indpriv.accountant.steps import StepKinds
 from indpriv.accountant.tight import (
     Losses,
     Met,
@@ -58,8 +59,7 @@ class Pairs:
     @classmethod
     def sampled(
         cls,
-        shift: FloatArray,
-        rate: FloatArray,
+        kinds: StepKinds,
         *,
         delta: float,
         most_steps: float,
@@ -68,12 +68,12 @@ class Pairs:
         """Poisson sampling, where an example is added or removed.
 
         Args:
-            shift: (n,) contributions over the noise, at least 0.
-            rate: (n,) of sampling, in (0, 1]. Without sampling, a step is Gaussian.
+            kinds: (n,) of steps. Without sampling, a step is Gaussian.
             delta: of the run.
             most_steps: of one example.
-            steps: (n_kinds, n) steps of one count of each kind; by default kinds are these laws.
+            steps: (n_counted, n) steps of one count of each kind that is counted; by default these.
         """
+        shift, rate = kinds.shift, kinds.rate
         of_kind = csr_array(np.eye(len(shift))) if steps is None else csr_array(steps)
         gaussian = rate >= 1
         laws = np.flatnonzero(~gaussian & (shift > 0))
@@ -204,7 +204,8 @@ def pair_epsilon(
     squared_mu: of a Gaussian mechanism besides.
     """
     none, eye = np.zeros(len(steps)), csr_array(np.eye(len(steps)))
-    nothing = Cells(*np.zeros((4, 0, 1)), np.zeros(0))
+    empty = np.zeros((0, 1))
+    nothing = Cells(empty, empty, empty, empty, np.zeros(0))
     ways = [
         Losses(Cells.joined([nothing, *way]), eye, none, eye, float(steps.sum()))
         for way in (removed, added)

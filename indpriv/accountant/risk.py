@@ -481,14 +481,14 @@ def _readings(
 def _worst_case(log: NormLog, method: Method, readings: Readings, *, lower: bool) -> Risk:
     kinds, steps = condensed(*clipped_steps(log))
     pairs = _pairs(kinds, method, log.total_steps)
-    return readings.off(pairs, Met.of(csr_array(steps[None])), lower=lower)
+    return readings.off(pairs, Met.of(steps[None]), lower=lower)
 
 
 def _pairs(
     kinds: StepKinds, method: Method, total_steps: int, steps: csr_array | None = None
 ) -> Pairs:
-    of_run = {"delta": method.delta * _LEAST_DELTA, "most_steps": float(total_steps)}
-    return Pairs.sampled(kinds.shift, kinds.rate, steps=steps, **of_run)
+    least, most = method.delta * _LEAST_DELTA, float(total_steps)
+    return Pairs.sampled(kinds, steps=steps, delta=least, most_steps=most)
 
 
 def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:

@@ -344,8 +344,7 @@ def _epsilons(
 
 def _pairs(parts: Sequence[StepKinds], delta: float, most_steps: float) -> Pairs:
     """The laws of single steps of all runs, side by side."""
-    kinds = StepKinds.concatenated(parts)
-    return Pairs.sampled(kinds.shift, kinds.rate, delta=delta, most_steps=most_steps)
+    return Pairs.sampled(StepKinds.concatenated(parts), delta=delta, most_steps=most_steps)
 
 
 def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> FloatArray:

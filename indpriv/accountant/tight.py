@@ -69,13 +69,14 @@ class Met:
     gaussian: FloatArray
 
     @classmethod
-    def of(cls, counts: csr_array, gaussian: FloatArray | None = None) -> Met:
+    def of(cls, counts: FloatArray | csr_array, gaussian: FloatArray | None = None) -> Met:
         """Checked counts; ValueError where they are not whole: a power of a complex number."""
-        counts = csr_array(counts, dtype=np.float64)
-        if (counts.data % 1).any() or (counts.data < 0).any():
+        found = csr_array(counts)
+        found.eliminate_zeros()
+        if (found.data % 1).any() or (found.data < 0).any():
             raise ValueError("numbers of steps must be whole and not negative")
-        squares = np.zeros(counts.shape[0]) if gaussian is None else gaussian
-        return cls(counts, squares)
+        squares = np.zeros(found.shape[0]) if gaussian is None else gaussian
+        return cls(found, squares)
 
     def __len__(self) -> int:
         return len(self.gaussian)
@@ -130,7 +131,7 @@ class Losses:
         self.miss = self.steps @ (self.blend @ self.cells.miss)
         gaussian = TILTS * (TILTS + 1) / 2 * self.squares[:, None]
         self.psi = self.steps @ of_law * (1 + 1e-12) + gaussian * (1 + 1e-12)
-        self.n_steps = np.asarray(self.steps.sum(axis=1)).ravel()
+        self.n_steps = np.asarray(self.steps.sum(axis=1), np.float64).ravel()
         self.reach = np.maximum(np.abs(self.cells.low), np.abs(self.cells.high)).max(
             axis=1, initial=0.0
         )
@@ -234,7 +235,7 @@ class Line:
         omega = 2 * np.pi / key.period * np.arange(key.n_frequencies)
         z = tilt + 1j * omega
         payoff = np.where(omega > 0, 2, 1) / key.period / np.conj(z * (z + 1))
-        size_of = np.add.reduceat(np.abs(payoff), starts)
+        size_of = np.asarray(np.add.reduceat(np.abs(payoff), starts), np.float64)
         return cls(
             key,
             of_kind @ (of_law + (above if own.nnz > n_laws else 0)),
@@ -488,9 +489,11 @@ def _search(
     todo = np.flatnonzero(np.isfinite(epsilon + log_target))
     for _ in range(_ROUNDS):
         again = [todo[:0]]
-        given = (psi, best, log_target, epsilon, slope)
         members: dict[_Key, list[int]] = {}
-        for example, key in zip(todo, _keys(losses, *(x[todo] for x in given), near), strict=True):
+        keys = _keys(
+            losses, psi[todo], best[todo], log_target[todo], epsilon[todo], slope[todo], near
+        )
+        for example, key in zip(todo.tolist(), keys, strict=True):
             members.setdefault(key, []).append(example)
         for key, examples in members.items():
             who = np.array(examples)

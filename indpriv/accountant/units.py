@@ -211,8 +211,8 @@ def _unit_epsilon(unit: UnitSteps, delta: float) -> float:
         (shifts.tobytes(), float(rate), tail)
         for shifts, rate in zip(unit.shifts[~gaussian], unit.sample_rate[~gaussian], strict=True)
     ]
-    ways = [[_cells(*law, added) for law in laws] for added in (False, True)]
-    return pair_epsilon(*ways, steps[~gaussian], delta, float(squares))
+    removed, added = ([_cells(*law, way) for law in laws] for way in (False, True))
+    return pair_epsilon(removed, added, steps[~gaussian], delta, float(squares))
 
 
 @lru_cache(maxsize=1024)

@@ -133,8 +133,8 @@ def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
             laws.append(found.symmetric() if both_ways and rate[0] < 1 else found)
         return Cells.mixed(weights, laws)
 
-    directions = [[law(k, swapped) for k in range(len(counts))] for swapped in (False, True)]
-    return min(pair_epsilon(*directions, counts, method.delta), limit)
+    removed, added = ([law(k, swapped) for k in range(len(counts))] for swapped in (False, True))
+    return min(pair_epsilon(removed, added, counts, method.delta), limit)
 
 
 def rare_truncations(log: NormLog) -> float:

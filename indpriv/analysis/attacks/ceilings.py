@@ -115,8 +115,8 @@ def _tight_deltas(log: NormLog, account: Account, rows: IntArray, at: float) -> 
     method = Method(delta=account.delta, accountant="pld", between_records=between)
     log = with_norms_it_uses(log, method)
     steps = Steps.of(log, between)
-    of_run = {"delta": account.delta, "most_steps": float(log.total_steps)}
-    pairs = Pairs.sampled(steps.laws.shift, steps.laws.rate, steps=steps.steps, **of_run)
+    most = float(log.total_steps)
+    pairs = Pairs.sampled(steps.laws, steps=steps.steps, delta=account.delta, most_steps=most)
 
     def of_block(block: NormLog) -> FloatArray:
         met = Met.of(steps.counts(block).matrix)
