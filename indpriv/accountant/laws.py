@@ -3,7 +3,7 @@
 A step is a pair of laws on the line, `first` with and `second` without the example (or the other
 way round), each a mixture of normal laws of variance 1, in units of the noise. No mean of the first
 is below one of the second, so the loss L = log(first / second) increases in the noise z, and a cell
-of z is one of L. docs/explanation/proofs.md proves what is said here; numbers in brackets are its.
+of z is one of L. Numbers in brackets are lines of docs/explanation/proofs.md, which has the proofs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from scipy.special import ndtr, ndtri
 from indpriv._arrays import FloatArray
 from indpriv.errors import InputError
 
-U = 2.0**-53  # unit roundoff
-TILTS = 2.0 ** np.arange(-12, 24.5, 0.5)  # Rényi orders less 1
-_CELL = 1 / 64  # width of a cell of z, in standard deviations of the noise
-_MERGED = 8  # cells that are taken together where only Rényi moments are wanted
+U = 2.0**-53  # unit roundoff, of [1.5], [1.6], [3.5] and [4]
+TILTS = 2.0 ** np.arange(-12, 24.5, 0.5)  # Rényi orders less 1 [2.2] [5.1]
+_CELL = 1 / 64  # width of a cell of z, in standard deviations of the noise [1.4]
+_MERGED = 8  # cells that are taken together where only Rényi moments are wanted [5.1]
 _TAIL = 1e-6  # share of delta that the cells of all steps may leave out [1.4]
 LEAST_DELTA = 1e-290  # below it tails of the normal law are no normal floats [1.6]
-_LEAST = 1e-300  # smaller masses are not followed, so that all that are have all their digits
-_LEAST_LOG = -660.0  # of a probability
-_MOST_MEANS = 1024  # of the sum of a unit's rows that are kept apart; more are rounded up
-_SUM_LATTICE = 1 << 15
+_LEAST = 1e-300  # smaller masses are not followed: floats of all digits [1.6] [3.5]
+_LEAST_LOG = -660.0  # of a probability [1.7]
+_MOST_MEANS = 1024  # of the sum of a unit's rows that are kept apart; more are rounded up [1.7]
+_SUM_LATTICE = 1 << 15  # points to which they are rounded [1.7]
 _AT_ONCE = 1 << 20  # numbers of a batch of laws
 
 
@@ -101,18 +101,19 @@ class Mixture:
 
     @property
     def slack(self) -> float:
-        """Relative error of weights, and of sums over them [1.7]."""
+        """Relative error of weights, and of sums over them [1.5] [1.7]."""
         return U * (16 + 8 * self.mean.shape[1]) + self.error
 
     def log_ratio(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(n, m) log of the density over that of N(0, 1) at z (n, m), and an error bound (n, 1)."""
+        """(n, m) log density over that of N(0, 1) at z (n, m), and an error bound (n, 1) [1.5]."""
         with np.errstate(divide="ignore"):
             log_weight = np.log(self.weight)[:, :, None]
         means = self.mean[:, :, None]
         exponent = means * z[:, None] - means**2 / 2
         peak = (exponent + log_weight).max(axis=1, keepdims=True)
         total = np.exp(exponent + log_weight - peak).sum(axis=1)
-        size = np.abs(exponent).max(axis=(1, 2))[:, None]
+        most = np.abs(self.mean).max(axis=1, keepdims=True)
+        size = most * (np.abs(z).max(axis=1, keepdims=True) + most / 2)
         size += np.where(self.weight > 0, np.abs(log_weight[:, :, 0]), 0).max(axis=1)[:, None]
         return np.log(total) + peak[:, 0], 64 * U * (1 + size) + self.slack
 
@@ -173,9 +174,10 @@ def _coarsened(value: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
 def upper_share(
     low: FloatArray, gap: FloatArray, mass: FloatArray, other: FloatArray
 ) -> FloatArray:
-    """Mass to put at the upper end of cells, the rest at the lower one, that raises delta [1.1].
+    """Mass to put at the upper end of cells, the rest at the lower one, to raise delta [1.1] [1.2].
 
-    low: (...) lower end. gap: upper end less lower end. mass, other: under first and second.
+    low: (...) lower end. gap: upper end less lower end, without cancellation [1.6]. mass, other:
+    under first and second.
     """
     even = other * np.exp(np.minimum(low, 700.0)) * (1 - 32 * U * (1 + np.abs(low)))
     with np.errstate(all="ignore"):
@@ -220,7 +222,7 @@ class Cells:
 
     @classmethod
     def mixed(cls, weights: Sequence[float], laws: Sequence[Cells]) -> Cells:
-        """One law of a step that is one of several, with these weights, and tells which."""
+        """One law of a step that is one of several, with these weights, and tells which [1.9]."""
 
         def joined(name: str, scaled: bool) -> FloatArray:
             parts = zip(weights, laws, strict=True)
@@ -254,7 +256,7 @@ class Cells:
         )
 
     def moments(self) -> FloatArray:
-        """(n, n_tilts) log E exp(tilt L), from above."""
+        """(n, n_tilts) log E exp(tilt L), from above [5.1]."""
         found = np.empty((len(self), len(TILTS)))
         size = max(1, _AT_ONCE // max(self.low.shape[1], 1))
         for start in range(0, len(self), size):
@@ -276,7 +278,7 @@ class Cells:
         up = upper_share(low, high - low, mass, other)
         loss, masses = np.concatenate([low, high], axis=1), np.concatenate([mass - up, up], axis=1)
         with np.errstate(divide="ignore"):
-            log_mass = np.log(masses * (1 + 1e-12))
+            log_mass = np.log(np.maximum(masses, _LEAST * (masses > 0)) * (1 + 1e-12))
         found = np.empty((len(low), len(TILTS)))
         for column, tilt in enumerate(TILTS):
             exponent = log_mass + tilt * loss
@@ -298,7 +300,8 @@ def cells_of(first: Mixture, second: Mixture, tail: float, *, below: bool = Fals
     """The losses of n pairs.
 
     Args:
-        first, second: no mean of the first is below one of the second.
+        first: law of one step.
+        second: the other; no mean of the first is below one of the second [1.3].
         tail: mass of the first law on either side that is not followed.
         below: cells whose delta is never above the truth [3.1], instead of never below it.
     """
@@ -330,7 +333,7 @@ def _cells(first: Mixture, second: Mixture, reach: float, n_cells: int, below: b
     (log_p, p_error), (log_q, q_error) = first.log_ratio(z), second.log_ratio(z)
     loss, margin = log_p - log_q, p_error + q_error
     # What lies below the least z has less loss than there; what lies beyond the largest is missed.
-    # Means of the first that are left out are missed as well; of the second, its mass only falls.
+    # Means of the first that are left out are missed too; of the second, its mass only falls [1.4].
     return Cells(
         np.concatenate([loss[:, :1] + margin, loss[:, :-1] - margin], axis=1),
         np.concatenate([loss[:, :1] + margin, loss[:, 1:] + margin], axis=1),

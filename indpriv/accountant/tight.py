@@ -4,7 +4,7 @@ Each loss of one step is put, cell by cell, on two points of a lattice that rais
 of these laws on a line tilt + i frequency come from one FFT of each law, and the transform of what
 an example met is the exponential of its counts times their logarithms. delta(epsilon) is a
 trapezoid sum over few frequencies, an upper bound whatever its period, and a bound of what is cut
-off. docs/explanation/proofs.md proves what is said here; numbers in brackets are its.
+off. Numbers in brackets are lines of docs/explanation/proofs.md, which has the proofs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from scipy.special import log_ndtr
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv.accountant.laws import TILTS, Cells, U, upper_share
 
-# log of the least upper bound over u of exp(-tilt u) (1 - exp(-u)): of a Rényi bound of delta
+# log of the least upper bound over u of exp(-tilt u) (1 - exp(-u)): of a Rényi bound [5.1]
 LOG_LARGEST = -TILTS * np.log1p(1 / TILTS) - np.log1p(TILTS)
-_CUT = 1e-5  # what may be cut off, as a share of the Rényi bound
+_CUT = 1e-5  # what may be cut off, as a share of the Rényi bound [2.3]
 _MOST_POINTS = 1 << 25  # of the lattices of all laws on a line
 _KEPT = 1 << 17  # transforms of all kinds of steps that a line keeps
 _CACHE_BYTES = 1 << 27  # of the lines of one direction
 _AT_ONCE = 1 << 18
-_SPREAD = 1.2534  # mu of a Gaussian mechanism over the epsilon that it is to have
-_BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out
-_ROUNDS = 6  # in which lines are chosen for the same example
+_SPREAD = 1.2534  # mu of a Gaussian mechanism over the epsilon that it is to have [3.2]
+_BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out [3.3]
+_ROUNDS = 6  # in which lines are chosen for the same example [5.2]
+# First frequencies of blocks [2.3]
 _EDGES = np.unique((np.arange(4, 8)[None] * 2 ** np.arange(16)[:, None]).ravel())
 
 
@@ -41,8 +42,8 @@ class Accuracy:
     """How near a bound of delta comes.
 
     Attributes:
-        lattice, smoothing: how far each may move log delta.
-        alias: log of delta over what may wrap around.
+        lattice, smoothing: how far each may move log delta [1.1] [2.1].
+        alias: log of delta over what may wrap around [2.2].
     """
 
     lattice: float
@@ -51,7 +52,7 @@ class Accuracy:
 
 
 ABOVE = Accuracy(2e-4, 2e-4, 7.0)
-BELOW = Accuracy(2e-6, 2e-5, 14.0)  # whose lattice and smoothing cost more [3.2]
+BELOW = Accuracy(2e-6, 2e-5, 14.0)  # whose lattice and smoothing cost more [3.3]
 
 Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
 
@@ -88,7 +89,7 @@ class Met:
 
 @dataclass(frozen=True)
 class _Key:
-    """A line: an example's key depends on nobody else, and so does all that is computed on it."""
+    """A line: an example's key depends on nobody else, nor does what it gets there [2.4]."""
 
     tilt: int
     period: float
@@ -203,7 +204,7 @@ class Line:
         starts = _EDGES[key.n_frequencies > _EDGES]
         (psi, above), top = np.zeros((2, n_laws)), np.zeros((n_laws, len(starts)))
         kept = np.zeros((n_laws, n_kept), complex)
-        error = U * (16 * np.log2(n) + 64)  # of the FFT, whose masses add up to 1 [4]
+        error = U * (16 * np.log2(n) + 64)  # of the FFT, whose masses add up to 1 [4.2]
         size = max(1, _AT_ONCE // n)
         for start in range(0, n_laws, size):
             laws = slice(start, start + size)
@@ -220,6 +221,7 @@ class Line:
             found = fft.rfft(law, axis=1)[:, : key.n_frequencies] / total[:, None]
             modulus = np.abs(found)
             reach = losses.reach[laws] + spacing
+            # Of tilting and adding masses [4.1]
             above[laws] = U * (64 + 2 * points.shape[1] + 4 * tilt * reach)
             psi[laws] = base[:, 0] + np.log(total) + above[laws]
             top[laws] = np.log(np.maximum.reduceat(modulus, starts, axis=1) + error)
@@ -262,8 +264,8 @@ class Line:
 
     @property
     def beyond(self) -> float:
-        """Sum of all payoffs from n_frequencies on."""
-        return self.key.period / (2 * np.pi**2) / (self.key.n_frequencies - 1)
+        """Sum of all payoffs from n_frequencies on [2.3]."""
+        return (1 + 1e-9) * self.key.period / (2 * np.pi**2) / (self.key.n_frequencies - 1)
 
 
 class OnLine:
@@ -272,7 +274,7 @@ class OnLine:
     Attributes:
         n_frequencies: (n,) that each sums over; needed: (n,) that it should.
         tail: (n,) bound of the others [3].
-        rounding: (n,) bound of what rounding does to the sum [4].
+        rounding: (n,) bound of what rounding does to the sum [4.2].
     """
 
     def __init__(
@@ -360,7 +362,7 @@ class OnLine:
             base = self.psi[rows] - (self.met.counts @ self.line.raised)[rows] - tilt * at
             size = 16 * U * (16 + np.abs(self.psi[rows]) + tilt * np.abs(at))
             lost = self.tail[rows] + self.rounding[rows] * (1 + np.abs(at) / key.period)
-            # What wraps around: from the left all of it, from the right what a larger tilt bounds
+            # What wraps around, from the left and, by larger tilts, from the right [3.4]
             lost += np.exp(size - base) / np.expm1(tilt * key.period)
             above = np.minimum(key.tilt + np.array([1, 2, 3, 5]), len(TILTS) - 1)
             far = _chernoff(psi, out, above, more)
@@ -384,7 +386,7 @@ def _chernoff(
     columns: IntArray | slice = slice(None),
     gaussian: FloatArray | float = 0.0,
 ) -> FloatArray:
-    """(n, n_columns) log of bounds of delta at epsilon (n,) by moments at some tilts, of psi.
+    """(n, n_columns) log of bounds of delta at epsilon (n,) by moments at some tilts [5.1].
 
     gaussian: (n,) squared mu of a Gaussian mechanism besides.
     """
@@ -585,7 +587,7 @@ def _root(
 def epsilons(
     losses: Losses, met: Met, delta: float, at_least: FloatArray | None = None
 ) -> FloatArray:
-    """(n,) epsilon of each example at delta in one direction, never below the truth [5].
+    """(n,) epsilon of each example at delta in one direction, never below the truth [5.2].
 
     Infinite where no finite one can be shown.
 
@@ -618,7 +620,7 @@ def epsilons(
 
 
 def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
-    """(n,) delta of each example at its epsilon in one direction, never below the truth [5]."""
+    """(n,) delta of each example at its epsilon in one direction, never below the truth [5.3]."""
     psi = _psi(losses, met)
     bound = _chernoff(psi, epsilon)
     log_delta = np.minimum(bound.min(axis=1), 0.0)
@@ -634,7 +636,7 @@ def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
 
 
 def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) -> FloatArray:
-    """(n,) the most that a test with this false-positive rate finds, never below the truth [5].
+    """(n,) the most that a test with this false-positive rate finds, never below the truth [5.3].
 
     delta(epsilon) + exp(epsilon) * rate is, at any epsilon; the least of a few is returned.
     """
@@ -669,7 +671,7 @@ def _psi(losses: Losses, met: Met) -> FloatArray:
 
 
 def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> FloatArray:
-    """(n,) epsilon of each example at delta in one direction, never above the truth [3.3].
+    """(n,) epsilon of each example at delta in one direction, never above the truth [3.3] [5.2].
 
     Args:
         below: the losses of the run, from cells below the truth.
