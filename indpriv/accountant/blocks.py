@@ -31,7 +31,6 @@ _BLOCK_BYTES = 1 << 26  # of what is computed for a block: memory does not grow 
 _ENTRY_BYTES = 16  # of a batch norm, at most
 _MOST_ROWS = 1 << 14  # of the units of a block, unless one alone has more
 _SHARES = 8  # of the blocks, for each task that runs at once: they end at about the same time
-WHERE = ("local", "ray")
 
 Range = tuple[int, int]  # positions of the first example, and after the last
 Workers = int | RayPool | None  # threads, by default one for each core, or a cluster
@@ -192,7 +191,7 @@ def one_blas_thread(function: AnyFunction) -> AnyFunction:
 
 def workers_of(engine: str, workers: int | None = None) -> Workers:
     """The workers of an engine, "local" or "ray"; InputError if there is no such engine."""
-    if _checks.check_choice("engine", engine, WHERE) == "local":
+    if _checks.check_choice("engine", engine, ("local", "ray")) == "local":
         return workers
     return RayPool.connect(workers)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._likelihood import log_likelihood_ratio
-from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import check_poisson_pairs
 from indpriv.accountant.steps import StepKinds, Steps
 from indpriv.norm_log.norm_log import NormLog
@@ -24,7 +24,6 @@ from indpriv.norm_log.norm_log import NormLog
 _SPACING = 1 / 16  # of the trapezoid rule, in standard deviations, over the largest shift above 1
 _REACH = 9.0  # standard deviations beyond the outer peaks, 0 and u: 81 * exp(-81 / 2) is 2e-16
 _AT_ONCE = 512  # shifts
-_BLOCK_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def predicted_evidence(
     def sums(block: NormLog) -> FloatArray:
         return steps.counts(block).totals(table)
 
-    size = max(1, _BLOCK_BYTES // max(1, steps.bytes_per_example))
+    size = block_size(steps.bytes_per_example)
     found = np.vstack(list(in_blocks(log, sums, size=size))).T
     return PredictedEvidence(found[0], found[1], wanted, found[2:])
 

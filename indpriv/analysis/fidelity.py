@@ -42,7 +42,6 @@ from indpriv.norm_log.norm_log import NormLog
 
 _BIN = 1e-3  # of relative norms: the 95th percentile is rounded up to a multiple
 _NORM_BYTES = 200  # that one norm takes while it is looked at
-_BLOCK_BYTES = 1 << 26
 _GRID = 200  # relative norms between which divergences are interpolated; whole hundredths are on it
 
 
@@ -366,7 +365,7 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
     order = float(worst_case_rdp(log, method).best_order[0])
     cost, norms = _step_costs(log, order), GoverningNorms.of(log, method.between_records)
     each = log.n_records + 1 + int(log.settings.sample_rate.sum())
-    size = max(1, _BLOCK_BYTES // (_NORM_BYTES * each))
+    size = block_size(_NORM_BYTES * each)
     blocks = in_blocks(log, lambda block: _look(norms, block, cost), size=size)
     histograms, sums, largest = zip(*blocks, strict=True)
     histogram, n = sum(histograms), log.n_examples
