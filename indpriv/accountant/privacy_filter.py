@@ -22,13 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.blocks import BlockAccount, Epsilons
 from indpriv.accountant.method import Method, owners_of
 from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
@@ -123,7 +125,7 @@ class PrivacyFilter:
         *,
         noise_multiplier: float,
         sample_rate: float,
-        units: NDArray[np.int64] | None = None,
+        units: IntArray | None = None,
     ) -> FloatArray:
         """(n,) divergence of one step, rounded up.
 
@@ -134,12 +136,10 @@ class PrivacyFilter:
             units: (n,) number, from 0, of the unit that each row belongs to: each row is then
                 charged for all rows of its unit together. None if each row is a unit.
         """
+        norms = np.asarray(relative_norms, dtype=np.float64)
         if units is not None:
-            norms = np.asarray(relative_norms, dtype=np.float64)
             return self._charges_of_units(norms, units, noise_multiplier, sample_rate)[units]
-        distinct, inverse = np.unique(
-            np.asarray(relative_norms, dtype=np.float64), return_inverse=True
-        )
+        distinct, inverse = np.unique(norms, return_inverse=True)
         rdp = compute_rdp(
             sample_rate=sample_rate,
             noise_multiplier=noise_multiplier,
@@ -149,11 +149,7 @@ class PrivacyFilter:
         return np.asarray((rdp[:, 0] * (1 + FLOAT_SLACK))[inverse])
 
     def _charges_of_units(
-        self,
-        norms: FloatArray,
-        units: NDArray[np.int64],
-        noise_multiplier: float,
-        sample_rate: float,
+        self, norms: FloatArray, units: IntArray, noise_multiplier: float, sample_rate: float
     ) -> FloatArray:
         """(n_units,) charge for all rows of each unit.
 
@@ -166,48 +162,34 @@ class PrivacyFilter:
         rows = np.divide(total, norm, out=np.ones(len(norm)), where=norm > 0)
         fewer = np.clip(np.floor(rows), 1, MOST_ROWS)
         rest = np.clip(rows - fewer, 0.0, 1.0)
-        wanted = np.stack(
-            [np.tile(norm, 2), np.concatenate([fewer, np.minimum(fewer + 1, MOST_ROWS)])]
-        )
-        cells, place = np.unique(wanted, axis=1, return_inverse=True)
-        n_cells = cells.shape[1]
-        equal_rows = EqualRows(
-            cells[0] / noise_multiplier, np.full(n_cells, sample_rate), cells[1].astype(np.int64)
-        )
-        rdp = equal_rows.divergences_at(np.arange(n_cells), np.full(n_cells, self.order))
-        low, high = rdp[place.reshape(2, -1)]
-        return np.asarray(
-            ((1 - rest) * low + np.where(rest > 0, rest * high, 0.0)) * (1 + FLOAT_SLACK)
-        )
+        wanted = np.stack([np.tile(norm, 2), np.append(fewer, np.minimum(fewer + 1, MOST_ROWS))])
+        (shift, k), place = np.unique(wanted, axis=1, return_inverse=True)
+        rate, order = np.full(len(k), sample_rate), np.full(len(k), self.order)
+        cells = EqualRows(shift / noise_multiplier, rate, k.astype(np.int64))
+        low, high = cells.divergences_at(np.arange(len(k)), order)[place.reshape(2, -1)]
+        rdp = (1 - rest) * low + np.where(rest > 0, rest * high, 0.0)
+        return np.asarray(rdp * (1 + FLOAT_SLACK))
 
-    def spent(self, log: NormLog, left_out_at: NDArray[np.int64]) -> FloatArray:
+    def spent(self, log: NormLog, left_out_at: IntArray) -> FloatArray:
         """(n_examples,) divergence that each example, or its unit, spent according to the log.
 
         left_out_at: (n_examples,) the first step without the example; total_steps or more if it
             stayed to the end.
         """
-        total = np.zeros(log.n_examples)
-        owners = owners_of(log)
+        total, owners, settings = np.zeros(log.n_examples), owners_of(log), log.settings
         units = None if owners is None else Units.of(owners).numbers
-        settings = log.settings
-        clip = settings.max_grad_norm
-        record_of = (
-            np.searchsorted(log.recorded_steps, np.arange(log.total_steps), side="right") - 1
-        )
+        steps = np.arange(log.total_steps)
+        record = np.searchsorted(log.recorded_steps, steps, side="right") - 1
         if not log.individually_clipped:
-            record_of[:] = -1
-        columns = np.stack([record_of, settings.noise_multiplier, clip, settings.sample_rate])
-        starts = np.append(0, np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1)
-        for start, stop in zip(
-            starts.tolist(), [*starts[1:].tolist(), log.total_steps], strict=True
-        ):
-            row = int(record_of[start])
-            charge = self.charges(
-                np.ones(log.n_examples) if row < 0 else _relative(log, row, float(clip[start])),
-                noise_multiplier=float(settings.noise_multiplier[start]),
-                sample_rate=float(settings.sample_rate[start]),
-                units=units,
-            )
+            record[:] = -1
+        columns = np.stack(
+            [record, settings.max_grad_norm, settings.noise_multiplier, settings.sample_rate]
+        )
+        changes = np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1
+        for start, stop in pairwise([0, *changes.tolist(), log.total_steps]):
+            row, clip, noise, rate = columns[:, start].tolist()
+            norms = np.ones(log.n_examples) if row < 0 else _relative(log, int(row), clip)
+            charge = self.charges(norms, noise_multiplier=noise, sample_rate=rate, units=units)
             total += charge * np.clip(left_out_at - start, 0, stop - start)
         return total
 
@@ -226,50 +208,37 @@ def _relative(log: NormLog, row: int, max_grad_norm: float) -> FloatArray:
     return np.asarray(np.where(kept > log.levels.top, 1.0, inside))
 
 
-@dataclass(frozen=True)
-class _FilteredBounds:
-    """Bounds of each unit of a block.
+def _bounds(
+    steps: Callable[[NormLog], Epsilons], policy: PrivacyFilter, method: Method, block: NormLog
+) -> Epsilons:
+    """Bounds of the units of a block by the steps, by the cap, and by what each unit spent.
 
-    Attributes:
-        steps: these bounds without the filter.
-        policy: the filter.
-        offset: what the conversion adds to a divergence at its order.
-        epsilon: that the filter guarantees.
+    steps: these bounds without the filter. EvidenceError if by the log a unit spent more than the
+    cap.
     """
-
-    steps: Callable[[NormLog], Epsilons]
-    policy: PrivacyFilter
-    offset: float
-    epsilon: float
-
-    def __call__(self, block: NormLog) -> Epsilons:
-        """Bounds by the steps, by the cap, and by what each unit spent.
-
-        Raises:
-            EvidenceError: by the log itself a unit spent more than the cap.
-        """
-        found, left_out_at = self.steps(block), cast(Filtered, block.filtered).left_out_at
-        starts = first_rows(block)
-        spent = np.maximum.reduceat(self.policy.spent(block, left_out_at), starts)
-        beyond = np.flatnonzero(spent > self.policy.rdp_cap * _SUMMED)
-        if len(beyond):
-            owners = owners_of(block)
-            ids = block.example_ids if owners is None else owners
-            who = f"{block.unit} {ids[starts[beyond]].tolist()[0]!r}"
-            raise EvidenceError(
-                f"by the log {who} spent more than the cap of the privacy filter "
-                f"({spent[beyond[0]]:.6g} of {self.policy.rdp_cap:.6g}): the filter did not hold; "
-                "record the run again"
-            )
-        left_out_at = np.maximum.reduceat(left_out_at, starts)
-        left = left_out_at < block.total_steps
-        by_filter = np.minimum(np.maximum(spent + self.offset, 0.0), self.epsilon)
-        epsilon = np.minimum(found.epsilon, by_filter)
-        details = {**found.details, "left_out_at": np.where(left, left_out_at, -1)}
-        if "unit_worst_case" in details:
-            details["unit_worst_case"] = np.minimum(details["unit_worst_case"], self.epsilon)
-        lower = np.where(left, 0.0, np.minimum(found.epsilon_lower, epsilon))
-        return Epsilons(epsilon, lower, details)
+    found, left_out_at = steps(block), cast(Filtered, block.filtered).left_out_at
+    starts = first_rows(block)
+    spent = np.maximum.reduceat(policy.spent(block, left_out_at), starts)
+    beyond = np.flatnonzero(spent > policy.rdp_cap * _SUMMED)
+    if len(beyond):
+        owners = owners_of(block)
+        ids = block.example_ids if owners is None else owners
+        raise EvidenceError(
+            f"by the log {block.unit} {ids[starts[beyond]].tolist()[0]!r} spent more than the cap "
+            f"of the privacy filter ({spent[beyond[0]]:.6g} of {policy.rdp_cap:.6g}): the filter "
+            "did not hold; record the run again"
+        )
+    left_out_at = np.maximum.reduceat(left_out_at, starts)
+    left = left_out_at < block.total_steps
+    guaranteed = policy.epsilon(delta=method.delta, conversion=method.conversion)
+    offset = epsilon_offsets(np.array([policy.order]), method.delta, method.conversion)
+    by_filter = np.minimum(np.maximum(spent + offset, 0.0), guaranteed)
+    epsilon = np.minimum(found.epsilon, by_filter)
+    details = {**found.details, "left_out_at": np.where(left, left_out_at, -1)}
+    if "unit_worst_case" in details:
+        details["unit_worst_case"] = np.minimum(details["unit_worst_case"], guaranteed)
+    lower = np.where(left, 0.0, np.minimum(found.epsilon_lower, epsilon))
+    return Epsilons(epsilon, lower, details)
 
 
 def under_filter(account: BlockAccount[Epsilons], method: Method) -> BlockAccount[Epsilons]:
@@ -279,7 +248,6 @@ def under_filter(account: BlockAccount[Epsilons], method: Method) -> BlockAccoun
         return account
     policy = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap)
     guaranteed = policy.epsilon(delta=method.delta, conversion=method.conversion)
-    offset = epsilon_offsets(np.array([policy.order]), method.delta, method.conversion)
     left_out_at = log.filtered.left_out_at
     if account.first_row is not None:
         left_out_at = np.maximum.reduceat(left_out_at, account.first_row[:-1])
@@ -297,5 +265,4 @@ def under_filter(account: BlockAccount[Epsilons], method: Method) -> BlockAccoun
             account=replace(table.account, privacy_filter=filtered),
         )
 
-    work = _FilteredBounds(account.work, policy, float(offset[0]), guaranteed)
-    return replace(account, work=work).then(change)
+    return replace(account, work=partial(_bounds, account.work, policy, method)).then(change)
