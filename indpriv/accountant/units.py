@@ -108,11 +108,6 @@ class Units:
         return len(self.ids)
 
     @property
-    def starts(self) -> IntArray:
-        """(n_units,) where a unit's rows begin in positions."""
-        return np.cumsum(self.n_rows) - self.n_rows
-
-    @property
     def numbers(self) -> IntArray:
         """(n_examples,) place in ids of the unit that each row belongs to."""
         numbers = np.empty(len(self.positions), np.int64)
@@ -125,11 +120,9 @@ def rows_together(log: NormLog, units: Units) -> tuple[NormLog, IntArray]:
 
     If they do not lie like that already, the log is read into memory.
     """
-    as_they_lie = len(units.positions) == log.n_examples and bool(
-        np.all(np.diff(units.positions) == 1)
-    )
-    first_row = np.append(units.starts, len(units.positions))
-    return log if as_they_lie else log.take(units.positions), first_row
+    first_row = np.append(0, np.cumsum(units.n_rows))
+    together = bool((np.diff(units.positions) == 1).all())
+    return log if together else log.take(units.positions), first_row
 
 
 def first_rows(block: NormLog) -> IntArray:
