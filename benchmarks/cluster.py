@@ -23,13 +23,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
+from indpriv.accountant.pld import loss_sum
 from made_up import COUNTS, HEADER
 
 from indpriv import NormLog
 from indpriv.accountant.account import table_for
 from indpriv.accountant.cluster import RayPool
 from indpriv.accountant.method import Method
-from indpriv.accountant.pld import loss_sum
 from indpriv.norm_log.writer import NormLogWriter
 
 try:

@@ -16,14 +16,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
+from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
+from indpriv.accountant.pld.brackets import CERTIFIED, CHECKED, FALLBACK, pld_epsilon
 
 from accountant import benchmark, main, report, synthetic_log
 from indpriv import EpsilonTable, NormLog, account
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
 from indpriv.accountant.method import Method
-from indpriv.accountant.pld.brackets import CERTIFIED, CHECKED, FALLBACK, pld_epsilon
-from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.rdp import RdpAccountant
 
 DELTA = 1e-5
 # Where people train: noise multiplier, sample rate, steps, delta

@@ -198,3 +198,14 @@ def accepts_former_names(
         return function(*args, **with_current_names(kwargs))
 
     return call
+
+
+def check_orders(orders: ArrayLike) -> FloatArray:
+    """Rényi orders as (n_orders,) float64; InputError unless each is finite and above 1."""
+    return check_row(
+        "orders",
+        orders,
+        lambda x: np.isfinite(x) & (x > 1),
+        "finite numbers above 1, e.g. [1.5, 2, 4, 8, 16, 32]",
+        least=1,
+    )

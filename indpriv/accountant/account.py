@@ -34,7 +34,7 @@ from indpriv.accountant.known import known_blocks
 from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
 from indpriv.accountant.privacy_filter import under_filter
-from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
+from indpriv.accountant.rdp import RdpAccountant, RdpEpsilons
 from indpriv.accountant.relations.fixed_size import fixed_size_blocks
 from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations, uses_pairs
 from indpriv.accountant.steps import Counts, Steps, clipped_steps, condensed

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _checks
 from indpriv.accountant.clipping_norm import clipping_norm_cost
 from indpriv.accountant.norms import BETWEEN_RECORDS
-from indpriv.accountant.rdp import check_orders
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -54,7 +53,7 @@ class Method:
         _checks.check_choice("conversion", self.conversion, CONVERSIONS)
         _checks.check_choice("between_records", self.between_records, BETWEEN_RECORDS)
         if self.orders is not None:
-            object.__setattr__(self, "orders", check_orders(self.orders))
+            object.__setattr__(self, "orders", _checks.check_orders(self.orders))
         if self.preset is not None:
             _checks.check_choice("preset", self.preset, PRESETS)
             object.__setattr__(self, "accountant", "rdp")

@@ -33,8 +33,7 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.blocks import BlockAccount, Epsilons
 from indpriv.accountant.method import Method, owners_of
-from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
-from indpriv.accountant.rdp_orders import epsilon_offsets
+from indpriv.accountant.rdp import FLOAT_SLACK, compute_rdp, epsilon_offsets
 from indpriv.accountant.unit_cells import MOST_ROWS, EqualRows
 from indpriv.accountant.units import Units, first_rows
 from indpriv.epsilon_table import EpsilonTable
@@ -65,7 +64,7 @@ class PrivacyFilter:
     rdp_cap: float
 
     def __post_init__(self) -> None:
-        check_orders([self.order])
+        _checks.check_orders([self.order])
         if not (np.isfinite(self.rdp_cap) and self.rdp_cap > 0):
             raise InputError(
                 f"rdp_cap={self.rdp_cap} is not a finite number above 0; "
@@ -98,7 +97,7 @@ class PrivacyFilter:
             InputError: no order gives a cap above 0.
         """
         delta = _checks.check_delta(delta)
-        orders = _ORDERS if order is None else check_orders([order])
+        orders = _ORDERS if order is None else _checks.check_orders([order])
         caps = epsilon - epsilon_offsets(orders, delta, conversion)
         step = compute_rdp(
             sample_rate=sample_rate,

@@ -30,7 +30,7 @@ from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import GAUSSIAN, known_units
 from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method, account_of, check_poisson_pairs, warn_of_delta
-from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.rdp import RdpAccountant
 from indpriv.accountant.steps import Counts, StepKinds, Steps
 from indpriv.accountant.tight import Met
 from indpriv.accountant.tuning import Tuning, least_epsilon

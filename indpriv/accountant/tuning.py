@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv.accountant.rdp_orders import epsilon_offsets
+from indpriv.accountant.rdp import epsilon_offsets
 from indpriv.errors import InputError
 
 

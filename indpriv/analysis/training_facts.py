@@ -20,7 +20,7 @@ from indpriv._facts import FAILED, Fact, fact
 from indpriv._files import first_at
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
-from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.rdp import RdpAccountant
 from indpriv.accountant.steps import Counts, StepKinds
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import assumptions, delta_is_too_large

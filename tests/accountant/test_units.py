@@ -10,8 +10,7 @@ from scipy import special, stats
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method, cap_rows
-from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.rdp_orders import RdpAccountant, epsilon_offsets
+from indpriv.accountant.rdp import RdpAccountant, epsilon_offsets, renyi_divergences
 from indpriv.accountant.unit_cells import UnitCells, row_numbers
 from indpriv.errors import InputError, PrivacyWarning
 from tests import oracles

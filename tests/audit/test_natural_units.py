@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from indpriv import NormLog, account
-from indpriv.accountant.rdp_orders import epsilon_offsets
+from indpriv.accountant.rdp import epsilon_offsets
 from indpriv.cli import run
 from tests import oracles
 

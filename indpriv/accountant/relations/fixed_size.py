@@ -25,7 +25,7 @@ from indpriv._files import ROW_GROUP_SIZE
 from indpriv.accountant.blocks import BlockAccount, Epsilons, tables_of_epsilons
 from indpriv.accountant.claims import claim_of_worst_case
 from indpriv.accountant.method import Method, account_of, owners_of, warn_of_delta
-from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.rdp import RdpAccountant
 from indpriv.accountant.relations.pairs import tight_worst_case
 from indpriv.accountant.steps import Counts, StepKinds, clipped_steps, condensed
 from indpriv.errors import InputError

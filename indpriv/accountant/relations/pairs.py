@@ -39,8 +39,7 @@ from indpriv._arrays import FloatArray
 from indpriv.accountant.blocks import Epsilons
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
-from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.rdp import RdpAccountant, renyi_divergences
 from indpriv.accountant.relations.replace_one import replaced_divergences
 from indpriv.accountant.steps import Counts, StepKinds, Steps, clipped_steps, condensed
 from indpriv.errors import InputError

@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from indpriv import NormLog
 from indpriv.accountant.histogram.governing_norms import (
     AT_CLIPPING_NORM,
-    BETWEEN_RECORDS,
     GoverningNorms,
 )
 from indpriv.accountant.worst_case import clipped_steps
+
+from indpriv import NormLog
+from indpriv.accountant.method import BETWEEN_RECORDS
 from indpriv.errors import InputError
 
 

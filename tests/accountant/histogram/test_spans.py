@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indpriv.accountant.histogram import histogram as histogram_module
+from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 
 import oracles
 from indpriv import NormLog, account
-from indpriv.accountant.histogram import histogram as histogram_module
-from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.rdp import renyi_divergences
 
 ORDERS = np.array([1.5, 3.0, 8.0, 40.0])
