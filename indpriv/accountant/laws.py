@@ -9,7 +9,7 @@ of z is one of L. Numbers in brackets are lines of docs/explanation/proofs.md, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -102,7 +102,7 @@ class Mixture:
     @property
     def slack(self) -> float:
         """Relative error of weights, and of sums over them [1.5] [1.7]."""
-        return U * (16 + 8 * self.mean.shape[1]) + self.error
+        return float(U * (16 + 8 * self.mean.shape[1]) + self.error)
 
     def log_ratio(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, m) log density over that of N(0, 1) at z (n, m), and an error bound (n, 1) [1.5]."""
@@ -134,7 +134,8 @@ class Mixture:
 
     def below(self, z: FloatArray) -> FloatArray:
         """(n,) mass below z (n,), from above."""
-        return (self.weight * ndtr(z[:, None] - self.mean)).sum(axis=1) * 1.001 + _LEAST
+        found = (self.weight * ndtr(z[:, None] - self.mean)).sum(axis=1)
+        return np.asarray(found * 1.001 + _LEAST)
 
 
 def _binomial(n: int, rate: float) -> FloatArray:
@@ -208,17 +209,19 @@ class Cells:
     def joined(cls, parts: Sequence[Cells]) -> Cells:
         """The laws of all parts, padded with empty cells."""
         width = max(part.low.shape[1] for part in parts)
-        padded = [
-            np.concatenate(
-                [np.pad(getattr(p, name), ((0, 0), (0, width - p.low.shape[1]))) for p in parts]
-            )
-            for name in ("low", "high", "mass", "other")
-        ]
-        return cls(*padded, np.concatenate([part.miss for part in parts]))
+
+        def padded(name: str) -> FloatArray:
+            rows = [getattr(part, name) for part in parts]
+            return np.concatenate([np.pad(r, ((0, 0), (0, width - r.shape[1]))) for r in rows])
+
+        miss = np.concatenate([part.miss for part in parts])
+        return cls(padded("low"), padded("high"), padded("mass"), padded("other"), miss)
 
     def part(self, laws: slice) -> Cells:
         """Some of the laws."""
-        return Cells(*(getattr(self, field.name)[laws] for field in fields(self)))
+        return Cells(
+            self.low[laws], self.high[laws], self.mass[laws], self.other[laws], self.miss[laws]
+        )
 
     @classmethod
     def mixed(cls, weights: Sequence[float], laws: Sequence[Cells]) -> Cells:
@@ -229,9 +232,9 @@ class Cells:
             found = [getattr(law, name) * (w if scaled else 1.0) for w, law in parts]
             return np.concatenate(found, axis=1)
 
-        scaled = {"low": False, "high": False, "mass": True, "other": True}
-        miss = sum((w * law.miss for w, law in zip(weights, laws, strict=True)), np.zeros(1))
-        return cls(*(joined(name, by) for name, by in scaled.items()), miss)
+        miss = np.sum([w * law.miss for w, law in zip(weights, laws, strict=True)], axis=0)
+        low, high = joined("low", False), joined("high", False)
+        return cls(low, high, joined("mass", True), joined("other", True), miss)
 
     def symmetric(self) -> Cells:
         """The law of delta at epsilons of at least 0, whichever way the pair is taken [1.8].

@@ -632,7 +632,8 @@ def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
 
     start, floor = np.minimum(log_delta, -1e-9), np.full(len(epsilon), -np.inf)
     _search(losses, met, psi, bound.argmin(axis=1), start, epsilon, floor, solve)
-    return np.minimum(np.exp(log_delta) * (1 + 16 * U) + met.counts @ losses.miss, 1.0)
+    found = np.exp(log_delta) * (1 + 16 * U) + met.counts @ losses.miss
+    return np.asarray(np.minimum(found, 1.0))
 
 
 def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) -> FloatArray:
@@ -718,4 +719,4 @@ def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
 
     target, floor = np.minimum(bound.min(axis=1), -1e-9), np.full(len(epsilon), -np.inf)
     _search(below, met, psi, bound.argmin(axis=1), target, epsilon, floor, solve, BELOW)
-    return np.minimum(np.exp(log_delta) * (1 - 4 * U), 1.0)
+    return np.asarray(np.minimum(np.exp(log_delta) * (1 - 4 * U), 1.0))
