@@ -29,7 +29,7 @@ from indpriv.accountant.tight import (
 
 _MOST_OWN = 256  # pairs; more are between nodes
 # Ratios of neighbouring nodes above these shares of the largest one
-_SHIFT_STEPS = ((0.02, 1.02), (0.0, 1.1))
+_SHIFT_STEPS = ((0.1, 1.02), (0.005, 1.05), (0.0, 1.3))
 _RATE_STEPS = ((0.0, 1.06),)
 _SMALLEST_SHIFT = 1e-12  # smaller ones, whose squares may be 0 for a float, count as this one
 
