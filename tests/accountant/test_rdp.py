@@ -8,9 +8,22 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 import oracles
-from indpriv.accountant.rdp import FLOAT_SLACK, compute_rdp, renyi_divergences
+from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.histogram.mechanisms import Mechanisms
+from indpriv.accountant.histogram.unit_cells import EqualRows
+from indpriv.accountant.method import CONVERSIONS, Method
+from indpriv.accountant.rdp import (
+    FLOAT_SLACK,
+    RdpAccountant,
+    compute_rdp,
+    epsilon_offsets,
+    renyi_divergences,
+)
 from indpriv.errors import InputError
 
+MOST = 2e-3  # by which an epsilon may be above that of the best of all orders
+DENSE = 1 + np.geomspace(1e-4, 1e5, 100_000)
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
 OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
 
 
@@ -167,3 +180,64 @@ def test_bad_input(change, match):
     good = {"sample_rate": 0.1, "noise_multiplier": 1.0, "relative_norms": [0.5], "orders": [2.0]}
     with pytest.raises(InputError, match=match):
         compute_rdp(**{**good, **change})
+
+
+def runs_to_order(n, seed):
+    """Random runs of two mechanisms: cliffs of rare sampling, full batches, one step and many."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        sigma = 10 ** rng.uniform(-0.5, 1.2) * np.array([1.0, rng.uniform(1, 2)])
+        rate = np.where(rng.random() < 0.1, 1.0, 10 ** rng.uniform(-6, -0.3, 2))
+        norms, steps = 10 ** rng.uniform(-1.5, 0, 2), np.round(10 ** rng.uniform(0, 5, 2))
+        yield Mechanisms(norms, sigma, rate), steps, 10 ** rng.uniform(-10, -3)
+
+
+def best_of_dense(divergence, epsilon, delta, conversion):
+    """The least bound of all dense orders that can be below epsilon.
+
+    Divergences are at least 0 and grow with the order: an order whose offset is above epsilon is
+    not tried, nor one beyond an order whose divergence is well above it. No offset is below -0.05.
+    """
+    able = DENSE[epsilon_offsets(DENSE, delta, conversion) < epsilon]
+    part = itertools.takewhile(
+        lambda orders: divergence(orders[:1])[0] < epsilon + 0.05, np.array_split(able, 200)
+    )
+    bounds = [divergence(own) + epsilon_offsets(own, delta, conversion) for own in part]
+    return max(min((own.min() for own in bounds), default=np.inf), 0.0)
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_order_of_a_hundred_thousand_is_much_better(conversion, seed):
+    for mechanisms, steps, delta in runs_to_order(5, seed):
+        method = Method(delta=delta, conversion=conversion)
+        found = RdpAccountant(mechanisms, method).epsilons(DenseCounts(steps[None]))
+
+        def divergence(orders, laws=mechanisms, steps=steps):
+            return steps @ renyi_divergences(laws.shifts, laws.sample_rate, orders)
+
+        offset = epsilon_offsets(found.best_order, delta, conversion)
+        allowed = max((divergence(found.best_order) + offset)[0], 0.0)
+        assert found.epsilon[0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
+        best = best_of_dense(divergence, found.epsilon[0], delta, conversion)
+        assert found.epsilon[0] <= best * (1 + MOST), (mechanisms, steps, delta)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nor_for_units_of_several_rows_which_start_from_small_orders(seed):
+    rng = np.random.default_rng(seed)
+    for mechanisms, steps, delta in runs_to_order(3, 100 + seed):
+        k = rng.integers(2, 30, 2)
+        cells = EqualRows(mechanisms.shifts, np.minimum(mechanisms.sample_rate, 0.5), k)
+        found = RdpAccountant(cells, Method(delta=delta)).epsilons(DenseCounts(steps[None]))
+
+        def divergence(orders, cells=cells, steps=steps):
+            each = np.repeat([0, 1], len(orders))
+            one = cells.divergences_at(each, np.tile(orders, 2)).reshape(2, -1)
+            return steps @ one
+
+        offset = epsilon_offsets(found.best_order, delta, "canonne2020")
+        allowed = max((divergence(found.best_order) + offset)[0], 0.0)
+        assert found.epsilon[0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
+        best = best_of_dense(divergence, found.epsilon[0], delta, "canonne2020")
+        assert found.epsilon[0] <= best * (1 + MOST), (cells, steps, delta)
