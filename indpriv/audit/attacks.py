@@ -11,7 +11,7 @@ from indpriv._checks import check_choice
 from indpriv._files import first_at
 from indpriv.accountant.account import table_for
 from indpriv.accountant.predicted_evidence import PredictedEvidence, predicted_evidence
-from indpriv.analysis.attacks.attributes import AttributeFindings, attribute_attacks
+from indpriv.analysis.attacks.attributes import attribute_attacks
 from indpriv.analysis.attacks.canaries import CanaryResults, measure_gradient_canaries
 from indpriv.analysis.attacks.evidence import Evidence
 from indpriv.analysis.attacks.membership import material_of, materials, scored_attacks, tried
@@ -46,7 +46,7 @@ from indpriv.norm_log.run_files import (
 from indpriv.norm_log.schema import read_run_json
 
 
-def attributes_of_run(run_dir: Path) -> tuple[AttributeFindings, ...]:
+def attributes_of_run(run_dir: Path) -> pd.DataFrame:
     """Attacks on the attributes that a run names, and on its baseline; empty if it names none."""
     run = RecordedRun(
         attributes=knowledge_of(run_dir / ATTRIBUTES),

@@ -81,7 +81,9 @@ def attack(
     else:
         run_dir = checked_run(path, "attack")
         results = results_of_run(run_dir, signals, attacks)
-        attributes = attributes_of_run(run_dir) if not attacks or "attributes" in attacks else ()
+        attributes = attributes_of_run(run_dir)
+        if attacks and "attributes" not in attacks:
+            attributes = attributes[:0]
         shown = ("rates", "attacks", "attack_seed", "unchecked")
         content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
         show_result(as_json, to_json(content), print_results, results, attributes)

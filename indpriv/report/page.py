@@ -101,7 +101,7 @@ class _Rendering:
             lstrip_blocks=True,
         )
         made.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
-        made.filters.update(edges=format_edges, shown_rows=shown_rows)
+        made.filters.update(edges=format_edges, records=records, shown_rows=shown_rows)
         own = {name: getattr(self, name) for name in ("table", "figure", "folded", "section")}
         made.globals.update(own | {"code": _code, "typed": _typed, "block": self.block, "zip": zip})
         return made

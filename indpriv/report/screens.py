@@ -17,7 +17,6 @@ from indpriv._formatting import format_number
 from indpriv._plain import to_json
 from indpriv._shown import clean
 from indpriv.analysis.advice import MOST_NOISE, PREDICTION, Advice, Remedy
-from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.canaries import BOUNDS, EACH_BY_ITSELF, AttackMeasures, CanaryResults
 from indpriv.analysis.attacks.effects import MembershipEffects
 from indpriv.analysis.attacks.evidence import Identity
@@ -91,9 +90,7 @@ def print_attack(measures: AttackMeasures, console: Console) -> None:
     print_sensitive("attack", console, rows=rows, min_trials=MIN_TRIALS, **values)
 
 
-def print_results(
-    results: Audit, attributes: Sequence[AttributeFindings], console: Console
-) -> None:
+def print_results(results: Audit, attributes: pd.DataFrame, console: Console) -> None:
     """Print the attacks on one run, and on attributes of its model and of the baseline."""
     print_sensitive(
         "attacks",

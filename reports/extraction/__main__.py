@@ -35,7 +35,7 @@ def main() -> None:
         figures = {
             "secrets": measured(FOLDER),
             "worst_case_epsilon": summary.guarantee.worst_case_epsilon,
-            "attributes": [to_json(each) for each in summary.attribute_attacks],
+            "attributes": to_json(summary.attribute_attacks),
             "control": control(console.print),
         }
         write_json(FIGURES, figures)

@@ -14,7 +14,7 @@ from audits.training.config import AuditConfig
 from audits.training.datasets import load_dataset
 from audits.training.dp_sgd import train
 from indpriv._plain import to_json
-from indpriv.analysis.attacks.attributes import AttributeFindings, measure_attribute
+from indpriv.analysis.attacks.attributes import measure_attribute
 from indpriv.analysis.summary import Audit
 from indpriv.attacks.attributes import GUESSERS
 from indpriv.audit import audit
@@ -43,9 +43,9 @@ def control(tell: Callable[[str], None]) -> list[dict[str, Any]]:
     small = replace(adult, train=adult.train.take(kept))
     training = replace(config.training, epochs=CONTROL_EPOCHS, batch_size=CONTROL_BATCH)
     module = fit_without_dp(replace(config, training=training), small, seed=_SEED)
-    found: list[AttributeFindings] = [
-        measure_attribute(known, guesser, model="non_dp", groups={})
+    return [
+        row
         for known in attribute_knowledge(module, small, _CONTROL)
         for guesser in GUESSERS
+        for row in to_json(measure_attribute(known, guesser, model="non_dp", groups={}))
     ]
-    return [to_json(each) for each in found]

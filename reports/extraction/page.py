@@ -6,6 +6,7 @@ from typing import Any
 from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
 from audits.training.datasets.topics import SOURCE
+from indpriv.analysis.attacks.attributes import BY_EPSILON
 from indpriv.attacks.attributes import GUESSERS
 from reports.extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from reports.extraction.secrets import SETTINGS
@@ -80,7 +81,13 @@ def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _attributes(figures: Mapping[str, Any]) -> Iterator[str]:
     found, control = figures["attributes"], figures["control"]
-    ours = [each for each in found if each["model"] == "dp"]
+    whole = [each for each in found if not each["by"]]
+    ours = [each for each in whole if each["model"] == "dp"]
+    parts = [
+        each
+        for each in found
+        if each["by"] and each["model"] == "dp" and each["guesser"] == "with_imputation"
+    ]
     yield from (
         "## Attributes of Adult",
         "",
@@ -93,7 +100,7 @@ def _attributes(figures: Mapping[str, Any]) -> Iterator[str]:
         "",
     )
     yield _attribute_table([("epsilon 3", each) for each in ours]
-                           + [("without DP", each) for each in found if each not in ours])  # fmt: skip
+                           + [("without DP", each) for each in whole if each not in ours])  # fmt: skip
     yield from (
         "",
         "Adult hardly memorises, with DP or without. The same network trained without DP on the "
@@ -109,32 +116,29 @@ def _attributes(figures: Mapping[str, Any]) -> Iterator[str]:
             "individual ceiling")  # fmt: skip
     rows = [
         (
-            each["attribute"],
+            row["attribute"],
             row["name"],
             f"{row['n_members']:,}",
             f"{row['n_others']:,}",
             *_advantage(row),
             f"{100 * row['individual_ceiling']:.1f}",
         )
-        for each in ours
-        if each["guesser"] == "with_imputation"
-        for row in each["bins"]
+        for row in parts
+        if row["by"] == BY_EPSILON
     ]
     yield table(head, rows)
     yield from ("", "By group of the DP run, the same attack:", "")
     rows = [
         (
-            each["attribute"],
-            column,
+            row["attribute"],
+            row["by"],
             row["name"],
             f"{row['n_members']:,}",
             f"{row['n_others']:,}",
             *_advantage(row),
         )
-        for each in ours
-        if each["guesser"] == "with_imputation"
-        for column, groups in each["groups"].items()
-        for row in groups
+        for row in parts
+        if row["by"] != BY_EPSILON
     ]
     yield table(("attribute", "column", "group", "members", "others", "advantage", "95 %"), rows)
 
@@ -148,8 +152,8 @@ def _attribute_table(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
             name,
             each["attribute"],
             GUESSERS[each["guesser"]].title.replace("'", "’"),
-            *(f"{100 * each['overall'][key]:.1f} %" for key in names),
-            *_advantage(each["overall"]),
+            *(f"{100 * each[key]:.1f} %" for key in names),
+            *_advantage(each),
         )
         for name, each in found
     ]
@@ -157,5 +161,5 @@ def _attribute_table(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def _advantage(row: Mapping[str, Any]) -> tuple[str, str]:
-    low, high = row["interval"]["low"], row["interval"]["high"]
-    return f"{100 * row['advantage']:+.2f}", f"[{100 * low:+.2f}, {100 * high:+.2f}]"
+    ends = f"[{100 * row['low']:+.2f}, {100 * row['high']:+.2f}]"
+    return f"{100 * row['advantage']:+.2f}", ends

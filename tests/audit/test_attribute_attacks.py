@@ -10,6 +10,8 @@ import pytest
 from audits.training.config import AuditConfig
 from audits.training.datasets import load_dataset
 from audits.training.dp_sgd import train
+from indpriv._plain import records
+from indpriv.analysis.attacks.attributes import BY_EPSILON
 from indpriv.audit import attributes_of_run, audit
 from indpriv.cli import run
 
@@ -36,21 +38,22 @@ def a_run(tmp_path_factory):
 
 def test_an_audit_measures_the_attributes_that_its_file_names(a_run):
     folder, summary = a_run
-    found = summary.attribute_attacks
+    every = summary.attribute_attacks
+    found = list(records(every[every["by"] == ""]))
     assert [(each.model, each.attribute) for each in found[::2]] == [
         ("dp", "sex"), ("dp", "race"), ("non_dp", "sex"), ("non_dp", "race"),
     ]  # fmt: skip
     race = found[2]
-    assert race.overall.n_members == 800
-    assert race.overall.n_others == 200
-    assert set(race.groups) == {"sex", "label"}
-    assert set(found[0].groups) == {"label"}
-    assert sum(row.n_members for row in race.bins) <= 800
-    assert race.bins
-    assert 0 < race.overall.individual_ceiling <= race.ceiling < 1
-    assert found[4].ceiling is found[4].overall.individual_ceiling is None
+    assert (race.n_members, race.n_others) == (800, 200)
+    same = (every["attribute"], every["guesser"], every["model"])
+    of_race = every[(same[0] == "race") & (same[1] == race.guesser) & (same[2] == "dp")]
+    assert set(of_race["by"]) == {"", "sex", "label", BY_EPSILON}
+    assert set(every["by"][every["attribute"] == "sex"]) == {"", "label", BY_EPSILON}
+    assert 0 < of_race["n_members"][of_race["by"] == BY_EPSILON].sum() <= 800
+    assert 0 < race.individual_ceiling <= race.ceiling < 1
+    assert found[4].ceiling is found[4].individual_ceiling is None
     assert "attributes" in set(summary.attacks["attack"])
-    assert 'id="attributes"' in (folder / "audit" / "report.html").read_text()
+    assert "### Attributes" in (folder / "audit" / "audit.md").read_text()
 
 
 def test_a_run_is_attacked_without_references(a_run, capsys):
@@ -71,4 +74,4 @@ def test_a_run_is_attacked_without_references(a_run, capsys):
 
 
 def test_a_run_that_names_none_has_none(tmp_path):
-    assert attributes_of_run(tmp_path) == ()
+    assert attributes_of_run(tmp_path).empty

@@ -146,7 +146,7 @@ def attribute_above_the_ceiling():
     found = measure_attribute(
         knowledge(leak=2.0), "with_imputation", model="dp", groups={}, ceiling=0.05
     )
-    return {"attribute_attacks": (found,)}
+    return {"attribute_attacks": found}
 
 
 def reconstruction_above_its_ceiling():

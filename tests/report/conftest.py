@@ -137,14 +137,21 @@ def attacked(audit, *, above=True, strong=True):
 
 
 def attributes(above):
-    row = {"name": "all", "n_members": 240, "n_others": 120, "imputed": 0.5, "guessed": 0.61}
+    row = {
+        "by": "",
+        "name": "all",
+        "n_members": 240,
+        "n_others": 120,
+        "imputed": 0.5,
+        "guessed": 0.61,
+    }
     row |= {"others_imputed": 0.5, "others_guessed": 0.52, "advantage": 0.09}
-    row |= {"interval": interval(-0.02, 0.2), "individual_ceiling": 0.3}
-    of = {"attribute": "sex", "n_values": 2, "guesser": "with_imputation", "title": "an attack"}
-    of |= {"model": "dp", "overall": row, "groups": {"label": [row | {"name": "1"}], "age": []}}
-    of |= {"bins": [row | {"name": "0 to 1"}], "ceiling": 0.4, "above_ceiling": above}
-    alone = of | {"groups": {}, "bins": [], "ceiling": None}
-    return [of, alone | {"model": "non_dp"}, alone | {"guesser": "without_imputation"}]
+    row |= {"low": -0.02, "high": 0.2, "individual_ceiling": 0.3, "above_ceiling": above}
+    row |= {"attribute": "sex", "n_values": 2, "guesser": "with_imputation", "title": "an attack"}
+    row |= {"model": "dp", "ceiling": 0.4}
+    parts = [{"by": "label", "name": "1"}, {"by": "individual epsilon", "name": "0 to 1"}]
+    others = [{"model": "non_dp"}, {"guesser": "without_imputation"}]
+    return [row, *(row | part for part in parts), *(row | {"ceiling": None} | of for of in others)]
 
 
 def gradient_canaries(agree):

@@ -10,7 +10,7 @@ trained on, so no attack has an advantage above the largest membership advantage
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from indpriv._arrays import BoolArray, FloatArray
-from indpriv._plain import Count, Share
+from indpriv._plain import Columns, Count, Share, records
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of
 from indpriv.analysis.attacks.membership import (
     WRONG,
@@ -26,8 +26,9 @@ from indpriv.analysis.attacks.membership import (
     materials,
     tables_of_both_sides,
 )
+from indpriv.analysis.attacks.rates import table
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.statistics.intervals import CONFIDENCE, clopper_pearson
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attacks import Material
 from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge, guesses
@@ -36,64 +37,41 @@ from indpriv.epsilon_table import EpsilonTable
 _RATES = 4  # that an interval of an advantage is made of
 
 
-@dataclass(frozen=True)
-class AttributeRow:
-    """An attack on some examples.
-
-    Attributes:
-        name: of the group or bin; "all".
-        n_members, n_others: number of examples.
-        imputed: share of members whose attribute imputation guesses, without the model.
-        guessed: share of members whose attribute the attack guesses.
-        others_imputed, others_guessed: the same of non-members.
-        advantage: (guessed - imputed) - (others_guessed - others_imputed).
-        interval: of the advantage, at least 95 percent by itself: exact intervals of four rates.
-        individual_ceiling: mean over the members of the largest advantage that a Gaussian mechanism
-            of their epsilon allows. It describes this run and is no guarantee. None without DP.
-    """
-
-    name: str
-    n_members: Count
-    n_others: Count
-    imputed: Share
-    guessed: Share
-    others_imputed: Share
-    others_guessed: Share
-    advantage: float
-    interval: Interval
-    individual_ceiling: Share | None
-
-
-@dataclass(frozen=True)
-class AttributeFindings:
-    """One attack that guesses one attribute of the examples of one model.
-
-    Attributes:
-        attribute: its name.
-        n_values: number of its values.
-        guesser: name of the attack in `indpriv.attacks.attributes.GUESSERS`.
-        title: of the attack, in a few words.
-        model: "dp", or "non_dp" for the non-private baseline.
-        overall: over all examples.
-        groups: by column, then by group; groups without members or others are left out.
-        bins: by individual epsilon; empty where the norms of the hold-out were not recorded.
-        ceiling: largest advantage that the worst case allows; None without DP, and of units of
-            several rows.
-        above_ceiling: the advantage is above it by more than chance, corrected for all attacks on
-            attributes: the run or its account is wrong, if the test examples were split off at
-            random.
-    """
-
-    attribute: str
-    n_values: Count
-    guesser: str
-    title: str
-    model: str
-    overall: AttributeRow
-    groups: Mapping[str, tuple[AttributeRow, ...]]
-    bins: tuple[AttributeRow, ...]
-    ceiling: Share | None
-    above_ceiling: bool
+BY_EPSILON = "individual epsilon"
+_INDIVIDUAL = (
+    "Mean over the members of the largest advantage that a Gaussian mechanism of their epsilon "
+    "allows. It describes this run and is no guarantee. Null without DP."
+)
+_ABOVE = (
+    "The advantage over all examples is above the ceiling by more than chance, corrected for all "
+    "attacks on attributes: the run or its account is wrong, if the test examples were split off "
+    "at random."
+)
+ATTRIBUTES = Columns(
+    "AttributeAttack",
+    "One attack that guesses one attribute of some examples of one model.",
+    {
+        "attribute": (str, "Its name."),
+        "n_values": (Count, "Number of its values."),
+        "guesser": (str, "Name of the attack in indpriv.attacks.attributes.GUESSERS."),
+        "title": (str, "Of the attack, in a few words."),
+        "model": (str, 'The audited model ("dp"), or the non-private baseline ("non_dp").'),
+        "by": (str, f'"" of all examples; the column of the group; "{BY_EPSILON}" of bins.'),
+        "name": (str, 'Of the group or bin, which has members and others; "all".'),
+        "n_members": (Count, "Number of members."),
+        "n_others": (Count, "Number of others."),
+        "imputed": (Share, "Share of members that imputation guesses, without the model."),
+        "guessed": (Share, "Share of members that the attack guesses."),
+        "others_imputed": (Share, "The share of others that imputation guesses."),
+        "others_guessed": (Share, "The share of others that the attack guesses."),
+        "advantage": (float, "(guessed - imputed) - (others_guessed - others_imputed)."),
+        "low": (float, "Lower end of its interval, at least 95 % by itself: four exact rates."),
+        "high": (float, "Upper end of that interval."),
+        "individual_ceiling": (Share | None, _INDIVIDUAL),
+        "ceiling": (Share | None, "Largest advantage that the worst case allows; null without DP."),
+        "above_ceiling": (bool, _ABOVE),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -121,39 +99,39 @@ def measure_attribute(
     account: EpsilonsOfExamples | None = None,
     ceiling: float | None = None,
     tests: int = 1,
-) -> AttributeFindings:
-    """Measure one attack on one attribute.
+) -> pd.DataFrame:
+    """Measure one attack on one attribute: rows of `ATTRIBUTES`, of all examples first.
 
     groups: (n,) the group of each example, by column; account: epsilons of the examples, None
     without DP; ceiling: largest advantage that the worst case allows; tests: number of attacks.
+    Bins need the norms of the hold-out, and groups without members or others are left out.
     """
     right = guesses(GUESSERS[guesser].logs(known)) == known.truth
     imputed = guesses(known.imputed) == known.truth
     mu = np.full(len(right), np.nan) if account is None else account.mu
     measured = _Measured(known.member, right, imputed, mu, 1.0 if ceiling is None else ceiling)
     everyone = np.ones(len(right), dtype=bool)
-    by_group = {
-        column: measured.rows(names, np.unique(names.astype(str)).tolist())
-        for column, names in groups.items()
-    }
-    bins: tuple[AttributeRow, ...] = ()
+    parts = [("", "all", everyone)]
+    for column, names in groups.items():
+        found = names.astype(str)
+        parts += [(column, name, found == name) for name in np.unique(found).tolist()]
     if account is not None and account.epsilon is not None:
         edges = epsilon_edges(account.members)
         place = np.clip(np.searchsorted(edges, account.epsilon, side="left"), 1, len(edges) - 1)
-        names = [f"{low:.3f} to {high:.3f}" for low, high in itertools.pairwise(edges)]
-        bins = measured.rows(np.array(names, dtype=object)[place - 1], list(dict.fromkeys(names)))
-    least = measured.row("all", everyone, 1 - (1 - CONFIDENCE) / tests).interval.low
-    return AttributeFindings(
-        attribute=known.name,
-        n_values=len(known.values),
-        guesser=guesser,
-        title=GUESSERS[guesser].title,
-        model=model,
-        overall=measured.row("all", everyone),
-        groups=by_group,
-        bins=bins,
-        ceiling=ceiling,
-        above_ceiling=model == "dp" and ceiling is not None and least > ceiling,
+        bins = [f"{low:.3f} to {high:.3f}" for low, high in itertools.pairwise(edges)]
+        each = np.array(bins, dtype=object)[place - 1]
+        parts += [(BY_EPSILON, name, each == name) for name in dict.fromkeys(bins)]
+    least = measured.row(everyone, 1 - (1 - CONFIDENCE) / tests)["low"]
+    about = {"attribute": known.name, "n_values": len(known.values), "guesser": guesser}
+    about |= {"title": GUESSERS[guesser].title, "model": model, "ceiling": ceiling}
+    about |= {"above_ceiling": model == "dp" and ceiling is not None and least > ceiling}
+    return table(
+        ATTRIBUTES,
+        [
+            about | {"by": by, "name": name} | measured.row(part)
+            for by, name, part in parts
+            if not by or ((part & known.member).any() and (part & ~known.member).any())
+        ],
     )
 
 
@@ -165,16 +143,7 @@ class _Measured:
     mu: FloatArray
     most: float
 
-    def rows(self, names: NDArray[np.generic], order: list[str]) -> tuple[AttributeRow, ...]:
-        """A row for each name that members and others have."""
-        parts = ((name, names.astype(str) == name) for name in order)
-        return tuple(
-            self.row(name, part)
-            for name, part in parts
-            if (part & self.member).any() and (part & ~self.member).any()
-        )
-
-    def row(self, name: str, part: BoolArray, confidence: float = CONFIDENCE) -> AttributeRow:
+    def row(self, part: BoolArray, confidence: float = CONFIDENCE) -> dict[str, Any]:
         """The attack on some of the examples."""
         inside, outside = part & self.member, part & ~self.member
         level = 1 - (1 - confidence) / _RATES
@@ -190,25 +159,19 @@ class _Measured:
             for of in (self.imputed, self.right)
         ]
         of_members, of_others = rates[1] - rates[0], rates[3] - rates[2]
-        mu = self.mu[inside]
-        individual = None
+        mu, individual = self.mu[inside], None
         if not np.isnan(mu).any():
             individual = float(np.minimum(2 * ndtr(mu / 2) - 1, self.most).mean())
-        return AttributeRow(
-            name=name,
-            n_members=int(inside.sum()),
-            n_others=int(outside.sum()),
-            imputed=rates[0],
-            guessed=rates[1],
-            others_imputed=rates[2],
-            others_guessed=rates[3],
-            advantage=of_members - of_others,
-            interval=Interval(
-                limits[0].low - limits[1].high - limits[2].high + limits[3].low,
-                limits[0].high - limits[1].low - limits[2].low + limits[3].high,
-            ),
-            individual_ceiling=individual,
-        )
+        names = ("imputed", "guessed", "others_imputed", "others_guessed")
+        return {
+            "n_members": int(inside.sum()),
+            "n_others": int(outside.sum()),
+            **dict(zip(names, rates, strict=True)),
+            "advantage": of_members - of_others,
+            "low": limits[0].low - limits[1].high - limits[2].high + limits[3].low,
+            "high": limits[0].high - limits[1].low - limits[2].low + limits[3].high,
+            "individual_ceiling": individual,
+        }
 
 
 def attribute_attacks(
@@ -218,7 +181,7 @@ def attribute_attacks(
     members: EpsilonTable | None = None,
     holdout: EpsilonTable | None = None,
     ceilings: Ceilings | None = None,
-) -> tuple[AttributeFindings, ...]:
+) -> pd.DataFrame:
     """Every attack on every attribute that a run names, on the run and on its baseline.
 
     An attribute is not grouped by itself. `members` and `holdout` are epsilons of both sides.
@@ -240,7 +203,7 @@ def attribute_attacks(
         account, ceiling, n = *ours, len(tasks)
         key: dict[str, Any] = {"model": model, "groups": groups, "tests": n}
         found.append(measure_attribute(known, guesser, **key, account=account, ceiling=ceiling))
-    return tuple(found)
+    return pd.concat(found, ignore_index=True) if found else table(ATTRIBUTES)
 
 
 def _epsilons(
@@ -268,8 +231,9 @@ def _find(run: AuditedRun) -> dict[str, Any]:
 
 
 def _alarms(audit: Audit) -> Iterator[str]:
-    for one in audit.attribute_attacks:
-        if one.model == "dp" and one.above_ceiling:
+    found = audit.attribute_attacks
+    for one in records(found[found["above_ceiling"] & (found["by"] == "")]):
+        if one.model == "dp":
             yield f"{one.attribute}: the advantage exceeds the worst case: {WRONG}"
 
 
@@ -279,5 +243,8 @@ FINDING = Finding(
     _find,
     alarms=_alarms,
     watched="attacks on attributes above the worst case",
-    attribute_attacks=(tuple[AttributeFindings, ...], "Attacks that guess attributes, if any."),
+    attribute_attacks=(
+        Annotated[pd.DataFrame, ATTRIBUTES],
+        "Attacks that guess attributes, if any.",
+    ),
 )
