@@ -162,7 +162,9 @@ def _nodes(shift: FloatArray, rate: FloatArray) -> tuple[FloatArray, FloatArray,
         below = np.maximum(above - 1, 0)
         low, high = curve(axis[below]), curve(axis[above])
         up = np.divide(curve(values) - low, high - low, out=np.ones(n), where=high > low)
-        up = np.clip(up * (1 + 1e-12), 0.0, 1.0)
+        # Below a node, some of it stays at the one below, where lower ends come from
+        most = np.where(values < axis[above], 1 - 2.0**-53, 1.0)
+        up = np.where(values > axis[below], np.minimum(up * (1 + 1e-12) + 1e-12, most), 0.0)
         parts.append([(below, 1 - up), (above, up)])
     entries = [(i * len(axes[1]) + j, p * w) for i, p in parts[0] for j, w in parts[1]]
     places, weights = (np.stack(values, axis=1) for values in zip(*entries, strict=True))

@@ -159,15 +159,11 @@ class Losses:
 
 
 def _blended(blend: csr_array, psi: FloatArray) -> FloatArray:
-    """(n_laws, k) log of the mean of exp(psi) (n_nodes, k) with the probabilities of each law."""
-    if blend.nnz == blend.shape[1]:
-        return psi
-    peak = psi.max(axis=0, initial=-1e300)
+    """(n_laws, k) log of the mean of exp(psi) (n_nodes, k), from above [1.9]."""
     rows = np.repeat(np.arange(blend.shape[0]), np.diff(blend.indptr))
     found = np.full((blend.shape[0], psi.shape[1]), -np.inf)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        np.logaddexp.at(found, rows, np.log(blend.data)[:, None] + psi[blend.indices])
-    return np.where(np.isfinite(peak), found * (1 + 8 * U) + 1e-14, np.inf)
+    np.logaddexp.at(found, rows, np.log(blend.data)[:, None] + psi[blend.indices])
+    return found + 8 * U * np.abs(found) + 1e-12
 
 
 @dataclass(frozen=True)
@@ -226,13 +222,16 @@ class Line:
             psi[laws] = base[:, 0] + np.log(total) + above[laws]
             top[laws] = np.log(np.maximum.reduceat(modulus, starts, axis=1) + error)
             kept[laws] = found[:, :n_kept]
+        # Each node's part of a law, as a share of its transform at the tilt; a law that is a node
+        # has all of it
         of_law = _blended(own, psi[:, None])[:, 0]
-        if own.nnz > n_laws:  # each node's part of a law, as a share of its transform at the tilt
-            rows = np.repeat(np.arange(own.shape[0]), np.diff(own.indptr))
-            shares = own.data * np.exp(psi[own.indices] - of_law[rows])
-            share = csr_array((shares, own.indices, own.indptr), shape=own.shape)
-            kept, top = share @ kept, np.log(share @ np.exp(top) * (1 + 1e-12))
-            above = own @ above + 64 * U * (1 + np.abs(psi).max())
+        rows = np.repeat(np.arange(own.shape[0]), np.diff(own.indptr))
+        shares = own.data * np.exp(psi[own.indices] - of_law[rows])
+        share = csr_array((shares, own.indices, own.indptr), shape=own.shape)
+        kept, top = share @ kept, np.log(share @ np.exp(top) * (1 + 1e-12))
+        more = np.zeros((2, own.shape[0]))  # largest of its nodes
+        np.maximum.at(more, (slice(None), rows), np.stack([above, np.abs(psi)])[:, own.indices])
+        rounding = 64 * U * (1 + more[1] + np.abs(of_law))
         log_modulus, angle = np.log(np.abs(kept) + 1e-300), np.angle(kept)
         omega = 2 * np.pi / key.period * np.arange(key.n_frequencies)
         z = tilt + 1j * omega
@@ -240,8 +239,8 @@ class Line:
         size_of = np.asarray(np.add.reduceat(np.abs(payoff), starts), np.float64)
         return cls(
             key,
-            of_kind @ (of_law + (above if own.nnz > n_laws else 0)),
-            of_kind @ above * 2,
+            of_kind @ (of_law + rounding),
+            of_kind @ (more[0] + rounding) * 2,
             losses.n_steps * error,
             of_kind @ log_modulus,
             of_kind @ angle,
@@ -273,8 +272,8 @@ class OnLine:
 
     Attributes:
         n_frequencies: (n,) that each sums over; needed: (n,) that it should.
-        tail: (n,) bound of the others [3].
-        rounding: (n,) bound of what rounding does to the sum [4.2].
+        tail: (n,) bound of the others [2.3].
+        rounding: (n,) bound of what rounding does to the sum [4.3] [4.4].
     """
 
     def __init__(
@@ -329,7 +328,7 @@ class OnLine:
     def log_delta(
         self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Log delta at epsilon, from above, and minus its slope."""
+        """Log delta at epsilon, from above, and minus its slope [2.2] [4.5]."""
         tilt, period, psi = self.line.tilt, self.line.key.period, self.psi[rows]
         waves = terms * _powers(np.exp(2j * np.pi / period * epsilon), terms.shape[1])
         extra = self.tail[rows] + self.rounding[rows] * (1 + np.abs(epsilon) / period)
@@ -343,7 +342,7 @@ class OnLine:
     def log_delta_below(
         self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Log delta of what was met at epsilon, from below, and minus its slope [3.3].
+        """Log delta of what was met at epsilon, from below, and minus its slope [3.3] [3.5].
 
         -inf where nothing is shown. The lattice and the smoothing are within a Gaussian mechanism
         of squared mu `more` besides, so that the curve is read further out and less what that
@@ -356,7 +355,7 @@ class OnLine:
         out = epsilon + more / 2 + tilt * more + _BEYOND * np.sqrt(more)
         with np.errstate(all="ignore"):
             moved = steps * 256 * U * (np.exp(spacing) + self.losses.reach.max(initial=0.0))
-            at = (out + moved) * (1 + 8 * U)
+            at = out + moved + 8 * U * (np.abs(out) + moved)
             waves = terms * _powers(np.exp(2j * np.pi / key.period * at), terms.shape[1])
             total = waves.real.sum(axis=1)
             base = self.psi[rows] - (self.met.counts @ self.line.raised)[rows] - tilt * at
@@ -366,9 +365,8 @@ class OnLine:
             lost += np.exp(size - base) / np.expm1(tilt * key.period)
             above = np.minimum(key.tilt + np.array([1, 2, 3, 5]), len(TILTS) - 1)
             far = _chernoff(psi, out, above, more)
-            right = np.exp(far + (size - base)[:, None]) / np.expm1(
-                (TILTS[above] - tilt) * key.period
-            )
+            ratio = np.expm1((TILTS[above] - tilt) * key.period)
+            right = np.exp(far + (size - base)[:, None]) / ratio
             lost += np.fmin.reduce(right, axis=1)
             carried = _chernoff(psi, out, np.array([key.tilt]), more)[:, 0]
             lost += np.exp(carried + log_ndtr(-_BEYOND) + size - base)
@@ -703,12 +701,12 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
 
 
 def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
-    """(n,) delta of each example at its epsilon in one direction, never above the truth [3.3].
+    """(n,) delta of each example at its epsilon in one direction, never above the truth [3.3] [4.5].
 
     below: the losses of the run, from cells below the truth.
     """
     psi = _psi(below, met)
-    bound = psi + LOG_LARGEST - TILTS * epsilon[:, None]
+    bound = _chernoff(psi, epsilon)
     log_delta = np.full(len(met), -np.inf)
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -719,4 +717,4 @@ def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
 
     target, floor = np.minimum(bound.min(axis=1), -1e-9), np.full(len(epsilon), -np.inf)
     _search(below, met, psi, bound.argmin(axis=1), target, epsilon, floor, solve, BELOW)
-    return np.asarray(np.minimum(np.exp(log_delta) * (1 - 4 * U), 1.0))
+    return np.asarray(np.minimum(np.exp(log_delta) * (1 - 16 * U), 1.0))

@@ -1,0 +1,45 @@
+"""Pairs between nodes: an example's bounds are those of its own pairs, or a little wider."""
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from indpriv.accountant.loss_pairs import Pairs
+from indpriv.accountant.tight import Met
+
+STEPS, DELTA = 1000, 1e-5
+LEVELS = np.linspace(0.05, 1.0, 150)
+
+
+def grid(order):
+    """Pairs at each level with two rates, in this order."""
+    shift, rate = np.tile(LEVELS, 2), np.repeat([0.02, 0.001], len(LEVELS))
+    return shift[order], rate[order]
+
+
+def scattered():
+    """Pairs between whose values no node need lie."""
+    rng = np.random.default_rng(0)
+    return rng.uniform(0.01, 1.0, 400), 10 ** rng.uniform(-3, -1, 400)
+
+
+def among_and_alone(shift, rate, chosen):
+    """What a few examples met, among all pairs and among their own."""
+    counts = np.zeros((len(chosen), len(shift)))
+    counts[np.arange(len(chosen)), chosen] = STEPS
+    many = Pairs.sampled(shift, rate, delta=DELTA, most_steps=STEPS)
+    own = Pairs.sampled(shift[chosen], rate[chosen], delta=DELTA, most_steps=STEPS)
+    return (many, Met.of(csr_array(counts))), (own, Met.of(csr_array(np.eye(len(chosen)) * STEPS)))
+
+
+def test_the_order_of_pairs_that_are_nodes_does_not_matter():
+    order = np.random.default_rng(1).permutation(2 * len(LEVELS))
+    (many, met), (own, own_met) = among_and_alone(*grid(order), np.array([0, 149, 299]))
+    alone = own.epsilons(own_met)
+    np.testing.assert_allclose(many.epsilons(met), alone, rtol=1e-3)
+
+
+def test_a_pair_between_nodes_costs_a_little_more_and_its_lower_end_is_lower():
+    (many, met), (own, own_met) = among_and_alone(*scattered(), np.array([3]))
+    alone, among = own.epsilons(own_met), many.epsilons(met)
+    assert own.lower_epsilons(own_met, alone) <= among <= 1.01 * alone
+    assert 0.8 * alone <= many.lower_epsilons(met, among) <= alone
