@@ -103,16 +103,6 @@ def check_row(
     return row
 
 
-def check_tolerance(tolerance: float) -> float:
-    """Return the tolerance of an account, or raise InputError."""
-    if not (isinstance(tolerance, int | float | np.number) and 0 < float(tolerance) <= 0.1):
-        raise InputError(
-            f"tolerance must be above 0 and at most 0.1, got {tolerance}: it is the relative width "
-            "that a bracket of epsilon may have, 1e-4 by default"
-        )
-    return float(tolerance)
-
-
 def check_clipping_norm_epsilon(epsilon: float) -> float:
     """Return the cost of a private clipping norm, finite and at least 0, or raise InputError."""
     known = isinstance(epsilon, int | float | np.number) and not isinstance(epsilon, bool)

@@ -163,7 +163,7 @@ def _blended(blend: csr_array, psi: FloatArray) -> FloatArray:
     rows = np.repeat(np.arange(blend.shape[0]), np.diff(blend.indptr))
     found = np.full((blend.shape[0], psi.shape[1]), -np.inf)
     np.logaddexp.at(found, rows, np.log(blend.data)[:, None] + psi[blend.indices])
-    return found + 8 * U * np.abs(found) + 1e-12
+    return np.asarray(found + 8 * U * np.abs(found) + 1e-12)
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,14 @@ class Line:
         share = csr_array((shares, own.indices, own.indptr), shape=own.shape)
         kept, top = share @ kept, np.log(share @ np.exp(top) * (1 + 1e-12))
         more = np.zeros((2, own.shape[0]))  # largest of its nodes
-        np.maximum.at(more, (slice(None), rows), np.stack([above, np.abs(psi)])[:, own.indices])
+        for values, largest in zip((above, np.abs(psi)), more, strict=True):
+            np.maximum.at(largest, rows, values[own.indices])
         rounding = 64 * U * (1 + more[1] + np.abs(of_law))
         log_modulus, angle = np.log(np.abs(kept) + 1e-300), np.angle(kept)
         omega = 2 * np.pi / key.period * np.arange(key.n_frequencies)
         z = tilt + 1j * omega
         payoff = np.where(omega > 0, 2, 1) / key.period / np.conj(z * (z + 1))
-        size_of = np.asarray(np.add.reduceat(np.abs(payoff), starts), np.float64)
+        size_of: FloatArray = np.add.reduceat(np.abs(payoff).astype(np.float64), starts)
         return cls(
             key,
             of_kind @ (of_law + rounding),

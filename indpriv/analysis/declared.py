@@ -15,7 +15,6 @@ _ACCOUNT: dict[str, tuple[tuple[str, ...], ...]] = {
     "delta": (("delta",), ("training", "delta")),
     "participation": (("participation",), ("config", "audit", "participation")),
     "neighbouring": (("config", "audit", "neighbouring"),),
-    "tolerance": (("config", "audit", "tolerance"),),
     "accountant": (),
     "conversion": (),
     "between_records": (),

@@ -304,7 +304,6 @@ def _method_of(account: Account) -> Method:
         accountant=account.accountant,
         conversion=account.conversion,
         between_records=account.between_records,
-        tolerance=account.tolerance or Method.tolerance,
     )
 
 

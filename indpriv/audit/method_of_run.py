@@ -28,7 +28,7 @@ class MethodOptions(TypedDict, total=False):
 
     Attributes:
         delta: the one in run.json.
-        accountant, conversion, between_records, preset, tolerance: those in run.json, else as
+        accountant, conversion, between_records, preset: those in run.json, else as
             `indpriv.account` has them.
         participation: the one in run.json, else "known" if batches were no Poisson samples and the
             log says who took part.
@@ -40,7 +40,6 @@ class MethodOptions(TypedDict, total=False):
     accountant: str
     conversion: str
     between_records: str
-    tolerance: float | None
     preset: str | None
     participation: str | None
     neighbouring: str | None
@@ -91,7 +90,6 @@ def _words(method: Method) -> list[str]:
         words += ["--set", f"preset={method.preset}"]
     elif method.participation == "secret":
         names = ["accountant", "conversion", "between_records"]
-        names += ["tolerance"] * (method.accountant == "pld")
         words += [word for name in names for word in ("--set", f"{name}={getattr(method, name)}")]
     return words
 

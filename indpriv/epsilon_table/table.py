@@ -55,8 +55,8 @@ class Account:
             amplification by sampling needs; "known" if the bound holds against one who does;
             "known in some runs" of several that were composed.
         accountant, conversion, between_records: how it was computed.
-        tolerance: relative width that brackets aim at; 0 where the accountant takes none. Within
-            it, epsilons depend on which other examples are accounted with them.
+        tolerance: of an account by an earlier version, within which epsilons depended on which
+            other examples were accounted with them; 0 today.
         rounding: of norms, as a fraction of max_grad_norm; 0 is none.
         rounding_mode: "up" or "nearest".
         total_steps: of the run.

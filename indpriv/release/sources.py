@@ -166,9 +166,9 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     accountant, tolerance = summary["account"]["accountant"], summary["account"].get("tolerance", 0)
     if tolerance > _NARROWEST:
         raise InputError(
-            f"this audit was made with tolerance {tolerance:g}, within which each person's epsilon "
-            "depends on the other people in the data; for a release, audit with the RDP accountant "
-            f"or with --set tolerance={_NARROWEST:g}"
+            f"this audit was made by an earlier version with tolerance {tolerance:g}, within which "
+            "each person's epsilon depends on the other people in the data; for a release, make "
+            "the audit again"
         )
     if float(NUMERICAL_NOISE[accountant]) > _LAST_DIGITS:
         warnings.warn(

@@ -15,12 +15,11 @@ from audits.training.config.values import (
     Epochs,
     Flag,
     Name,
-    Positive,
     PositiveShare,
     Share,
 )
 from audits.training.datasets import DATASETS
-from indpriv._checks import check_choice, check_rounding, check_tolerance
+from indpriv._checks import check_choice, check_rounding
 from indpriv.errors import InputError
 from indpriv.norm_log.recording_policy import RecordingPolicy
 
@@ -174,17 +173,14 @@ class CheckpointConfig:
 class GroupConfig:
     """[audit]: the columns whose groups are compared, "label" or metadata; chosen beforehand.
 
-    participation, neighbouring and tolerance are those of `indpriv audit`; None for its defaults.
+    participation and neighbouring are those of `indpriv audit`; None for its defaults.
     """
 
     groups: tuple[Name, ...] = ("label",)
     participation: Literal["secret", "known"] | None = None
     neighbouring: Literal["add_remove", "zero_out", "replace_one"] | None = None
-    tolerance: Positive | None = None
 
     def __post_init__(self) -> None:
-        if self.tolerance is not None:
-            check_tolerance(self.tolerance)
         if (self.participation, self.neighbouring) == ("known", "add_remove"):
             raise InputError(
                 'participation = "known" with neighbouring = "add_remove": an attacker who knows '
