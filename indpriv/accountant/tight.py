@@ -702,7 +702,7 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
 
 
 def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
-    """(n,) delta of each example at its epsilon in one direction, never above the truth [3.3] [4.5].
+    """(n,) delta of each example at its epsilon one way, never above the truth [3.3] [4.5].
 
     below: the losses of the run, from cells below the truth.
     """
