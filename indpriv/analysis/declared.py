@@ -91,7 +91,8 @@ class Declared:
 
 def _account(content: Mapping[str, Any]) -> dict[str, Any]:
     """What is declared of the account, under "account" or elsewhere."""
-    if wrong := sorted((content.get("account") or {}).keys() - _ACCOUNT.keys()):
+    # Earlier versions took a tolerance, which no account needs now
+    if wrong := sorted((content.get("account") or {}).keys() - _ACCOUNT.keys() - {"tolerance"}):
         raise InputError(
             f"run.json: account has the key {wrong[0]!r}, which is none of {', '.join(_ACCOUNT)}; "
             "correct it"

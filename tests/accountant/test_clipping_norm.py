@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indpriv.accountant.readings import Readings
 from scipy.optimize import brentq
 from scipy.special import expit, ndtr, ndtri
 
@@ -14,6 +13,7 @@ from indpriv import InputError, NormLog, account, membership_risk
 from indpriv.accountant import Method, Tuning, cap_rows, compose
 from indpriv.accountant.clipping_norm import rate_after_release
 from indpriv.accountant.gaussian import gaussian_delta
+from indpriv.accountant.risk import Readings
 from indpriv.analysis.attacks.ceilings import ceilings_of
 from indpriv.analysis.guarantee import membership_if_known, true_positive_bound
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE

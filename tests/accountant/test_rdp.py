@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opacus.accountants.analysis import rdp as opacus_rdp
-
-import oracles
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows
+from opacus.accountants.analysis import rdp as opacus_rdp
+
+import oracles
 from indpriv.accountant.method import CONVERSIONS, Method
 from indpriv.accountant.rdp import (
     FLOAT_SLACK,
