@@ -5,9 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.mechanisms import Mechanisms
-from indpriv.accountant.histogram.unit_cells import EqualRows
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 import oracles
@@ -19,6 +16,8 @@ from indpriv.accountant.rdp import (
     epsilon_offsets,
     renyi_divergences,
 )
+from indpriv.accountant.steps import Counts, StepKinds
+from indpriv.accountant.unit_cells import EqualRows
 from indpriv.errors import InputError
 
 MOST = 2e-3  # by which an epsilon may be above that of the best of all orders
@@ -183,13 +182,13 @@ def test_bad_input(change, match):
 
 
 def runs_to_order(n, seed):
-    """Random runs of two mechanisms: cliffs of rare sampling, full batches, one step and many."""
+    """Random runs of two kinds: cliffs of rare sampling, full batches, one step and many."""
     rng = np.random.default_rng(seed)
     for _ in range(n):
         sigma = 10 ** rng.uniform(-0.5, 1.2) * np.array([1.0, rng.uniform(1, 2)])
         rate = np.where(rng.random() < 0.1, 1.0, 10 ** rng.uniform(-6, -0.3, 2))
         norms, steps = 10 ** rng.uniform(-1.5, 0, 2), np.round(10 ** rng.uniform(0, 5, 2))
-        yield Mechanisms(norms, sigma, rate), steps, 10 ** rng.uniform(-10, -3)
+        yield StepKinds(norms / sigma, rate), steps, 10 ** rng.uniform(-10, -3)
 
 
 def best_of_dense(divergence, epsilon, delta, conversion):
@@ -209,27 +208,27 @@ def best_of_dense(divergence, epsilon, delta, conversion):
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_order_of_a_hundred_thousand_is_much_better(conversion, seed):
-    for mechanisms, steps, delta in runs_to_order(5, seed):
+    for kinds, steps, delta in runs_to_order(5, seed):
         method = Method(delta=delta, conversion=conversion)
-        found = RdpAccountant(mechanisms, method).epsilons(DenseCounts(steps[None]))
+        found = RdpAccountant(kinds, method).epsilons(Counts(steps[None]))
 
-        def divergence(orders, laws=mechanisms, steps=steps):
-            return steps @ renyi_divergences(laws.shifts, laws.sample_rate, orders)
+        def divergence(orders, law=kinds, steps=steps):
+            return steps @ renyi_divergences(law.shift, law.rate, orders)
 
         offset = epsilon_offsets(found.best_order, delta, conversion)
         allowed = max((divergence(found.best_order) + offset)[0], 0.0)
         assert found.epsilon[0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
         best = best_of_dense(divergence, found.epsilon[0], delta, conversion)
-        assert found.epsilon[0] <= best * (1 + MOST), (mechanisms, steps, delta)
+        assert found.epsilon[0] <= best * (1 + MOST), (kinds, steps, delta)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nor_for_units_of_several_rows_which_start_from_small_orders(seed):
     rng = np.random.default_rng(seed)
-    for mechanisms, steps, delta in runs_to_order(3, 100 + seed):
+    for kinds, steps, delta in runs_to_order(3, 100 + seed):
         k = rng.integers(2, 30, 2)
-        cells = EqualRows(mechanisms.shifts, np.minimum(mechanisms.sample_rate, 0.5), k)
-        found = RdpAccountant(cells, Method(delta=delta)).epsilons(DenseCounts(steps[None]))
+        cells = EqualRows(kinds.shift, np.minimum(kinds.rate, 0.5), k)
+        found = RdpAccountant(cells, Method(delta=delta)).epsilons(Counts(steps[None]))
 
         def divergence(orders, cells=cells, steps=steps):
             each = np.repeat([0, 1], len(orders))
