@@ -234,7 +234,7 @@ class Line:
             np.maximum.at(largest, rows, values[own.indices])
         rounding = 64 * U * (1 + more[1] + np.abs(of_law))
         log_modulus, angle = np.log(np.abs(kept) + 1e-300), np.angle(kept)
-        omega = 2 * np.pi / key.period * np.arange(key.n_frequencies)
+        omega = 2 * np.pi / key.period * np.arange(key.n_frequencies, dtype=np.float64)
         z = tilt + 1j * omega
         payoff = np.where(omega > 0, 2, 1) / key.period / np.conj(z * (z + 1))
         size_of: FloatArray = np.add.reduceat(np.abs(payoff).astype(np.float64), starts)
