@@ -232,12 +232,6 @@ class _Run:
         return csr_array((found.data, found.indices, starts), shape=shape)
 
 
-def _counts(matrix: csr_array) -> Counts:
-    """The same as counts: dense ones where most cells are met, which are faster there."""
-    most = int(np.diff(matrix.indptr).max(initial=0))
-    return Counts(matrix.toarray() if matrix.shape[1] <= 4 * most else matrix)
-
-
 def _laid_out(
     logs: Sequence[NormLog], methods: Sequence[Method], by: str
 ) -> tuple[NDArray[np.generic], IntArray, list[_Run]]:
@@ -276,10 +270,8 @@ def _laid_out(
             order = np.argsort(rank[own.numbers], kind="stable")
             if (np.diff(order) != 1).any():
                 log = log.take(order)
-            if several:
-                cells = UnitCells.of(log, method.between_records, int(rows.max()))
-            else:
-                cells = Steps.of(log, method.between_records)
+            between, most = method.between_records, int(rows.max())
+            cells = UnitCells.of(log, between, most) if several else Steps.of(log, between)
         first_row = np.append(0, np.cumsum(rows))
         runs.append(_Run(log, method, first_row, cells, squared_mu, clipped))
     return ids, n_rows, runs
@@ -312,20 +304,24 @@ def _epsilons(
         limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
         details = {"mu": mu, "true_positive_limit": limit}
         return Epsilons(gaussian_epsilons(mu, method.delta)[1], np.zeros(n), details)
-    histograms = [run.cells for run in runs if isinstance(run.cells, Steps)]
+    of_rows = [run.cells for run in runs if isinstance(run.cells, Steps)]
     of_units = [run.cells.mechanisms for run in runs if isinstance(run.cells, UnitCells)]
-    cells = _joined([*of_units, _GAUSSIAN]) if of_units else _Cells(histograms)
-    accountant, tight = RdpAccountant(cells, method), method.accountant == "pld"
-    steps = sum(float(run.log.total_steps) for run in secret)
-    pairs = _pairs([cells.laws for cells in histograms], method.delta, steps) if tight else None
+    cells = _joined([*of_units, _GAUSSIAN]) if of_units else _Cells(of_rows)
+    accountant, pairs = RdpAccountant(cells, method), None
+    if method.accountant == "pld":
+        laws = StepKinds.concatenated([cells.laws for cells in of_rows])
+        steps = float(sum(run.log.total_steps for run in secret))
+        pairs = Pairs.sampled(laws, delta=method.delta, most_steps=steps)
 
     def work(start: int, stop: int) -> tuple[int, Epsilons]:
         counts, gaussian = [run.counts(start, stop) for run in secret], squared_mu[start:stop]
-        every = _counts(hstack([*counts, gaussian[:, None]], format="csr"))
-        found = rdp_bounds(accountant.epsilons(every))
+        every = hstack([*counts, gaussian[:, None]], format="csr")
+        if every.shape[1] <= 4 * np.diff(every.indptr).max():  # dense ones are faster there
+            every = every.toarray()
+        found = rdp_bounds(accountant.epsilons(Counts(every)))
         if pairs is None:
             return stop, found
-        by_law = [own @ cells.steps for own, cells in zip(counts, histograms, strict=True)]
+        by_law = [own @ cells.steps for own, cells in zip(counts, of_rows, strict=True)]
         met = Met.of(hstack(by_law, format="csr"), gaussian)
         epsilon = np.minimum(pairs.epsilons(met), found.epsilon)
         limit = found.details["true_positive_limit"]
@@ -340,11 +336,6 @@ def _epsilons(
         if progress is not None:
             progress(done, n)
     return Epsilons.joined(parts)
-
-
-def _pairs(parts: Sequence[StepKinds], delta: float, most_steps: float) -> Pairs:
-    """The laws of single steps of all runs, side by side."""
-    return Pairs.sampled(StepKinds.concatenated(parts), delta=delta, most_steps=most_steps)
 
 
 def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> FloatArray:
@@ -365,7 +356,8 @@ def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> Fl
     met = Counts(np.column_stack([counts, squared_mu]))
     epsilon = RdpAccountant(source, method).epsilons(met).epsilon
     if method.accountant == "pld":
-        pairs = _pairs([laws], method.delta, float(counts.sum(axis=1).max()))
+        most_steps = float(counts.sum(axis=1).max())
+        pairs = Pairs.sampled(laws, delta=method.delta, most_steps=most_steps)
         epsilon = np.minimum(pairs.epsilons(Met.of(csr_array(counts), squared_mu)), epsilon)
     return epsilon
 
