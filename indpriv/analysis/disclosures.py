@@ -3,12 +3,9 @@
 Their texts, and which of them are private, stand in indpriv/_facts: disclosures and hazards.toml.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from indpriv._facts import (
     ASSUMED,
@@ -33,7 +30,7 @@ from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import RunFacts
 from indpriv.analysis.summary import Audit, Finding
-from indpriv.epsilon_table import Account, EpsilonTable
+from indpriv.epsilon_table import Account
 from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.validation import CONTRIBUTIONS
@@ -62,19 +59,14 @@ def declared_or(otherwise: str, said: str | None) -> str:
     return DECLARED if said else otherwise
 
 
-def disclosures(audit: Audit, brackets: Mapping[str, int]) -> tuple[Fact, ...]:
-    """Every fact that a reader needs to judge the guarantee, in the order of the report.
-
-    `brackets` is the number of examples by the way in which the PLD accountant bracketed them,
-    empty for another accountant.
-    """
+def disclosures(audit: Audit) -> tuple[Fact, ...]:
+    """Every fact that a reader needs to judge the guarantee, in the order of the report."""
     run, account, guarantee, checks = audit.run, audit.account, audit.guarantee, audit.checks
-    values = values_of(run, account, guarantee, audit.versions, brackets)
+    values = values_of(run, account, guarantee, audit.versions)
     decided = (
         *_guaranteed(run, account, guarantee),
         *_training(run, account, checks, guarantee.lines),
         *_norms(run, account, checks),
-        *([("brackets", VERIFIED, "")] if brackets else []),
         *_provenance(run, guarantee, checks),
     )
     return tuple(fact(f"disclosure.{key}", status, case, **values) for key, status, case in decided)
@@ -158,7 +150,6 @@ def values_of(
     account: Account,
     guarantee: Guarantee,
     versions: Mapping[str, str],
-    brackets: Mapping[str, int],
 ) -> dict[str, object]:
     """What texts of disclosures name."""
     recorder = run.recorder
@@ -170,7 +161,6 @@ def values_of(
         "accountant": account.accountant.upper(),
         "audit_versions": _pairs(versions),
         "batch": round((recorder.get("expected_batch_size") or 0) * _ranks(run)),
-        "brackets": ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items())),
         "cap": _cap(run),
         "clipping": clipping,
         "contributions": CONTRIBUTIONS.get(clipping, ""),
@@ -302,13 +292,7 @@ def _key(text: str) -> str:
 
 
 def _disclosures(run: AuditedRun) -> dict[str, Any]:
-    epsilons, brackets = run.epsilons, Counter[str]()
-    if isinstance(epsilons, EpsilonTable):
-        brackets.update(epsilons.details.get("bracket", np.array([])).tolist())
-    elif "bracket" in epsilons.details:
-        for frame in epsilons.frames(["bracket"]):
-            brackets.update(frame["bracket"].tolist())
-    return {"disclosures": disclosures(run.audit, brackets)}
+    return {"disclosures": disclosures(run.audit)}
 
 
 def _hazards(run: AuditedRun) -> dict[str, Any]:

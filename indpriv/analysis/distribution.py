@@ -32,8 +32,6 @@ class Distribution:
             its number of rows.
         edges: (n_bins + 1,) of the bins, from 0 to top_of_range.
         counts: (n_bins,) number in each bin, right edge included.
-        wide: number whose bracket is wider than 1 %, so that only its upper end says something;
-            None where the accountant takes no brackets.
     """
 
     n: Count
@@ -46,7 +44,6 @@ class Distribution:
     share_at_worst_case: Share
     edges: tuple[float, ...]
     counts: tuple[int, ...]
-    wide: Count | None = None
 
 
 def top_of_range(epsilons: Epsilons) -> float:
@@ -67,14 +64,13 @@ def describe(epsilons: Epsilons) -> Distribution:
     Of more than a million epsilons in parts, quantiles are those of bins of 0.1 %, and the mean is
     that of the means of bins.
     """
-    top, n, at_worst_case, wide = top_of_range(epsilons), len(epsilons), 0, 0
+    top, n, at_worst_case = top_of_range(epsilons), len(epsilons), 0
     counts, in_memory = np.zeros(_BINS, np.int64), isinstance(epsilons, EpsilonTable)
     condensed = Condensed("epsilon", n=0 if in_memory else n)
     for table in epsilons.tables():
         own, edges = np.histogram(table.epsilon, bins=_BINS, range=(0.0, top))
         counts += own
         at_worst_case += int(table.at_worst_case.sum())
-        wide += int(table.wide.sum())
         condensed.add(np.zeros(len(table), np.int64), table.epsilon)
     found = condensed.frame()
     values, weights, cells = (found[name].to_numpy() for name in ("epsilon", "weight", "cell"))
@@ -87,7 +83,6 @@ def describe(epsilons: Epsilons) -> Distribution:
         share_at_worst_case=at_worst_case / n,
         edges=tuple(edges.tolist()),
         counts=tuple(counts.tolist()),
-        wide=wide if epsilons.account.accountant == "pld" else None,
     )
 
 

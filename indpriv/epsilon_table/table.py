@@ -41,7 +41,6 @@ def relation_words(neighbouring: str) -> str:
 
 
 FALSE_POSITIVE_RATE = 0.01  # at which accounts state the limit on membership tests
-WIDE = 0.01  # relative width of a bracket beyond which nothing is claimed but its upper end
 KEPT_DETAILS = ("n_rows", "unit_worst_case", "true_positive_limit")
 
 
@@ -230,12 +229,6 @@ class EpsilonTable:
         """(n_examples,) whether epsilon is the worst case, of a unit that of as many rows."""
         worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
         return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
-
-    @property
-    def wide(self) -> NDArray[np.bool_]:
-        """(n_examples,) whether "pld" leaves epsilon open by more than 1 % of the upper end."""
-        width = self.epsilon_upper - self.epsilon_lower
-        return np.asarray((width > WIDE * self.epsilon_upper) & (self.account.accountant == "pld"))
 
     def table(self, details: Collection[str] = KEPT_DETAILS) -> "EpsilonTable":
         """The table itself, with all its details; see `EpsilonParts`, which reads them."""

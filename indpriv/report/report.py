@@ -289,7 +289,6 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "disclaimer": DISCLAIMER + quote,
         "false_positive_rate": FALSE_POSITIVE_RATE,
         "disclosed": {one.key: one for one in audit.disclosures},
-        "brackets": _brackets(audit),
         "worst_case_drawn": _worst_case_drawn(audit),
         "compared": sorted(compared, key=lambda of: -of[0].ratio.value),
         "small": _too_small(audit),
@@ -463,12 +462,3 @@ def _worst_case_drawn(audit: Audit) -> float | None:
     """The worst case that figures show; None if that of the largest unit is far off their scale."""
     worst: float = audit.guarantee.worst_case_epsilon
     return None if audit.unit_sizes and worst > audit.individual.edges[-1] else worst
-
-
-def _brackets(audit: Audit) -> str:
-    """For how many the tight accountant is tight; empty for another one."""
-    found, plural = audit.individual, audit.account.plural
-    if found.wide is None:
-        return ""
-    text = f"tight, at most 1 % wide, for {found.n - found.wide:,} of {found.n:,} {plural}"
-    return f"{text}; of {found.wide:,} only the upper end says something" if found.wide else text

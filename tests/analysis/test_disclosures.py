@@ -1,6 +1,4 @@
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from indpriv.analysis.declared import Declared
@@ -102,17 +100,6 @@ def test_ranks_are_named_and_their_batches_counted_together(run):
     assert rows(run)["Normalisation of the gradient"].detail.endswith(
         "over the expected batch size, 24"
     )
-
-
-def test_brackets_of_the_tight_accountant_are_counted(run):
-    log, examples = run
-    table = epsilon_table([1.0] * 60, accountant="pld")
-    table = replace(table, details={"bracket": np.array(["certified"] * 58 + ["fallback"] * 2)})
-    summary = audit_of(log, table, RecordedRun(examples), name="x", by=["label"])
-    row = next(row for row in summary.disclosures if row.key == "brackets")
-    assert row.detail.startswith("58 certified, 2 fallback")
-    assert row.private
-    assert "Brackets of individual epsilon" not in rows(run)
 
 
 @pytest.mark.parametrize(

@@ -401,7 +401,9 @@ def _from_means(canaries: Canaries) -> CanaryBound:
             longest *= 2
         length = optimize.brentq(excess, shortest, longest, xtol=1e-4)
         log = _log_of(canaries.settings, length)
-        epsilon = float(account(log, delta=canaries.delta, accountant="pld").epsilon_lower[0])
+        epsilon = float(
+            account(log, delta=canaries.delta, accountant="pld", brackets=True).epsilon_lower[0]
+        )
     return _bound("means", epsilon, least(_null_memberships(canaries)) > 0)
 
 
