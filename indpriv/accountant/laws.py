@@ -310,11 +310,11 @@ def cells_of(first: Mixture, second: Mixture, tail: float, *, below: bool = Fals
     """
     reach = float(-ndtri(tail))
     span = first.mean.max(axis=1) - first.mean.min(axis=1) + 2 * reach
-    n_cells = int(np.ceil(float(span.max()) / _CELL))
+    n_cells = int(np.ceil(float(span.max(initial=2 * reach)) / _CELL))
     k = first.mean.shape[1] + second.mean.shape[1]
     size = max(1, _AT_ONCE // (n_cells * k))
     parts = []
-    for start in range(0, len(span), size):
+    for start in range(0, max(len(span), 1), size):
         steps = slice(start, start + size)
         parts.append(_cells(first.part(steps), second.part(steps), reach, n_cells, below))
     return Cells.joined(parts)
