@@ -33,10 +33,9 @@ from indpriv.accountant.clipping_norm import with_clipping_norm
 from indpriv.accountant.known import known_blocks
 from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
+from indpriv.accountant.pairs import PairsEngine, fixed_size_blocks, rare_truncations, uses_pairs
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp import RdpAccountant, RdpEpsilons
-from indpriv.accountant.relations.fixed_size import fixed_size_blocks
-from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations, uses_pairs
 from indpriv.accountant.steps import Counts, Steps, clipped_steps, condensed
 from indpriv.accountant.tight import Met
 from indpriv.accountant.unit_cells import UnitCells

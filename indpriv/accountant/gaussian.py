@@ -28,7 +28,7 @@ GAUSSIAN_ERROR = 1e-11  # relative, of delta; a wide margin over rounding
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 _LARGEST_MU = 1e12
 _MOST_EXACT = 8192  # values of mu that are inverted one by one; more are read off a table
-_CELL_BITS = 10  # that follow the first one of mu: 1024 cells between powers of 2
+_CELL_BITS = 11  # that follow the first one of mu: 2048 cells between powers of 2
 _AT_ONCE = 1 << 15  # values of mu: what is made of them stays in cache
 
 

@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from indpriv import InputError, NormLog, account
-from indpriv.accountant.relations.replace_one import replaced_divergences
+from indpriv.accountant.pairs import replaced_divergences
 from indpriv.norm_log.norm_log import Filtered
 
 DELTA = 1e-5
@@ -46,6 +46,16 @@ def compare(rng, n):
 
 def test_divergences_are_those_of_the_definition_and_never_smaller():
     compare(np.random.default_rng(0), 2)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "rate", "order"),
+    [(10 / 3, 10 / 3, 1e-5, 1.0001), (1.0, 1.0, 1e-5, 5.5), (0.5, 0.5, 1e-5, 17.0)],
+)
+def test_small_divergences_keep_their_precision(own, other, rate, order):
+    found = replaced_divergences(*(np.array([x]) for x in (own, other, rate, order)))[0, 0]
+    truth = by_definition(own, other, rate, order)
+    assert truth <= found <= truth * (1 + 1e-8)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from scipy import stats
 
 from indpriv import NormLog, account
 from indpriv.accountant.method import Method
-from indpriv.accountant.relations.pairs import tight_worst_case
+from indpriv.accountant.pairs import tight_worst_case
 
 DELTA = 1e-5
 # exp(epsilon) overflows in dp_accounting beyond 709; pld/test_hard_grid.py compares brackets of

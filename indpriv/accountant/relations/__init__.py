@@ -1,1 +1,0 @@
-"""Accounts under other relations and samplers than add/remove with secret Poisson sampling."""
