@@ -1,4 +1,4 @@
-"""EpsilonTable: the epsilon of each example, its bracket and its claim. Sensitive.
+"""EpsilonTable: the epsilon of each example and its claim. Sensitive.
 
 An individual epsilon describes the run that happened. It is not a differential-privacy guarantee.
 """
@@ -184,8 +184,7 @@ class EpsilonTable:
         details: further columns, each (n_examples,). true_positive_limit, the largest rate of a
             membership test at a false-positive rate of 1 %, by Rényi divergences, and exact with
             known participation. Of "rdp": best_order, and order_at_boundary
-            where a wider range of orders might give less. Of "pld": rdp_epsilon, and bracket:
-            "certified" or "checked", or where it is `wide` "upper" or "fallback" (Rényi's bound).
+            where a wider range of orders might give less. Of "pld": rdp_epsilon.
             Of units: n_rows, and unit_worst_case, the worst case of a unit with that number of
             rows; worst_case_epsilon is that of the unit with the most. Under a privacy filter:
             left_out_at, the step from which an example was left out, or -1.
