@@ -97,7 +97,7 @@ class Method:
 
     @property
     def rdp_orders(self) -> NDArray[np.float64] | None:
-        """(n_orders,) exactly these Rényi orders; None for the search over the default grid."""
+        """(n_orders,) exactly these Rényi orders; None for those of a fixed grid."""
         return None if self.orders is None else np.asarray(self.orders, np.float64)
 
 
