@@ -142,7 +142,7 @@ def attacked_table(run: AuditedRun) -> EpsilonTable:
     """Epsilons of the members that are attacked."""
     if isinstance(run.epsilons, EpsilonTable):
         return run.epsilons
-    if (positions := run.recorded.attacked(run.seed)) is not None:
+    if (positions := run.recorded.attacked(run.seed)[0]) is not None:
         return run.epsilons.take(positions)
     return run.epsilons.table(run.epsilons.details)
 

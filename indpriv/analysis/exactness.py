@@ -92,10 +92,10 @@ def _attack_error(*sampled: int | None) -> float | None:
 
 
 def _find(run: AuditedRun) -> dict[str, Any]:
-    attacked = (run.recorded.attacked(run.seed), run.recorded.attacked_others(run.seed))
+    attacked = run.recorded.attacked(run.seed)
     members, others = (None if found is None else len(found) for found in attacked)
     audit = run.audit
-    tried = audit.sensitivity or audit.spacing or audit.fidelity
+    tried = len(audit.sensitivity) or audit.spacing or audit.fidelity
     some = len(run.epsilons) > MOST_COMPARED and run.epsilons.account.rows_per_unit is None
     compared = MOST_COMPARED if tried and some else None
     return {"exactness": exactness_of(len(run.epsilons), audit.loss, members, others, compared)}

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition
-from indpriv._plain import AtLeastZero, Count, Share
+from indpriv._plain import AtLeastZero, Columns, Count, Share
 from indpriv.accountant.account import worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.claims import uses_batch_norms
@@ -137,43 +137,30 @@ class Fidelity(Differences):
     groups: tuple[GroupFidelity, ...] = ()
 
 
-@dataclass(frozen=True)
-class Sensitivity:
-    """The same log accounted under another choice.
+SENSITIVITY = Columns(
+    "Sensitivity",
+    "The same log accounted under another choice.",
+    {
+        "choice": (str, '"rounding" or "between_records".'),
+        "here": (str, "Its value in this audit."),
+        "instead": (str, "Its other value."),
+        "n": (Count, "Number of examples."),
+        "pearson": (float | None, "Pearson's r of both epsilons; None where undefined."),
+        "mean_shift": (float, "Epsilon under the other choice minus that here, on average."),
+        "p95_absolute": (AtLeastZero, "The 95 % quantile of the absolute shift."),
+        "largest_absolute": (AtLeastZero, "The largest absolute shift."),
+        "share_smaller": (Share, "Share of examples to which the other choice gives less."),
+    },
+)
 
-    Attributes:
-        choice: "rounding" or "between_records".
-        here: its value in this audit.
-        instead: its other value.
-        n: number of examples.
-        pearson: Pearson's r of both epsilons; None where undefined.
-        mean_shift: epsilon under the other choice minus epsilon in this audit, on average.
-        p95_absolute, largest_absolute: of the absolute shift.
-        share_smaller: share of examples to which the other choice gives a smaller epsilon.
-    """
 
-    choice: str
-    here: str
-    instead: str
-    n: Count
-    pearson: float | None
-    mean_shift: float
-    p95_absolute: AtLeastZero
-    largest_absolute: AtLeastZero
-    share_smaller: Share
-
-    @classmethod
-    def to(cls, choice: str, here: EpsilonTable, instead: EpsilonTable) -> Sensitivity:
-        """Compare two accounts of the same examples that differ in a field of `Account`."""
-        found = differences(instead.epsilon, here.epsilon)
-        return cls(
-            choice=choice,
-            here=str(getattr(here.account, choice)),
-            instead=str(getattr(instead.account, choice)),
-            mean_shift=found["signed_bias"],
-            share_smaller=found["share_under"],
-            **_some(found, "n", "pearson", "p95_absolute", "largest_absolute"),
-        )
+def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> dict[str, Any]:
+    """A row of `SENSITIVITY`: two accounts of the same examples that differ in this field."""
+    found = differences(instead.epsilon, here.epsilon)
+    values = {"here": str(getattr(here.account, choice))}
+    values |= {"instead": str(getattr(instead.account, choice))}
+    shifts = {"mean_shift": found["signed_bias"], "share_smaller": found["share_under"]}
+    return {"choice": choice, **values, **found, **shifts}
 
 
 @dataclass(frozen=True)
@@ -206,27 +193,17 @@ class Spacing:
     largest_absolute: AtLeastZero
     share_larger: Share
 
-    @classmethod
-    def of(
-        cls,
-        every_record: EpsilonTable,
-        fewer: EpsilonTable,
-        *,
-        n_records: int,
-        n_kept: int,
-        every: int,
-    ) -> Spacing:
-        """Compare two accounts of the same examples, in the same order."""
-        found = differences(fewer.epsilon, every_record.epsilon)
-        return cls(
-            n_records=n_records,
-            n_kept=n_kept,
-            every=every,
-            between_records=every_record.account.between_records,
-            mean_shift=found["signed_bias"],
-            share_larger=float((fewer.epsilon > every_record.epsilon).mean()),
-            **_some(found, "pearson", "mean_absolute", "p95_absolute", "largest_absolute"),
-        )
+
+def spacing_of(every_record: EpsilonTable, fewer: EpsilonTable, **counts: int) -> Spacing:
+    """Compare two accounts of the same examples, in the same order."""
+    found = differences(fewer.epsilon, every_record.epsilon)
+    return Spacing(
+        between_records=every_record.account.between_records,
+        mean_shift=found["signed_bias"],
+        share_larger=float((fewer.epsilon > every_record.epsilon).mean()),
+        **_some(found, "pearson", "mean_absolute", "p95_absolute", "largest_absolute"),
+        **counts,
+    )
 
 
 def compare_with_exact(

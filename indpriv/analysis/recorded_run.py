@@ -97,9 +97,9 @@ class RecordedRun:
         reference models are used whole, and so are units of several rows. `seed` is that of the
         analysis; the baseline and the hold-out have the same examples.
         """
-        if self.examples is None or (positions := self.attacked(seed)) is None:
+        positions, others = self.attacked(seed)
+        if self.examples is None or positions is None:
             return self
-        others = self.attacked_others(seed)
         examples = self.examples.at(positions, others)
         ids = examples.train["example_id"].to_numpy()
         test_ids = None if others is None else examples.test["example_id"].to_numpy()
@@ -110,20 +110,16 @@ class RecordedRun:
             holdout=self.holdout if test_ids is None else _of_examples(self.holdout, test_ids),
         )
 
-    def attacked(self, seed: int) -> IntArray | None:
-        """Increasing positions of the members of `for_attacks` in the table; None if all."""
-        signals = (*self.references, *self.baseline_references)
-        if self.examples is None or signals or self.examples.n_train <= weighted.MOST_EXACT:
-            return None
-        if not self.examples.has_unit_for_each_row():
-            return None
-        return _drawn(self.examples.n_train, seed, "members")
-
-    def attacked_others(self, seed: int) -> IntArray | None:
-        """The same of the test examples."""
-        if self.examples is None or self.attacked(seed) is None:
-            return None
-        return _drawn(len(self.examples.test_rows()), seed, "non-members")
+    def attacked(self, seed: int) -> tuple[IntArray | None, IntArray | None]:
+        """Increasing positions of the members and of the others of `for_attacks`; None if all."""
+        examples, signals = self.examples, (*self.references, *self.baseline_references)
+        if examples is None or signals or examples.n_train <= weighted.MOST_EXACT:
+            return None, None
+        if not examples.has_unit_for_each_row():
+            return None, None
+        members = _drawn(examples.n_train, seed, "members")
+        some = members is not None
+        return members, _drawn(len(examples.test_rows()), seed, "non-members") if some else None
 
 
 def _drawn(n: int, seed: int, whose: str) -> IntArray | None:
@@ -185,15 +181,11 @@ def with_references(
     recorded: RecordedRun, path: Path, signals: Path | None, baseline_signals: Path | None
 ) -> RecordedRun:
     """What is known about the run, with signals of reference models where they are given."""
-    if signals is not None:
-        found = read_references(signals, path, recorded.examples)
-        recorded = replace(recorded, references=found)
-    if baseline_signals is not None:
-        found = read_references(baseline_signals, path, recorded.non_dp)
-        recorded = replace(recorded, baseline_references=found)
-    every = (recorded.references, recorded.baseline_references)
-    unchecked = [text for signals in every for text in unchecked_facts(path, signals)]
-    return replace(recorded, unchecked=unchecked)
+    found = read_references(signals, path, recorded.examples)
+    baseline = read_references(baseline_signals, path, recorded.non_dp)
+    unchecked = [text for every in (found, baseline) for text in unchecked_facts(path, every)]
+    known = replace(recorded, references=found, baseline_references=baseline)
+    return replace(known, unchecked=unchecked)
 
 
 def with_units(
@@ -231,18 +223,20 @@ def in_rows_of(epsilons: Epsilons, examples: ExampleTable) -> ExampleTable:
 
 
 def read_references(
-    path: Path, run_dir: Path, examples: ExampleTable | None
+    path: Path | None, run_dir: Path, examples: ExampleTable | None
 ) -> Mapping[str, AttackSignals]:
     """The signals in a folder, by name, once it is clear that they are of this run.
 
     Args:
-        path: a folder of `train_references(..., audited=...)`, or an .npz file.
+        path: a folder of `train_references(..., audited=...)`, or an .npz file; None for none.
         run_dir: the run that is attacked.
         examples: its examples and losses.
 
     Raises:
         InputError: signals of other data, of other examples or of another run.
     """
+    if path is None:
+        return {}
     found = open_signals(path)
     if examples is None:
         raise InputError(f"{run_dir} has no losses of its examples, which attacks compare with")

@@ -5,9 +5,10 @@ Sensitive.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 
 from indpriv._arrays import IntArray
 from indpriv._columns import Partition, grouping_of, known_columns, rows_at
@@ -17,12 +18,14 @@ from indpriv.accountant.method import Method
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity import (
+    SENSITIVITY,
     BatchNormFidelity,
     Fidelity,
-    Sensitivity,
     Spacing,
     compare_with_exact,
     free_fidelity,
+    sensitivity_to,
+    spacing_of,
 )
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.summary import Finding
@@ -145,7 +148,7 @@ def effect_of_spacing(
     log, table = _compared(log, epsilons, weighted.MOST_EXACT)
     sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
     kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
-    return Spacing.of(
+    return spacing_of(
         table,
         kept,
         n_records=log.n_records,
@@ -156,11 +159,11 @@ def effect_of_spacing(
 
 def sensitivity(
     log: NormLog, method: Method, epsilons: Epsilons, progress: StageProgress | None = None
-) -> tuple[Sensitivity, ...]:
+) -> pd.DataFrame:
     """How far epsilons move with coarser rounding and with other rules between records."""
     if log.filtered is not None or method.preset is not None:
         # A filter's account is its cap under any choice; a preset makes both choices itself.
-        return ()
+        return SENSITIVITY.frame({}, 0)
     log, table = _compared(log, epsilons, MOST_COMPARED)
     finest = 0.0 if log.levels is None else log.levels.rounding
     carried = log.n_records < log.total_steps and not log.individually_clipped
@@ -177,9 +180,10 @@ def sensitivity(
     ]
     found = []
     for number, (choice, log_then, method_then) in enumerate(cases, 1):
-        found.append(Sensitivity.to(choice, table, table_for(log_then, method_then)))
+        found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
         (progress or silent)(CHOOSING, number, len(cases))
-    return tuple(found)
+    columns = {name: [row[name] for row in found] for name in SENSITIVITY.kinds}
+    return SENSITIVITY.frame(columns, len(found))
 
 
 def _compared(log: NormLog, epsilons: Epsilons, most: int) -> tuple[NormLog, EpsilonTable]:
@@ -270,7 +274,7 @@ FINDINGS = (
         84,
         _sensitivity,
         sensitivity=(
-            tuple[Sensitivity, ...],
+            Annotated[pd.DataFrame, SENSITIVITY],
             "How far epsilons move with the rounding of norms and with what is assumed between "
             "records.",
         ),

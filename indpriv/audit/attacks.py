@@ -69,7 +69,7 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
     examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
     run = RecordedRun(
         examples=examples,
-        references={} if signals is None else read_references(signals, run_dir, examples),
+        references=read_references(signals, run_dir, examples),
         attributes=knowledge_of(run_dir / ATTRIBUTES),
     )
     material = materials(run)["dp"]

@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from indpriv.analysis.fidelity import Sensitivity, Spacing, compare_with_exact, differences
+from indpriv.analysis.fidelity import (
+    compare_with_exact,
+    differences,
+    sensitivity_to,
+    spacing_of,
+)
 from indpriv.errors import InputError
 from synthetic import epsilon_table
 
@@ -73,22 +78,22 @@ def test_differences_are_the_estimate_minus_the_reference():
 
 def test_sensitivity_is_the_other_choice_minus_this_one():
     here = epsilon_table([1.0, 2.0, 3.0], rounding=0.01)
-    found = Sensitivity.to("rounding", here, epsilon_table([1.1, 1.8, 3.4], rounding=0.1))
-    assert (found.here, found.instead, found.n) == ("0.01", "0.1", 3)
-    assert found.mean_shift == pytest.approx(0.1)
-    assert found.largest_absolute == pytest.approx(0.4)
-    assert found.share_smaller == pytest.approx(1 / 3)
+    found = sensitivity_to("rounding", here, epsilon_table([1.1, 1.8, 3.4], rounding=0.1))
+    assert (found["here"], found["instead"], found["n"]) == ("0.01", "0.1", 3)
+    assert found["mean_shift"] == pytest.approx(0.1)
+    assert found["largest_absolute"] == pytest.approx(0.4)
+    assert found["share_smaller"] == pytest.approx(1 / 3)
 
 
 def test_spacing_is_fewer_records_minus_all():
     table = epsilon_table([1.0, 2.0, 3.0, 4.0])
     fewer = epsilon_table([1.5, 2.0, 2.9, 4.2])
-    found = Spacing.of(table, fewer, n_records=4, n_kept=2, every=10)
+    found = spacing_of(table, fewer, n_records=4, n_kept=2, every=10)
     assert found.mean_shift == pytest.approx(0.15)
     assert found.mean_absolute == pytest.approx(0.2)
     assert found.largest_absolute == pytest.approx(0.5)
     assert found.share_larger == 0.5
     assert (found.n_records, found.n_kept, found.every, found.between_records) == (4, 2, 10, "last")
-    same = Spacing.of(table, table, n_records=4, n_kept=2, every=10)
+    same = spacing_of(table, table, n_records=4, n_kept=2, every=10)
     assert (same.largest_absolute, same.share_larger) == (0.0, 0.0)
     assert same.pearson == pytest.approx(1.0)

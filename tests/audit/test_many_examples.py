@@ -135,7 +135,8 @@ def test_few_test_examples_are_attacked_whole(monkeypatch):
     monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
     monkeypatch.setattr(recorded_run, "MOST_ATTACKED", 200)
     run = RecordedRun(examples=small_run(n=400)[1])
-    assert (len(run.attacked(0)), run.attacked_others(0)) == (200, None)
+    members, others = run.attacked(0)
+    assert (len(members), others) == (200, None)
     assert len(run.for_attacks(0).examples.test) == 200
 
 
