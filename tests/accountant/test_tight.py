@@ -1,0 +1,223 @@
+"""Tight epsilons: never below the truth in either direction, lower ends never above it, both near.
+
+Each check is run on the files as they are, and on copies with a mistake, which it must find.
+"""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+from scipy.special import ndtr, ndtri
+
+from indpriv.accountant import tight
+from indpriv.accountant.laws import TILTS, Cells, Mixture, cells_of, tail_of
+from tight_oracles import (
+    DIRECTIONS,
+    OURS,
+    SHARP,
+    Inverted,
+    composed,
+    copied,
+    gaussian_delta,
+    losses_of,
+    one_step_delta,
+    pair,
+    peer,
+    run_of,
+    sampled,
+    true_positive_rate,
+)
+
+RUNS = [  # smooth enough to invert
+    [sampled(1.0, 1 - 1e-12, 10)],
+    [sampled(0.5, 0.05, 300)],
+    [sampled(1 / 0.7, 0.02, 800), sampled(0.3, 0.02, 200)],
+    [sampled(2.0, 0.3, 30), sampled(1e-3, 0.3, 100)],
+    [([0, 0.3, 0.6], [0.81, 0.18, 0.01], 100)],
+    [([0, 0.2, 0.5, 0.7], [0.72, 0.18, 0.08, 0.02], 60), sampled(0.5, 0.9, 4)],
+]
+DELTAS = [0.1, 1e-6, 1e-12]
+
+
+def log_gap(most, truth):
+    """Of a bound of delta over the truth: below 0 if it is none."""
+    return np.inf if truth <= 0 else float(np.log(np.float64(most)) - np.log(np.float64(truth)))
+
+
+def one_step(files, direction, cases=((1.0, 0.1), (0.3, 0.7), (0.05, 0.01), (30.0, 0.3))):
+    """One step: epsilon, delta and power against 60 digits."""
+    for (shift, rate), delta in itertools.product(cases, [0.1, 1e-5, 1e-30, 1e-100]):
+        steps, law = [sampled(shift, rate)], sampled(shift, rate)[:2]
+        losses, met = composed(files, steps, delta, direction)
+        (epsilon,) = files.tight.epsilons(losses, met, delta)
+        assert one_step_delta(*law, epsilon, direction) <= delta * (1 + 1e-12)
+        for at in (-0.3 * shift, 0.0, epsilon / 2, epsilon):
+            truth = one_step_delta(*law, at, direction)
+            assert files.tight.deltas(losses, met, np.array([at]))[0] >= truth * (1 - 1e-12)
+        below, met = composed(files, steps, delta, direction, below=True)
+        (lower,) = files.tight.lower_epsilons(below, met, delta, np.array([epsilon]))
+        assert lower == 0 or one_step_delta(*law, lower, direction) >= delta * (1 - 1e-12)
+
+
+def coarse_tails(files, direction):
+    """What cells leave out is counted: here a good part of delta."""
+    losses, met = composed(files, [sampled(1.0, 0.5)], 0.1, direction)
+    for at in (-5.0, 0.5, 1.0):
+        truth = one_step_delta([0, 1.0], [0.5, 0.5], at, direction)
+        assert files.tight.deltas(losses, met, np.array([at]))[0] >= truth * (1 - 1e-12)
+
+
+def any_line(files, direction, seed=0, trials=60):
+    """Whatever the tilt, the period, the lattice and the frequencies: a bound of delta."""
+    rng, near = np.random.default_rng(seed), 0
+    for _ in range(trials):
+        shift, count = rng.choice([0.05, 0.3, 1.0, 2.0]), int(rng.choice([1, 4, 25, 400]))
+        mu = shift * np.sqrt(count)
+        epsilon = np.array([mu**2 / 2 + mu * rng.uniform(-1, 6)])
+        losses, met = composed(files, [sampled(shift, 1 - 1e-12, count)], 1e-12, direction)
+        if direction == "add" and epsilon > 27 * count:
+            continue
+        best = np.searchsorted(TILTS, max(epsilon[0] / mu**2 - 0.5, 0.02))
+        column = int(np.clip(best + rng.choice([-6, -2, 0, 0, 1, 3]), 0, len(TILTS) - 1))
+        n_frequencies, n_points = int(rng.choice([9, 40, 400, 8000])), int(rng.choice([20, 2000, 30_000]))
+        smooth = float(rng.choice([1e-8, 1e-5, 1e-4], p=[0.1, 0.6, 0.3])) * mu**2
+        key = files.tight._Key(
+            column,
+            float(mu * rng.choice([3, 10, 16])),
+            max(n_points, 2 * n_frequencies),
+            n_frequencies,
+            smooth,
+            False,
+        )
+        line = files.tight.Line.of(losses, key, n_frequencies)
+        bound = files.tight.OnLine(losses, line, met, np.array([rng.choice([-30.0, -30.0, 5.0])]), epsilon)
+        for rows, terms in bound.chunks():
+            log_delta = bound.log_delta(rows, terms, epsilon)[0][0]
+        missed = float((met.counts @ losses.miss)[0])
+        gap = np.logaddexp(log_delta, np.log(missed)) - float(
+            np.log(np.float64(gaussian_delta(mu, epsilon[0])))
+        )
+        assert gap > -1e-9
+        near += gap < 1e-2
+    return near
+
+
+def upper(files, direction, nearest=np.inf):
+    """Composed steps against inverted transforms."""
+    for steps, delta in itertools.product(RUNS, DELTAS):
+        losses, met = composed(files, steps, delta, direction)
+        (epsilon,) = files.tight.epsilons(losses, met, delta)
+        exact = Inverted(steps, direction)
+        if epsilon == 0:
+            assert exact.delta(1e-9) <= delta * (1 + 1e-6)
+            continue
+        assert -1e-9 < log_gap(delta, exact.delta(epsilon)) < nearest
+        found = files.tight.deltas(losses, met, np.array([epsilon / 2]))
+        assert -1e-9 < log_gap(found[0], exact.delta(epsilon / 2)) < 2 * nearest
+
+
+def lower(files, direction, nearest=np.inf):
+    """Lower ends of composed steps against inverted transforms."""
+    for steps, delta in itertools.product(RUNS, DELTAS):
+        above, met = composed(files, steps, delta, direction)
+        epsilon = files.tight.epsilons(above, met, delta)
+        losses, met = composed(files, steps, delta, direction, below=True)
+        (found,) = files.tight.lower_epsilons(losses, met, delta, epsilon)
+        assert found <= epsilon[0]
+        if found > 0:
+            gap = log_gap(Inverted(steps, direction).delta(found), delta)
+            assert -1e-9 < gap < nearest
+        assert nearest == np.inf or found > 0.99 * epsilon[0]
+
+
+def gaussian(files, direction):
+    """Gaussian steps alone: the closed form, in both directions the same."""
+    for mu, delta in itertools.product([1e-6, 1e-3, 0.3, 1.0, 8.0, 40.0], [0.1, 1e-5, 1e-30, 1e-100]):
+        losses, met = run_of(files, [pair(files, sampled(1.0, 0.0), direction)], [[3.0]], delta)
+        losses = losses_of(files, losses.cells, 3.0, squares=mu**2 / 3)
+        (epsilon,) = files.tight.epsilons(losses, met, delta)
+        gap = log_gap(delta, gaussian_delta(mu, epsilon)) if epsilon else 0.0
+        assert gap > -1e-9
+        assert gap < 5e-3 or gaussian_delta(mu, epsilon * (1 - 1e-3) - 1e-12) > delta
+
+
+def short_lower(files, direction):
+    """One or a few steps, where the lattice of the lower end is the whole of its error."""
+    for shift, count in ((1.0, 1), (2.0, 4), (0.3, 25)):
+        mu = shift * np.sqrt(count)
+        losses, met = composed(
+            files, [sampled(shift, 1 - 1e-12, count)], 1e-5, direction, below=True
+        )
+        (found,) = files.tight.lower_epsilons(losses, met, 1e-5, np.array([mu**2 / 2 + 4.5 * mu]))
+        assert found > 0
+        assert -1e-9 < log_gap(gaussian_delta(mu, found), 1e-5)
+
+
+# Constants with which one of the terms of a bound is large
+COARSE = [("laws", "_TAIL = 1e-6", "_TAIL = 0.3")]
+WIDE = [("laws", "_CELL = 1 / 64", "_CELL = 1 / 2")]
+SMOOTH = [("tight", "BELOW = Accuracy(2e-6, 2e-5, 14.0)", "BELOW = Accuracy(0.1, 0.1, 14.0)")]
+WRAPPED = [("tight", "BELOW = Accuracy(2e-6, 2e-5, 14.0)", "BELOW = Accuracy(2e-6, 2e-5, 2.0)")]
+CUT = [("tight", "_CUT = 1e-5", "_CUT = 0.3")]
+HOLDS = {
+    "one step": (one_step, []),
+    "any line": (any_line, []),
+    "gaussian": (gaussian, []),
+    "sharp": (upper, SHARP),
+    "cut": (upper, CUT),
+    "coarse": (coarse_tails, COARSE),
+    "lower": (lower, []),
+    "short": (short_lower, []),
+    "wide": (short_lower, WIDE),
+    "smooth": (lower, SMOOTH),
+    "wrapped": (lower, WRAPPED),
+    "cut below": (lower, CUT),
+}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", HOLDS)
+def test_holds(name, direction, monkeypatch):
+    check, changes = HOLDS[name]
+    check(copied(monkeypatch, changes) if changes else OURS, direction)
+
+
+TAIL = "self.tail = tails[np.arange(len(need)), need]"
+LATTICE = "np.floor(part.low / spacing), np.ceil(part.high / spacing)"
+SHARE = "np.where(gap > 0, np.clip(share, 0.0, mass), mass)"
+MISSED = "(first.mirrored().below(-end) + first.beyond) * 1.001"
+MOVED = "first.below(begin)[:, None]"
+OTHER = "second.part(steps).mirrored(), first.part(steps).mirrored(), reach"
+SWEPT = "lost += np.nanmin(right, axis=1) + np.exp(-base) / np.expm1(tilt * key.period)"
+LOST = "lost = self.tail[rows] + self.rounding[rows]"
+MISTAKES = {
+    "no tail": ("any line", "tight", TAIL, TAIL + " * 0"),
+    "no tail in a search": ("cut", "tight", TAIL, TAIL + " * 0"),
+    "half of the terms": ("any line", "tight", "np.where(omega > 0, 2, 1) / key", "1 / key"),
+    "terms of later blocks left out": ("cut", "tight", TAIL, TAIL.replace("need]", "np.minimum(need + 3, last)]")),
+    "upper ends floored": ("any line", "tight", LATTICE, LATTICE.replace("ceil", "floor")),
+    "all at lower ends": ("sharp", "laws", SHARE, "mass * 0"),
+    "half at each end": ("sharp", "laws", SHARE, "np.where(gap > 0, mass / 2, mass)"),
+    "other direction": ("one step", "laws", "first.part(steps), second.part(steps), reach", OTHER),
+    "nothing missed": ("coarse", "laws", MISSED, "np.zeros(len(z))"),
+    "nothing moved up": ("coarse", "laws", MOVED, f"0 * {MOVED}"),
+    "no Gaussian steps": ("gaussian", "tight", "@ losses.squares", "@ (0 * losses.squares)"),
+    "upper cells below": ("wide", "laws", "if below:", "if False:"),
+    "no shift below": ("smooth", "tight", "at = epsilon + shift", "at = epsilon + 0 * shift"),
+    "wraps around below": ("wrapped", "tight", SWEPT, "lost = lost * 1"),
+    "tail added below": ("cut below", "tight", LOST, LOST.replace("= self", "= -self")),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_is_found(mistake, monkeypatch):
+    name, *change = MISTAKES[mistake]
+    check, changes = HOLDS[name]
+    files = copied(monkeypatch, [*changes, change])
+    with pytest.raises(AssertionError):
+        for direction in DIRECTIONS:
+            check(files, direction)
