@@ -48,19 +48,24 @@ def log_gap(most, truth):
     return np.inf if truth <= 0 else float(np.log(np.float64(most)) - np.log(np.float64(truth)))
 
 
-def one_step(files, direction, cases=((1.0, 0.1), (0.3, 0.7), (0.05, 0.01), (30.0, 0.3))):
-    """One step: epsilon, delta and power against 60 digits."""
-    for (shift, rate), delta in itertools.product(cases, [0.1, 1e-5, 1e-30, 1e-100]):
-        steps, law = [sampled(shift, rate)], sampled(shift, rate)[:2]
-        losses, met = composed(files, steps, delta, direction)
-        (epsilon,) = files.tight.epsilons(losses, met, delta)
-        assert one_step_delta(*law, epsilon, direction) <= delta * (1 + 1e-12)
-        for at in (-0.3 * shift, 0.0, epsilon / 2, epsilon):
-            truth = one_step_delta(*law, at, direction)
-            assert files.tight.deltas(losses, met, np.array([at]))[0] >= truth * (1 - 1e-12)
-        below, met = composed(files, steps, delta, direction, below=True)
-        (lower,) = files.tight.lower_epsilons(below, met, delta, np.array([epsilon]))
-        assert lower == 0 or one_step_delta(*law, lower, direction) >= delta * (1 - 1e-12)
+def one_step_at(shift, rate, delta, direction, files=OURS):
+    """One step: epsilon, delta and lower end against 60 digits."""
+    steps, law = [sampled(shift, rate)], sampled(shift, rate)[:2]
+    losses, met = composed(files, steps, delta, direction)
+    (epsilon,) = files.tight.epsilons(losses, met, delta)
+    assert one_step_delta(*law, epsilon, direction) <= delta * (1 + 1e-12)
+    for at in (-0.3 * shift, 0.0, epsilon / 2, epsilon):
+        truth = one_step_delta(*law, at, direction)
+        assert files.tight.deltas(losses, met, np.array([at]))[0] >= truth * (1 - 1e-12)
+    below, met = composed(files, steps, delta, direction, below=True)
+    (lower,) = files.tight.lower_epsilons(below, met, delta, np.array([epsilon]))
+    assert lower == 0 or one_step_delta(*law, lower, direction) >= delta * (1 - 1e-12)
+
+
+def one_step(files, direction):
+    for shift, rate in ((1.0, 0.1), (0.3, 0.7), (0.05, 0.01), (30.0, 0.3)):
+        for delta in (0.1, 1e-5, 1e-30, 1e-100):
+            one_step_at(shift, rate, delta, direction, files)
 
 
 def coarse_tails(files, direction):
@@ -221,3 +226,189 @@ def test_each_mistake_is_found(mistake, monkeypatch):
     with pytest.raises(AssertionError):
         for direction in DIRECTIONS:
             check(files, direction)
+
+
+def epsilon_of(steps, delta):
+    """Of both directions, each as the account asks for it, and the lower end."""
+    found, low = None, 0.0
+    for direction in DIRECTIONS:
+        losses, met = composed(OURS, steps, delta, direction)
+        found = tight.epsilons(losses, met, delta, found)
+        below, met = composed(OURS, steps, delta, direction, below=True)
+        low = max(low, tight.lower_epsilons(below, met, delta, found)[0])
+    return found[0], low
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_near_the_truth(direction, monkeypatch):
+    assert sum(any_line(OURS, d) for d in DIRECTIONS) > 5  # of 120: there small errors are seen
+    upper(OURS, direction, nearest=5e-3)
+    upper(copied(monkeypatch, SHARP), direction, nearest=4e-4)
+    lower(OURS, direction, nearest=0.1)
+
+
+PEERS = [
+    ([sampled(1 / 0.5, 1e-3, 500)], 1e-5, 1e-3),
+    ([sampled(1 / 0.6, 1e-3, 1000)], 1e-5, 1e-3),
+    ([sampled(1 / 0.55, 5e-3, 200)], 1e-6, 1e-3),
+    ([sampled(1 / 0.7, 1e-2, 100)], 1e-6, 1e-3),
+    ([sampled(1 / 0.8, 1 / 75, 600)], 1e-6, 2e-3),
+    ([sampled(1 / 1.4, 1 / 34, 400), sampled(0.3, 1 / 34, 280)], 1e-5, 2e-3),
+    ([([0, 0.5, 1.0], [0.9801, 0.0198, 0.0001], 300)], 1e-5, 2e-3),
+]
+
+
+@pytest.mark.parametrize(("steps", "delta", "near"), PEERS)
+def test_agrees_with_dp_accounting(steps, delta, near):
+    found, low = epsilon_of(steps, delta)
+    optimistic = peer(steps, pessimistic=False).get_epsilon_for_delta(delta)
+    pessimistic = peer(steps, pessimistic=True).get_epsilon_for_delta(delta)
+    assert optimistic <= found <= pessimistic * (1 + near)
+    assert found * 0.98 < low <= pessimistic
+
+
+def rows_of(shifts, rate, counts, delta, direction, below=False):
+    """One kind of step of a unit with these rows."""
+    tail = tail_of(delta, float(np.max(counts)))
+    mixture, centred = Mixture.of_rows(np.asarray(shifts), rate, tail), Mixture.centred(1)
+    ways = {"remove": (mixture, centred), "add": (centred, mixture.mirrored())}
+    return run_of(OURS, [ways[direction]], counts, delta, below=below)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("shifts", "rate"), [([0.7] * 9, 0.2), ([0.1, 0.5, 0.5, 2.0], 0.03), ([1e-3] * 17, 1 - 1e-13)]
+)
+def test_one_step_of_a_unit(shifts, rate, direction):
+    sums, odds = [0.0], [1.0]
+    for shift in shifts:
+        sums += [one + shift for one in sums]
+        odds = [w * p for p in (1 - rate, rate) for w in odds]
+    for delta in (0.1, 1e-5, 1e-30):
+        losses, met = rows_of(shifts, rate, [[1.0]], delta, direction)
+        epsilon = tight.epsilons(losses, met, delta)
+        assert one_step_delta(sums, odds, epsilon[0], direction) <= delta * (1 + 1e-10)
+        if epsilon[0] > 1e-3:
+            nearer = one_step_delta(sums, odds, epsilon[0] * 0.999, direction)
+            assert nearer > delta or epsilon[0] > -np.log1p(-rate) * len(shifts)  # the most it is
+        losses, met = rows_of(shifts, rate, [[1.0]], delta, direction, below=True)
+        (low,) = tight.lower_epsilons(losses, met, delta, epsilon)
+        assert low == 0 or one_step_delta(sums, odds, low, direction) >= delta * (1 - 1e-10)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_many_rows_over_many_steps_are_a_gaussian_mechanism(direction):
+    rows, rate, steps = 1_000_011, 1e-4, 1e6
+    shift = 9.999890001209986e-06  # mean of a step 1e-3, so that mu is 1; the excess is 1e-5 of it
+    losses, met = rows_of(np.full(rows, shift), rate, [[steps]], 1e-5, direction)
+    (epsilon,) = tight.epsilons(losses, met, 1e-5)
+    assert 4.37717 < epsilon < 4.39
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_true_positive_rates(direction):
+    for shift, rate in ((1.0, 0.1), (0.3, 0.7), (30.0, 0.3)):
+        losses, met = composed(OURS, [sampled(shift, rate)], 1e-5, direction)
+        for false_positives in (1e-4, 0.01, 0.5):
+            # Neyman and Pearson: beyond the z that leaves as many of the second law
+            if direction == "remove":
+                z = -ndtri(false_positives)
+                exact = (1 - rate) * false_positives + rate * ndtr(shift - z)
+            else:  # of the mixture as many are below z
+                low, high = -40.0, shift + 40.0
+                for _ in range(80):
+                    z = (low + high) / 2
+                    many = (1 - rate) * ndtr(z) + rate * ndtr(z - shift) > false_positives
+                    low, high = (low, z) if many else (z, high)
+                exact = ndtr(z)
+            (found,) = tight.true_positive_rates(losses, met, false_positives)
+            assert exact * (1 - 1e-9) <= found <= 1
+    for steps in RUNS[:3]:
+        losses, met = composed(OURS, steps, 1e-5, direction)
+        exact = true_positive_rate(Inverted(steps, direction).delta, 0.01, 1.5)
+        assert 1 - 1e-6 < tight.true_positive_rates(losses, met, 0.01)[0] / exact < 1.01
+
+
+def test_gaussian_steps_alone_need_no_law():
+    no_cells = Cells.joined([cells_of(Mixture.centred(1), Mixture.centred(1), 1e-12)]).part(
+        slice(0, 0)
+    )
+    losses = tight.Losses(no_cells, np.array([0.25]), sparse.csr_array((1, 0)), 0.0)
+    met = tight.Met.of(sparse.csr_array([[4.0], [0.0]]), np.array([0.0, 1.0]))
+    for epsilon in tight.epsilons(losses, met, 1e-5):
+        assert 0 <= log_gap(1e-5, gaussian_delta(1.0, epsilon)) < 5e-3
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_examples_with_no_steps_and_laws_without_a_shift(direction):
+    shifts = [sampled(x, 0.3) for x in (1.0, 0.0, 1e-170, 1e-300)]
+    counts = [[5, 0, 0, 0], [0, 0, 0, 0], [0, 9, 9, 9], [5, 9, 9, 9]]
+    losses, met = run_of(OURS, [pair(OURS, s, direction) for s in shifts], counts, 1e-5)
+    first, nothing, still, both = tight.epsilons(losses, met, 1e-5)
+    assert nothing == 0
+    assert 0 <= still < 1e-6
+    assert first > 0.5
+    assert both == pytest.approx(first, rel=2e-3)
+    assert (tight.deltas(losses, met, np.full(4, 0.1))[[1, 2]] < 1e-9).all()
+    assert (tight.true_positive_rates(losses, met, 0.01)[[1, 2]] < 0.0101).all()
+    empty = tight.Met.of(sparse.csr_array((2, 4)))
+    assert (tight.epsilons(losses, empty, 1e-5) == 0).all()
+
+
+@pytest.mark.parametrize("counts", [[[0.5]], [[-1.0]], [[np.nan]], [[np.inf]]])
+def test_steps_are_whole_numbers(counts):
+    with pytest.raises(ValueError, match="whole"):
+        tight.Met.of(sparse.csr_array(counts))
+
+
+@pytest.mark.parametrize(
+    ("shift", "epsilon", "delta"), [(300, 49748.858, 1e-30), (30, 900, 1e-5), (1, 1000, 1e-5)]
+)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_delta_is_a_number_far_out(shift, epsilon, delta, direction):
+    law = sampled(shift, 0.5 if shift > 1 else 0.01)
+    losses, met = composed(OURS, [law], delta, direction)
+    (found,) = tight.deltas(losses, met, np.array([float(epsilon)]))
+    assert float(one_step_delta(*law[:2], epsilon, direction)) <= found <= 1
+
+
+def test_an_epsilon_depends_on_nobody_else():
+    rng = np.random.default_rng(5)
+    laws = [sampled(0.05 * k, 0.02 * (1 + k % 3)) for k in range(1, 31)]
+    counts = np.array([rng.multinomial(rng.integers(1, 600), rng.dirichlet(np.full(30, 0.1)))
+                       for _ in range(300)])  # fmt: skip
+    for direction, below in itertools.product(DIRECTIONS, [False, True]):
+        pairs = [pair(OURS, law, direction) for law in laws]
+        losses, met = run_of(OURS, pairs, counts, 1e-6, below=below)
+        most = np.full(300, 20.0)
+
+        def ask(losses, met, most, below=below):
+            if below:
+                return tight.lower_epsilons(losses, met, 1e-6, most[: len(met)])
+            return tight.epsilons(losses, met, 1e-6)
+
+        together = ask(losses, met, most)
+        for i in (0, 17, 150, 299):
+            alone = ask(losses_of(OURS, losses.cells, losses.most_steps), met.take([i]), most)
+            assert alone[0] == pytest.approx(together[i], rel=1e-9)
+
+
+@given(
+    shift=st.floats(-9, 2).map(lambda x: 10**x),
+    rate=st.floats(-9, -1e-9).map(lambda x: 10**x) | st.floats(-13, -1).map(lambda x: 1 - 10**x),
+    delta=st.floats(-100, -0.01).map(lambda x: 10**x),
+    direction=st.sampled_from(DIRECTIONS),
+)
+def test_any_step(shift, rate, delta, direction):
+    one_step_at(shift, rate, delta, direction)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_many_more_steps_and_lines(direction):
+    rng = np.random.default_rng()
+    for _ in range(150):
+        rate = rng.choice([10 ** rng.uniform(-9, 0), 1 - 10 ** rng.uniform(-13, 0)])
+        one_step_at(10 ** rng.uniform(-9, 4), rate, 10 ** rng.uniform(-100, 0), direction)
+    for seed in rng.integers(2**32, size=10):
+        any_line(OURS, direction, seed)
