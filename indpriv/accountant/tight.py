@@ -74,7 +74,8 @@ class Met:
         """Checked counts; ValueError where they are not whole: a power of a complex number."""
         found = csr_array(counts)
         found.eliminate_zeros()
-        if (found.data % 1).any() or (found.data < 0).any():
+        whole = np.isfinite(found.data) & (found.data == np.floor(found.data))
+        if not (whole & (found.data >= 0)).all():
             raise ValueError("numbers of steps must be whole and not negative")
         squares = np.zeros(found.shape[0]) if gaussian is None else gaussian
         return cls(found, squares)
@@ -210,7 +211,10 @@ class Line:
             up = upper_share(low * spacing, gap, part.mass, part.other)
             masses = np.concatenate([part.mass - up, up], axis=1)
             points = np.concatenate([low, high], axis=1)
-            at = masses * np.exp(np.where(masses > 0, tilt * spacing * points - base, 0.0))
+            exponent = np.where(masses > 0, tilt * spacing * points - base, 0.0)
+            # A coarse lattice at a large tilt is far above the losses
+            peak = np.maximum(exponent.max(axis=1, keepdims=True, initial=0.0) - 600, 0)
+            at = masses * np.exp(exponent - peak)
             places = (points % n + n * np.arange(len(part))[:, None]).astype(np.int64).ravel()
             law = np.bincount(places, at.ravel(), n * len(part)).reshape(-1, n)
             total = np.maximum(law.sum(axis=1), 1e-300)
@@ -219,7 +223,7 @@ class Line:
             reach = losses.reach[laws] + spacing
             # Of tilting and adding masses [4.1]
             above[laws] = U * (64 + 2 * points.shape[1] + 4 * tilt * reach)
-            psi[laws] = base[:, 0] + np.log(total) + above[laws]
+            psi[laws] = (base + peak)[:, 0] + np.log(total) + above[laws]
             top[laws] = np.log(np.maximum.reduceat(modulus, starts, axis=1) + error)
             kept[laws] = found[:, :n_kept]
         # Each node's part of a law, as a share of its transform at the tilt; a law that is a node
@@ -456,7 +460,7 @@ def _keys(
     period = left * 2 ** np.ceil(np.log2(np.maximum(period / left, 1.0)))
     slope = tilt * 2 ** np.ceil(np.log2(np.maximum(slope / tilt, 1.0)))
     smooth = 2 * near.smoothing / (slope * (slope + 1))
-    spacing = np.sqrt(12 * near.lattice / (slope * (slope + 1) * losses.most_steps))
+    spacing = np.sqrt(12 * near.lattice / (slope * (slope + 1) * max(losses.most_steps, 1.0)))
     n_laws = max(len(losses.cells), 1)
     most = int(np.clip(_MOST_POINTS // n_laws, 1 << 16, 1 << 21))
     frequencies = np.ceil(period / np.pi * np.sqrt(12 / smooth)) + 8
