@@ -107,9 +107,7 @@ def one_step_delta(shifts, weights, epsilon, direction):
                 if abs(step) <= abs(z) * mp.mpf(10) ** -52:
                     break
         without = mp.ncdf(sign * z)
-        with_ = mp.fsum(
-            w * mp.ncdf(sign * (z - x)) for w, x in zip(weights, shifts, strict=True)
-        )
+        with_ = mp.fsum(w * mp.ncdf(sign * (z - x)) for w, x in zip(weights, shifts, strict=True))
         bound = mp.exp(mp.mpf(epsilon))
         return with_ - bound * without if sign < 0 else without - bound * with_
 
@@ -147,7 +145,10 @@ class Inverted:
         tilts = np.geomspace(0.02, 300, 41)
         psi = np.array([self.log_moments(np.array([t + 0j]))[0].real for t in tilts])
         best = int(np.argmin(psi - tilts * epsilon - np.log(tilts) - np.log1p(tilts)))
-        tilt, log_delta = tilts[best], psi[best] - tilts[best] * epsilon - 3 - 2 * np.log1p(tilts[best])
+        tilt, log_delta = (
+            tilts[best],
+            psi[best] - tilts[best] * epsilon - 3 - 2 * np.log1p(tilts[best]),
+        )
         far = (psi[best + 1 :] - tilts[best + 1 :] * epsilon - log_delta + 25) / (
             tilts[best + 1 :] - tilt
         )

@@ -4,7 +4,6 @@ Each check is run on the files as they are, and on copies with a mistake, which 
 """
 
 import itertools
-import warnings
 
 import numpy as np
 import pytest
@@ -88,7 +87,10 @@ def any_line(files, direction, seed=0, trials=60):
             continue
         best = np.searchsorted(TILTS, max(epsilon[0] / mu**2 - 0.5, 0.02))
         column = int(np.clip(best + rng.choice([-6, -2, 0, 0, 1, 3]), 0, len(TILTS) - 1))
-        n_frequencies, n_points = int(rng.choice([9, 40, 400, 8000])), int(rng.choice([20, 2000, 30_000]))
+        n_frequencies, n_points = (
+            int(rng.choice([9, 40, 400, 8000])),
+            int(rng.choice([20, 2000, 30_000])),
+        )
         smooth = float(rng.choice([1e-8, 1e-5, 1e-4], p=[0.1, 0.6, 0.3])) * mu**2
         key = files.tight._Key(
             column,
@@ -99,7 +101,9 @@ def any_line(files, direction, seed=0, trials=60):
             False,
         )
         line = files.tight.Line.of(losses, key, n_frequencies)
-        bound = files.tight.OnLine(losses, line, met, np.array([rng.choice([-30.0, -30.0, 5.0])]), epsilon)
+        bound = files.tight.OnLine(
+            losses, line, met, np.array([rng.choice([-30.0, -30.0, 5.0])]), epsilon
+        )
         for rows, terms in bound.chunks():
             log_delta = bound.log_delta(rows, terms, epsilon)[0][0]
         missed = float((met.counts @ losses.miss)[0])
@@ -141,7 +145,9 @@ def lower(files, direction, nearest=np.inf):
 
 def gaussian(files, direction):
     """Gaussian steps alone: the closed form, in both directions the same."""
-    for mu, delta in itertools.product([1e-6, 1e-3, 0.3, 1.0, 8.0, 40.0], [0.1, 1e-5, 1e-30, 1e-100]):
+    for mu, delta in itertools.product(
+        [1e-6, 1e-3, 0.3, 1.0, 8.0, 40.0], [0.1, 1e-5, 1e-30, 1e-100]
+    ):
         losses, met = run_of(files, [pair(files, sampled(1.0, 0.0), direction)], [[3.0]], delta)
         losses = losses_of(files, losses.cells, 3.0, squares=mu**2 / 3)
         (epsilon,) = files.tight.epsilons(losses, met, delta)
@@ -159,7 +165,7 @@ def short_lower(files, direction):
         )
         (found,) = files.tight.lower_epsilons(losses, met, 1e-5, np.array([mu**2 / 2 + 4.5 * mu]))
         assert found > 0
-        assert -1e-9 < log_gap(gaussian_delta(mu, found), 1e-5)
+        assert log_gap(gaussian_delta(mu, found), 1e-5) > -1e-9
 
 
 # Constants with which one of the terms of a bound is large
@@ -208,7 +214,12 @@ MISTAKES = {
     "no tail": ("any line", "tight", TAIL, TAIL + " * 0"),
     "no tail in a search": ("cut", "tight", TAIL, TAIL + " * 0"),
     "half of the terms": ("any line", "tight", "np.where(omega > 0, 2, 1) / key", "1 / key"),
-    "terms of later blocks left out": ("cut", "tight", TAIL, TAIL.replace("need]", "np.minimum(need + 3, last)]")),
+    "terms of later blocks left out": (
+        "cut",
+        "tight",
+        TAIL,
+        TAIL.replace("need]", "np.minimum(need + 3, last)]"),
+    ),
     "upper ends floored": ("any line", "tight", LATTICE, LATTICE.replace("ceil", "floor")),
     "all at lower ends": ("sharp", "laws", SHARE, "mass * 0"),
     "half at each end": ("sharp", "laws", SHARE, "np.where(gap > 0, mass / 2, mass)"),
@@ -389,7 +400,7 @@ def test_an_epsilon_depends_on_nobody_else():
             assert alone[0] == pytest.approx(together[i], rel=1e-9)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     shift=st.floats(-9, 2).map(lambda x: 10**x),
     rate=st.floats(-9, -1e-9).map(lambda x: 10**x) | st.floats(-13, -1).map(lambda x: 1 - 10**x),
