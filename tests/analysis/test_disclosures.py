@@ -1,4 +1,3 @@
-
 import pytest
 
 from indpriv.analysis.declared import Declared
