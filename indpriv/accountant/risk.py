@@ -159,7 +159,11 @@ class Readings:
         )
 
     def off(self, pairs: Pairs, met: Met, *, lower: bool) -> Risk:
-        """Read the curves of some examples; lower: whether from below, too, which costs more."""
+        """Read the curves of some examples.
+
+        lower: whether from below, too, which costs more. Without it, lower figures are 0, and the
+        error of mu is the most that it can be.
+        """
         rates, epsilons = self._of_steps
         n, nothing = len(met), np.zeros(len(met))
 
@@ -179,14 +183,12 @@ class Readings:
         most = np.minimum(np.reshape(found, (len(rates), n)).T, rates + advantage[:, None])
         # The trade-off function is concave and meets rate* + advantage at a rate* <= 1 - advantage
         some = np.minimum(least, rates / np.maximum(1 - least, rates))
-        mu, error = nothing, nothing
-        if lower:
-            end = np.minimum(larger_epsilons(pairs.above, met, self.delta), self.largest_epsilon)
-            points = np.linspace(0.0, 1.0, _MU_POINTS)[:, None] * end
-            curve = zip(points, deltas(points).T, strict=True)
-            mu = np.max([gaussian_mu(*point) for point in curve], axis=0)
-            excess = np.stack([gaussian_delta(point, mu) for point in points], axis=1)
-            error = np.maximum((excess - below(points)).max(axis=1), 0.0)
+        end = np.minimum(larger_epsilons(pairs.above, met, self.delta), self.largest_epsilon)
+        points = np.linspace(0.0, 1.0, _MU_POINTS)[:, None] * end
+        curve = zip(points, deltas(points).T, strict=True)
+        mu = np.max([gaussian_mu(*point) for point in curve], axis=0)
+        excess = np.stack([gaussian_delta(point, mu) for point in points], axis=1)
+        error = np.maximum((excess - below(points)).max(axis=1), 0.0)
         return self._composed(
             Risk(
                 advantage=advantage,

@@ -4,6 +4,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from indpriv.accountant.loss_pairs import Pairs
+from indpriv.accountant.steps import StepKinds
 from indpriv.accountant.tight import Met
 
 STEPS, DELTA = 1000, 1e-5
@@ -26,8 +27,8 @@ def among_and_alone(shift, rate, chosen):
     """What a few examples met, among all pairs and among their own."""
     counts = np.zeros((len(chosen), len(shift)))
     counts[np.arange(len(chosen)), chosen] = STEPS
-    many = Pairs.sampled(shift, rate, delta=DELTA, most_steps=STEPS)
-    own = Pairs.sampled(shift[chosen], rate[chosen], delta=DELTA, most_steps=STEPS)
+    many = Pairs.sampled(StepKinds(shift, rate), delta=DELTA, most_steps=STEPS)
+    own = Pairs.sampled(StepKinds(shift[chosen], rate[chosen]), delta=DELTA, most_steps=STEPS)
     return (many, Met.of(csr_array(counts))), (own, Met.of(csr_array(np.eye(len(chosen)) * STEPS)))
 
 

@@ -208,7 +208,9 @@ SHARE = "np.where(gap > 0, np.clip(share, 0.0, mass), mass)"
 MISSED = "(first.mirrored().below(-end) + first.beyond) * 1.001"
 MOVED = "first.below(begin)[:, None]"
 OTHER = "second.part(steps).mirrored(), first.part(steps).mirrored(), reach"
-SWEPT = "lost += np.nanmin(right, axis=1) + np.exp(-base) / np.expm1(tilt * key.period)"
+LEFT = "lost += np.exp(size - base) / np.expm1(tilt * key.period)"
+RIGHT = "lost += np.fmin.reduce(right, axis=1)"
+AWAY = "more / 2 + tilt * more + _BEYOND * np.sqrt(more)"
 LOST = "lost = self.tail[rows] + self.rounding[rows]"
 MISTAKES = {
     "no tail": ("any line", "tight", TAIL, TAIL + " * 0"),
@@ -228,8 +230,9 @@ MISTAKES = {
     "nothing moved up": ("coarse", "laws", MOVED, f"0 * {MOVED}"),
     "no Gaussian steps": ("gaussian", "tight", "@ losses.squares", "@ (0 * losses.squares)"),
     "upper cells below": ("wide", "laws", "if below:", "if False:"),
-    "no shift below": ("smooth", "tight", "at = epsilon + shift", "at = epsilon + 0 * shift"),
-    "wraps around below": ("wrapped", "tight", SWEPT, "lost = lost * 1"),
+    "no shift below": ("smooth", "tight", AWAY, f"0 * ({AWAY})"),
+    "wraps around from the left below": ("wrapped", "tight", LEFT, "lost = lost * 1"),
+    "wraps around from the right below": ("wrapped", "tight", RIGHT, "lost = lost * 1"),
     "tail added below": ("cut below", "tight", LOST, LOST.replace("= self", "= -self")),
 }
 
@@ -340,7 +343,9 @@ def test_gaussian_steps_alone_need_no_law():
     no_cells = Cells.joined([cells_of(Mixture.centred(1), Mixture.centred(1), 1e-12)]).part(
         slice(0, 0)
     )
-    losses = tight.Losses(no_cells, np.array([0.25]), sparse.csr_array((1, 0)), 0.0)
+    losses = tight.Losses(
+        no_cells, sparse.csr_array((0, 0)), np.array([0.25]), sparse.csr_array((1, 0)), 0.0
+    )
     met = tight.Met.of(sparse.csr_array([[4.0], [0.0]]), np.array([0.0, 1.0]))
     for epsilon in tight.epsilons(losses, met, 1e-5):
         assert 0 <= log_gap(1e-5, gaussian_delta(1.0, epsilon)) < 5e-3
