@@ -209,7 +209,6 @@ MISSED = "(first.mirrored().below(-end) + first.beyond) * 1.001"
 MOVED = "first.below(begin)[:, None]"
 OTHER = "second.part(steps).mirrored(), first.part(steps).mirrored(), reach"
 LEFT = "lost += np.exp(size - base) / np.expm1(tilt * key.period)"
-RIGHT = "lost += np.fmin.reduce(right, axis=1)"
 AWAY = "more / 2 + tilt * more + _BEYOND * np.sqrt(more)"
 LOST = "lost = self.tail[rows] + self.rounding[rows]"
 MISTAKES = {
@@ -232,7 +231,6 @@ MISTAKES = {
     "upper cells below": ("wide", "laws", "if below:", "if False:"),
     "no shift below": ("smooth", "tight", AWAY, f"0 * ({AWAY})"),
     "wraps around from the left below": ("wrapped", "tight", LEFT, "lost = lost * 1"),
-    "wraps around from the right below": ("wrapped", "tight", RIGHT, "lost = lost * 1"),
     "tail added below": ("cut below", "tight", LOST, LOST.replace("= self", "= -self")),
 }
 
