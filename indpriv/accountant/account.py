@@ -122,7 +122,7 @@ class RdpEngine:
 
 def worst_case_rdp(log: NormLog, method: Method) -> RdpEpsilons:
     """The Rényi bound of an example that is clipped in every step; InputError if it is infinite."""
-    kinds, steps = condensed(*clipped_steps(log))
+    kinds, steps = clipped_steps(log)
     found = RdpAccountant(kinds, method).epsilons(Counts(steps[None]))
     if not np.isfinite(found.epsilon[0]):
         raise InputError(

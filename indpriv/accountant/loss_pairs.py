@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array
 from scipy.special import erf
 
 from indpriv._arrays import FloatArray
@@ -74,7 +74,7 @@ class Pairs:
             steps: (n_counted, n) steps of one count of each kind that is counted; by default these.
         """
         shift, rate = kinds.shift, kinds.rate
-        of_kind = csr_array(np.eye(len(shift))) if steps is None else csr_array(steps)
+        of_kind = csr_array(eye_array(len(shift))) if steps is None else csr_array(steps)
         gaussian = rate >= 1
         laws = np.flatnonzero(~gaussian & (shift > 0))
         shifts, rates, blend = _nodes(np.maximum(shift[laws], _SMALLEST_SHIFT), rate[laws])

@@ -29,7 +29,7 @@ AT_CLIPPING_NORM = -1  # in place of a record: every example counts at max_grad_
 
 Values = NDArray[Any]  # codes of a rounded log, or float64 norms in units of NormCodes.unit
 
-_APART = 1e-3  # relative distance of nodes at the smallest max_grad_norm, for norms in between
+_APART = 5e-4  # relative distance of nodes at the smallest max_grad_norm, for norms in between
 _MOST_LEVELS, _MOST_NODES = 4096, 16_384  # of all max_grad_norms together
 _NORM_BYTES = 64  # that the spans of one norm take while they are made
 

@@ -13,15 +13,14 @@ meets one cell per record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.cluster import n_cores
@@ -35,21 +34,19 @@ from indpriv.accountant.norms import (
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.norm_log.norm_log import NormLog
 
-# Relative distance of what is snapped: the largest shifts, and rates, of which many are met, so
-# that half of it is what they move by
-_SHIFTS_APART, _RATES_APART = 1e-3, 2e-3
-_CLIPPED_APART = 1e-4  # of both, for the one example that is clipped in every step
+# Relative distances of shifts, and of rates, that are snapped. Of rates an example meets many, so
+# that half of it is what they move by.
+_APART, _CLIPPED_APART = (5e-4, 2e-3), (1e-4, 1e-4)  # in general, and of one clipped example
+_CHORDS_APART = (2e-3, 1.6e-2)  # of nodes between which divergences are interpolated
 _FEW_SHIFTS, _FEW_RATES = 512, 32  # at most this many distinct values are kept as they are
 _MOST_EXACT = 1 << 14  # (setting, code) pairs that are laws of their own
-_MOST_LAWS = 1 << 17
-_MOST_ENTRIES = 1 << 23  # of Steps.steps; beyond, settings are snapped, by at least _APART
-_APART = 5e-4
-_MOST_CLIPPED = 5000  # distinct settings up to which the worst case is exact
+_MOST_LAWS, _MOST_CLIPPED = 1 << 18, 1 << 14  # in general, and of one clipped example
+_MOST_OWN, _MOST_NODES = 1 << 11, 1 << 14  # divergences that are not interpolated, and nodes
+_MOST_ENTRIES = 1 << 24  # of Steps.steps; beyond, settings are snapped, at least this far apart:
+_SETTINGS_APART = 5e-4
 _MOST_DENSE = 2048  # cells that are counted in a dense array
 _TABLE_BYTES = 1 << 18  # of the dense counts in the making: they stay in cache
 _WORTH_THREADS = 20_000  # divergences that take longer than starting a thread
-# Of many more divergences than _MOST_EXACT: relative distance of the nodes that they lie between
-_CHORDS_APART = (4e-3, 1.6e-2)
 
 
 @dataclass(frozen=True)
@@ -77,17 +74,19 @@ class StepKinds:
         pairs = np.stack([self.shift, self.rate], axis=1)
         distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
         found = StepKinds(*distinct.T)
-        if len(found) > _MOST_EXACT:
-            return found._between_nodes(orders)[:, inverse.ravel()]
-        values = np.empty((len(found), len(orders)))
+        values = found._between_nodes(orders) if len(found) > _MOST_OWN else found._on_curve(orders)
+        return values[:, inverse.ravel()]
+
+    def _on_curve(self, orders: FloatArray) -> FloatArray:
+        values = np.empty((len(self), len(orders)))
 
         def fill(part: slice) -> None:
-            values[part] = renyi_divergences(found.shift[part], found.rate[part], orders)
+            values[part] = renyi_divergences(self.shift[part], self.rate[part], orders)
 
         n_threads = n_cores() if values.size > _WORTH_THREADS else 1
         with ThreadPoolExecutor(n_threads) as pool:
             list(pool.map(fill, (slice(start, None, n_threads) for start in range(n_threads))))
-        return values.T[:, inverse.ravel()]
+        return values.T
 
     def _between_nodes(self, orders: FloatArray) -> FloatArray:
         """The same on chords in u^2 and log q, above the curve.
@@ -101,9 +100,14 @@ class StepKinds:
           K'' = order T[a] + order (order - 1) T[a^2] - order^2 T[a]^2 >= order (T[a] - T[a]^2)
           >= 0, since 0 <= K' = order T[a] < order.
         """
-        shifts, rates = _axes(self.shift, self.rate, _CHORDS_APART, _MOST_EXACT)
+        for shifts, rates in _axes(self.shift, self.rate, _CHORDS_APART):
+            n_nodes = len(shifts) * len(rates)
+            if n_nodes <= _MOST_NODES or len(self) <= _MOST_NODES:
+                break
+        if n_nodes >= len(self):
+            return self._on_curve(orders)
         nodes = StepKinds(np.tile(shifts, len(rates)), np.repeat(rates, len(shifts)))
-        table, total = np.ascontiguousarray(nodes.divergences(orders).T), 0.0
+        table, total = np.ascontiguousarray(nodes._on_curve(orders).T), 0.0
         left, right, up = neighbours(shifts, self.shift, np.square)
         below, above, more = neighbours(rates, self.rate, np.log)
         for column, part in ((left, 1 - up), (right, up)):
@@ -243,7 +247,7 @@ class Steps:
         norms = GoverningNorms.of(log, between_records, down=down)
         n_codes, mixes, apart = norms.codes.n_codes, _Mixes.of(norms), 0.0
         while len(mixes.setting) * n_codes > _MOST_ENTRIES and apart < 1:
-            apart = max(2 * apart, _APART)
+            apart = max(2 * apart, _SETTINGS_APART)
             norms = GoverningNorms.of(log, between_records, apart=apart, down=down)
             mixes = _Mixes.of(norms)
         exact = len(norms.settings) * n_codes <= _MOST_EXACT
@@ -264,11 +268,6 @@ class Steps:
             certain=certain,
             exact=exact and norms.codes.exact and apart == 0,
         )
-
-    @property
-    def mechanisms(self) -> StepKinds:
-        """The laws, for pld/ until it goes."""
-        return self.laws
 
     @property
     def _dense(self) -> bool:
@@ -297,11 +296,6 @@ class Steps:
         place = codes[self.record] + self.mix[:, None] * self.cell.shape[1]
         entries = [(self.cell.take(place), self.weight[:, None])]
         return collected(entries, block.n_examples, certain=self.certain, dense=self._dense)
-
-    def by_law(self, block: NormLog) -> FloatArray:
-        """(n_examples, n_laws) steps of a block of examples with each law."""
-        found = self.counts(block).matrix @ self.steps
-        return np.asarray(found if isinstance(found, np.ndarray) else found.toarray())
 
     def _by_span(self, block: NormLog) -> Counts:
         """Counts with batch norms, where each example has spans of its own."""
@@ -374,7 +368,7 @@ class _Mixes:
         """
         n_mixes, n_codes = len(self.ends) - 1, law.shape[1]
         if len(self.setting) == n_mixes and (self.share == 1).all():
-            return csr_array(sparse.eye_array(n_laws)), law[self.setting]
+            return csr_array(eye_array(n_laws)), law[self.setting]
         lengths = np.diff(self.ends)
         parts = [slice(*ends) for ends in pairwise(self.ends)]
         index = np.concatenate([law[self.setting[part]].T.ravel() for part in parts])
@@ -399,45 +393,43 @@ def _laws(norms: GoverningNorms, *, own: bool) -> tuple[StepKinds, FloatArray, I
         met = np.stack([column.ravel() for column in columns], axis=1)
         distinct, index = np.unique(met, axis=0, return_inverse=True)
         return StepKinds(*distinct.T[:2]), distinct[:, 2], index.reshape(shift.shape)
-    laws, index = _snapped(shift, settings.sample_rate[:, None], norms.down)
-    clipped = np.zeros(len(laws))
+    every = StepKinds(shift, settings.sample_rate[:, None])
+    laws, index = _snapped(every, _APART, _MOST_LAWS, norms.down)
+    clipped = laws.shift.copy()
     np.maximum.at(clipped, index, np.broadcast_to(one[:, None], index.shape))
     return laws, clipped, index
 
 
 def _axes(
-    shift: FloatArray, rate: FloatArray, apart: tuple[float, float], most: int, down: bool = False
-) -> tuple[FloatArray, FloatArray]:
-    """Nodes for shifts and for rates: their own values where these are few.
+    shift: FloatArray, rate: FloatArray, apart: tuple[float, float], down: bool = False
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Nodes for shifts and for rates, fewer and fewer: their own values where these are few.
 
-    Otherwise neighbours are a relative `apart`, or more where there would be more than `most` pairs
-    of both.
+    Otherwise neighbours are at first a relative `apart`.
     """
-    own_shifts, own_rates, wider = np.unique(shift), np.unique(rate), 1.0
-    while True:
+    own_shifts, own_rates = np.unique(shift), np.unique(rate)
+    for wider in 1.5 ** np.arange(40):
         shifts, rates = own_shifts, own_rates
         if len(shifts) > _FEW_SHIFTS:
-            shifts = nodes_from_zero(float(shifts[-1]), wider * apart[0])
+            nodes = nodes_from_zero(float(shifts[-1]), wider * apart[0])
+            above = np.unique(places(nodes, shifts, False))
+            shifts = nodes[np.union1d(above, np.maximum(above - 1, 0))]
         if len(rates) > _FEW_RATES:
             rates = np.unique(snapped_rates(rates, wider * apart[1], down=down))
-        if len(shifts) * len(rates) <= most:
-            return shifts, rates
-        wider *= 1.25
+        yield shifts, rates
 
 
 def _snapped(
-    shift: FloatArray,
-    rate: FloatArray,
-    down: bool,
-    apart: tuple[float, float] = (_SHIFTS_APART, _RATES_APART),
-    most: int = _MOST_LAWS,
+    kinds: StepKinds, apart: tuple[float, float], most: int, down: bool
 ) -> tuple[StepKinds, IntArray]:
-    """Kinds that cost at least as much (or at most), and which one each of these counts as."""
-    shifts, rates = _axes(shift, rate, apart, most, down)
-    key = places(shifts, shift, down) + len(shifts) * places(rates, rate, down)
-    used, index = np.unique(key, return_inverse=True)
-    kinds = StepKinds(shifts[used % len(shifts)], rates[used // len(shifts)])
-    return kinds, index.reshape(key.shape)
+    """At most `most` kinds that cost at least as much (or at most), and which one each is then."""
+    for shifts, rates in _axes(kinds.shift, kinds.rate, apart, down):
+        key = places(shifts, kinds.shift, down) + len(shifts) * places(rates, kinds.rate, down)
+        used, index = np.unique(key, return_inverse=True)
+        if len(used) <= most:
+            break
+    row, column = np.divmod(used, len(shifts))
+    return StepKinds(shifts[column], rates[row]), index.reshape(key.shape)
 
 
 def condensed(
@@ -445,12 +437,11 @@ def condensed(
 ) -> tuple[StepKinds, FloatArray]:
     """One example's (n,) steps of very many kinds, snapped to fewer.
 
-    Epsilon moves by about 1e-4.
+    Where only noise or only rates change, they move by 1e-4 at most.
     """
     if len(kinds) <= _MOST_CLIPPED:
         return kinds, steps
-    apart = (_CLIPPED_APART, _CLIPPED_APART)
-    found, index = _snapped(kinds.shift, kinds.rate, down, apart, _MOST_LAWS)
+    found, index = _snapped(kinds, _CLIPPED_APART, _MOST_CLIPPED, down)
     return found, np.asarray(np.bincount(index, steps))
 
 

@@ -57,13 +57,13 @@ def test_sums_over_a_log_step_by_step():
         relative = np.repeat(np.minimum(norms[:, i], 1.2) / 1.2, 2)
         steps = [kl_of(r / s, 0.2) for r, s in zip(relative, noise, strict=True)]
         inside, outside = np.sum(steps, axis=0)
-        assert found.with_example[i] == pytest.approx(inside, rel=1e-5)
-        assert found.without_example[i] == pytest.approx(outside, rel=1e-5)
+        assert inside <= found.with_example[i] <= inside * (1 + 1e-3)  # norms are snapped up
+        assert outside <= found.without_example[i] <= outside * (1 + 1e-3)  # norms are snapped up
         renyi = sum(
             compute_rdp(sample_rate=0.2, noise_multiplier=s, relative_norms=[r], orders=[2.0])[0, 0]
             for r, s in zip(relative, noise, strict=True)
         )
-        assert found.renyi[0, i] == pytest.approx(renyi, rel=1e-5)
+        assert renyi <= found.renyi[0, i] <= renyi * (1 + 1e-3)
     np.testing.assert_allclose(found.separation, found.with_example + found.without_example)
 
 

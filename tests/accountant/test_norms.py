@@ -2,14 +2,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indpriv.accountant.histogram.governing_norms import (
-    AT_CLIPPING_NORM,
-    GoverningNorms,
-)
-from indpriv.accountant.worst_case import clipped_steps
 
 from indpriv import NormLog
-from indpriv.accountant.method import BETWEEN_RECORDS
+from indpriv.accountant.norms import (
+    AT_CLIPPING_NORM,
+    BETWEEN_RECORDS,
+    GoverningNorms,
+    snapped,
+    snapped_rates,
+)
+from indpriv.accountant.steps import clipped_steps
 from indpriv.errors import InputError
 
 
@@ -93,7 +95,43 @@ def test_worst_case_merges_settings_that_differ_in_the_clipping_norm_only():
         max_grad_norm=np.array([1.0, 2.0, 1.0, 2.0]),
         noise_multiplier=np.array([1.0, 1.0, 3.0, 3.0]),
     )
-    mechanisms, steps = clipped_steps(log)
-    assert mechanisms.relative_norms.tolist() == [1.0, 1.0]
-    assert mechanisms.noise_multiplier.tolist() == [1.0, 3.0]
+    kinds, steps = clipped_steps(log)
+    assert kinds.shift.tolist() == [1.0, 1 / 3]
     assert steps.tolist() == [2.0, 2.0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), apart=st.sampled_from([1e-4, 1e-2, 0.5, 3.0]))
+def test_what_is_snapped_moves_one_way_and_by_little(seed, apart):
+    rng = np.random.default_rng(seed)
+    noise, rate = np.exp(rng.normal(0, 2, 50)), rng.uniform(0.001, 1, 50)
+    rate[: rng.integers(0, 3)] = 1.0
+    for values, snap in ((noise, snapped), (rate, snapped_rates)):
+        up, down = (snap(values, apart, down=down) for down in (False, True))
+        assert np.all((values <= up) & (up <= values * np.exp(apart) * (1 + 1e-9)))
+        assert np.all((down <= values) & (values <= down * np.exp(apart) * (1 + 1e-9)))
+    up = snapped_rates(rate, apart, down=False)
+    assert np.all((up < 1) == (rate < 1))
+    assert not np.isin(up[up > rate], rate).any()  # cases_of counts on it
+
+
+def test_norms_that_settings_snapped_up_count_are_no_smaller():
+    rng = np.random.default_rng(1)
+    changes = {
+        "noise_multiplier": rng.uniform(0.5, 2, 300),
+        "max_grad_norm": rng.uniform(0.1, 1, 300),
+        "sample_rate": rng.uniform(0.01, 0.5, 300),
+    }
+    log = make_log([0], 300, **changes)
+    means = []
+    for down in (True, False):
+        groups = GoverningNorms.of(log, "last", apart=0.05, down=down)
+        table = groups.codes.table(groups.settings.max_grad_norm)[groups.setting]
+        noise, rate = groups.settings.noise_multiplier, groups.settings.sample_rate
+        shifts = table / noise[groups.setting, None]
+        means.append(groups.steps @ np.column_stack([shifts, rate[groups.setting]]) / 300)
+    exact = log.settings
+    own = np.minimum(GoverningNorms.of(log, "last").codes.table(exact.max_grad_norm), 1)
+    truth = np.column_stack([own / exact.noise_multiplier[:, None], exact.sample_rate]).mean(axis=0)
+    assert np.all((means[0] <= truth * (1 + 1e-12)) & (truth <= means[1] * (1 + 1e-12)))
+    assert np.all(means[1] <= means[0] * 1.2 + 1e-300)

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indpriv.accountant.histogram import histogram as histogram_module
-from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 
 import oracles
 from indpriv import NormLog
-from indpriv.accountant.method import BETWEEN_RECORDS
-from indpriv.accountant.rdp import renyi_divergences
+from indpriv.accountant import steps as steps_module
+from indpriv.accountant.norms import BETWEEN_RECORDS
+from indpriv.accountant.rdp import epsilon_offsets, renyi_divergences
+from indpriv.accountant.steps import StepKinds, Steps, condensed
 
 ORDERS = np.array([1.5, 3.0, 8.0, 40.0])
 
@@ -17,30 +17,36 @@ def whole(log):
     return log.part(0, log.n_examples)
 
 
-def lay_out(log, between_records, *, many=False, between_nodes="share"):
-    """The histogram of a log; `many`: as if its settings were too many for nodes of their own."""
+def by_law(steps):
+    """(n_examples, n_laws) steps of all examples with each law."""
+    found = steps.counts(whole(steps.norms.log)).matrix @ steps.steps
+    return found if isinstance(found, np.ndarray) else found.toarray()
+
+
+def lay_out(log, between_records, *, many=False, down=False):
+    """How the steps of a log are counted; `many`: as if its settings were too many for their own laws."""
     with pytest.MonkeyPatch.context() as patch:
         if many:
-            patch.setattr(histogram_module, "_MOST_OWN", dict.fromkeys(("share", "up", "down"), 0))
-            patch.setattr(histogram_module, "_MOST_DENSE", 0)
-        histogram = Histogram.of(log, between_records, between_nodes)
-    assert not (many and (histogram.exact or histogram.dense))
-    return histogram
+            for limit in ("_MOST_EXACT", "_MOST_DENSE", "_FEW_SHIFTS", "_FEW_RATES"):
+                patch.setattr(steps_module, limit, 0)
+        steps = Steps.of(log, between_records, down=down)
+    assert not (many and steps.exact)
+    return steps
 
 
-def rdp_of(histogram):
+def rdp_of(steps):
     """RDP of the examples, by the counts; the other ways to the same number must agree."""
-    log = histogram.norms.log
-    table, counts = histogram.divergences(ORDERS), histogram.counts(whole(log))
+    log = steps.norms.log
+    table, counts = steps.divergences(ORDERS), steps.counts(whole(log))
     totals = counts.totals(table)
     examples = np.arange(log.n_examples)[::-1]
     picked = counts.totals_at(examples, table, examples % len(ORDERS))
     np.testing.assert_allclose(picked, totals[examples, examples % len(ORDERS)], rtol=1e-12)
-    found = histogram.participations(whole(log))
-    divergences = renyi_divergences(
-        found.relative_norms / found.noise_multiplier, found.sample_rate, ORDERS
-    )
-    np.testing.assert_allclose(found.counts @ divergences, totals, rtol=1e-9)
+    met = by_law(steps)
+    np.testing.assert_array_equal(met, np.round(met))
+    np.testing.assert_array_equal(met.sum(axis=1), log.total_steps)
+    np.testing.assert_allclose(met @ steps.laws.divergences(ORDERS).T, totals, rtol=1e-12)
+    assert np.all(steps.laws.shift <= steps.clipped * (1 + 1e-12))
     return totals
 
 
@@ -79,14 +85,12 @@ def test_levels_under_few_settings_equal_the_step_by_step_sum(data, between_reco
     norms, recorded, run = draw_run(data, varying_norm=False)
     norms = np.ceil(norms * 32) / 32  # already on the levels: rounding changes nothing
     log = NormLog.from_arrays(norms, recorded, rounding=1 / 16, **run)
-    histogram = lay_out(log, between_records)
-    counts = histogram.participations(whole(log)).counts
-    np.testing.assert_array_equal(counts.sum(axis=1), run["total_steps"])
+    steps = lay_out(log, between_records)
     relative = oracles.governing_norms(
         norms, recorded, run["total_steps"], run["max_grad_norm"], between_records
     )
     expected = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
-    np.testing.assert_allclose(rdp_of(histogram), expected, rtol=1e-9)
+    np.testing.assert_allclose(rdp_of(steps), expected, rtol=1e-12)
 
 
 @settings(max_examples=25, deadline=None)
@@ -111,11 +115,8 @@ def test_code_of_a_moving_clipping_norm_by_hand():
         sample_rate=0.1,
         max_grad_norm=np.array([1.0, 2.0, 0.5]),
     )
-    histogram_ = lay_out(log, "last").participations(whole(log))
-    met = [
-        dict(zip(histogram_.relative_norms[row > 0], row[row > 0], strict=True))
-        for row in histogram_.counts
-    ]
+    steps = lay_out(log, "last")
+    met = [dict(zip(steps.laws.shift[row > 0], row[row > 0], strict=True)) for row in by_law(steps)]
     assert met[0] == {0.30000000000000004: 1, 0.15000000000000002: 1, 0.6000000000000001: 1}
     assert met[1] == {1.0: 2, 0.5: 1}  # at max_grad_norm but not clipped: half of the doubled one
     assert met[2] == {1.0: 3}  # clipped, so that its true norm is unknown: counts as 1
@@ -132,72 +133,89 @@ def test_norms_without_rounding_are_slightly_above_the_step_by_step_sum(data, be
     truth = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
     ours = rdp_of(lay_out(log, between_records))
     assert np.all(ours >= truth * (1 - 1e-9))
-    assert np.all(ours <= truth * (1 + 1e-2))  # at orders on a cliff
-    assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 2e-4))
+    assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 5e-3))
 
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS), varying_norm=st.booleans())
-def test_a_lattice_encloses_the_exact_mechanisms(data, between_records, varying_norm):
+def test_snapped_laws_enclose_the_exact_ones(data, between_records, varying_norm):
     norms, recorded, run = draw_run(data, varying_norm=varying_norm)
     log = NormLog.from_arrays(norms, recorded, rounding=0.05, **run)
     exact = rdp_of(lay_out(log, between_records))
-    for between_nodes, below, above in (
-        ("share", 1e-9, 1e-3),
-        ("up", 1e-9, 0.1),
-        ("down", 0.1, 1e-9),
-    ):
-        histogram = lay_out(log, between_records, many=True, between_nodes=between_nodes)
-        ours = rdp_of(histogram)
-        assert np.all(ours >= exact * (1 - below))
-        assert np.all(ours <= exact * (1 + above))
-        counts = histogram.participations(whole(log)).counts
-        np.testing.assert_allclose(counts.sum(axis=1), run["total_steps"], rtol=1e-12)
-        if between_nodes != "share":
-            np.testing.assert_array_equal(counts, np.round(counts))
+    up, down = (
+        rdp_of(lay_out(log, between_records, many=True, down=down)) for down in (False, True)
+    )
+    assert np.all((down <= exact * (1 + 1e-12)) & (exact <= up * (1 + 1e-12)))
+    low = ORDERS <= 3
+    assert np.all(up[:, low] <= exact[:, low] * (1 + 1e-2))
+    assert np.all(exact[:, low] <= down[:, low] * (1 + 1e-2))
 
 
 @pytest.mark.parametrize("rounding", [0.0, 0.05])
 @pytest.mark.parametrize("n_rates", [3, 60])
-def test_whole_counts_enclose_the_run(rounding, n_rates):
+def test_laws_snapped_up_and_down_enclose_the_run(rounding, n_rates):
     rng = np.random.default_rng(0)
-    rate = np.resize(rng.uniform(0.01, 0.02, n_rates), 120)
-    run = {
-        "total_steps": 120,
-        "noise_multiplier": rng.uniform(0.9, 1.1, 120),
-        "max_grad_norm": 1.0,
-        "sample_rate": rate,
-    }
-    log = NormLog.from_arrays(
-        rng.exponential(0.4, (10, 6)), np.arange(10) * 12, rounding=rounding, **run
-    )
-    histogram = Histogram.of(log, "last")
-    up, down = (part.participations(whole(log)) for part in whole_histograms(log, "last"))
-    for part in (up, down):
-        np.testing.assert_array_equal(part.counts, np.round(part.counts))
-        np.testing.assert_array_equal(part.counts.sum(axis=1), 120)
-    high, low = (
-        part.counts
-        @ renyi_divergences(
-            part.relative_norms / part.noise_multiplier, part.sample_rate, ORDERS[:2]
-        )
-        for part in (up, down)
-    )
-    middle = histogram.counts(whole(log)).totals(histogram.divergences(ORDERS[:2]))
-    assert np.all(low <= middle * (1 + 1e-12))
-    assert np.all(middle * (1 - 1e-3) <= high)
-    assert np.all(high <= low * (1.03 if n_rates == 3 else 1.15))
+    norms, recorded = rng.exponential(0.4, (10, 6)), np.arange(10) * 12
+    norms = np.ceil(norms * 20) / 20 if rounding else norms
+    rate, noise = np.resize(rng.uniform(0.01, 0.02, n_rates), 120), rng.uniform(0.9, 1.1, 120)
+    run = {"total_steps": 120, "noise_multiplier": noise, "max_grad_norm": 1.0, "sample_rate": rate}
+    log = NormLog.from_arrays(norms, recorded, rounding=rounding, **run)
+    up, down = (rdp_of(lay_out(log, "last", down=down)) for down in (False, True))
+    relative = oracles.governing_norms(norms, recorded, 120, 1.0, "last")
+    truth = rdp_of_trajectory(relative, noise, rate)
+    assert np.all((down <= truth * (1 + 1e-9)) & (truth <= up * (1 + 1e-9)))
+    low = ORDERS <= 3
+    assert np.all(up[:, low] <= down[:, low] * (1 + 1.2e-2))
 
 
 @pytest.mark.parametrize(
     ("varying", "rounding", "excess"),
     [
-        ("noise_multiplier", 0.0, 5e-5),
-        ("noise_multiplier", 0.05, 5e-5),
-        ("sample_rate", 0.05, 3e-4),
-        ("sample_rate", 0.0, 7e-4),
-        ("both", 0.05, 5e-4),
-        ("both", 0.0, 7e-4),
+        ("noise_multiplier", 0.0, 2e-3),
+        ("noise_multiplier", 0.01, 2e-3),
+        ("sample_rate", 0.0, 1.5e-2),  # as many norms as rates: both are snapped more coarsely
+        ("sample_rate", 0.01, 2e-3),
+        ("max_grad_norm", 0.0, 2e-3),
+        ("max_grad_norm", 0.01, 2e-3),
+    ],
+)
+def test_snapping_raises_epsilon_by_little(varying, rounding, excess):
+    rng = np.random.default_rng(0)
+    norms, recorded = rng.exponential(0.4, (30, 8)) * rng.uniform(0.1, 2, 8), np.arange(30) * 50
+    norms = np.ceil(norms * 100) / 100 if rounding and varying != "max_grad_norm" else norms
+    run = {"noise_multiplier": 0.9, "max_grad_norm": 1.0, "sample_rate": 0.015}
+    spread = np.geomspace(0.7, 1.4, 1500)
+    run[varying] = spread * run[varying]
+    log = NormLog.from_arrays(norms, recorded, rounding=rounding, total_steps=1500, **run)
+    columns = {name: np.broadcast_to(value, 1500) for name, value in run.items()}
+    clip = columns["max_grad_norm"]
+    if rounding:  # of each record, to fractions of its own max_grad_norm
+        norms = np.ceil(norms / clip[recorded, None] * 100 - 1e-9) / 100 * clip[recorded, None]
+        norms[norms > clip[recorded, None]] = 9.0
+    relative = oracles.governing_norms(norms, recorded, 1500, clip, "last")
+    orders = np.unique(np.r_[np.linspace(1.5, 20, 38), np.geomspace(20, 300, 20)])
+    shifts = relative / columns["noise_multiplier"][:, None]
+    rates = np.broadcast_to(columns["sample_rate"][:, None], shifts.shape)
+    each = renyi_divergences(shifts.ravel(), rates.ravel(), orders)
+    truth = each.reshape(1500, 8, len(orders)).sum(axis=0)
+    steps = Steps.of(log, "last")
+    ours = steps.counts(whole(log)).totals(steps.divergences(orders))
+    assert np.all(ours >= truth * (1 - 1e-9))
+    exact, found = (
+        (rdp + epsilon_offsets(orders, 1e-5, "canonne2020")).min(axis=1) for rdp in (truth, ours)
+    )
+    assert np.all(found <= exact * (1 + excess))
+
+
+@pytest.mark.parametrize(
+    ("varying", "rounding", "excess"),
+    [
+        ("noise_multiplier", 0.0, 5e-3),
+        ("noise_multiplier", 0.05, 3e-3),
+        ("sample_rate", 0.05, 5e-3),
+        ("sample_rate", 0.0, 1.5e-2),  # as many norms as rates
+        ("both", 0.05, 6e-3),
+        ("both", 0.0, 1.5e-2),
     ],
 )
 def test_hundreds_of_distinct_settings(varying, rounding, excess):
@@ -227,7 +245,7 @@ def test_always_clipped(rounding):
         sample_rate=0.1,
         max_grad_norm=np.array([1.0, 1.0, 1.0, 1.0, 1.5, 1.0]),
     )
-    norms = Histogram.of(log, "last").norms
+    norms = Steps.of(log, "last").norms
     expected = [True, False, False, False] if rounding == 0 else [True, True, True, False]
     assert norms.always_clipped(whole(log)).tolist() == expected
 
@@ -246,11 +264,15 @@ def test_ten_thousand_levels_under_one_setting(between_records):
         "sample_rate": np.full(40, 0.05),
     }
     log = NormLog.from_arrays(norms, recorded, rounding=1 / 8192, **run)
-    histogram = lay_out(log, between_records)
-    assert not histogram.dense
+    steps = lay_out(log, between_records)
+    assert steps.exact
+    assert not isinstance(steps.counts(whole(log)).matrix, np.ndarray)
     relative = oracles.governing_norms(norms, recorded, 40, np.ones(40), between_records)
     expected = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
-    np.testing.assert_allclose(rdp_of(histogram), expected, rtol=1e-9)
+    ours = rdp_of(steps)  # of so many kinds, on chords
+    assert np.all((expected * (1 - 1e-12) <= ours) & (ours <= expected * (1 + 1e-4)))
+    each = renyi_divergences(steps.laws.shift, steps.laws.rate, ORDERS)
+    np.testing.assert_allclose(by_law(steps) @ each, expected, rtol=1e-12)
 
 
 def test_every_step_recorded_under_its_own_noise():
@@ -263,11 +285,11 @@ def test_every_step_recorded_under_its_own_noise():
         "sample_rate": np.full(150, 0.05),
     }
     log = NormLog.from_arrays(norms, np.arange(150), rounding=0.05, **run)
-    histogram = lay_out(log, "last", many=True)
+    steps = lay_out(log, "last", many=True)
     truth = rdp_of_trajectory(np.minimum(norms, 1.0), noise, run["sample_rate"])
-    ours = rdp_of(histogram)
+    ours = rdp_of(steps)
     assert np.all(ours >= truth * (1 - 1e-9))
-    assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 5e-5))
+    assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 3e-3))
 
 
 def test_nothing_recorded_counts_every_step_at_the_clipping_norm():
@@ -279,10 +301,11 @@ def test_nothing_recorded_counts_every_step_at_the_clipping_norm():
         max_grad_norm=1.0,
         sample_rate=0.1,
     )
-    found = lay_out(log, "last").participations(whole(log))
-    met = found.counts.any(axis=0)
-    assert found.counts[:, met].tolist() == [[7.0]] * 3
-    assert found.relative_norms[met].tolist() == [1.0]
+    steps = lay_out(log, "last")
+    found = by_law(steps)
+    met = found.any(axis=0)
+    assert found[:, met].tolist() == [[7.0]] * 3
+    assert steps.laws.shift[met].tolist() == [1.0]
     unrounded = NormLog.from_arrays(
         np.zeros((0, 3)),
         [],
@@ -297,3 +320,37 @@ def test_nothing_recorded_counts_every_step_at_the_clipping_norm():
         7 * renyi_divergences(np.ones(3), np.full(3, 0.1), ORDERS),
         rtol=1e-9,
     )
+
+
+def test_divergences_of_very_many_kinds_are_never_below_the_curve():
+    rng = np.random.default_rng(0)
+    for kinds, excess in (
+        (StepKinds(rng.uniform(0.5, 1.3, 3000), np.full(3000, 0.01)), 1e-4),
+        (StepKinds(np.full(3000, 1.1), rng.uniform(0.01, 0.02, 3000)), 2e-4),
+    ):
+        exact = np.hstack(
+            [kinds.take(part).divergences(ORDERS) for part in np.split(np.arange(3000), 3)]
+        )
+        ours = kinds.divergences(ORDERS)
+        assert np.all(ours >= exact * (1 - 1e-12))
+        assert np.all(ours[ORDERS <= 3] <= exact[ORDERS <= 3] * (1 + excess))
+
+
+@pytest.mark.parametrize("varying", [(True, False), (False, True), (True, True)])
+def test_very_many_settings_of_one_clipped_example(varying):
+    rng = np.random.default_rng(0)
+    n, (noise, rates) = 20_000, varying
+    kinds = StepKinds(
+        1 / rng.uniform(0.8, 1.6, n) if noise else np.full(n, 0.9),
+        rng.uniform(0.01, 0.02, n) if rates else np.full(n, 0.01),
+    )
+    steps = rng.integers(1, 4, n).astype(float)
+    orders = np.array([1.5, 2, 3])
+    exact = kinds.divergences(orders) @ steps
+    for down in (False, True):
+        found, count = condensed(kinds, steps, down=down)
+        assert len(found) < n
+        assert count.sum() == steps.sum()
+        ours = found.divergences(orders) @ count
+        ratio = exact / ours if down else ours / exact
+        assert np.all((ratio >= 1 - 1e-4) & (ratio <= 1 + (2e-2 if all(varying) else 1e-3)))
