@@ -127,7 +127,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         {
             REFUSALS: "no_noise_is_refused",
             LOG: "bad_input_is_refused_by_name_and_value",
-            "accountant/test_per_example.py": "bad_arguments a_delta_of_one_over_n_is_warned_about",
+            "accountant/test_account.py": "bad_arguments a_delta_of_one_over_n_is_warned_about",
         },
     ),
     15: (

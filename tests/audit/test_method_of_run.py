@@ -33,7 +33,6 @@ def test_the_account_of_run_json_is_followed_unless_something_else_is_typed(arti
         ({"acountant": "pld"}, "account has the key 'acountant', which is none of delta, "),
         ({"unreadable": "worst_case"}, "account has the key 'unreadable'"),
         ({"accountant": "magic"}, "accountant='magic'"),
-        ({"tolerance": "wide"}, r"account\.tolerance='wide'"),
         ("pld", "account='pld'"),
     ],
 )

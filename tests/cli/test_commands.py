@@ -143,20 +143,21 @@ def test_other_choices_and_limits_are_those_of_the_package():
 
 
 @pytest.mark.parametrize(
-    ("pairs", "words"),
+    ("command", "pairs", "words"),
     [
-        (["accountnt=pld"], "did you mean accountant?"),
-        (["=3"], "Its keys are"),
-        (["tolerance=small"], "tolerance=small: tolerance is number"),
-        (["seed=1.5"], "seed is whole number"),
-        (["accountant="], "accountant is rdp | pld"),
-        (["accountant"], "accountant is rdp | pld"),
-        (["seed=1", "seed=2"], "--set seed is typed twice"),
+        ("audit", ["accountnt=pld"], "did you mean accountant?"),
+        ("audit", ["=3"], "Its keys are"),
+        ("compose", ["tuning_mean=small"], "tuning_mean=small: tuning_mean is number"),
+        ("audit", ["tolerance=1e-3"], "no 'tolerance'"),  # which earlier versions took
+        ("audit", ["seed=1.5"], "seed is whole number"),
+        ("audit", ["accountant="], "accountant is rdp | pld"),
+        ("audit", ["accountant"], "accountant is rdp | pld"),
+        ("audit", ["seed=1", "seed=2"], "--set seed is typed twice"),
     ],
 )
-def test_wrong_settings_are_refused(pairs, words):
+def test_wrong_settings_are_refused(command, pairs, words):
     with pytest.raises(InputError, match=re.escape(words)):
-        settings_of("audit", pairs)
+        settings_of(command, pairs)
 
 
 def test_values_are_of_their_kind():
@@ -164,7 +165,6 @@ def test_values_are_of_their_kind():
         "audit",
         [
             "between-records=worst-case",
-            "tolerance=1e-3",
             "seed=3",
             "batch_size=auto",
             "bucket_is_private",
@@ -175,13 +175,13 @@ def test_values_are_of_their_kind():
     )
     assert found == {
         "between_records": "worst_case",
-        "tolerance": 1e-3,
         "seed": 3,
         "batch_size": "auto",
         "bucket_is_private": True,
         "step_of": ["a_{n}.pt=2*n", "b.pt=0"],
         "max_grad_norm": "1,2@5",
     }
+    assert settings_of("compose", ["tuning-mean=1e1"]) == {"tuning_mean": 10.0}
 
 
 def test_a_gate_without_a_limit_is_refused(capsys):

@@ -19,7 +19,7 @@ def test_given_the_norms_nobody_elses_epsilon_depends_on_who_else_is_there(accou
         max_grad_norm=1.0,
         sample_rate=0.2,
     )
-    whole = indpriv.account(log, delta=1e-5, accountant=accountant, tolerance=1e-6)
+    whole = indpriv.account(log, delta=1e-5, accountant=accountant)
     for gone in (
         [int(np.argmax(whole.epsilon))],
         [int(np.argmin(whole.epsilon))],
@@ -27,7 +27,7 @@ def test_given_the_norms_nobody_elses_epsilon_depends_on_who_else_is_there(accou
     ):
         rest = np.delete(np.arange(60), gone)
         rows = log.take(rest)
-        without = indpriv.account(rows, delta=1e-5, accountant=accountant, tolerance=1e-6)
+        without = indpriv.account(rows, delta=1e-5, accountant=accountant)
         assert np.abs(without.epsilon - whole.epsilon[rest]).max() <= wobble
         worst = whole.worst_case_epsilon
         assert (to_cells(without.epsilon, worst) == to_cells(whole.epsilon[rest], worst)).all()
