@@ -2,7 +2,7 @@
 
 A made-up run is written by the package's own writer, in parts where it is long, and accounted from disk: by one thread, by two, and
 by one and two Ray workers on this machine, once Ray has started and its workers have imported what they need, which is printed
-apart. Each begins without the tables of another. Wall seconds say little where other programs are at work, whose load is printed; so ratios are of CPU seconds: those of the
+apart. Wall seconds say little where other programs are at work, whose load is printed; so ratios are of CPU seconds: those of the
 busiest process, and of all that compute together. Ray's servers (raylet, GCS, agents), which take CPU time as long as Ray runs
 whatever it computes, are printed apart. Two sizes give the fixed part, and that of each example. Targets: the busiest of two
 workers has at least 1.6 times less to do than the only one, and Ray takes at most 10 % more in all than two threads. Every table
@@ -23,7 +23,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
-from indpriv.accountant.pld import loss_sum
 from made_up import COUNTS, HEADER
 
 from indpriv import NormLog
@@ -85,14 +84,8 @@ def started(n_workers: int) -> RayPool:
 
 
 def imported(log: NormLog, method: Method) -> None:
-    """Do what an account imports in this process, and forget its tables."""
+    """Do what an account imports in this process."""
     table_for(log, method, workers=1)
-    forget_tables()
-
-
-def forget_tables() -> None:
-    """Forget the tables of the tight accountant that accounts of one process share."""
-    loss_sum._of_bytes.cache_clear()
 
 
 def measured(run_dir: Path, method: Method) -> tuple[bool, dict[str, float], dict[str, float]]:
@@ -107,7 +100,6 @@ def measured(run_dir: Path, method: Method) -> tuple[bool, dict[str, float], dic
             imported(one, method)
         else:  # so many that each worker has some
             list(workers.in_order(imported, [(one, method)] * 2 * number))
-        forget_tables()
         (before, idle, _), here, start = of_ray(), time.process_time(), time.perf_counter()
         epsilon = table_for(log, method, workers=workers).epsilon
         wall, here = time.perf_counter() - start, time.process_time() - here

@@ -1,6 +1,7 @@
 """Benchmarks of the tight accountant: python benchmarks/pld.py [NAME ...] [--full] [--list].
 
-Speed against dp_accounting's privacy loss distributions in the same run, and what brackets reach on hard cases.
+CPU seconds of one thread, and how far epsilons lie above dp_accounting's privacy loss distributions at interval 1e-4, whose
+optimistic estimates they must not be below.
 """
 
 from __future__ import annotations
@@ -10,285 +11,266 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
-from indpriv.accountant.pld.brackets import CERTIFIED, CHECKED, FALLBACK, pld_epsilon
 
 from accountant import benchmark, main, report, synthetic_log
 from indpriv import EpsilonTable, NormLog, account
-from indpriv.accountant.method import Method
-from indpriv.accountant.rdp import RdpAccountant
 
-DELTA = 1e-5
+INTERVAL = 1e-4
 # Where people train: noise multiplier, sample rate, steps, delta
-ORDINARY = [
+ORDINARY = (
     (3.0, 4096 / 50000, 3660, 1e-5),
     (1.4, 1 / 34, 680, 1e-5),
     (1.13, 1 / 75, 600, 1e-6),
     (0.8, 1 / 75, 600, 1e-6),
     (0.7, 256 / 60000, 3000, 1e-5),
     (0.6, 1e-3, 10_000, 1e-6),
-]
+)
+# Fine-tuning: about an epoch, little noise
+SHORT = (
+    (0.5, 1e-3, 500, 1e-5),
+    (0.6, 1e-3, 1000, 1e-5),
+    (0.55, 5e-3, 200, 1e-6),
+    (0.7, 1e-2, 100, 1e-6),
+)
+Result = TypeVar("Result")
 
 
-def relative_width(lower: np.ndarray, upper: np.ndarray) -> float:
-    """The widest bracket, relative to its upper end."""
-    return float(((upper - lower) / np.maximum(upper, 1e-300)).max())
+def timed(work: Callable[[], Result]) -> tuple[float, Result]:
+    """CPU seconds, and what was found."""
+    start = time.process_time()
+    found = work()
+    return time.process_time() - start, found
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Epsilon of one example by dp_accounting, its levels composed one after the other, and the seconds it took."""
-
-    epsilon: float
-    seconds: float
-
-    @classmethod
-    def of(cls, log: NormLog, example: int, interval: float, delta: float = DELTA) -> Peer:
-        """Of an example of a log of one setting without gaps."""
-        noise, rate = log.settings.noise_multiplier[0], log.settings.sample_rate[0]
-        codes = log.read(example, example + 1)[:, 0]
-        steps = np.diff(np.append(log.recorded_steps, log.total_steps))
-        start = time.perf_counter()
-        composed = None
-        for code in np.unique(codes[codes > 0]):
-            part = privacy_loss_distribution.from_gaussian_mechanism(
-                float(noise) / min(code * 0.01, 1.0),
-                sampling_prob=float(rate),
-                value_discretization_interval=interval,
-            ).self_compose(int(steps[codes == code].sum()))
-            composed = part if composed is None else composed.compose(part)
-        epsilon = 0.0 if composed is None else float(composed.get_epsilon_for_delta(delta))
-        return cls(epsilon, time.perf_counter() - start)
+def tight(log: NormLog, delta: float, **settings: object) -> tuple[float, EpsilonTable]:
+    """CPU seconds of the tight account of a log by one thread, and its table."""
+    return timed(lambda: account(log, delta=delta, accountant="pld", workers=1, **settings))
 
 
-@benchmark
-def pld_against_dp_accounting(full: bool) -> list[bool]:
-    """50,000 examples x 300 records, 101 levels, against dp_accounting at interval 1e-4, one example at a time."""
-    log = synthetic_log(300, 50_000)
-    start, busy = time.perf_counter(), time.process_time()
-    table = account(log, delta=DELTA, accountant="pld")
-    seconds, busy = time.perf_counter() - start, time.process_time() - busy
-    sample = np.argsort(table.epsilon)[[5_000, 25_000, 45_000]]
-    peers = [Peer.of(log, int(example), 1e-4) for example in sample]
-    finer = Peer.of(log, int(sample[1]), 1e-5)
-    agreement = abs(finer.epsilon / table.epsilon[sample[1]] - 1)
-    theirs = float(np.mean([peer.seconds for peer in peers])) * log.n_examples
-    certified = float(np.mean(table.details["bracket"] == CERTIFIED))
-    return [
-        report("50,000 examples x 300 records, all cores", seconds, "s", at_most=20.0),
-        report("  the same, time of cores", busy, "s"),
-        report(
-            "  dp_accounting at 1e-4 (extrapolated from 3 examples) over ours",
-            theirs / seconds,
-            "times",
-            at_least=1e4,
-        ),
-        report("  difference from dp_accounting at 1e-5", agreement, "relative", at_most=1e-4),
-        report(
-            "  widest bracket",
-            relative_width(table.epsilon_lower, table.epsilon_upper),
-            "relative",
-            at_most=1e-4,
-        ),
-        report("  share certified", certified, "", at_least=1.0),
-    ]
-
-
-def seconds_of(log: NormLog, delta: float) -> tuple[float, EpsilonTable]:
-    """One thread's own seconds for the tight account of a log."""
-    busy = time.process_time()
-    table = account(log, delta=delta, accountant="pld", workers=1)
-    return time.process_time() - busy, table
-
-
-@benchmark
-def pld_at_ordinary_noise(full: bool) -> list[bool]:
-    """50,000 examples x 200 records under six settings, against dp_accounting on one example (three with --full)."""
-    figures = []
-    for noise, rate, steps, delta in ORDINARY:
-        run = {"noise_multiplier": noise, "sample_rate": rate, "total_steps": steps}
-        log = synthetic_log(200, 50_000, **run)
-        few, _ = seconds_of(synthetic_log(200, 5_000, **run), delta)
-        seconds, table = seconds_of(log, delta)
-        ranking = np.argsort(table.epsilon)
-        sample = ranking[[5_000, 25_000, 45_000] if full else [25_000]]
-        peers = [Peer.of(log, int(example), 1e-4, delta) for example in sample]
-        theirs = float(np.mean([peer.seconds for peer in peers])) * log.n_examples
-        below = max(
-            1 - peer.epsilon / table.epsilon_lower[k] for k, peer in zip(sample, peers, strict=True)
-        )
-        width = relative_width(table.epsilon_lower, table.epsilon_upper)
-        certified = float(np.mean(table.details["bracket"] == CERTIFIED))
-        what = f"sigma {noise:g}, q {rate:.4g}, {steps} steps, delta {delta:g}, one core"
-        figures += [
-            report(what, seconds, "s", at_most=5.0),
-            report("  over 5,000 examples", seconds / few, "times", at_most=8.0),
-            report("  dp_accounting at 1e-4 over ours", theirs / seconds, "times", at_least=2e4),
-            report("  its epsilon below our lower end, at most", below, "relative", at_most=0.0),
-            report("  widest bracket", width, "relative", at_most=1e-4),
-            report("  share certified", certified, "", at_least=1.0),
-        ]
-    return figures
-
-
-@benchmark
-def pld_of_the_demo(full: bool) -> list[bool]:
-    """32,561 examples recorded at each of 680 steps; of the demo's own log where a path is in INDPRIV_DEMO_LOG."""
-    path = os.environ.get("INDPRIV_DEMO_LOG")
-    settings = {"total_steps": 680, "sample_rate": 1 / 34, "noise_multiplier": 1.0}
-    log = NormLog.open(path) if path else synthetic_log(680, 32_561, **settings)
-    start, busy = time.perf_counter(), time.process_time()
-    table = account(log, delta=DELTA, accountant="pld")
-    seconds, busy = time.perf_counter() - start, time.process_time() - busy
-    return [
-        report(
-            f"{log.n_examples:,} examples x {log.n_records} records, all cores",
-            seconds,
-            "s",
-            at_most=20.0,
-        ),
-        report("  the same, time of cores", busy, "s"),
-        report(
-            "  widest bracket",
-            relative_width(table.epsilon_lower, table.epsilon_upper),
-            "relative",
-            at_most=1e-4,
-        ),
-    ]
-
-
-def seconds_of_peer(log: NormLog, example: int, n_laws: int = 8) -> float:
-    """What dp_accounting takes to compose all laws of an example, extrapolated from the first few."""
-    unit = 1.0 if log.levels is None else 0.01
+def laws_of(log: NormLog, example: int) -> list[tuple[float, float, int]]:
+    """What an example of a log met: noise over norm, sample rate, and in how many steps."""
+    unit = 1.0 if log.levels is None else log.levels.rounding
     relative = np.minimum(log.read(example, example + 1)[:, 0] * unit, 1.0)
     record = np.searchsorted(log.recorded_steps, np.arange(log.total_steps), "right") - 1
     settings = log.settings
     met = np.stack([relative[record], settings.noise_multiplier, settings.sample_rate], axis=1)
     laws, steps = np.unique(met[met[:, 0] > 0], axis=0, return_counts=True)
-    start, composed = time.process_time(), None
-    for (norm, noise, rate), count in zip(laws[:n_laws], steps, strict=False):
+    return [(law[1] / law[0], law[2], int(n)) for law, n in zip(laws, steps, strict=True)]
+
+
+def peer(laws: list[tuple[float, float, int]], delta: float, *, above: bool = True) -> float:
+    """Epsilon by dp_accounting, laws composed one after the other; from above, or an optimistic estimate."""
+    composed = None
+    for noise, rate, steps in laws:
         part = privacy_loss_distribution.from_gaussian_mechanism(
-            noise / norm, sampling_prob=rate, value_discretization_interval=1e-4
-        ).self_compose(int(count))
+            noise,
+            sampling_prob=rate,
+            value_discretization_interval=INTERVAL,
+            pessimistic_estimate=above,
+        ).self_compose(steps)
         composed = part if composed is None else composed.compose(part)
-    return (time.process_time() - start) / min(n_laws, len(laws)) * len(laws)
+    return 0.0 if composed is None else float(composed.get_epsilon_for_delta(delta))
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Epsilons beside dp_accounting's, of some examples.
+
+    Attributes:
+        excess: over its epsilons, relative.
+        least: over its optimistic estimates.
+        seconds: of its CPU for one epsilon.
+    """
+
+    excess: np.ndarray
+    least: np.ndarray
+    seconds: float
+
+    @classmethod
+    def of(cls, log: NormLog, table: EpsilonTable, examples: np.ndarray, delta: float) -> Beside:
+        """The examples are of a log."""
+        each = [laws_of(log, int(example)) for example in examples]
+        seconds, theirs = timed(lambda: [peer(laws, delta) for laws in each])
+        least = np.array([peer(laws, delta, above=False) for laws in each])
+        own = np.maximum(table.epsilon[examples], 1e-12)
+        return cls(
+            own / np.maximum(theirs, 1e-12) - 1,
+            own / np.maximum(least, 1e-12) - 1,
+            seconds / len(each),
+        )
+
+    def report(self, at_most: float) -> list[bool]:
+        """Lines of the distances."""
+        return [
+            report("  median over dp_accounting", float(np.median(self.excess)), "relative"),
+            report(
+                "  most over dp_accounting", float(self.excess.max()), "relative", at_most=at_most
+            ),
+            report(
+                "  least over its optimistic epsilon",
+                float(self.least.min()),
+                "relative",
+                at_least=0.0,
+            ),
+        ]
+
+
+def of_settings(settings: tuple, n_peers: int, seconds: float, *, ratio: bool) -> list[bool]:
+    """50,000 examples x 200 records under each setting."""
+    figures = []
+    for noise, rate, steps, delta in settings:
+        run = {"noise_multiplier": noise, "sample_rate": rate, "total_steps": steps}
+        log = synthetic_log(min(200, steps), 50_000, **run)
+        busy, table = tight(log, delta)
+        ranking = np.argsort(table.epsilon)
+        chosen = ranking[np.linspace(2_000, 49_000, n_peers).astype(int)]
+        beside = Beside.of(log, table, chosen, delta)
+        what = f"sigma {noise:g}, q {rate:.4g}, {steps} steps, delta {delta:g}"
+        figures += [report(what, busy, "CPU s", at_most=seconds), *beside.report(1e-3)]
+        if ratio:
+            times = beside.seconds * log.n_examples / busy
+            figures.append(report("  dp_accounting over ours", times, "times", at_least=2e4))
+    return figures
+
+
+@benchmark
+def pld_at_ordinary_noise(full: bool) -> list[bool]:
+    """50,000 examples x 200 records under six settings, against dp_accounting on three examples (nine with --full)."""
+    return of_settings(ORDINARY, 9 if full else 3, 5.0, ratio=True)
+
+
+@benchmark
+def pld_of_short_runs(full: bool) -> list[bool]:
+    """50,000 examples of runs of about an epoch, against dp_accounting on five examples (40 with --full)."""
+    return of_settings(SHORT, 40 if full else 5, 4.0, ratio=False)
 
 
 @benchmark
 def pld_of_many_settings(full: bool) -> list[bool]:
-    """50,000 examples without rounding, and under 1,500 noise multipliers or sample rates."""
+    """50,000 examples x 60 records without rounding, and under 1,500 noise multipliers or sample rates."""
     rng = np.random.default_rng(0)
     run = {"total_steps": 3000}
     noise, rate = rng.uniform(2, 4, 1500).repeat(2), rng.uniform(0.06, 0.1, 1500).repeat(2)
     figures = []
-    for what, settings in (
-        ("without rounding", {"rounding": 0}),
-        ("under 1,500 noise multipliers", {**run, "noise_multiplier": noise}),
-        ("under 1,500 sample rates", {**run, "sample_rate": rate}),
+    for what, settings, seconds, excess in (
+        ("without rounding", {"rounding": 0}, 6.0, 2e-3),
+        ("1,500 noise multipliers", {**run, "noise_multiplier": noise}, 20.0, 3e-3),
+        ("1,500 sample rates", {**run, "sample_rate": rate}, 20.0, 3e-3),
     ):
         log = synthetic_log(60, 50_000, **settings)
-        busy, table = seconds_of(log, DELTA)
-        theirs = seconds_of_peer(log, 0) * log.n_examples
-        width = relative_width(table.epsilon_lower, table.epsilon_upper)
-        certified = float(np.mean(table.details["bracket"] == CERTIFIED))
-        figures += [
-            report(f"50,000 examples x 60 records {what}, one core", busy, "s", at_most=20.0),
-            report("  dp_accounting at 1e-4 over ours", theirs / busy, "times", at_least=2e4),
-            report("  widest bracket", width, "relative", at_most=1e-3),
-            report("  share certified", certified, "", at_least=1.0),
-        ]
+        busy, table = tight(log, 1e-5)
+        figures.append(report(f"50,000 x 60, {what}", busy, "CPU s", at_most=seconds))
+        if full or "rounding" in settings:  # 3,000 laws an example take minutes
+            chosen = np.argsort(table.epsilon)[[25_000]]
+            figures += Beside.of(log, table, chosen, 1e-5).report(excess)
+        else:
+            reference = account(
+                log.take(np.arange(0, 50_000, 5_000)), delta=1e-5, accountant="pld", brackets=True
+            )
+            width = reference.epsilon / reference.epsilon_lower - 1
+            figures.append(
+                report("  over its own lower ends, median", float(np.median(width)), "relative")
+            )
     return figures
 
 
-@dataclass(frozen=True)
-class HardCase:
-    """Every step of a run alike, and the bracket of its epsilon."""
-
-    steps: float
-    sample_rate: float
-    noise_multiplier: float
-    relative_norm: float
-    delta: float
-    lower: float
-    upper: float
-    bracket: str
-    seconds: float
-
-    @classmethod
-    def of(cls, steps: float, rate: float, noise: float, norm: float, delta: float) -> HardCase:
-        """Account one example."""
-        law = tuple(np.array([value]) for value in (norm, noise, rate))
-        counts = np.array([[float(steps)]])
-        rdp = RdpAccountant(Mechanisms(*law), Method(delta=delta))
-        bound = rdp.epsilons(DenseCounts(counts)).epsilon
-        start = time.process_time()
-        found = pld_epsilon(Participations(*law, counts), delta=delta, rdp_upper=bound)
-        seconds = time.process_time() - start
-        ends = float(found.epsilon_lower[0]), float(found.epsilon_upper[0])
-        return cls(steps, rate, noise, norm, delta, *ends, str(found.bracket[0]), seconds)
-
-    @property
-    def width(self) -> float:
-        """Of the bracket, relative."""
-        return (self.upper - self.lower) / max(self.upper, 1e-300)
+@benchmark
+def pld_in_corners(full: bool) -> list[bool]:
+    """One law in every step: T x sample rate x noise x norm x delta (a tenth unless --full); warnings are errors."""
+    cells = list(
+        itertools.product(
+            (1, 10, 1000, 10**6),
+            (1e-5, 1e-3, 0.05, 1.0),
+            (0.3, 1.0, 50.0),
+            (0.0, 0.01, 1.0),
+            (1e-5, 1e-12),
+        )
+    )
+    if not full:
+        cells = [cells[k] for k in np.random.default_rng(0).permutation(len(cells))[::10]]
+    excess, seconds, vacuous, right = [], [], 0, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for steps, rate, noise, norm, delta in cells:
+            log = NormLog.from_arrays(
+                [[norm]],
+                [0],
+                rounding=0,
+                total_steps=steps,
+                noise_multiplier=noise,
+                max_grad_norm=1.0,
+                sample_rate=rate,
+            )
+            busy, table = tight(log, delta, brackets=True)
+            epsilon, lower = float(table.epsilon[0]), float(table.epsilon_lower[0])
+            seconds.append(busy)
+            vacuous += not np.isfinite(epsilon)
+            if norm == 0 or (rate < 1 and rate * steps <= delta):
+                right = right and epsilon == 0
+            elif epsilon > 1e-3:
+                excess.append(epsilon / max(lower, 1e-300) - 1)
+    return [
+        report(f"{len(cells)} corners: vacuous", vacuous, "", at_most=0),
+        report("  nothing revealed has epsilon 0", float(right), "", at_least=1),
+        report("  over a proven lower end, median", float(np.median(excess)), "relative"),
+        report("  over a proven lower end, most", max(excess), "relative", at_most=2e-3),
+        report("  slowest", max(seconds), "CPU s"),
+    ]
 
 
 @benchmark
-def pld_hard_cases(full: bool) -> list[bool]:
-    """1,000 hard cells (a tenth unless --full): T x sample rate x noise x norm x delta; warnings are errors."""
-    cells = list(
-        itertools.product(
-            (1, 2, 10, 1e3, 1e6),
-            (1e-5, 1e-3, 0.05, 0.5, 1.0),
-            (0.3, 0.5, 1.0, 5.0, 50.0),
-            (0.01, 0.1, 0.5, 1.0),
-            (1e-5, 1e-9),
-        )
-    )
-    chosen = (
-        cells
-        if full
-        else [cells[k] for k in np.random.default_rng(0).permutation(len(cells))[:100]]
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cases = [HardCase.of(*cell) for cell in chosen]
-    kinds = {
-        kind: sum(case.bracket == kind for case in cases) for kind in (CERTIFIED, CHECKED, FALLBACK)
-    }
-    often = [case.width for case in cases if case.steps * case.sample_rate >= 10]
-    exact = [case.width for case in cases if case.steps <= 2 or case.sample_rate == 1]
-    rare = [case.width for case in cases if case.steps * case.sample_rate < 10 and case.steps > 2]
-    zero = sum(case.upper == 0 for case in cases)
-    print(f"  {len(cases)} cells: {kinds}; {zero} with epsilon 0")
+def pld_of_units(full: bool) -> list[bool]:
+    """People of 2 to 50 rows, each of 30 records."""
+    rng = np.random.default_rng(0)
+    n_rows = np.arange(2, 51).repeat(8 if full else 2)
+    person = np.repeat(np.arange(len(n_rows)), n_rows)
+    size = rng.lognormal(-1.0, 0.6, len(n_rows))[person]
+    norms = size * np.linspace(1.5, 0.3, 30)[:, None] * rng.lognormal(0, 0.3, (30, len(person)))
+    log = NormLog.from_arrays(
+        norms, np.arange(0, 3000, 100), total_steps=3000, noise_multiplier=2.0, max_grad_norm=1.0, sample_rate=0.01,
+        unit="user", unit_ids=person,
+    )  # fmt: skip
+    busy, table = tight(log, 1e-6)
+    ratio = np.median(table.epsilon / table.details["rdp_epsilon"])
     return [
         report(
-            "share that falls back to the RDP bound", kinds[FALLBACK] / len(cases), "", at_most=0.18
+            f"{len(table)} units of 2 to 50 rows", busy / len(table), "CPU s each", at_most=0.02
         ),
         report(
-            "widest bracket where 10 participations are expected",
-            max(often),
-            "relative",
-            at_most=1e-4,
+            "  median epsilon over that by Rényi divergences", float(ratio), "times", at_most=1.0
         ),
-        report(
-            "widest bracket of a run of one step, two steps or a Gaussian",
-            max(exact),
-            "relative",
-            at_most=1e-6,
-        ),
-        report("widest bracket elsewhere", max(rare, default=0.0), "relative"),
-        report("  their share within 1e-4", float(np.mean(np.array(rare) <= 1e-4)), ""),
-        report("slowest cell, one core's own time", max(case.seconds for case in cases), "s"),
-        report("mean cell", float(np.mean([case.seconds for case in cases])), "s"),
     ]
+
+
+@benchmark
+def pld_of_replaced_and_truncated(full: bool) -> list[bool]:
+    """The worst case of runs whose examples are replaced, or whose batches are cut off."""
+    rng = np.random.default_rng(0)
+    figures = []
+    for what in ("replaced", "truncated"):
+        seconds = []
+        for _ in range(50 if full else 5):
+            rate, steps = 10 ** rng.uniform(-2.5, -1), int(rng.integers(50, 2000))
+            n = 1000
+            cap = int(n * rate + 2 * np.sqrt(n * rate)) + 1
+            settings = {"neighbouring": "replace_one"} if what == "replaced" else {}
+            if what == "truncated":
+                settings = {"sampler": "truncated_poisson", "max_batch_size": cap}
+            log = NormLog.from_arrays(
+                np.ones((1, n)), [0], total_steps=steps, noise_multiplier=rng.uniform(0.7, 3), max_grad_norm=1.0,
+                sample_rate=rate, **settings,
+            )  # fmt: skip
+            seconds.append(tight(log, 1e-6)[0])
+        figures.append(report(f"{what}, mean", float(np.mean(seconds)), "CPU s each", at_most=0.5))
+    return figures
 
 
 if __name__ == "__main__":
