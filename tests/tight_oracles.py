@@ -70,9 +70,7 @@ def run_of(files, pairs, counts, delta, *, below=False, squares=0.0):
 
 def losses_of(files, cells, most_steps, squares=0.0):
     kinds = sparse.csr_array(np.eye(len(cells)))
-    return files.tight.Losses(
-        cells, kinds, np.zeros(len(cells)) + squares, kinds, most_steps
-    )
+    return files.tight.Losses(cells, kinds, np.zeros(len(cells)) + squares, kinds, most_steps)
 
 
 def composed(files, steps, delta, direction, *, below=False):

@@ -39,7 +39,7 @@ RUNS = [  # smooth enough to invert
     [([0, 0.3, 0.6], [0.81, 0.18, 0.01], 100)],
     [([0, 0.2, 0.5, 0.7], [0.72, 0.18, 0.08, 0.02], 60), sampled(0.5, 0.9, 4)],
 ]
-DELTAS = [0.1, 1e-6, 1e-12]
+DELTAS = [0.1, 1e-9]
 
 
 def log_gap(most, truth):
@@ -230,7 +230,7 @@ MISTAKES = {
     "no Gaussian steps": ("gaussian", "tight", "@ losses.squares", "@ (0 * losses.squares)"),
     "upper cells below": ("wide", "laws", "if below:", "if False:"),
     "no shift below": ("smooth", "tight", AWAY, f"0 * ({AWAY})"),
-    "wraps around from the left below": ("wrapped", "tight", LEFT, "lost = lost * 1"),
+    "wraps from the left": ("wrapped", "tight", LEFT, "lost = 1 * lost"),
     "tail added below": ("cut below", "tight", LOST, LOST.replace("= self", "= -self")),
 }
 
