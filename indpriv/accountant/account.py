@@ -148,24 +148,36 @@ class PldEngine:
         rdp: gives upper bounds, which the tight ones never exceed.
         pairs: what steps are.
         worst_case: of the run.
-        brackets: whether lower ends are computed, too.
+        below: where lower ends are computed, too, steps of which none costs more than its own,
+            and what they are.
     """
 
     rdp: RdpEngine
     pairs: Pairs
     worst_case: Epsilons
-    brackets: bool
+    below: tuple[Steps, Pairs] | None
 
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> PldEngine:
         """See Engine."""
         rdp = RdpEngine.prepare(log, method)
-        clipped, counts = condensed(*clipped_steps(log))
         of_run = partial(Pairs.sampled, delta=method.delta, most_steps=float(log.total_steps))
         pairs = of_run(rdp.steps.laws, steps=rdp.steps.steps)
-        alone, met = of_run(clipped), Met.of(counts[None])
-        worst = _bounds(alone, met, rdp.worst_case, method.brackets)
-        return cls(rdp, pairs, worst, method.brackets)
+        kinds, counts = clipped_steps(log)
+
+        def alone(down: bool) -> tuple[Pairs, Met]:
+            found, steps = condensed(kinds, counts, down=down)
+            return of_run(found), Met.of(steps[None])
+
+        below = None
+        if method.brackets:
+            steps = rdp.steps
+            if not steps.exact:
+                steps = Steps.of(log, method.between_records, down=True)
+            below = steps, of_run(steps.laws, steps=steps.steps)
+        lower = alone(True) if below else None
+        worst = _bounds(alone(False), rdp.worst_case, lower)
+        return cls(rdp, pairs, worst, below)
 
     @property
     def steps(self) -> Steps:
@@ -179,18 +191,27 @@ class PldEngine:
 
     def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
-        met = Met.of(self.steps.counts(block).matrix)
-        found = _bounds(self.pairs, met, self.rdp.block(block), self.brackets)
+        met, below = Met.of(self.steps.counts(block).matrix), None
+        if self.below is not None:
+            steps, pairs = self.below
+            below = pairs, Met.of(steps.counts(block).matrix)
+        found = _bounds((self.pairs, met), self.rdp.block(block), below)
         epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
         return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
 
 
-def _bounds(pairs: Pairs, met: Met, by_orders: Epsilons, brackets: bool) -> Epsilons:
-    """Bounds of what was met, none above those by Rényi divergences."""
-    tight = pairs.epsilons(met)
-    epsilon, lower = np.minimum(tight, by_orders.epsilon), np.zeros(len(met))
-    if brackets:
-        lower = np.minimum(pairs.lower_epsilons(met, epsilon), epsilon)
+def _bounds(
+    above: tuple[Pairs, Met], by_orders: Epsilons, below: tuple[Pairs, Met] | None
+) -> Epsilons:
+    """Bounds of what was met, none above those by Rényi divergences.
+
+    above, below: steps of which none costs less, and none more, than what was met.
+    """
+    pairs, met = above
+    epsilon = np.minimum(pairs.epsilons(met), by_orders.epsilon)
+    lower = np.zeros(len(met))
+    if below is not None:
+        lower = np.minimum(below[0].lower_epsilons(below[1], epsilon), epsilon)
     limit = by_orders.details["true_positive_limit"]
     details = {"rdp_epsilon": by_orders.epsilon, "true_positive_limit": limit}
     return Epsilons(epsilon, lower, details)

@@ -158,11 +158,11 @@ class Readings:
             mu_error=gaussian_delta(np.zeros(len(mu)), mu),
         )
 
-    def off(self, pairs: Pairs, met: Met, *, lower: bool) -> Risk:
+    def off(self, pairs: Pairs, met: Met, less: tuple[Pairs, Met] | None) -> Risk:
         """Read the curves of some examples.
 
-        lower: whether from below, too, which costs more. Without it, lower figures are 0, and the
-        error of mu is the most that it can be.
+        pairs, met: steps never better than theirs. less: steps never worse. None costs less: lower
+        figures are then 0, and the error of mu is the most that it can be.
         """
         rates, epsilons = self._of_steps
         n, nothing = len(met), np.zeros(len(met))
@@ -171,9 +171,9 @@ class Readings:
             return np.stack([pairs.deltas(met, column) for column in at], axis=1)
 
         def below(at: FloatArray) -> FloatArray:
-            if not lower:
+            if less is None:
                 return np.zeros((n, len(at)))
-            return np.stack([pairs.lower_deltas(met, column) for column in at], axis=1)
+            return np.stack([less[0].lower_deltas(less[1], column) for column in at], axis=1)
 
         each = np.broadcast_to(epsilons[:, None], (len(epsilons), n))
         at = np.concatenate([nothing[None], each])
@@ -362,11 +362,17 @@ def _secret_risk(
     read = checked(log, method)
     steps = Steps.of(read, method.between_records)
     pairs = _pairs(steps.laws, method, log.total_steps, steps.steps)
+    below, below_pairs = steps, pairs
+    if not steps.exact:
+        below = Steps.of(read, method.between_records, down=True)
+        below_pairs = _pairs(below.laws, method, log.total_steps, below.steps)
     readings = _readings(read, method, false_positive_rate, epsilon)
     worst = _worst_case(read, method, readings, lower=True)
 
     def of_block(block: NormLog) -> Risk:
-        found = readings.off(pairs, Met.of(steps.counts(block).matrix), lower=True)
+        met = Met.of(steps.counts(block).matrix)
+        less = met if below is steps else Met.of(below.counts(block).matrix)
+        found = readings.off(pairs, met, (below_pairs, less))
         clipped = np.zeros(block.n_examples, bool)
         close = np.flatnonzero(found.advantage >= worst.advantage * (1 - 1e-3))
         if len(close):
@@ -481,9 +487,13 @@ def _readings(
 
 
 def _worst_case(log: NormLog, method: Method, readings: Readings, *, lower: bool) -> Risk:
-    kinds, steps = condensed(*clipped_steps(log))
-    pairs = _pairs(kinds, method, log.total_steps)
-    return readings.off(pairs, Met.of(steps[None]), lower=lower)
+    kinds, steps = clipped_steps(log)
+
+    def clipped(down: bool) -> tuple[Pairs, Met]:
+        found, counts = condensed(kinds, steps, down=down)
+        return _pairs(found, method, log.total_steps), Met.of(counts[None])
+
+    return readings.off(*clipped(False), clipped(True) if lower else None)
 
 
 def _pairs(

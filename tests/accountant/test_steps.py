@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from indpriv import NormLog
+from indpriv import NormLog, account, membership_risk
+from indpriv.accountant import norms as norms_module
 from indpriv.accountant import steps as steps_module
 from indpriv.accountant.norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import epsilon_offsets, renyi_divergences
@@ -354,3 +355,24 @@ def test_very_many_settings_of_one_clipped_example(varying):
         ours = found.divergences(orders) @ count
         ratio = exact / ours if down else ours / exact
         assert np.all((ratio >= 1 - 1e-4) & (ratio <= 1 + (2e-2 if all(varying) else 1e-3)))
+
+
+def test_lower_ends_are_of_steps_that_are_snapped_down(monkeypatch):
+    run = {"total_steps": 300, "sample_rate": 0.02}
+    norms = np.array([[0.33, 0.71, 0.9]])
+    truth = [  # each norm as a level of its own
+        NormLog.from_arrays([[1.0]], [0], noise_multiplier=1 / norm, max_grad_norm=1.0, **run)
+        for norm in norms[0]
+    ]
+    log = NormLog.from_arrays(
+        norms, [0], rounding=0, noise_multiplier=1.0, max_grad_norm=1.0, **run
+    )
+    figures = {"delta": 1e-5, "accountant": "pld", "brackets": True}
+    exact = [account(each, **figures).epsilon_upper[0] for each in truth]
+    advantage = [membership_risk(each, delta=1e-5).individual.advantage[0] for each in truth]
+    monkeypatch.setattr(norms_module, "_APART", 0.3)
+    table, risk = account(log, **figures), membership_risk(log, delta=1e-5).individual
+    for i in range(3):
+        assert table.epsilon_lower[i] <= exact[i] <= table.epsilon_upper[i]
+        assert 0.5 * exact[i] < table.epsilon_lower[i] < 0.999 * exact[i]
+        assert risk.advantage_lower[i] <= advantage[i] <= risk.advantage[i]
