@@ -26,7 +26,7 @@ def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
     summary = audit_of(
         log, epsilon_table([1.0] * 60, delta=delta), evidence, name="x", by=["label"]
     )
-    found = disclosures(summary, {})
+    found = disclosures(summary)
     assert summary.disclosures[0] == found[0]
     return {row.title: row for row in found}
 

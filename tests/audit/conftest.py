@@ -1,5 +1,6 @@
 import pytest
 
+import indpriv.analysis.tightness
 import indpriv.analysis.variants
 import indpriv.audit.audit_directory
 from indpriv._files import write_json
@@ -15,6 +16,7 @@ def no_extras(monkeypatch):
     monkeypatch.setattr(indpriv.analysis.variants, "COARSER", ())
     monkeypatch.setattr(indpriv.analysis.variants, "RULES", ())
     monkeypatch.setattr(indpriv.analysis.variants, "FIDELITY_EPOCHS", ())
+    monkeypatch.setattr(indpriv.analysis.tightness, "_DRAWN", 1)
     monkeypatch.setattr(
         indpriv.audit.audit_directory, "render_audit", lambda summary, *_: summary.name
     )

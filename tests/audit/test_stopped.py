@@ -168,7 +168,7 @@ def test_a_stopped_audit_goes_on_or_begins_anew(artifacts, tmp_path, computed):
     (output / ".in-progress" / "part-00001.parquet").unlink()
     computed.clear()
     audit(run, output, delta=DELTA)
-    assert sorted(computed) == list(range(50, 100))
+    assert sorted(computed[:-1]) == list(range(50, 100))  # and one, of which tightness is found
     assert not (output / ".in-progress").exists()
     whole = read_parquet(output / "epsilon.parquet")
     assert np.array_equal(whole["epsilon"], account(artifacts[0], delta=DELTA).epsilon)
@@ -178,7 +178,7 @@ def test_a_stopped_audit_goes_on_or_begins_anew(artifacts, tmp_path, computed):
     computed.clear()
     with pytest.warns(PrivacyWarning, match="5 parts of another account, which was stopped"):
         audit(run, output, delta=1e-6)
-    assert sorted(computed) == list(range(240))
+    assert sorted(computed[:-1]) == list(range(240))
     found = read_parquet(output / "epsilon.parquet")["epsilon"]
     assert np.array_equal(found, account(artifacts[0], delta=1e-6).epsilon)
 
@@ -202,14 +202,14 @@ def test_parts_by_other_code_of_the_same_version_are_not_kept(
     with pytest.raises(KeyboardInterrupt):
         audit(run, output, delta=DELTA, progress=stop)
     computed.clear()
-    changed = package / "accountant" / "histogram" / "levels.py"
+    changed = package / "accountant" / "steps.py"
     changed.write_text("another way")
     monkeypatch.setattr(cluster._checks, "__file__", str(package / "_checks.py"))
     cluster.versions.cache_clear()
     with pytest.warns(PrivacyWarning, match="5 parts of another account, which was stopped"):
         audit(run, output, delta=DELTA)
     cluster.versions.cache_clear()
-    assert sorted(computed) == list(range(240))
+    assert sorted(computed[:-1]) == list(range(240))
 
 
 @quick

@@ -335,8 +335,8 @@ def test_a_release_of_tight_epsilons_is_warned_about(tmp_path):
     ("account", "reason"),
     [
         (
-            {"accountant": "pld", "tolerance": 1e-4},
-            "audit with the RDP accountant or with --set toler",
+            {"accountant": "pld", "tolerance": 1e-4},  # of an earlier version
+            "tolerance 0.0001, within which .* make the audit again",
         ),
         ({"neighbouring": "replace_one"}, "audit with --set neighbouring=add_remove"),
     ],
