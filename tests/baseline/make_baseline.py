@@ -42,7 +42,7 @@ from baseline.figures import ARRAYS, DELTA, EXPECTED, RUNS, command  # noqa: E40
 
 PER_EXAMPLE_LOSS = nn.CrossEntropyLoss(reduction="none")
 LOOSER = 1e-3  # see the docstring above
-PLD = {"accountant": "pld", "tolerance": 1e-6}
+PLD = {"accountant": "pld"}
 CLOSEST, WORST_CASE = {"between_records": "closest"}, {"between_records": "worst_case"}
 MIRONOV, YU2023 = {"conversion": "mironov2017"}, {"preset": "yu2023"}
 DIGITS = """
