@@ -27,8 +27,9 @@ def among_and_alone(shift, rate, chosen):
     """What a few examples met, among all pairs and among their own."""
     counts = np.zeros((len(chosen), len(shift)))
     counts[np.arange(len(chosen)), chosen] = STEPS
-    many = Pairs.sampled(StepKinds(shift, rate), delta=DELTA, most_steps=STEPS)
-    own = Pairs.sampled(StepKinds(shift[chosen], rate[chosen]), delta=DELTA, most_steps=STEPS)
+    kinds = StepKinds(shift, rate)
+    many = Pairs.sampled(kinds, delta=DELTA, most_steps=STEPS)
+    own = Pairs.sampled(kinds.take(chosen), delta=DELTA, most_steps=STEPS)
     return (many, Met.of(csr_array(counts))), (own, Met.of(csr_array(np.eye(len(chosen)) * STEPS)))
 
 
