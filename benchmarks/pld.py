@@ -203,7 +203,6 @@ def pld_in_corners(full: bool) -> list[bool]:
             log = NormLog.from_arrays(
                 [[norm]],
                 [0],
-                rounding=0,
                 total_steps=steps,
                 noise_multiplier=noise,
                 max_grad_norm=1.0,

@@ -617,8 +617,8 @@ def epsilons(
         found[who] = np.minimum(found[who], root)
         return np.minimum(found[who], renyi[who]), target[who], steep
 
-    _search(losses, met, psi, best, target, start, floor, solve)
     nothing = (met.counts @ losses.n_steps == 0) & (psi[:, 0] == 0)
+    _search(losses, met, psi, best, target, np.where(nothing, np.nan, start), floor, solve)
     return np.where(nothing, floor, np.maximum(np.minimum(found, renyi), floor))
 
 
