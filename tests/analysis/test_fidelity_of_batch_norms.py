@@ -155,7 +155,7 @@ def test_a_clipping_norm_that_moves():
     found = free_fidelity(log, Method(delta=1e-5, between_records="closest"))
     assert found.largest_absolute == pytest.approx(0, abs=1e-12)
     truth = mean_rdp(norms / clip[:, None], found.order).mean()
-    assert found.mean_rdp == pytest.approx(truth, rel=1e-4)
+    assert truth * (1 - 1e-6) <= found.mean_rdp <= truth * (1 + 2.5e-3)  # norms are snapped up
     assert abs(found.unbiased_mean_rdp - truth) < 5 * found.standard_error
 
 
