@@ -31,6 +31,7 @@ _MOST_OWN = 256  # pairs; more are between nodes
 # Ratios of neighbouring nodes above these shares of the largest one
 _SHIFT_STEPS = ((0.1, 1.02), (0.005, 1.05), (0.0, 1.3))
 _RATE_STEPS = ((0.0, 1.06),)
+_LARGEST_SHIFT = 1e150  # far beyond what leaves a finite epsilon
 _SMALLEST_SHIFT = 1e-12  # smaller ones, whose squares may be 0 for a float, count as this one
 
 
@@ -82,7 +83,7 @@ class Pairs:
             Mixture.sampled(shifts, rates),
             Mixture.centred(len(shifts)),
             blend,
-            of_kind @ np.where(gaussian, np.square(shift), 0.0),
+            of_kind @ np.where(gaussian, np.square(np.minimum(shift, _LARGEST_SHIFT)), 0.0),
             csr_array(of_kind[:, laws]),
             delta,
             most_steps,

@@ -45,7 +45,7 @@ from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
 
 _LARGEST_RATE = 1 - 1e-9  # of false positives, at which curves are read
-_LEAST_DELTA = 1e-3  # share of delta: curves are read down to such deltas
+_LEAST_DELTA = 1e-30  # curves are read down to such deltas
 _MU_POINTS = 5  # epsilons at which a Gaussian curve is compared with an example's
 # Of a worst case whose curve is read: beyond them that takes minutes.
 _MOST_STEPS, _MOST_KINDS, _MOST_OF_BOTH = 10**6, 1000, 10**7
@@ -499,7 +499,7 @@ def _worst_case(log: NormLog, method: Method, readings: Readings, *, lower: bool
 def _pairs(
     kinds: StepKinds, method: Method, total_steps: int, steps: csr_array | None = None
 ) -> Pairs:
-    least, most = method.delta * _LEAST_DELTA, float(total_steps)
+    least, most = min(method.delta, _LEAST_DELTA), float(total_steps)
     return Pairs.sampled(kinds, steps=steps, delta=least, most_steps=most)
 
 

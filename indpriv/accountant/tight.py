@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 from scipy.sparse import csr_array
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_epsilons
 from indpriv.accountant.laws import TILTS, Cells, U, upper_share
 
 # log of the least upper bound over u of exp(-tilt u) (1 - exp(-u)): of a Rényi bound [5.1]
@@ -32,6 +33,7 @@ _CACHE_BYTES = 1 << 27  # of the lines of one direction
 _AT_ONCE = 1 << 18
 _SPREAD = 1.2534  # mu of a Gaussian mechanism over the epsilon that it is to have [3.2]
 _BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out [3.3]
+_LEAST_SHOWN = -27.6  # log of the least delta of which a lower one is looked for [5.3]
 _ROUNDS = 6  # in which lines are chosen for the same example [5.2]
 # First frequencies of blocks [2.3]
 _EDGES = np.unique((np.arange(4, 8)[None] * 2 ** np.arange(16)[:, None]).ravel())
@@ -285,7 +287,7 @@ class OnLine:
         self, losses: Losses, line: Line, met: Met, log_target: FloatArray, epsilon: FloatArray
     ) -> None:
         self.line, tilt, squares = line, line.tilt, np.square(line.omega)
-        own = met.gaussian + met.counts @ losses.squares
+        own = _squared_mu(losses, met)
         self.entries = entries = np.diff(met.counts.indptr) + losses.most_entries + 8
         self.gaussian = own * (1 + U * entries) + line.key.smooth
         steps = met.counts @ losses.n_steps
@@ -398,6 +400,19 @@ def _chernoff(
     size = 16 + np.abs(moment) + tilt * np.abs(epsilon)[:, None]
     bound = moment + LOG_LARGEST[columns] - tilt * epsilon[:, None] + 16 * U * size
     return np.where(np.isnan(bound), np.inf, bound)
+
+
+def _squared_mu(losses: Losses, met: Met) -> FloatArray:
+    """(n,) of the Gaussian steps of each example."""
+    return np.asarray(met.gaussian + met.counts @ losses.squares)
+
+
+def _gaussian_alone(losses: Losses, met: Met) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Examples that met Gaussian steps alone, and their mu from below and from above [5.4]."""
+    who = np.flatnonzero(met.counts @ losses.n_steps == 0)
+    entries = np.diff(met.counts.indptr)[who] + losses.most_entries + 8
+    mu = np.sqrt(_squared_mu(losses, met)[who])
+    return who, mu * (1 - 2 * U * entries), mu * (1 + 2 * U * entries)
 
 
 def _product(counts: csr_array, table: FloatArray) -> FloatArray:
@@ -607,9 +622,9 @@ def epsilons(
     bound = (psi * (1 + 1e-12) + LOG_LARGEST + 1e-12 - target[:, None]) / TILTS
     bound[~np.isfinite(bound)] = np.inf
     renyi, best, floor = bound.min(axis=1), bound.argmin(axis=1), np.zeros(len(bound))
-    start, found = renyi, np.full(len(bound), np.inf)
+    start, found = renyi.copy(), np.full(len(bound), np.inf)
     if at_least is not None:
-        floor = start = at_least
+        floor, start = at_least, at_least.copy()
         best = _chernoff(psi, start).argmin(axis=1)
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -617,9 +632,12 @@ def epsilons(
         found[who] = np.minimum(found[who], root)
         return np.minimum(found[who], renyi[who]), target[who], steep
 
-    nothing = (met.counts @ losses.n_steps == 0) & (psi[:, 0] == 0)
-    _search(losses, met, psi, best, target, np.where(nothing, np.nan, start), floor, solve)
-    return np.where(nothing, floor, np.maximum(np.minimum(found, renyi), floor))
+    alone, _, mu = _gaussian_alone(losses, met)
+    start[alone] = np.nan  # these need no line
+    _search(losses, met, psi, best, target, start, floor, solve)
+    found = np.fmin(found, renyi)
+    found[alone] = gaussian_epsilons(mu, delta)[1]
+    return np.asarray(np.maximum(found, floor))
 
 
 def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
@@ -633,9 +651,15 @@ def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
         log_delta[who] = np.fmin(log_delta[who], found)
         return epsilon[who], np.minimum(log_delta[who], -1e-9), steep
 
-    start, floor = np.minimum(log_delta, -1e-9), np.full(len(epsilon), -np.inf)
+    missed, floor = met.counts @ losses.miss, np.full(len(epsilon), -np.inf)
+    alone, _, mu = _gaussian_alone(losses, met)
+    start = np.minimum(log_delta, -1e-9)
+    with np.errstate(divide="ignore"):
+        start[log_delta < np.log(missed)] = np.nan  # less than is added anyway
+    start[alone] = np.nan
     _search(losses, met, psi, bound.argmin(axis=1), start, epsilon, floor, solve)
-    found = np.exp(log_delta) * (1 + 16 * U) + met.counts @ losses.miss
+    found = np.exp(log_delta) * (1 + 16 * U) + missed
+    found[alone] = gaussian_delta(epsilon[alone], mu) * (1 + GAUSSIAN_ERROR)
     return np.asarray(np.minimum(found, 1.0))
 
 
@@ -662,8 +686,11 @@ def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) ->
             last, epsilon = epsilon, epsilon + np.clip(excess / (steep + 1), -1, 1)
         return last, np.minimum(log_delta, -1e-9), steep
 
+    alone, _, mu = _gaussian_alone(losses, met)
     target, floor = np.minimum(start + log_rate, -1e-3), np.full(len(psi), -np.inf)
+    target[alone] = np.nan
     _search(losses, met, psi, bound.argmin(axis=1), target, start, floor, solve)
+    found[alone] = np.minimum(ndtr(ndtri(false_positive_rate) + mu) * (1 + GAUSSIAN_ERROR), 1.0)
     return found
 
 
@@ -701,12 +728,17 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
         return upper[who], target[who], np.maximum(steep, TILTS[best[who]])
 
     start = np.where(upper > 0, upper, np.nan)
+    alone, mu, _ = _gaussian_alone(below, met)
+    start[alone] = np.nan
     _search(below, met, psi, best, target, start, np.zeros(len(met)), solve, BELOW)
+    found[alone] = gaussian_epsilons(mu, delta)[0]
     return np.where(upper > 0, np.minimum(found, upper), 0.0)
 
 
 def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
     """(n,) delta of each example at its epsilon one way, never above the truth [3.3] [4.5].
+
+    0 where it is below 1e-12.
 
     below: the losses of the run, from cells below the truth.
     """
@@ -721,5 +753,10 @@ def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
         return epsilon[who], np.minimum(near, -1e-9), steep
 
     target, floor = np.minimum(bound.min(axis=1), -1e-9), np.full(len(epsilon), -np.inf)
+    alone, mu, _ = _gaussian_alone(below, met)
+    target[target < _LEAST_SHOWN] = np.nan
+    target[alone] = np.nan
     _search(below, met, psi, bound.argmin(axis=1), target, epsilon, floor, solve, BELOW)
-    return np.asarray(np.minimum(np.exp(log_delta) * (1 - 16 * U), 1.0))
+    found = np.exp(log_delta) * (1 - 16 * U)
+    found[alone] = gaussian_delta(epsilon[alone], mu) * (1 - GAUSSIAN_ERROR)
+    return np.asarray(np.clip(found, 0.0, 1.0))

@@ -54,7 +54,7 @@ def test_delta_belongs_to_the_epsilon_that_the_tight_account_reports():
     epsilons = account(log, delta=1e-5, accountant="pld")
     worst = membership_risk(log, delta=1e-5, epsilon=epsilons.worst_case_epsilon).worst_case
     assert worst.delta_lower[0, 0] <= 1e-5 * (1 + 1e-9)
-    assert worst.delta[0, 0] == pytest.approx(1e-5, rel=1e-4)
+    assert worst.delta[0, 0] == pytest.approx(1e-5, rel=1e-3)  # a bound of a bound
 
 
 def test_figures_of_an_unsampled_run_are_those_of_its_gaussian():
