@@ -33,6 +33,7 @@ def converted(document: Mapping[str, Any]) -> dict[str, Any]:
         reasons = [*guarantee["reasons"], NOT_COMPARED]
         guarantee |= {"status": "declared", "reasons": reasons}
     said |= {"schema_version": SCHEMA_VERSION, "guarantee": guarantee}
+    said["individual"] = {key: one for key, one in said["individual"].items() if key != "wide"}
     said |= {key: to_json(empty(kind)) for key, (kind, _) in keys().items() if key not in said}
     Audit.from_json(said)  # or an error
     return said

@@ -10,6 +10,7 @@ from indpriv.analysis.declared import Declared
 from indpriv.analysis.exactness import Exactness
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import Audit
+from indpriv.analysis.tightness import Tightness
 from indpriv.attack_scores import AttackScores
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS as OF_CHECKS
@@ -295,6 +296,11 @@ def audits_of(run, summary):
         "moved": moved(summary),
         "void curve": moved(summary, epsilon=[]),
         "exactness": summary.replace(exactness=EXACTNESS),
+        "tight beside": summary.replace(tightness=Tightness(2.5, 200, 0.5, 0.6)),
+        "tight": summary.replace(
+            account=replace(summary.account, accountant="pld"),
+            tightness=Tightness(2.5, 200, 0.5, 0.5, n_bracketed=8, above=0.004),
+        ),
         "estimate": with_content(summary, **estimate, fidelity=[own], spacing=SPACING),
         "spacing": with_content(summary, **estimate, fidelity=[], spacing=SPACING),
         "unknown": with_content(summary, **estimate, fidelity=[]),

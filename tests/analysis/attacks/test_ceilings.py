@@ -51,11 +51,11 @@ def mixture(small, large, *, share=0.1, noise=1.0, rate=0.05, steps=200, n=20, *
 
 
 def good_split(log, rate, share=0.1):
-    """Mean true-positive rate of the best test of those of the large norm, and of guesses at the others; from below."""
+    """Mean true-positive rate of the best test of those of the large norm, and of guesses at the others; 1 % less, as these are upper figures."""
     to_large = rate / share * np.array([0.6, 0.8, 0.95, 1.0])
     found = membership_risk(log.take([0]), delta=DELTA, false_positive_rate=to_large).individual
     guessed = rate - share * to_large
-    return float((share * found.true_positive_rate_lower[0] + guessed).max())
+    return float((share * 0.99 * found.true_positive_rate[0] + guessed).max())
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
