@@ -78,7 +78,7 @@ def predicted_evidence(
         orders: Rényi orders, above 1.
 
     >>> log = NormLog.from_arrays([[0.5, 2.0]], [0], total_steps=4, noise_multiplier=2.0,
-    ...                           max_grad_norm=1.0, sample_rate=1.0, rounding=0)
+    ...                           max_grad_norm=1.0, sample_rate=1.0)
     >>> predicted_evidence(log).separation
     array([0.25, 1.  ])
     """
