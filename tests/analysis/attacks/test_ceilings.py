@@ -63,7 +63,10 @@ def good_split(log, rate, share=0.1):
     "setting",
     [
         {"small": 0.1, "large": 1.0},
-        {"small": 0.25, "large": 0.8, "noise": 1.4, "rate": 1 / 34, "steps": 680},
+        pytest.param(
+            {"small": 0.25, "large": 0.8, "noise": 1.4, "rate": 1 / 34, "steps": 680},
+            marks=pytest.mark.slow,
+        ),
         {"small": 0.5, "large": 1.0, "rate": 1.0, "steps": 3, "noise": 2.0},
     ],
 )
