@@ -13,8 +13,8 @@ from indpriv.accountant.method import Method
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.summary import Finding
 
-_DRAWN = 200  # examples of which a tight epsilon is computed
-_BRACKETED = 8  # of them with a lower end, which costs more
+_DRAWN = 100  # examples of which a tight epsilon is computed
+_BRACKETED = 4  # of them with a lower end, which costs more
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Pairs between nodes: an example's bounds are those of its own pairs, or a little wider."""
 
 import numpy as np
+import pytest
 from scipy.sparse import csr_array
 
 from indpriv.accountant.loss_pairs import Pairs
@@ -40,6 +41,7 @@ def test_the_order_of_pairs_that_are_nodes_does_not_matter():
     np.testing.assert_allclose(many.epsilons(met), alone, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_pair_between_nodes_costs_a_little_more_and_its_lower_end_is_lower():
     (many, met), (own, own_met) = among_and_alone(*scattered(), np.array([3]))
     alone, among = own.epsilons(own_met), many.epsilons(met)

@@ -382,6 +382,7 @@ def test_delta_is_a_number_far_out(shift, epsilon, delta, direction):
     assert float(one_step_delta(*law[:2], epsilon, direction)) <= found <= 1
 
 
+@pytest.mark.slow
 def test_an_epsilon_depends_on_nobody_else():
     rng = np.random.default_rng(5)
     laws = [sampled(0.05 * k, 0.02 * (1 + k % 3)) for k in range(1, 31)]
@@ -403,6 +404,7 @@ def test_an_epsilon_depends_on_nobody_else():
             assert alone[0] == pytest.approx(together[i], rel=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     shift=st.floats(-9, 2).map(lambda x: 10**x),

@@ -12,6 +12,8 @@ from indpriv.analysis.summary import findings
 from indpriv.report.page import TEMPLATES, _Rendering
 from indpriv.report.report import markdown_audit, print_audit, render_audit
 
+pytestmark = pytest.mark.slow  # tracing takes a minute
+
 SECTIONS = [one.name for one in findings() if (TEMPLATES / f"{one.name}.md.j2").is_file()]
 OURS = [
     f"{one}.md.j2"
