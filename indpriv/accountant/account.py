@@ -241,10 +241,10 @@ def account(
     Args:
         log: the norm log of the run.
         delta: of the bound, in (0, 1); choose it well below 1 / n_examples.
-        accountant: "rdp", or "pld", which is tighter; neither is ever below the truth.
+        accountant: "rdp", or "pld", which is tighter; upper bounds for the norms as counted.
         conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
         between_records: norms between records: "last", "closest" (larger of two) or "worst_case".
-        orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined for each example.
+        orders: Rényi orders; by default, for each example, of a grid from 1.0001 to 1.5 * 10^5.
         preset: "yu2023", the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
         participation: "secret" if an attacker does not know who took part in which step; "known"
             accounts for the norms of batches, with any sampler, and claims no amplification.

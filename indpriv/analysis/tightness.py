@@ -54,21 +54,18 @@ def _find(run: AuditedRun) -> dict[str, Any]:
         between_records=account.between_records,
     )
     plain = replace(run.log, unit_ids=None, unit="example")
-    table = table_for(plain.take(drawn), tight, workers=1)
-    told = run.epsilons.take(drawn).epsilon
-    found = Tightness(
-        worst_case=min(table.worst_case_epsilon, run.epsilons.worst_case_epsilon),
-        n=len(drawn),
-        median=float(np.median(np.minimum(table.epsilon, told))),
-        median_told=float(np.median(told)),
-    )
-    if account.accountant == "pld":
-        few = np.sort(rng.choice(drawn, min(n, _BRACKETED), replace=False))
-        ends = table_for(plain.take(few), replace(tight, brackets=True), workers=1)
-        known = ends.epsilon_lower > 0
-        above = float((ends.epsilon[known] / ends.epsilon_lower[known] - 1).max(initial=0.0))
-        found = replace(found, n_bracketed=int(known.sum()), above=above)
-    return {"tightness": found}
+    told, worst = run.epsilons.take(drawn).epsilon, run.epsilons.worst_case_epsilon
+    found = Tightness(worst, len(drawn), *[float(np.median(told))] * 2)
+    if account.accountant != "pld":
+        table = table_for(plain.take(drawn), tight, workers=1)
+        median = float(np.median(np.minimum(table.epsilon, told)))
+        worst = min(table.worst_case_epsilon, worst)
+        return {"tightness": replace(found, worst_case=worst, median=median)}
+    few = np.sort(rng.choice(drawn, min(n, _BRACKETED), replace=False))
+    ends = table_for(plain.take(few), replace(tight, brackets=True), workers=1)
+    known = ends.epsilon_lower > 0
+    above = float((ends.epsilon[known] / ends.epsilon_lower[known] - 1).max(initial=0.0))
+    return {"tightness": replace(found, n_bracketed=int(known.sum()), above=above)}
 
 
 FINDING = Finding(
