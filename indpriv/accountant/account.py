@@ -35,8 +35,8 @@ from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
 from indpriv.accountant.pairs import PairsEngine, fixed_size_blocks, rare_truncations, uses_pairs
 from indpriv.accountant.privacy_filter import under_filter
-from indpriv.accountant.rdp import RdpAccountant, RdpEpsilons
-from indpriv.accountant.steps import Counts, Steps, clipped_steps, condensed
+from indpriv.accountant.rdp import Counts, RdpAccountant, RdpEpsilons
+from indpriv.accountant.steps import Steps, clipped_steps, condensed
 from indpriv.accountant.tight import Met
 from indpriv.accountant.unit_cells import UnitCells
 from indpriv.accountant.units import (
@@ -209,12 +209,8 @@ def _bounds(
     """
     pairs, met = above
     epsilon = np.minimum(pairs.epsilons(met), by_orders.epsilon)
-    lower = np.zeros(len(met))
-    if below is not None:
-        lower = np.minimum(below[0].lower_epsilons(below[1], epsilon), epsilon)
-    limit = by_orders.details["true_positive_limit"]
-    details = {"rdp_epsilon": by_orders.epsilon, "true_positive_limit": limit}
-    return Epsilons(epsilon, lower, details)
+    lower = None if below is None else below[0].lower_epsilons(below[1], epsilon)
+    return by_orders.tightened(epsilon, lower)
 
 
 ENGINES: dict[str, type[Engine]] = {"rdp": RdpEngine, "pld": PldEngine}  # of each accountant
@@ -523,10 +519,7 @@ class _UnitBounds:
         if self.method.accountant != "pld":
             return found
         steps = unit_steps(self.cells.norms, block, first_row)
-        tight = np.minimum(unit_epsilons(steps, self.method.delta), found.epsilon)
-        limit = found.details["true_positive_limit"]
-        details = {"rdp_epsilon": found.epsilon, "true_positive_limit": limit}
-        return Epsilons(tight, np.zeros(len(tight)), details)
+        return found.tightened(unit_epsilons(steps, self.method.delta))
 
 
 def checked(log: NormLog, method: Method) -> NormLog:

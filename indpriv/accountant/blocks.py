@@ -68,6 +68,16 @@ class Epsilons:
             },
         )
 
+    def tightened(self, epsilon: FloatArray, lower: FloatArray | None = None) -> Epsilons:
+        """These Rényi bounds, lowered to tight ones (n,) where those are smaller.
+
+        lower: (n,) lower ends of the tight ones; by default 0.
+        """
+        least = np.minimum(epsilon, self.epsilon)
+        ends = np.zeros(len(self)) if lower is None else np.minimum(lower, least)
+        limit = self.details["true_positive_limit"]
+        return Epsilons(least, ends, {"rdp_epsilon": self.epsilon, "true_positive_limit": limit})
+
     def take(self, examples: IntArray) -> Epsilons:
         """The bounds of the examples at these positions."""
         details = {name: values[examples] for name, values in self.details.items()}

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.accountant.method import Method
-from indpriv.accountant.rdp import RdpAccountant
-from indpriv.accountant.steps import Counts, StepKinds
+from indpriv.accountant.rdp import Counts, RdpAccountant
+from indpriv.accountant.steps import StepKinds
 from indpriv.errors import InputError
 
 

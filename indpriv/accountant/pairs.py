@@ -56,8 +56,8 @@ from indpriv.accountant.claims import claim_of_worst_case
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method, account_of, owners_of, warn_of_delta
-from indpriv.accountant.rdp import RdpAccountant, renyi_divergences
-from indpriv.accountant.steps import Counts, StepKinds, Steps, clipped_steps, condensed
+from indpriv.accountant.rdp import Counts, RdpAccountant, renyi_divergences
+from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -409,14 +409,12 @@ class PairsEngine:
         """See Engine."""
         counts = self.steps.counts(block)
         found = _largest(self.accountants, counts)
-        epsilon, details = np.minimum(found.epsilon, self.worst_case.epsilon), found.details
-        if self.tight:
-            limit = details["true_positive_limit"]
-            details = {"rdp_epsilon": found.epsilon, "true_positive_limit": limit}
-        if self.alike is not None:
-            alike = np.minimum(self.alike.epsilons(counts).epsilon, epsilon)
-            details = {**details, "epsilon_if_replaced_alike": alike}
-        return Epsilons(epsilon, found.epsilon_lower, details)
+        epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
+        found = found.tightened(epsilon) if self.tight else replace(found, epsilon=epsilon)
+        if self.alike is None:
+            return found
+        alike = np.minimum(self.alike.epsilons(counts).epsilon, epsilon)
+        return replace(found, details={**found.details, "epsilon_if_replaced_alike": alike})
 
 
 def fixed_size_blocks(log: NormLog, method: Method) -> BlockAccount[Epsilons]:

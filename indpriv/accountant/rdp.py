@@ -27,6 +27,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.sparse import csr_array
 
 from indpriv import _checks
 from indpriv._arrays import BoolArray, FloatArray, IntArray
@@ -46,6 +47,7 @@ _ELEMENTS_AT_ONCE = 1 << 19  # of a working array: 4 MB, which stays in cache
 # to _SMALL where divergences are slow to compute, and each walks on from its best one.
 _RATIO, _EVERY, _SMALL = 1.000625, 512, 2.0
 _ORDERS: FloatArray = 1.0 + 1e-4 * np.power(_RATIO, np.arange(66 * _EVERY + 1.0))
+_GATHERED_BYTES = 1 << 18  # of counts that are gathered together: they stay in cache
 _GAIN = 2e-3  # of epsilon; a walk ends where no other order of the grid can give more
 _KEPT_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
 _FILLING = threading.Lock()  # of all accountants, so that one can be sent to another process
@@ -308,7 +310,7 @@ class RdpEpsilons:
 
 
 class Divergences(Protocol):
-    """What RDP needs to know of the cells of a Histogram, or of mechanisms."""
+    """What RDP needs to know of the cells of steps, or of kinds of steps."""
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """(n_orders, n_cells) Rényi divergence of one count of each cell."""
@@ -329,24 +331,41 @@ class SlowDivergences(Protocol):
         ...
 
 
-class Counts(Protocol):
-    """In how many steps each example met each cell; tables have shape (n_rows, n_cells)."""
+@dataclass(frozen=True)
+class Counts:
+    """In how many steps each example met each cell; tables have shape (n_rows, n_cells).
+
+    matrix: (n_examples, n_cells), dense where cells are few: 8 times as fast as sparse there.
+    """
+
+    matrix: FloatArray | csr_array
+
+    def __len__(self) -> int:
+        return int(self.matrix.shape[0])
 
     def totals(self, table: FloatArray) -> FloatArray:
         """(n_examples, n_rows) sums over steps of each row of a table."""
-        ...
+        return np.asarray(self.matrix @ np.ascontiguousarray(table.T))
 
     def totals_at(self, examples: IntArray, table: FloatArray, rows: IntArray) -> FloatArray:
         """(len(examples),) sums over steps of one row of a table for each of these examples."""
-        ...
+        totals = np.empty(len(examples))
+        n_entries = getattr(self.matrix, "nnz", self.matrix.size)
+        size = max(1, _GATHERED_BYTES // 8 * len(self) // max(n_entries, 1))
+        for start in range(0, len(examples), size):
+            part = slice(start, start + size)
+            counts, row = self.matrix[examples[part]], rows[part]
+            if isinstance(counts, np.ndarray):
+                totals[part] = np.einsum("ij,ij->i", counts, table.take(row, axis=0))
+            else:
+                place = np.repeat(np.arange(len(row)), np.diff(counts.indptr))
+                values = counts.data * table[row[place], counts.indices]
+                totals[part] = np.bincount(place, values, minlength=len(row))
+        return totals
 
     def used_cells(self, examples: IntArray) -> BoolArray:
         """(n_cells,) in which any of these examples has steps."""
-        ...
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        ...
+        return np.asarray(self.matrix[examples].sum(axis=0) > 0)
 
 
 class RdpAccountant:

@@ -30,8 +30,8 @@ from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import GAUSSIAN, known_units
 from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import Method, account_of, check_poisson_pairs, warn_of_delta
-from indpriv.accountant.rdp import RdpAccountant
-from indpriv.accountant.steps import Counts, StepKinds, Steps
+from indpriv.accountant.rdp import Counts, RdpAccountant
+from indpriv.accountant.steps import StepKinds, Steps
 from indpriv.accountant.tight import Met
 from indpriv.accountant.tuning import Tuning, least_epsilon
 from indpriv.accountant.unit_cells import EqualRows, UnitCells
@@ -323,10 +323,7 @@ def _epsilons(
             return stop, found
         by_law = [own @ cells.steps for own, cells in zip(counts, of_rows, strict=True)]
         met = Met.of(hstack(by_law, format="csr"), gaussian)
-        epsilon = np.minimum(pairs.epsilons(met), found.epsilon)
-        limit = found.details["true_positive_limit"]
-        details = {"rdp_epsilon": found.epsilon, "true_positive_limit": limit}
-        return stop, Epsilons(epsilon, np.zeros(stop - start), details)
+        return stop, found.tightened(pairs.epsilons(met))
 
     width = sum(run.n_cells for run in secret)
     size, parts = block_size(8 * width), []

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, eye_array
 
 from indpriv._arrays import FloatArray, IntArray
@@ -31,7 +30,7 @@ from indpriv.accountant.norms import (
     places,
     snapped_rates,
 )
-from indpriv.accountant.rdp import renyi_divergences
+from indpriv.accountant.rdp import Counts, renyi_divergences
 from indpriv.norm_log.norm_log import NormLog
 
 # Relative distances of shifts, and of rates, that are snapped. Of rates an example meets many, so
@@ -130,43 +129,6 @@ def neighbours(
     low, width = heights[below], heights[above] - heights[below]
     share = np.divide(curve(values) - low, width, out=np.ones(above.shape), where=width > 0)
     return below, above, np.clip(share, 0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """In how many steps each example met each cell; tables have shape (n_rows, n_cells).
-
-    matrix: (n_examples, n_cells), dense where cells are few: 8 times as fast as sparse there.
-    """
-
-    matrix: FloatArray | csr_array
-
-    def __len__(self) -> int:
-        return int(self.matrix.shape[0])
-
-    def totals(self, table: FloatArray) -> FloatArray:
-        """(n_examples, n_rows) sums over steps of each row of a table."""
-        return np.asarray(self.matrix @ np.ascontiguousarray(table.T))
-
-    def totals_at(self, examples: IntArray, table: FloatArray, rows: IntArray) -> FloatArray:
-        """(len(examples),) sums over steps of one row of a table for each of these examples."""
-        totals = np.empty(len(examples))
-        n_entries = getattr(self.matrix, "nnz", self.matrix.size)
-        size = max(1, _TABLE_BYTES // 8 * len(self) // max(n_entries, 1))
-        for start in range(0, len(examples), size):
-            part = slice(start, start + size)
-            counts, row = self.matrix[examples[part]], rows[part]
-            if isinstance(counts, np.ndarray):
-                totals[part] = np.einsum("ij,ij->i", counts, table.take(row, axis=0))
-            else:
-                place = np.repeat(np.arange(len(row)), np.diff(counts.indptr))
-                values = counts.data * table[row[place], counts.indices]
-                totals[part] = np.bincount(place, values, minlength=len(row))
-        return totals
-
-    def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
-        """(n_cells,) in which any of these examples has steps."""
-        return np.asarray(self.matrix[examples].sum(axis=0) > 0)
 
 
 def collected(

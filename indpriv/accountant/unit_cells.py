@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.cluster import n_cores
 from indpriv.accountant.norms import AT_CLIPPING_NORM, GoverningNorms
-from indpriv.accountant.rdp import divergences_of_pairs
-from indpriv.accountant.steps import Counts, StepKinds, collected, neighbours
+from indpriv.accountant.rdp import Counts, divergences_of_pairs
+from indpriv.accountant.steps import StepKinds, collected, neighbours
 from indpriv.norm_log.norm_log import NormLog
 
 MOST_ROWS = 1000  # equal rows of a cell; a unit with more rows is counted as this many larger ones

@@ -73,8 +73,8 @@ from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method, check_poisson_pairs, owners_of
 from indpriv.accountant.norms import AT_CLIPPING_NORM, GoverningNorms
-from indpriv.accountant.rdp import RdpAccountant
-from indpriv.accountant.steps import Counts, clipped_steps
+from indpriv.accountant.rdp import Counts, RdpAccountant
+from indpriv.accountant.steps import clipped_steps
 from indpriv.accountant.unit_cells import EqualRows
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog

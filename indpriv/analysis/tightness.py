@@ -55,7 +55,8 @@ def _find(run: AuditedRun) -> dict[str, Any]:
     )
     plain = replace(run.log, unit_ids=None, unit="example")
     told, worst = run.epsilons.take(drawn).epsilon, run.epsilons.worst_case_epsilon
-    found = Tightness(worst, len(drawn), *[float(np.median(told))] * 2)
+    median_told = float(np.median(told))
+    found = Tightness(worst, len(drawn), median_told, median_told)
     if account.accountant != "pld":
         table = table_for(plain.take(drawn), tight, workers=1)
         median = float(np.median(np.minimum(table.epsilon, told)))

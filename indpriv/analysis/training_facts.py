@@ -20,8 +20,8 @@ from indpriv._facts import FAILED, Fact, fact
 from indpriv._files import first_at
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
-from indpriv.accountant.rdp import RdpAccountant
-from indpriv.accountant.steps import Counts, StepKinds
+from indpriv.accountant.rdp import Counts, RdpAccountant
+from indpriv.accountant.steps import StepKinds
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import assumptions, delta_is_too_large
 from indpriv.analysis.norms_over_training import evenly_spaced_records, read_one

@@ -11,12 +11,13 @@ import oracles
 from indpriv.accountant.method import CONVERSIONS, Method
 from indpriv.accountant.rdp import (
     FLOAT_SLACK,
+    Counts,
     RdpAccountant,
     compute_rdp,
     epsilon_offsets,
     renyi_divergences,
 )
-from indpriv.accountant.steps import Counts, StepKinds
+from indpriv.accountant.steps import StepKinds
 from indpriv.accountant.unit_cells import EqualRows
 from indpriv.errors import InputError
 
