@@ -15,10 +15,6 @@ def silent(_stage: str, _done: int, _total: int) -> None:
     """Report nothing."""
 
 
-def unheard(_more: float) -> None:
-    """Report nothing."""
-
-
 def advancing(total: int, progress: Progress | None) -> Advance:
     """A function that counts the examples done, on any thread, and reports how many there are."""
     done, lock = 0.0, threading.Lock()

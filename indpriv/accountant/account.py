@@ -31,12 +31,12 @@ from indpriv.accountant.blocks import (
 from indpriv.accountant.claims import ESTIMATE, claim_of, uses_batch_norms
 from indpriv.accountant.clipping_norm import with_clipping_norm
 from indpriv.accountant.known import known_blocks
-from indpriv.accountant.loss_pairs import Pairs
+from indpriv.accountant.loss_pairs import Pairs, clipped_in_every_step
 from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
 from indpriv.accountant.pairs import PairsEngine, fixed_size_blocks, rare_truncations, uses_pairs
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp import Counts, RdpAccountant, RdpEpsilons
-from indpriv.accountant.steps import Steps, clipped_steps, condensed
+from indpriv.accountant.steps import Steps, clipped_steps
 from indpriv.accountant.tight import Met
 from indpriv.accountant.unit_cells import UnitCells
 from indpriv.accountant.units import (
@@ -55,7 +55,7 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Records
 from indpriv.norm_log.validation import is_covered
 
-_SEARCH_BYTES = 4096  # that the search for the best order takes for one example
+_SEARCH_BYTES = 4096  # that the walk to the best order takes for one example
 _CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
 
 
@@ -160,24 +160,14 @@ class PldEngine:
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> PldEngine:
         """See Engine."""
-        rdp = RdpEngine.prepare(log, method)
-        of_run = partial(Pairs.sampled, delta=method.delta, most_steps=float(log.total_steps))
-        pairs = of_run(rdp.steps.laws, steps=rdp.steps.steps)
-        kinds, counts = clipped_steps(log)
-
-        def alone(down: bool) -> tuple[Pairs, Met]:
-            found, steps = condensed(kinds, counts, down=down)
-            return of_run(found), Met.of(steps[None])
-
-        below = None
+        rdp, delta = RdpEngine.prepare(log, method), method.delta
+        below = lower = None
         if method.brackets:
-            steps = rdp.steps
-            if not steps.exact:
-                steps = Steps.of(log, method.between_records, down=True)
-            below = steps, of_run(steps.laws, steps=steps.steps)
-        lower = alone(True) if below else None
-        worst = _bounds(alone(False), rdp.worst_case, lower)
-        return cls(rdp, pairs, worst, below)
+            steps = rdp.steps.below()
+            below = steps, Pairs.of(steps, delta)
+            lower = clipped_in_every_step(log, delta, down=True)
+        worst = _bounds(clipped_in_every_step(log, delta, down=False), rdp.worst_case, lower)
+        return cls(rdp, Pairs.of(rdp.steps, delta), worst, below)
 
     @property
     def steps(self) -> Steps:

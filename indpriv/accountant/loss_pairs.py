@@ -16,7 +16,7 @@ from scipy.special import erf
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
-from indpriv.accountant.steps import StepKinds
+from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
 from indpriv.accountant.tight import (
     Losses,
     Met,
@@ -26,6 +26,7 @@ from indpriv.accountant.tight import (
     lower_epsilons,
     true_positive_rates,
 )
+from indpriv.norm_log.norm_log import NormLog
 
 _MOST_OWN = 256  # pairs; more are between nodes
 # Ratios of neighbouring nodes above these shares of the largest one
@@ -88,6 +89,12 @@ class Pairs:
             delta,
             most_steps,
         )
+
+    @classmethod
+    def of(cls, steps: Steps, delta: float) -> Pairs:
+        """Those that the steps of a log are counted as."""
+        most = float(steps.norms.log.total_steps)
+        return cls.sampled(steps.laws, steps=steps.steps, delta=delta, most_steps=most)
 
     def _losses(self, below: bool) -> tuple[Losses, Losses]:
         """With the example and without it, and the other way round."""
@@ -184,6 +191,13 @@ def _lower_nodes(blend: csr_array) -> csr_array:
     least = blend.indices[blend.indptr[:-1]]
     n = len(least)
     return csr_array((np.ones(n), least, np.arange(n + 1)), shape=blend.shape)
+
+
+def clipped_in_every_step(log: NormLog, delta: float, *, down: bool) -> tuple[Pairs, Met]:
+    """The steps of one example that is clipped in each; very many kinds are snapped up, or down."""
+    kinds, counts = condensed(*clipped_steps(log), down=down)
+    pairs = Pairs.sampled(kinds, delta=delta, most_steps=float(log.total_steps))
+    return pairs, Met.of(counts[None])
 
 
 def larger_epsilons(ways: Sequence[Losses], met: Met, delta: float) -> FloatArray:

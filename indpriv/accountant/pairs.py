@@ -377,10 +377,8 @@ class PairsEngine:
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> PairsEngine:
         """See Engine."""
-        steps, relation = (
-            Steps.of(log, method.between_records),
-            method.relation_of(log.neighbouring),
-        )
+        steps = Steps.of(log, method.between_records)
+        relation = method.relation_of(log.neighbouring)
 
         def accountants(kinds: StepKinds, steps: Steps | None) -> list[RdpAccountant]:
             cases, own = cases_of(log, kinds.rate), kinds.shift

@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array
 from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
@@ -30,7 +29,7 @@ from indpriv.accountant.clipping_norm import (
 )
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.known import known_account, known_units
-from indpriv.accountant.loss_pairs import Pairs, larger_epsilons
+from indpriv.accountant.loss_pairs import Pairs, clipped_in_every_step, larger_epsilons
 from indpriv.accountant.method import (
     Method,
     account_of,
@@ -38,7 +37,7 @@ from indpriv.accountant.method import (
     owners_of,
     warn_of_delta,
 )
-from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
+from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met
 from indpriv.accountant.units import Units
 from indpriv.epsilon_table import DISCLAIMER, Account
@@ -361,11 +360,9 @@ def _secret_risk(
     check_poisson_pairs(log, relation, "the privacy curve of a run")
     read = checked(log, method)
     steps = Steps.of(read, method.between_records)
-    pairs = _pairs(steps.laws, method, log.total_steps, steps.steps)
-    below, below_pairs = steps, pairs
-    if not steps.exact:
-        below = Steps.of(read, method.between_records, down=True)
-        below_pairs = _pairs(below.laws, method, log.total_steps, below.steps)
+    least, below = min(method.delta, _LEAST_DELTA), steps.below()
+    pairs = Pairs.of(steps, least)
+    below_pairs = pairs if below is steps else Pairs.of(below, least)
     readings = _readings(read, method, false_positive_rate, epsilon)
     worst = _worst_case(read, method, readings, lower=True)
 
@@ -487,20 +484,9 @@ def _readings(
 
 
 def _worst_case(log: NormLog, method: Method, readings: Readings, *, lower: bool) -> Risk:
-    kinds, steps = clipped_steps(log)
-
-    def clipped(down: bool) -> tuple[Pairs, Met]:
-        found, counts = condensed(kinds, steps, down=down)
-        return _pairs(found, method, log.total_steps), Met.of(counts[None])
-
-    return readings.off(*clipped(False), clipped(True) if lower else None)
-
-
-def _pairs(
-    kinds: StepKinds, method: Method, total_steps: int, steps: csr_array | None = None
-) -> Pairs:
-    least, most = min(method.delta, _LEAST_DELTA), float(total_steps)
-    return Pairs.sampled(kinds, steps=steps, delta=least, most_steps=most)
+    least = min(method.delta, _LEAST_DELTA)
+    above = clipped_in_every_step(log, least, down=False)
+    return readings.off(*above, clipped_in_every_step(log, least, down=True) if lower else None)
 
 
 def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:

@@ -231,6 +231,12 @@ class Steps:
             exact=exact and norms.codes.exact and apart == 0,
         )
 
+    def below(self) -> Steps:
+        """The same steps, none of which costs more than what was met: for lower bounds."""
+        if self.exact:
+            return self
+        return Steps.of(self.norms.log, self.norms.between_records, down=True)
+
     @property
     def _dense(self) -> bool:
         return len(self.certain) <= _MOST_DENSE

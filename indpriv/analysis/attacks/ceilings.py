@@ -115,8 +115,7 @@ def _tight_deltas(log: NormLog, account: Account, rows: IntArray, at: float) -> 
     method = Method(delta=account.delta, accountant="pld", between_records=between)
     log = with_norms_it_uses(log, method)
     steps = Steps.of(log, between)
-    most = float(log.total_steps)
-    pairs = Pairs.sampled(steps.laws, steps=steps.steps, delta=account.delta, most_steps=most)
+    pairs = Pairs.of(steps, account.delta)
 
     def of_block(block: NormLog) -> FloatArray:
         met = Met.of(steps.counts(block).matrix)
