@@ -12,4 +12,10 @@ HEADER = LogHeader(
     individually_clipped=False,
     norm_pass={"caveats": []},
 )
-COUNTS = SessionCounts(0, False, (), "poisson", conversion=Conversion("made up"))
+COUNTS = SessionCounts(
+    from_step=0,
+    seeded=False,
+    caveats=(),
+    sampler="poisson",
+    conversion=Conversion(source="made up"),
+)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from indpriv._folders import refuse_links
 from indpriv.errors import EvidenceError, InputError
 
 Schema = type[BaseModel]
+Model = TypeVar("Model", bound=BaseModel)
 Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 AtLeastZero = Annotated[Number, Field(ge=0)]
@@ -96,14 +97,14 @@ def table(keys: Mapping[Any, str]) -> Schema:
     return create_model("Table", __config__=ConfigDict(extra="allow"), **fields)
 
 
-def check(kind: Schema, content: object, where: str) -> None:
-    """Compare JSON values with a schema.
+def check(kind: type[Model], content: object, where: str) -> Model:
+    """JSON values as a schema has them.
 
     Raises:
         EvidenceError: names the first value that is wrong, and what it should be.
     """
     try:
-        kind.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         place = ".".join(map(str, wrong["loc"])) or "the content"

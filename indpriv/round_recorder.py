@@ -234,7 +234,9 @@ class RoundRecorder:
             seeded=self._seeded,
             caveats=tuple(self._caveats),
             sampler=self._sampler,
-            rounds=RoundCounts(self._of, steps, fingerprint(self._participations)),
+            rounds=RoundCounts(
+                of=self._of, steps=steps, took_part=fingerprint(self._participations)
+            ),
             draws=DrawCounts.of(
                 self._participations,
                 draws=steps,

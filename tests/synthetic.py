@@ -10,7 +10,6 @@ import pandas as pd
 from scipy.special import log_softmax
 
 from indpriv._facts import PASSED, Fact
-from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.epsilon_table import Account, EpsilonTable
@@ -19,9 +18,7 @@ from indpriv.norm_log.evidence import CHECKS, COMPARISONS
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.session_counts import (
-    ComparedTraining,
     Found,
-    NoiseCounts,
     SessionCounts,
     TrainingCounts,
 )
@@ -121,14 +118,23 @@ def session_counts(steps: int, n: int, rate: float, **changes: Any) -> SessionCo
         "participations_max": steps // 2,
         "participations_variance": 0.0,
         "participations_spread": 0.0,
-        **to_json(TrainingCounts()),
+        **TrainingCounts().model_dump(by_alias=True),
         "sampler_class": "UniformWithReplacementSampler",
         "training_seconds": 2.0,
         "steps": steps,
         "gradients": round(expected),
         "accountant_steps": steps,
-        "noise": to_json(NoiseCounts(7000 * steps, 1.0, 1.0, 10 * steps, 3.0, 0.0, 0.0, 0.0)),
-        "compared": to_json(ComparedTraining({key: Found(steps=steps) for key in COMPARISONS})),
+        "noise": {
+            "values": 7000 * steps,
+            "variance": 1.0,
+            "least_variance": 1.0,
+            "least_values": 10 * steps,
+            "fourth_moment": 3.0,
+            "previous": 0.0,
+            "first": 0.0,
+            "along_sum": 0.0,
+        },
+        "compared": {"found": {key: Found(steps=steps).model_dump() for key in COMPARISONS}},
     }
     return SessionCounts.from_json(content | changes)
 

@@ -18,12 +18,9 @@ from indpriv.analysis.run_facts import Records, RunFacts
 from indpriv.analysis.training_facts import TrainingFacts
 from indpriv.epsilon_table import Account
 from indpriv.norm_log.session_counts import (
-    AccountantCounts,
-    ComparedNorms,
     DrawCounts,
     Found,
     NoiseCounts,
-    RandomnessCounts,
     TrainingCounts,
 )
 
@@ -66,16 +63,33 @@ def words(node):
     return {value for value in parts if isinstance(value, str)}
 
 
+def reachable(part, module):
+    """A part of a module with the functions and values of this module that it names, and theirs."""
+    named = {}
+    for one in module.body:
+        for target in getattr(one, "targets", [one]):
+            named[getattr(target, "id", getattr(target, "name", None))] = one
+    found, waiting = [], [part]
+    while waiting:
+        found.append(waiting.pop())
+        used = {one.id for one in ast.walk(found[-1]) if isinstance(one, ast.Name)}
+        waiting += [named[name] for name in used & named.keys() if named[name] not in found]
+    return ast.Module(found, [])
+
+
 def calls():
-    """Each call of `fact` and `text` that names a fact, with the module that it stands in."""
+    """Each call of `fact` and `text` that names a fact, with what its function can reach."""
     for path in sorted(PACKAGE.rglob("*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(module):
-            called = getattr(getattr(node, "func", None), "id", "")
-            if called in ("fact", "text") and any(
-                word.startswith(tuple(f"{kind}." for kind in KINDS)) for word in words(node.args[0])
-            ):
-                yield pytest.param(node, module, id=f"{path.stem}:{node.lineno}")
+        for part in module.body:
+            for node in ast.walk(part):
+                called = getattr(getattr(node, "func", None), "id", "")
+                if called in ("fact", "text") and any(
+                    word.startswith(tuple(f"{kind}." for kind in KINDS))
+                    for word in words(node.args[0])
+                ):
+                    reach = reachable(part, module)
+                    yield pytest.param(node, reach, id=f"{path.stem}:{node.lineno}")
 
 
 def values(node):
@@ -86,7 +100,7 @@ def values(node):
 
 
 def cases(node, module):
-    """The cases that a call can name; where a variable holds them, all texts of its module."""
+    """The cases that a call can name; where a variable holds them, all texts in reach of its function."""
     at = 2 if node.func.id == "fact" else 1
     found = values(node.args[at]) if len(node.args) > at else {""}
     return words(module) | {""} if None in found else found
@@ -162,20 +176,15 @@ def test_a_text_is_whole(name):
 
 OBJECTS = {
     "account": Account,
+    "counts": DrawCounts,
     "divisor": Divisor,
     "facts": TrainingFacts,
     "found": Found,
     "guarantee": Guarantee,
     "noise": NoiseCounts,
-    "norms": ComparedNorms,
     "records": Records,
     "run": RunFacts,
     "training": TrainingCounts,
-}
-COUNTS = {"opacus_accountant": AccountantCounts, "batch_sizes": DrawCounts} | {
-    "participation": DrawCounts,
-    "seeds": RandomnessCounts,
-    "random_numbers": RandomnessCounts,
 }
 
 
@@ -183,7 +192,7 @@ COUNTS = {"opacus_accountant": AccountantCounts, "batch_sizes": DrawCounts} | {
 def test_an_attribute_that_a_text_names_exists(name):
     for field in fields_in(TEMPLATES[name].shown, *texts_of(TEMPLATES[name]).values()):
         root, *attributes = field.partition("[")[0].split(".")
-        kind = {**OBJECTS, "counts": COUNTS.get(TEMPLATES[name].key)}.get(root)
+        kind = OBJECTS.get(root)
         assert not attributes or kind is not None, field
         for attribute in attributes:
             kinds = [one for one in (kind, *typing.get_args(kind)) if hasattr(one, "__mro__")]

@@ -1,14 +1,18 @@
 """Evidence: checks of a run, and the lines that an account rests on, each with one of four words.
 
-The account is of the run that was trained if the first five lines hold at every step. Words come
-from checks alone, and what was not checked is never called verified.
+The checks compare the counts of each session with what an account of the run assumes. The account
+is of the run that was trained if the first five lines hold at every step. Words come from checks
+alone, and what was not checked is never called verified. All texts stand in indpriv/_facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from indpriv._facts import (
     DECLARED,
@@ -24,6 +28,16 @@ from indpriv._facts import (
     templates,
     text,
 )
+from indpriv.errors import EvidenceError
+from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.session_counts import (
+    NEGLIGIBLE_EXCESS,
+    DrawCounts,
+    NoiseCounts,
+    SessionCounts,
+    TrainingCounts,
+)
+from indpriv.norm_log.step_settings import StepSettings
 
 SEEDED = (
     "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and "
@@ -45,6 +59,334 @@ OF_FULL_RECORDS = frozenset(key for key, one in CHECKS.items() if one.only == "f
 # Of batches that were chosen in a way that no recorder knows.
 ANY_CHOICE = fact("check.batch_for_every_step", NOT_CHECKED, "any_choice")
 _SEEN = tuple(key for key, one in LINES.items() if one.needs)  # lines that a recorder can verify
+
+# The chance that a sound run fails a test of its sampling. Small, since a failure costs the claim
+# "exact".
+FALSE_ALARM = 1e-6
+_FEW_NORMS = 1e-3  # of the norms compared
+_SMALL_EXCESS = 1e-3  # of max_grad_norm
+# Loops over the loader that drew a batch and took no step, such as a look at the data, are allowed
+# once per epoch and this number of times more.
+_MAX_LOOKS = 2
+_SHARE = 0.2  # of the steps: a fault in as many is what the odds of comparisons are about
+_POISSON = ("poisson", "truncated_poisson")
+
+_CHANCE = 1e-9  # that the variance of sound noise is as small; tensors are at most some thousands
+_DEVIATIONS = 6.0  # of a product, which sound noise exceeds once in 10^9
+_SMALL_DEFICIT = 0.002  # of the variance: rounding, or noise a thousandth too small
+_MANY_VALUES = 10**5  # with fewer, the mean fourth power is not nearly normal
+_MORE_NOISE = 0.02  # of the variance: some parameters may have more than accounted, which is safe
+_SMALL_FOURTH = 0.01  # of the mean fourth power
+_FOURTH = 3.0  # mean fourth power of standard normal numbers, whose variance is 96
+
+
+def session_checks(
+    sessions: Sequence[SessionCounts],
+    *,
+    n_examples: int,
+    closed: bool,
+    voided_steps: int,
+    individually_clipped: bool = False,
+    filtered: bool = False,
+) -> list[Fact]:
+    """Compare the counts that a Recorder took with what its account assumes.
+
+    Args:
+        sessions: the last counts of every recording session.
+        n_examples: number of examples in the log.
+        closed: whether the recorder closed the log.
+        voided_steps: number of steps that were run and declared void on resuming.
+        individually_clipped: whether training clipped each example at its recorded level.
+        filtered: whether a privacy filter charged each example before each step.
+    """
+    checks = [fact("check.closed", PASSED if closed else FAILED)]
+    for session in sessions:
+        if session.conversion or session.replay or session.rounds:
+            return [*checks, *_unwatched(session, sessions, n_examples, voided_steps)]
+    case = "resumed" if len(sessions) > 1 and not voided_steps else ""
+    status = FAILED if voided_steps else PASSED
+    checks.append(fact("check.no_voided_steps", status, case, n=voided_steps))
+    first = [one.training.first_draw for one in sessions if one.training]
+    if len(set(first) - {""}) < sum(map(bool, first)):
+        checks.append(fact("check.random_numbers", FAILED, "sessions"))
+    for session in sessions:
+        if session.training is None or session.draws is None:
+            raise EvidenceError(
+                f"the session from step {session.from_step} has no counts of its training or of "
+                "its draws; restore the journal from a copy"
+            )
+        checks += _of_randomness(session, session.training)
+        checks += [_compared(key, session.training) for key in COMPARISONS]
+        checks += _of_steps(session.training, session.draws.draws)
+        checks.append(noise_check(session.noise))
+        checks += [
+            _clipped_at(key, session.training)
+            for key, told in (
+                ("individual_clipping", individually_clipped),
+                ("privacy_filter", filtered),
+            )
+            if told
+        ]
+        checks += _of_draws(n_examples, session.sampler, session.draws)
+        checks += [_norms_in_training(session.training), _opacus_accountant(session.training)]
+    return checks
+
+
+def _unwatched(
+    first: SessionCounts, sessions: Sequence[SessionCounts], n_examples: int, voided: int
+) -> Iterator[Fact]:
+    """Checks of a run that no recorder saw; first: the first session that says so."""
+    if first.conversion is not None:
+        yield _declared_sampler(first.sampler, RUN_JSON)
+        yield fact("check.opacus_accountant", NOT_CHECKED, "converted")
+        yield fact(
+            "check.training_watched", NOT_CHECKED, "converted", source=first.conversion.source
+        )
+        yield from _of_draws(n_examples, first.sampler, first.draws)
+    elif first.replay is not None:
+        sources = first.replay.sources
+        names = [name for name in sources if name not in ("delta", "sampler")]
+        yield _declared_sampler(first.sampler, sources["sampler"])
+        yield fact(
+            "check.opacus_accountant",
+            PASSED if first.replay.accountant_counted_all else NOT_CHECKED,
+            "replayed",
+            settings=", ".join(f"{name} by {sources[name]}" for name in names),
+        )
+        yield fact("check.training_watched", NOT_CHECKED, "replayed")
+    else:
+        status, case = (FAILED, "rounds_voided") if voided else (PASSED, "rounds")
+        yield fact("check.no_voided_steps", status, case, n=voided)
+        yield fact("check.training_watched", NOT_CHECKED, "rounds")
+        for session in sessions:
+            yield _declared_sampler(session.sampler, "the federated trainer")
+            if session.rounds is not None:
+                yield from _of_draws(n_examples, session.sampler, session.draws, session.rounds.of)
+
+
+def _declared_sampler(sampler: str, source: str) -> Fact:
+    """How batches were drawn, according to a source."""
+    status, case = (NOT_CHECKED, "declared") if sampler in _POISSON else (FAILED, "declared_other")
+    return fact("check.sampler", status, case, seen="declared", source=source, sampler=sampler)
+
+
+def _of_randomness(session: SessionCounts, training: TrainingCounts) -> Iterator[Fact]:
+    """What drew batches and noise."""
+    yield fact(
+        "check.sampler",
+        PASSED if session.sampler in _POISSON else FAILED,
+        "truncated" if session.sampler == "truncated_poisson" else "",
+        seen=training.sampler_class,
+    )
+    status, case = NOT_CHECKED, "source" if training.source else ""
+    if training.unmoved:
+        status, case = FAILED, "unmoved"
+    elif training.guessable_seed and not session.seeded:
+        status, case = FAILED, "guessable"
+    yield fact("check.seeds", status, case, training=training)
+    if training.moved:
+        yield fact("check.random_numbers", NOT_CHECKED, "moved", training=training)
+    if training.repeated_draws:
+        yield fact("check.random_numbers", FAILED, "repeated", training=training)
+
+
+def _compared(key: str, training: TrainingCounts) -> Fact:
+    """One comparison of a session with its recomputation, whether it was made or not."""
+    steps = training.steps
+    if training.compared is None:
+        return fact(f"check.{key}", NOT_CHECKED, "before")
+    found = training.compared.found.get(key)
+    if found is None:
+        return fact(f"check.{key}", NOT_CHECKED, "never", steps=steps)
+    status, case = PASSED, "every" if found.steps >= steps else "drawn"
+    if found.refuted:
+        status, case = FAILED, "refuted"
+    elif found.unknown:
+        status, case = NOT_CHECKED, "unknown"
+    return fact(
+        f"check.{key}",
+        status,
+        case,
+        found=found,
+        note=f" ({found.detail})" if found.detail else "",
+        compared=min(found.steps, steps),  # the state is compared once more at the end
+        steps=steps,
+        missed=max(100 * (1 - _SHARE) ** found.steps, 0.01),
+    )
+
+
+def _of_steps(training: TrainingCounts, draws: int) -> Iterator[Fact]:
+    """How steps and batches belong together, and what their gradients were clipped at."""
+    if training.changed_outside:
+        yield fact("check.parameters", NOT_CHECKED, training=training)
+    if training.ranks != 1:  # ranks that differ stop the run before the step: what is logged passed
+        yield fact("check.ranks", PASSED, training=training)
+    steps, looks = training.steps, training.looks
+    faults = {
+        "undrawn": max(training.undrawn_steps, steps - draws),
+        "unstepped": training.unstepped_draws,
+        "looks": looks if looks > _MAX_LOOKS + training.passes else 0,
+        "dropped": training.dropped_batches,
+        "unmatched": training.unmatched_steps,
+    }
+    case = next((case for case, n in faults.items() if n), "")
+    values = {"n": faults.get(case), "steps": steps, "draws": draws}
+    yield fact("check.batch_for_every_step", FAILED if case else PASSED, case, **values)
+    left = training.interrupted_batches
+    yield fact("check.whole_batches", FAILED if left else PASSED, n=left)
+    status, case = PASSED, "excess" if training.clip_excess > NEGLIGIBLE_EXCESS else ""
+    if training.misclipped_gradients:
+        status, case = FAILED, "other_norm"
+    elif training.underestimated_norms:
+        status, case = FAILED, "ghost"
+    yield fact("check.clipping", status, case, training=training)
+    if training.clip_rounding:
+        yield fact("check.clipping_precision", PASSED, training=training)
+
+
+def _clipped_at(key: str, training: TrainingCounts) -> Fact:
+    """Whether every gradient was clipped at the threshold of its own example."""
+    same = training.gradients_at_levels == training.gradients
+    status, case = (PASSED, "at_levels") if same else (FAILED, "at_others")
+    return fact(f"check.{key}", status, case, training=training)
+
+
+def _norms_in_training(training: TrainingCounts) -> Fact:
+    compared, larger = training.compared_norms, training.larger_norms
+    if not compared:
+        return fact("check.norms_in_training", NOT_CHECKED, "none")
+    if larger and larger <= _FEW_NORMS * compared and training.largest_excess <= _SMALL_EXCESS:
+        return fact("check.norm_precision", FAILED, training=training)
+    more = training.larger_clipped_norms > _FEW_NORMS * compared
+    status = FAILED if larger else NOT_CHECKED if more else PASSED
+    return fact("check.norms_in_training", status, training=training)
+
+
+def _opacus_accountant(training: TrainingCounts) -> Fact:
+    counted, earlier = training.accountant_steps, training.earlier_steps
+    same = counted == training.steps and training.accountant_settings_match and not earlier
+    case = "none" if counted is None else "earlier" if earlier else ""
+    status = PASSED if same else FAILED
+    return fact("check.opacus_accountant", status, case, training=training, steps=training.steps)
+
+
+def private_clipping_norm(settings: StepSettings, starts: Sequence[int], epsilon: float) -> Fact:
+    """Whether all steps were clipped at one norm, the only one that epsilons count.
+
+    Args:
+        settings: of all steps, at least one.
+        starts: first step of every session.
+        epsilon: of the private release that the norm was set to.
+    """
+    norms = settings.max_grad_norm
+    sessions = [part for part in np.split(norms, sorted(starts)) if len(part)]
+    moved = any(np.ptp(part) for part in sessions)
+    return fact(
+        "check.private_clipping_norm",
+        NOT_CHECKED if moved else FAILED if np.ptp(norms) else PASSED,
+        norm=norms[0],
+        norms=", ".join(f"{part[0]:.6g}" for part in sessions),
+        steps=len(norms),
+        epsilon=epsilon,
+    )
+
+
+# --- were batches Poisson-sampled, and is the noise what is accounted?
+
+
+def _of_draws(
+    n_examples: int, sampler: str, counts: DrawCounts | None, of: str = "example"
+) -> list[Fact]:
+    """Whether the number of draws, and those of each example, fit Poisson sampling.
+
+    There is nothing to say where nobody counted.
+    """
+    if counts is None:
+        return []
+    if sampler != "poisson" or not counts.draws:
+        unknown = fact("check.batch_sizes", NOT_CHECKED, of=of)
+        return [unknown, fact("check.participation", NOT_CHECKED, of=of)]
+    from scipy import stats  # takes longer to import than the rest of the audit side
+
+    draws, trials = counts.draws, n_examples * counts.draws
+    rate = counts.expected_participations / trials
+    seen = counts.participations
+    below, above = stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate)
+    of_size = 2 * float(min(below, above))
+    few = n_examples * float(stats.binom.cdf(counts.participations_min, draws, rate))
+    many = n_examples * float(stats.binom.sf(counts.participations_max - 1, draws, rate))
+    evenness = _chance_of_evenness(n_examples, counts)
+    even = evenness < FALSE_ALARM
+    of_each = evenness if even else min(few, many)
+    sizes = fact(
+        "check.batch_sizes",
+        FAILED if of_size < FALSE_ALARM else PASSED,
+        counts=counts,
+        of=of,
+        expected=rate * trials,
+        chance=of_size,
+    )
+    each = fact(
+        "check.participation",
+        FAILED if of_each < FALSE_ALARM else PASSED,
+        "even" if even else "",
+        of=of,
+        counts=counts,
+        rate=rate,
+        chance=of_each,
+    )
+    return [sizes, each]
+
+
+def _chance_of_evenness(n_examples: int, counts: DrawCounts) -> float:
+    """An upper bound of the chance that independent draws give so little spread.
+
+    Spread is the sum over examples of Y = (participations - expected)**2 >= 0, so that
+    P(sum <= E[sum] - t) <= exp(-t**2 / (2 n E[Y**2])) (Maurer 2003, A bound on the deviation
+    probability for sums of non-negative random variables, Theorem 2.1), and
+    E[Y**2] <= variance + 3 variance**2 for a sum of independent draws.
+    """
+    variance = counts.participations_variance
+    if not variance:
+        return 1.0
+    missing = max(0.0, n_examples * variance - counts.participations_spread)
+    return math.exp(-(missing**2) / (2 * n_examples * (variance + 3 * variance**2)))
+
+
+def noise_check(noise: NoiseCounts | None) -> Fact:
+    """Compare the noise of one session with independent normal noise of the accounted size."""
+    if noise is None:
+        return fact("check.noise", NOT_CHECKED)
+    case = _fault(noise)
+    error = math.sqrt(2 / max(noise.values, 1))
+    return fact("check.noise", FAILED if case else PASSED, case, noise=noise, error=error)
+
+
+def _fault(noise: NoiseCounts) -> str:
+    """What is wrong with the noise; "" if nothing is."""
+    if _too_small(noise.variance, noise.values):
+        return "small"
+    if _too_small(noise.least_variance, noise.least_values):
+        return "small_somewhere"
+    for case in ("along_sum", "previous", "first"):
+        if abs(getattr(noise, case)) > _DEVIATIONS:
+            return case
+    if noise.values < _MANY_VALUES or noise.variance > 1 + _MORE_NOISE:
+        return ""  # the fourth power of few values, or of more noise than accounted, says nothing
+    excess = abs(noise.fourth_moment / noise.variance**2 - _FOURTH)
+    normal = excess <= max(_SMALL_FOURTH, _DEVIATIONS * math.sqrt(96 / noise.values))
+    return "" if normal else "shape"
+
+
+def _too_small(variance: float, values: int) -> bool:
+    from scipy.special import gammainc  # takes longer to import than the rest of the audit side
+
+    if 1 - variance <= _SMALL_DEFICIT:
+        return False
+    return bool(gammainc(values / 2, values * variance / 2) < _CHANCE)  # of chi squared
+
+
+# --- what the checks say of the lines of evidence
 
 
 def if_known(checks: Iterable[Fact]) -> tuple[Fact, ...]:

@@ -14,11 +14,18 @@ import numpy as np
 from indpriv._facts import FAILED, NOT_CHECKED, Fact
 from indpriv._journal import read_journal
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.evidence import CHECKS, COMPARISONS, OF_FULL_RECORDS, OF_SECRECY, SEEDED
+from indpriv.norm_log.evidence import (
+    CHECKS,
+    COMPARISONS,
+    OF_FULL_RECORDS,
+    OF_SECRECY,
+    SEEDED,
+    private_clipping_norm,
+    session_checks,
+)
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import JOURNAL, Line, files_of, holds_log
 from indpriv.norm_log.schema import MOST_STEPS, check_line
-from indpriv.norm_log.session_checks import private_clipping_norm, session_checks
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
@@ -179,9 +186,7 @@ class LogState:
     @property
     def clip_excess(self) -> float:
         """The largest excess of clipped gradients that accounts count in a session."""
-        return max(
-            (s.training.clipping.accounted_excess for s in self.sessions if s.training), default=0.0
-        )
+        return max((s.training.accounted_excess for s in self.sessions if s.training), default=0.0)
 
     def accounted_settings(self) -> StepSettings:
         """The settings with less noise where clipped gradients stay longer than max_grad_norm.
@@ -196,7 +201,7 @@ class LogState:
             start, training = session.from_step, session.training
             noise[start:] = found.noise_multiplier[start:]
             if training is not None:
-                noise[start:] /= 1 + training.clipping.accounted_excess
+                noise[start:] /= 1 + training.accounted_excess
         return replace(found, noise_multiplier=noise)
 
 

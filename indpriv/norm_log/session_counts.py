@@ -7,41 +7,35 @@ all counts, a replay of checkpoints none, and norms from another trainer at most
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
-from indpriv import _plain
 from indpriv._arrays import IntArray
-from indpriv.errors import EvidenceError, InputError
+from indpriv._reading import check
+from indpriv.errors import EvidenceError
 
 NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm
 _MEASURED_MARGIN = 2.0
 
-_FLAT = {"flatten": True}  # keys of a part stand among those of the session
+
+class _Counts(BaseModel):
+    """Plain numbers and words; keys that are not known here are passed over."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True)
-class DrawCounts:
-    """How often each example was drawn.
+class DrawCounts(_Counts):
+    """How often each example was drawn."""
 
-    Attributes:
-        draws: number of logical batches drawn.
-        expected_participations: sum over draws of sample_rate times the number of examples.
-        participations: number of examples drawn, summed over all batches.
-        participations_min, participations_max: of one example.
-        participations_variance: of one example, as independent draws at these rates have it.
-        participations_spread: sum over examples of the squared deviation from the expected number.
-    """
-
-    draws: int
-    expected_participations: float
-    participations: int
-    participations_min: int
+    draws: int  # logical batches
+    expected_participations: float  # sum over draws of sample_rate times the number of examples
+    participations: int  # examples drawn, summed over all batches
+    participations_min: int  # of one example, as the next two
     participations_max: int
-    participations_variance: float
-    participations_spread: float
+    participations_variance: float  # as independent draws at these rates have it
+    participations_spread: float  # sum over examples of the squared deviation from the expected one
 
     @classmethod
     def of(
@@ -59,53 +53,73 @@ class DrawCounts:
         )
 
 
-@dataclass
-class BatchCounts:
-    """How steps and batches belong together. Steps are those of logical batches.
+class Found(_Counts):
+    """One comparison of training with its own recomputation."""
 
-    Attributes:
-        steps: number of parameter updates.
-        undrawn_steps: steps for which no batch was drawn.
-        unstepped_draws: batches that were drawn and never became a step.
-        looks: iterations over the loader that drew a batch and ended without a step.
-        passes: iterations over the loader with several steps.
-        dropped_batches: local batches that the sampler of a rank left out of an epoch.
-        interrupted_batches: times the loop left a logical batch unfinished.
-        unmatched_steps: steps that clipped a number of gradients other than the size of their
-            batch.
-    """
-
-    steps: int = 0
-    undrawn_steps: int = 0
-    unstepped_draws: int = 0
-    looks: int = field(default=0, metadata={"json": "peeks"})
-    passes: int = 0
-    dropped_batches: int = 0
-    interrupted_batches: int = 0
-    unmatched_steps: int = 0
+    steps: int = 0  # at which it was made
+    refuted: int = 0  # of these, those at which training was something else
+    unknown: int = 0  # at which nothing could be concluded
+    detail: str = ""  # what was found at the first of them
 
 
-@dataclass
-class ClippingCounts:
-    """What gradients were clipped at.
+class ComparedTraining(_Counts):
+    """Comparisons of training with its own recomputation, by key of their assumption."""
 
-    Attributes:
-        gradients: number of gradients that entered steps.
-        misclipped_gradients: of these, clipped at another max_grad_norm than that of their step.
-        gradients_at_levels: of these, clipped at the level of their own example.
-        underestimated_norms: gradients that ghost mode clipped by too small a norm, so that they
-            stay above max_grad_norm.
-        clip_excess: by how much clipped gradients are longer than max_grad_norm on this machine,
-            as a fraction of it.
-        clip_rounding: the same from rounding norms to half precision.
-    """
+    found: dict[str, Found] = {}
 
-    gradients: int = 0
-    misclipped_gradients: int = 0
-    gradients_at_levels: int = 0
-    underestimated_norms: int = 0
+
+class TrainingCounts(_Counts):
+    """What was seen of training itself. Steps and batches are logical ones."""
+
+    sampler_class: str = ""  # that drew the batches
+    training_seconds: float = 0.0  # of the steps, without the passes that take norms
+    ranks: int = 1  # processes that trained together
+    changed_outside: int = 0  # steps before which another than the optimizer changed parameters
+    # Fingerprint of how often each example was in the batch of a step; None if the log keeps no
+    # batch norms, or several ranks trained.
+    took_part: str | None = None
+    compared: ComparedTraining | None = None  # None in logs from before it was
+
+    steps: int = 0  # parameter updates
+    undrawn_steps: int = 0  # without a batch that was drawn
+    unstepped_draws: int = 0  # batches that never became a step
+    looks: int = Field(default=0, alias="peeks")  # passes that drew a batch and made no step
+    passes: int = 0  # over the loader, with several steps
+    dropped_batches: int = 0  # local ones, that the sampler of a rank left out of an epoch
+    interrupted_batches: int = 0  # times the loop left a logical batch unfinished
+    unmatched_steps: int = 0  # that clipped another number of gradients than their batch has
+
+    gradients: int = 0  # that entered steps
+    misclipped_gradients: int = 0  # clipped at another max_grad_norm than that of their step
+    gradients_at_levels: int = 0  # clipped at the level of their own example
+    underestimated_norms: int = 0  # by which ghost mode clipped too little
+    # By how much clipped gradients are longer than max_grad_norm on this machine, as a fraction of
+    # it; and the same from rounding norms to half precision.
     clip_excess: float = 0.0
     clip_rounding: float = 0.0
+
+    compared_norms: int = 0  # norms in training that were compared with recorded ones
+    larger_norms: int = 0  # of these, contributions larger than recorded
+    largest_excess: float = 0.0  # as a fraction of max_grad_norm
+    larger_clipped_norms: int = 0  # larger than recorded, but clipped in both
+
+    # Noise or batches came from a generator with a chosen or default seed, or with one that was set
+    # while training.
+    guessable_seed: bool = False
+    unmoved: int | None = None  # steps whose noise was not drawn from the optimizer's generator
+    source: str | None = None  # what draws noise and batches; both None in older logs
+    first_draw: str = ""  # fingerprint of the random state of the first draw, if it is known
+    repeated_draws: int = 0  # from a random state that was drawn from before
+    moved: int | None = None  # draws before which something else had drawn; None in older logs
+
+    earlier_steps: int = 0  # that Opacus's accountant had counted before recording began
+    accountant_steps: int | None = 0  # that it counted since; None if there is no accountant
+    accountant_settings_match: bool = True  # its settings are those of the steps
+
+    def forget_norms(self) -> None:
+        """Leave out how norms compare: those of training are of another draw than the recorded."""
+        self.compared_norms = self.larger_norms = self.larger_clipped_norms = 0
+        self.underestimated_norms, self.largest_excess = 0, 0.0
 
     @property
     def accounted_excess(self) -> float:
@@ -120,199 +134,62 @@ class ClippingCounts:
         return (1 + counted) * (1 + self.clip_rounding) - 1
 
 
-@dataclass
-class ComparedNorms:
-    """Gradient norms in training, compared with recorded ones.
+class NoiseCounts(_Counts):
+    """The noise that one session added, over noise_multiplier * max_grad_norm of its step."""
 
-    Attributes:
-        compared_norms: number of them.
-        larger_norms: of these, contributions larger than recorded.
-        largest_excess: the largest difference, as a fraction of max_grad_norm.
-        larger_clipped_norms: of these, larger than recorded, but clipped in both.
-    """
-
-    compared_norms: int = 0
-    larger_norms: int = 0
-    largest_excess: float = 0.0
-    larger_clipped_norms: int = 0
-
-
-@dataclass
-class RandomnessCounts:
-    """What was seen of random numbers.
-
-    Attributes:
-        guessable_seed: noise or batches came from a generator with a chosen or default seed, or
-            with one that was set while training.
-        unmoved: steps whose noise was not drawn from the optimizer's generator.
-        source: what draws noise and batches, in words; both None in older logs.
-        first_draw: fingerprint of the random state of the first draw; empty if it is not known.
-        repeated_draws: draws of noise or of a batch from a random state that was drawn from before.
-        moved: draws before which something else had drawn from their generator; None in older logs.
-    """
-
-    guessable_seed: bool = False
-    unmoved: int | None = None
-    source: str | None = None
-    first_draw: str = ""
-    repeated_draws: int = 0
-    moved: int | None = None
-
-
-@dataclass(frozen=True)
-class AccountantCounts:
-    """What Opacus's accountant counted.
-
-    Attributes:
-        earlier_steps: steps that it had counted before recording began.
-        accountant_steps: steps that it counted since; None if there is no accountant.
-        accountant_settings_match: its settings are those of the steps.
-    """
-
-    earlier_steps: int = 0
-    accountant_steps: int | None = 0
-    accountant_settings_match: bool = True
-
-
-@dataclass
-class Found:
-    """One comparison of training with its own recomputation.
-
-    Attributes:
-        steps: number of steps at which it was made.
-        refuted: of these, steps at which training was something else.
-        unknown: steps at which nothing could be concluded.
-        detail: what was found at the first of them.
-    """
-
-    steps: int = 0
-    refuted: int = 0
-    unknown: int = 0
-    detail: str = ""
-
-
-@dataclass
-class ComparedTraining:
-    """Comparisons of training with its own recomputation, by key of their assumption."""
-
-    found: Mapping[str, Found] = field(default_factory=dict)
-
-
-@dataclass
-class TrainingCounts:
-    """What was seen of training itself.
-
-    Attributes:
-        sampler_class: name of the class that drew the batches.
-        training_seconds: wall time of the steps, without the passes that take norms.
-        ranks: number of processes that trained together.
-        changed_outside: steps before which something other than the optimizer changed parameters.
-        took_part: fingerprint of how often each example was in the batch of a step; None if the
-            log keeps no batch norms, or several ranks trained.
-        compared: with its own recomputation; None in logs from before it was.
-    """
-
-    sampler_class: str = ""
-    training_seconds: float = 0.0
-    ranks: int = 1
-    changed_outside: int = 0
-    took_part: str | None = None
-    compared: ComparedTraining | None = None
-    batches: BatchCounts = field(default_factory=BatchCounts, metadata=_FLAT)
-    clipping: ClippingCounts = field(default_factory=ClippingCounts, metadata=_FLAT)
-    norms: ComparedNorms = field(default_factory=ComparedNorms, metadata=_FLAT)
-    randomness: RandomnessCounts = field(default_factory=RandomnessCounts, metadata=_FLAT)
-    accountant: AccountantCounts = field(default_factory=AccountantCounts, metadata=_FLAT)
-
-
-@dataclass(frozen=True)
-class NoiseCounts:
-    """The noise that one session added, over noise_multiplier * max_grad_norm of its step.
-
-    Attributes:
-        values: number of values measured: steps times trainable parameters.
-        variance: mean square of all; 1 as accounted.
-        least_variance, least_values: the same of the tensor whose variance is too small by the
-            most standard errors, and its number of values.
-        fourth_moment: mean fourth power of all; 3 for normal noise.
-        previous, first: products with the noise of the previous and of the first step on the same
-            coordinates, summed and in standard deviations.
-        along_sum: part along each step's sum of clipped gradients, likewise.
-    """
-
-    values: int
-    variance: float
-    least_variance: float
-    least_values: int
-    fourth_moment: float
+    values: int  # measured: steps times trainable parameters
+    variance: float  # mean square of all; 1 as accounted
+    least_variance: float  # of the tensor whose variance is too small by the most standard errors
+    least_values: int  # of that tensor
+    fourth_moment: float  # mean fourth power of all; 3 for normal noise
+    # Products with the noise of the previous and of the first step on the same coordinates, and the
+    # part along each step's sum of clipped gradients: summed and in standard deviations.
     previous: float
     first: float
     along_sum: float
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """A log made of norms that another trainer wrote; source: the name of their file."""
+class Conversion(_Counts):
+    """A log made of norms that another trainer wrote."""
 
-    source: str
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A log of norms taken from saved checkpoints.
-
-    Attributes:
-        sources: name of each setting, and where it was found.
-        accountant_counted_all: the accountant in the checkpoints counted every step.
-        weights_fingerprint: hash of the weights of the last checkpoint; None at the end of the log.
-    """
-
-    sources: Mapping[str, str]
-    accountant_counted_all: bool
-    weights_fingerprint: str | None
+    source: str  # name of their file
 
 
-@dataclass(frozen=True)
-class RoundCounts:
-    """Rounds that a federated trainer passed to a `RoundRecorder`.
+class Replay(_Counts):
+    """A log of norms taken from saved checkpoints."""
 
-    Attributes:
-        of: what takes part: "client", or "example" where the log is of their rows.
-        steps: number of rounds, or of local steps.
-        took_part: fingerprint of how often each took part.
-    """
-
-    of: str
-    steps: int
-    took_part: str
+    sources: dict[str, str]  # name of each setting, and where it was found
+    accountant_counted_all: bool  # the accountant in the checkpoints counted every step
+    weights_fingerprint: str | None  # of the last checkpoint; None at the end of the log
 
 
-@dataclass(frozen=True)
-class SessionCounts:
+class RoundCounts(_Counts):
+    """Rounds that a federated trainer passed to a `RoundRecorder`."""
+
+    of: str  # what takes part: "client", or "example" where the log is of their rows
+    steps: int  # rounds, or local steps
+    took_part: str  # fingerprint of how often each took part
+
+
+class SessionCounts(_Counts):
     """What one session says about the steps that it logged.
 
-    Attributes:
-        from_step: the first of its steps.
-        seeded: the user said that random numbers come from a known seed.
-        caveats: reasons why an account of its norms is an estimate.
-        sampler: of the log; see `NormLog`.
-        conversion, replay, rounds: where its norms come from; all None if a recorder watched
-            training.
-        draws: how often examples were drawn; None if it is not known.
-        training: counts of a recorder that watched training; None if none did.
-        noise: measured as training added it; None if it was not.
+    Where its norms come from: conversion, replay and rounds are all None if a recorder watched
+    training.
     """
 
-    from_step: int
-    seeded: bool
-    caveats: tuple[str, ...]
-    sampler: str
-    conversion: Conversion | None = field(default=None, metadata={"json": "converted"})
-    replay: Replay | None = field(default=None, metadata={"json": "replayed"})
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_step: int  # the first of its steps
+    seeded: bool  # the user said that random numbers come from a known seed
+    caveats: Annotated[tuple[str, ...], Field(strict=False)]  # why accounts of it are estimates
+    sampler: str  # of the log; see `NormLog`
+    conversion: Conversion | None = Field(default=None, alias="converted")
+    replay: Replay | None = Field(default=None, alias="replayed")
     rounds: RoundCounts | None = None
-    draws: DrawCounts | None = field(default=None, metadata=_FLAT)
-    training: TrainingCounts | None = field(default=None, metadata=_FLAT)
-    noise: NoiseCounts | None = None
+    draws: DrawCounts | None = Field(default=None, exclude=True)  # None if nobody counted
+    training: TrainingCounts | None = Field(default=None, exclude=True)  # None if nobody watched
+    noise: NoiseCounts | None = None  # None if it was not measured
 
     @property
     def took_part(self) -> tuple[int, str] | None:
@@ -321,13 +198,19 @@ class SessionCounts:
             return self.rounds.steps, self.rounds.took_part
         if self.training is None or self.training.took_part is None:
             return None
-        return self.training.batches.steps, self.training.took_part
+        return self.training.steps, self.training.took_part
 
     def to_json(self) -> dict[str, Any]:
-        """As the journal holds them: what is not known is left out."""
-        content = {key: value for key, value in _plain.to_json(self).items() if value is not None}
+        """As the journal holds them, those of draws and training among the others.
+
+        What is not known is left out.
+        """
+        parts = [
+            part.model_dump(by_alias=True) for part in (self, self.draws, self.training) if part
+        ]
+        content = {key: value for part in parts for key, value in part.items() if value is not None}
         if self.training is not None:
-            content["accountant_steps"] = self.training.accountant.accountant_steps
+            content["accountant_steps"] = self.training.accountant_steps
         return content
 
     @classmethod
@@ -337,14 +220,17 @@ class SessionCounts:
         Raises:
             EvidenceError: a count is absent, or it is of another kind.
         """
-        try:
-            counts = _plain.from_json(cls, content, "the journal")
-        except InputError as error:
-            raise EvidenceError(f"the counts of a session cannot be read: {error}") from error
+        where = "the counts of a session"
+        parts: dict[str, type[_Counts]] = {"draws": DrawCounts, "training": TrainingCounts}
+        nested: dict[str, BaseModel | None] = {}
+        for name, kind in parts.items():
+            keys = [field.alias or key for key, field in kind.model_fields.items()]
+            known = any(content.get(key) is not None for key in keys)
+            nested[name] = check(kind, content, where) if known else None
+        counts = check(cls, {**content, **nested}, where)
         missing = counts.to_json().keys() - content.keys()
         if missing:
             raise EvidenceError(
-                f"the counts of a session lack {', '.join(sorted(missing))}: another version of "
-                "indpriv wrote them"
+                f"{where} lack {', '.join(sorted(missing))}: another version of indpriv wrote them"
             )
         return counts

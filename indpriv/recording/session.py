@@ -134,7 +134,7 @@ class Session:
         )
         draws, training = self._watch.counts()
         training.training_seconds = round(self._training_seconds, 6)
-        training.ranks, training.randomness.first_draw = self._pass.ranks.size, self._first_draw
+        training.ranks, training.first_draw = self._pass.ranks.size, self._first_draw
         if self._policy.batch_norms and training.ranks == 1:
             training.took_part = fingerprint(self._watch.tally.took_part)
         return SessionCounts(

@@ -1,10 +1,8 @@
 """When measured noise fails the check."""
 
-from dataclasses import replace
-
 import pytest
 
-from indpriv.norm_log.sampling_checks import noise_check
+from indpriv.norm_log.evidence import noise_check
 from indpriv.norm_log.session_counts import NoiseCounts
 
 SOUND = NoiseCounts(
@@ -40,7 +38,7 @@ SOUND = NoiseCounts(
     ],
 )
 def test_what_fails(changes, status):
-    assert noise_check(replace(SOUND, **changes)).status == status
+    assert noise_check(SOUND.model_copy(update=changes)).status == status
 
 
 def test_noise_that_was_not_measured_is_not_checked():

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import synthetic
 from indpriv.analysis.guarantee import guarantee_of
-from indpriv.norm_log.sampling_checks import FALSE_ALARM
-from indpriv.norm_log.session_checks import session_checks
+from indpriv.norm_log.evidence import FALSE_ALARM, session_checks
 
 
 def participation(counts, rates):

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from indpriv._facts import Template
 from indpriv.errors import EvidenceError, EvidenceWarning
@@ -72,8 +71,8 @@ def worst_of(ranks: Sequence[Mapping[str, Found]]) -> ComparedTraining:
     for key in dict.fromkeys(key for one in ranks for key in one):
         each = [one[key] for one in ranks if key in one]
         worst = max(each, key=lambda one: (one.refuted, one.unknown))
-        found[key] = replace(worst, steps=min(one.steps for one in each))
-    return ComparedTraining(found)
+        found[key] = worst.model_copy(update={"steps": min(one.steps for one in each)})
+    return ComparedTraining(found=found)
 
 
 class Budget:

@@ -23,16 +23,16 @@ _FEW_LEFT = 2  # passes that a loop may leave anywhere, with a batch that it doe
 _SAME_GHOST_NORM = 0.01
 # What each rank of a run counts for itself; all ranks count the rest alike.
 _OF_ONE_RANK = (
-    ("batches", "undrawn_steps"),
-    ("batches", "unstepped_draws"),
-    ("batches", "dropped_batches"),
-    ("batches", "interrupted_batches"),
-    ("batches", "unmatched_steps"),
-    ("clipping", "gradients"),
-    ("clipping", "misclipped_gradients"),
-    ("clipping", "gradients_at_levels"),
-    ("randomness", "repeated_draws"),
-    ("randomness", "moved"),
+    "undrawn_steps",
+    "unstepped_draws",
+    "dropped_batches",
+    "interrupted_batches",
+    "unmatched_steps",
+    "gradients",
+    "misclipped_gradients",
+    "gradients_at_levels",
+    "repeated_draws",
+    "moved",
 )
 
 
@@ -42,11 +42,11 @@ class RankCounts:
 
     Attributes:
         drawn: positions of each of its local batches.
-        counts: by the names of their part of TrainingCounts and of their field.
+        counts: by the names of their fields of TrainingCounts.
     """
 
     drawn: tuple[IntArray, ...]
-    counts: Mapping[tuple[str, str], int]
+    counts: Mapping[str, int]
 
 
 class Draw(NamedTuple):
@@ -80,7 +80,7 @@ class Tally:
         self._clipped = 0  # examples of the first of them whose gradients are clipped already
         self._passes, self._left = 0, Counter[int]()  # with steps; left with a batch, by steps
         self._unsent: list[IntArray] = []  # batches drawn since the last message
-        self._sent: Counter[tuple[str, str]] = Counter()
+        self._sent: Counter[str] = Counter()
 
     def drew(self, positions: IntArray, sample_rate: float, canaries: IntArray) -> None:
         """Count one logical batch when it is drawn; canaries are drawn, but not counted."""
@@ -94,10 +94,7 @@ class Tally:
 
     def since_last_message(self) -> RankCounts:
         """What this rank counted since the last call."""
-        counts = {
-            (part, name): getattr(getattr(self.counts, part), name) - self._sent[part, name]
-            for part, name in _OF_ONE_RANK
-        }
+        counts = {name: getattr(self.counts, name) - self._sent[name] for name in _OF_ONE_RANK}
         drawn, self._unsent = tuple(self._unsent), []
         self._sent.update(counts)
         return RankCounts(drawn, counts)
@@ -106,9 +103,8 @@ class Tally:
         """Add what another rank counted: its part of the same logical batches."""
         for positions in other.drawn:
             np.add.at(self.participations, positions, 1)
-        for (part, name), count in other.counts.items():
-            own = getattr(self.counts, part)
-            setattr(own, name, getattr(own, name) + count)
+        for name, count in other.counts.items():
+            setattr(self.counts, name, getattr(self.counts, name) + count)
         self._sent.update(other.counts)
 
     @property
@@ -135,12 +131,12 @@ class Tally:
         positions, sample_rate, _ = self._waiting.popleft()
         np.add.at(self.took_part, positions, 1)
         whole = clipped == len(positions)
-        self.counts.batches.unmatched_steps += not whole
+        self.counts.unmatched_steps += not whole
         return positions, sample_rate, whole
 
     def stepped(self, setting: StepSetting) -> None:
         """Count one parameter update."""
-        self.counts.batches.steps += 1
+        self.counts.steps += 1
         self._epoch_steps += 1
         self.noise_multipliers[setting.noise_multiplier] += 1
 
@@ -163,12 +159,12 @@ class Tally:
                 over a norm that it computes without the gradient, and that may be too small.
         """
         excess = np.minimum(trained, max_grad_norm) - np.minimum(recorded, max_grad_norm)
-        counts = self.counts.norms
+        counts = self.counts
         counts.compared_norms += len(excess)
         if ghost_slack is not None:
             left = recorded * np.minimum(1.0, max_grad_norm / np.maximum(trained, 1e-300))
             largest = max_grad_norm * (1 + 2 * ghost_slack + _SAME_GHOST_NORM)
-            self.counts.clipping.underestimated_norms += int((left > largest).sum())
+            self.counts.underestimated_norms += int((left > largest).sum())
         counts.larger_norms += int((excess > _SAME_NORM * max_grad_norm).sum())
         larger = trained > (1 + _SAME_CLIPPED_NORM) * recorded
         both_clipped = np.minimum(recorded, trained) >= max_grad_norm
@@ -187,7 +183,7 @@ class Tally:
         It is interrupted if it left a logical batch unfinished (BatchMemoryManager), which the next
         step then includes.
         """
-        counts, draws, steps = self.counts.batches, self._epoch_draws, self._epoch_steps
+        counts, draws, steps = self.counts, self._epoch_draws, self._epoch_steps
         self._passes += steps > 0
         if exhausted and not final and not interrupted:
             counts.dropped_batches += max(0, planned + self._carried - draws)

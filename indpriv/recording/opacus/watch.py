@@ -15,7 +15,6 @@ from torch import Tensor
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import (
-    AccountantCounts,
     DrawCounts,
     Found,
     NoiseCounts,
@@ -76,10 +75,10 @@ class Watch:
         self.news: list[str] = []  # comparisons that were not equal at this step for the first time
         self._micro_batches: list[ClippedBatch] = []  # of the current step
         if not run.is_ghost:  # where norms are not sums over a gradient
-            self.tally.counts.clipping.clip_excess = clip_excess(run.optimizer)
+            self.tally.counts.clip_excess = clip_excess(run.optimizer)
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
         self._left = LeftStates()
-        self.tally.counts.randomness.moved = 0
+        self.tally.counts.moved = 0
         self._noise = NoiseWatch(run.optimizer.params, getattr(run.optimizer, "grad_state", None))
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self.limits: tuple[float, ...] = ()  # per layer, when noise was added
@@ -163,7 +162,7 @@ class Watch:
     def _on_micro_batch(self, batch: ClippedBatch) -> None:
         self._compared.clipped(batch)
         self.tally.clipped(len(batch.norms))
-        counts = self.tally.counts.clipping
+        counts = self.tally.counts
         counts.clip_rounding = max(counts.clip_rounding, batch.rounding)
         self._micro_batches.append(batch)
 
@@ -176,7 +175,7 @@ class Watch:
             attack.before_noise(step)
         self._noise.before()
         state = _state_of(run.noise_generator)
-        randomness, optimizer = self.tally.counts.randomness, run.optimizer
+        randomness, optimizer = self.tally.counts, run.optimizer
         if not isinstance(optimizer, ClippingRule):  # which draws from it in between
             self._note_moved(self._left.moved(run.noise_generator))
         add_noise()
@@ -245,7 +244,7 @@ class Watch:
         self._versions = self._run.parameter_versions()
         self.tally.stepped(setting)
         counted = self._run.history.steps
-        if self.tally.counts.batches.steps == 1 and counted is not None and counted <= 0:
+        if self.tally.counts.steps == 1 and counted is not None and counted <= 0:
             raise EvidenceError(
                 "Opacus's accountant did not count the first step: its get_epsilon would report "
                 "too little; make the optimizer with make_private again"
@@ -259,17 +258,17 @@ class Watch:
         batches = self._micro_batches
         gradients = sum(len(batch.norms) for batch in batches)
         sound = sum(len(b.norms) for b in batches if b.max_grad_norm == setting.max_grad_norm)
-        self.tally.counts.clipping.gradients += gradients
-        self.tally.counts.clipping.misclipped_gradients += gradients - sound
+        self.tally.counts.gradients += gradients
+        self.tally.counts.misclipped_gradients += gradients - sound
         if individually and drawn is not None:
             known = [batch.positions for batch in batches if batch.positions is not None]
             if np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
-                self.tally.counts.clipping.gradients_at_levels += sound
+                self.tally.counts.gradients_at_levels += sound
 
     def _count_randomness(self, states: SeenStates, generator: torch.Generator | None) -> None:
         """Count the draw just made if it repeats an earlier one."""
         if not self._run.optimizer.secure_mode:
-            self.tally.counts.randomness.repeated_draws += states.repeated(generator)
+            self.tally.counts.repeated_draws += states.repeated(generator)
 
     def _before_draw(self, new_epoch: bool) -> None:
         if self._run.is_poisson:  # others draw an epoch at once
@@ -277,7 +276,7 @@ class Watch:
             self._note_moved(self._left.moved(generator, new_epoch=new_epoch))
 
     def _note_moved(self, moved: bool) -> None:
-        randomness = self.tally.counts.randomness
+        randomness = self.tally.counts
         randomness.moved = (randomness.moved or 0) + moved
 
     def _on_draw(self, positions: IntArray, canaries: IntArray, trains: bool) -> None:
@@ -304,15 +303,16 @@ class Watch:
         training = deepcopy(tally.counts)
         training.sampler_class = run.sampler_class
         if self.random_rows:  # norms of training are of another draw than the recorded ones
-            training.norms, training.clipping.underestimated_norms = type(training.norms)(), 0
+            training.forget_norms()
         training.compared = worst_of([self.compared, *self.found_by_others])
-        training.randomness.guessable_seed |= run.guessable_seed
-        training.randomness.unmoved = training.randomness.unmoved or 0
-        training.randomness.source = run.random_source
-        training.accountant = AccountantCounts(
-            earlier_steps=max(0, run.history.steps_before - self._steps_before),
-            accountant_steps=run.history.steps,
-            accountant_settings_match=run.history.matches(tally.noise_multipliers, run.sample_rate),
+        training.guessable_seed |= run.guessable_seed
+        training.unmoved = training.unmoved or 0
+        training.source = run.random_source
+        history = run.history
+        training.earlier_steps = max(0, history.steps_before - self._steps_before)
+        training.accountant_steps = history.steps
+        training.accountant_settings_match = history.matches(
+            tally.noise_multipliers, run.sample_rate
         )
         return tally.draw_counts(), training
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from indpriv.norm_log.evidence import noise_check
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.sampling_checks import noise_check
 from indpriv.norm_log.verify import verify
 from indpriv.recording import GradientCanaries
 from indpriv.recording.opacus.noise_watch import NoiseWatch
