@@ -17,5 +17,5 @@ COUNTS = SessionCounts(
     seeded=False,
     caveats=(),
     sampler="poisson",
-    conversion=Conversion(source="made up"),
+    converted=Conversion(source="made up"),
 )

@@ -118,7 +118,7 @@ def session_counts(steps: int, n: int, rate: float, **changes: Any) -> SessionCo
         "participations_max": steps // 2,
         "participations_variance": 0.0,
         "participations_spread": 0.0,
-        **TrainingCounts().model_dump(by_alias=True),
+        **TrainingCounts().model_dump(),
         "sampler_class": "UniformWithReplacementSampler",
         "training_seconds": 2.0,
         "steps": steps,

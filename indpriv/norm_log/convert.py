@@ -169,7 +169,7 @@ def _counts(norms: NormsFile, settings: _Settings, narrow: set[str]) -> SessionC
         seeded=settings.seeded,
         caveats=(*caveats, SEEDED) if settings.seeded else tuple(caveats),
         sampler=settings.sampler,
-        conversion=Conversion(source=norms.path.name),
+        converted=Conversion(source=norms.path.name),
         draws=draws,
     )
 

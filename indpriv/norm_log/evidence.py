@@ -101,7 +101,7 @@ def session_checks(
     """
     checks = [fact("check.closed", PASSED if closed else FAILED)]
     for session in sessions:
-        if session.conversion or session.replay or session.rounds:
+        if session.converted or session.replayed or session.rounds:
             return [*checks, *_unwatched(session, sessions, n_examples, voided_steps)]
     case = "resumed" if len(sessions) > 1 and not voided_steps else ""
     status = FAILED if voided_steps else PASSED
@@ -136,20 +136,20 @@ def _unwatched(
     first: SessionCounts, sessions: Sequence[SessionCounts], n_examples: int, voided: int
 ) -> Iterator[Fact]:
     """Checks of a run that no recorder saw; first: the first session that says so."""
-    if first.conversion is not None:
+    if first.converted is not None:
         yield _declared_sampler(first.sampler, RUN_JSON)
         yield fact("check.opacus_accountant", NOT_CHECKED, "converted")
         yield fact(
-            "check.training_watched", NOT_CHECKED, "converted", source=first.conversion.source
+            "check.training_watched", NOT_CHECKED, "converted", source=first.converted.source
         )
         yield from _of_draws(n_examples, first.sampler, first.draws)
-    elif first.replay is not None:
-        sources = first.replay.sources
+    elif first.replayed is not None:
+        sources = first.replayed.sources
         names = [name for name in sources if name not in ("delta", "sampler")]
         yield _declared_sampler(first.sampler, sources["sampler"])
         yield fact(
             "check.opacus_accountant",
-            PASSED if first.replay.accountant_counted_all else NOT_CHECKED,
+            PASSED if first.replayed.accountant_counted_all else NOT_CHECKED,
             "replayed",
             settings=", ".join(f"{name} by {sources[name]}" for name in names),
         )
@@ -221,7 +221,7 @@ def _of_steps(training: TrainingCounts, draws: int) -> Iterator[Fact]:
         yield fact("check.parameters", NOT_CHECKED, training=training)
     if training.ranks != 1:  # ranks that differ stop the run before the step: what is logged passed
         yield fact("check.ranks", PASSED, training=training)
-    steps, looks = training.steps, training.looks
+    steps, looks = training.steps, training.peeks
     faults = {
         "undrawn": max(training.undrawn_steps, steps - draws),
         "unstepped": training.unstepped_draws,

@@ -83,7 +83,7 @@ class TrainingCounts(_Counts):
     steps: int = 0  # parameter updates
     undrawn_steps: int = 0  # without a batch that was drawn
     unstepped_draws: int = 0  # batches that never became a step
-    looks: int = Field(default=0, alias="peeks")  # passes that drew a batch and made no step
+    peeks: int = 0  # passes that drew a batch and made no step
     passes: int = 0  # over the loader, with several steps
     dropped_batches: int = 0  # local ones, that the sampler of a rank left out of an epoch
     interrupted_batches: int = 0  # times the loop left a logical batch unfinished
@@ -158,7 +158,7 @@ class Conversion(_Counts):
 class Replay(_Counts):
     """A log of norms taken from saved checkpoints."""
 
-    sources: dict[str, str]  # name of each setting, and where it was found
+    sources: Mapping[str, str]  # name of each setting, and where it was found
     accountant_counted_all: bool  # the accountant in the checkpoints counted every step
     weights_fingerprint: str | None  # of the last checkpoint; None at the end of the log
 
@@ -174,18 +174,16 @@ class RoundCounts(_Counts):
 class SessionCounts(_Counts):
     """What one session says about the steps that it logged.
 
-    Where its norms come from: conversion, replay and rounds are all None if a recorder watched
+    Where its norms come from: converted, replayed and rounds are all None if a recorder watched
     training.
     """
-
-    model_config = ConfigDict(populate_by_name=True)
 
     from_step: int  # the first of its steps
     seeded: bool  # the user said that random numbers come from a known seed
     caveats: Annotated[tuple[str, ...], Field(strict=False)]  # why accounts of it are estimates
     sampler: str  # of the log; see `NormLog`
-    conversion: Conversion | None = Field(default=None, alias="converted")
-    replay: Replay | None = Field(default=None, alias="replayed")
+    converted: Conversion | None = None
+    replayed: Replay | None = None
     rounds: RoundCounts | None = None
     draws: DrawCounts | None = Field(default=None, exclude=True)  # None if nobody counted
     training: TrainingCounts | None = Field(default=None, exclude=True)  # None if nobody watched
@@ -205,9 +203,7 @@ class SessionCounts(_Counts):
 
         What is not known is left out.
         """
-        parts = [
-            part.model_dump(by_alias=True) for part in (self, self.draws, self.training) if part
-        ]
+        parts = [part.model_dump() for part in (self, self.draws, self.training) if part]
         content = {key: value for part in parts for key, value in part.items() if value is not None}
         if self.training is not None:
             content["accountant_steps"] = self.training.accountant_steps
@@ -224,8 +220,7 @@ class SessionCounts(_Counts):
         parts: dict[str, type[_Counts]] = {"draws": DrawCounts, "training": TrainingCounts}
         nested: dict[str, BaseModel | None] = {}
         for name, kind in parts.items():
-            keys = [field.alias or key for key, field in kind.model_fields.items()]
-            known = any(content.get(key) is not None for key in keys)
+            known = any(content.get(key) is not None for key in kind.model_fields)
             nested[name] = check(kind, content, where) if known else None
         counts = check(cls, {**content, **nested}, where)
         missing = counts.to_json().keys() - content.keys()

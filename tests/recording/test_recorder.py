@@ -241,7 +241,7 @@ def test_random_numbers_that_come_again_are_found(reseed, found, repeats, tmp_pa
     assert failed(tmp_path / "run") == found
     log = NormLog.open(tmp_path / "run")
     assert indpriv.account(log, delta=1e-5).claim == ("estimate" if found else "exact")
-    assert read_state(tmp_path / "run").sessions[-1].training.randomness.repeated_draws == (
+    assert read_state(tmp_path / "run").sessions[-1].training.repeated_draws == (
         40 if repeats else 0
     )  # batches and noise
 

@@ -91,7 +91,7 @@ def challenge(
     place = pd.Index(data).get_indexer(pd.Index(own))  # of the log's examples in the data, or -1
     differ, n_norms, far = list[str](), 0, 0
     trained = [one.training for one in run.state.sessions if one.training]
-    half = any(one.clipping.clip_rounding for one in trained)
+    half = any(one.clip_rounding for one in trained)
     headroom = (header["run"].get("clip_headroom") or 0.0) * log.individually_clipped
     entries = None if log.batch_norms is None else log.batch_norms.read(0, log.n_examples)
     slack = made.norm_pass.slack  # of both, and what a log says without half precision is not more

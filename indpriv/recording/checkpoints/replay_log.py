@@ -113,7 +113,7 @@ class _StepWriter:
             seeded=self._settings.seeded,
             caveats=self._caveats,
             sampler=self._settings.sampler,
-            replay=Replay(
+            replayed=Replay(
                 sources=self._settings.sources,
                 accountant_counted_all=self._settings.accountant_counted_all,
                 weights_fingerprint=None if norms is None else norms.weights_fingerprint,

@@ -200,7 +200,7 @@ class Tally:
         allowed = 0 if exhausted else by_law + prefetched
         counts.unstepped_draws += max(0, draws - steps - allowed)
         counts.interrupted_batches += interrupted
-        counts.looks += not exhausted and draws > 0 and steps == 0
+        counts.peeks += not exhausted and draws > 0 and steps == 0
         counts.passes += steps > 1
         self._epoch_draws = self._epoch_steps = 0
         self._waiting.clear()

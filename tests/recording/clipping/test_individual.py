@@ -31,7 +31,7 @@ def test_clipped_sums_are_those_of_an_autograd_loop(mode, physical, tmp_path):
     assert log.recorded_steps.tolist() == [0, 3, 6]
     check_sums(steps, log, run.dataset)
     assert failed(tmp_path / "run") == set()
-    counted = read_state(tmp_path / "run").sessions[-1].training.clipping
+    counted = read_state(tmp_path / "run").sessions[-1].training
     assert (
         counted.gradients_at_levels
         == counted.gradients

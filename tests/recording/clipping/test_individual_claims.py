@@ -158,7 +158,7 @@ def test_gradients_clipped_at_other_levels_make_an_estimate(tmp_path, monkeypatc
 
     def counts(self):
         draws, training = plain(self)
-        training.clipping.gradients_at_levels //= 2
+        training.gradients_at_levels //= 2
         return draws, training
 
     monkeypatch.setattr(Watch, "counts", counts)

@@ -116,7 +116,7 @@ def test_empty_batches_are_batches(mode, workers):
         == [len(batch.positions) for batch in batches]
         == sizes
     )
-    assert watch.tally.counts.batches.unmatched_steps == 0
+    assert watch.tally.counts.unmatched_steps == 0
 
 
 @pytest.mark.parametrize("physical", [120, 5])
@@ -176,7 +176,7 @@ def test_a_batch_of_another_size_has_no_positions_and_no_thresholds(mode):
     run.step(*(tensor[:50] for tensor in run.dataset.tensors))
     unwatch()
     assert batches == [None]
-    assert watch.tally.counts.batches.unmatched_steps == 1
+    assert watch.tally.counts.unmatched_steps == 1
 
     run = make_run(mode=mode)
     _, unwatch = watched(run, batches.append, lambda positions, _: torch.ones(len(positions)))

@@ -193,6 +193,6 @@ def test_models_that_are_sharded_otherwise_are_refused(tmp_path):
 def test_empty_local_batches_that_the_sampler_leaves_out_are_found(tmp_path):
     assert launch(a_batch_is_dropped, tmp_path, tmp_path / "run") == [None, None]
     assert (
-        read_state(tmp_path / "run").sessions[0].training.batches.dropped_batches == 2 * 2
+        read_state(tmp_path / "run").sessions[0].training.dropped_batches == 2 * 2
     )  # ranks, epochs
     assert failed(tmp_path / "run") == {"a batch for every step"}
