@@ -2,7 +2,7 @@
 
 python benchmarks/log.py
 python benchmarks/log.py --at-scale    # sizes and times of runs of 10^8 examples, extrapolated
-python benchmarks/log.py --dividing    # putting batch norms into files by examples when a log is closed
+python benchmarks/log.py --batch-norms    # those of many examples
 
 A pass is timed on some examples and scaled to the data set, since its time is proportional to them; records are written
 whole, fsync included. Times are those of this process on one thread; the time spent waiting for the disk is printed beside them. The small
@@ -10,7 +10,6 @@ network is the hardest case here: the cheaper the pass, the larger the share of 
 """
 
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -31,7 +30,6 @@ from audits.training.models import build_model
 from indpriv import NormLog
 from indpriv._journal import JournalWriter
 from indpriv.norm_log.journal_state import read_state
-from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.records import PART_SIZE
 from indpriv.norm_log.run_files import IDS, JOURNAL, RECORDS
 from indpriv.norm_log.writer import NormLogWriter
@@ -156,40 +154,32 @@ def at_scale() -> None:
     )
 
 
-def dividing() -> None:
-    """Batch norms of 2 x 10^6 examples in files by steps, then by examples when the log is closed."""
+def batch_norms() -> None:
+    """Batch norms of 2 x 10^6 examples: writing them, and reading those of 10,000."""
     n, steps, flush, rate = 2_000_000, 200, 20, 0.02
     rng = np.random.default_rng(0)
     base = rng.lognormal(-0.5, 0.6, n)
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
         writer = NormLogWriter(run_dir, HEADER, np.arange(n), None, np.zeros(0, dtype=np.int64))
+        cpu = 0.0
         for first in range(0, steps, flush):
             drawn = [np.flatnonzero(rng.random(n) < rate) for _ in range(flush)]
-            writer.free(
-                first, [(batch, base[batch]) for batch in drawn], np.full(flush, MAX_GRAD_NORM)
-            )
+            batches = [(batch, base[batch]) for batch in drawn]
+            start = time.process_time()
+            writer.free(first, batches, np.full(flush, MAX_GRAD_NORM))
+            cpu += time.process_time() - start
             settings = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": rate}
             writer.steps(first, flush, counts=COUNTS, **settings)
-
-        def state() -> tuple[int, float, int, float]:
-            """Files and MiB of batch norms; CPU seconds of reading 10,000 examples."""
-            norms = NormLog.open(run_dir).batch_norms
-            sizes = [path.stat().st_size for path in (run_dir / RECORDS).glob("*.parquet")]
-            start = time.process_time()
-            entries = len(norms.read(1_000_000, 1_010_000))
-            return len(sizes), sum(sizes) / 2**20, entries, time.process_time() - start
-
-        before, start = state(), (time.process_time(), time.perf_counter())
-        divide_batch_norms(writer)
-        cpu, wall = time.process_time() - start[0], time.perf_counter() - start[1]
-        after = state()
         writer.close()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        norms = NormLog.open(run_dir).batch_norms
+        sizes = [path.stat().st_size for path in (run_dir / RECORDS).glob("*.parquet")]
+        start = time.process_time()
+        entries = len(norms.read(1_000_000, 1_010_000))
+        read = time.process_time() - start
     print(
-        f"batch norms of {n:,} examples in {steps} steps: divided by examples in {cpu:.1f} CPU s, {wall:.1f} s with the disk, "
-        f"{peak:.2f} GiB at the peak; before and after (files, MiB, entries of 10,000 examples, CPU s to read these): "
-        f"{before[0]}, {before[1]:.1f}, {before[2]:,}, {before[3]:.3f}; {after[0]}, {after[1]:.1f}, {after[2]:,}, {after[3]:.3f}"
+        f"batch norms of {n:,} examples in {steps} steps: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB, written in {cpu:.1f} CPU s; "
+        f"{entries:,} entries of 10,000 examples read in {read:.3f} CPU s"
     )
 
 
@@ -205,8 +195,8 @@ def main() -> None:
     if sys.argv[1:] == ["--at-scale"]:
         at_scale()
         return
-    if sys.argv[1:] == ["--dividing"]:
-        dividing()
+    if sys.argv[1:] == ["--batch-norms"]:
+        batch_norms()
         return
     for title, (build, shape, size) in CASES.items():
         per_example, found = timed_pass(build, shape, size)

@@ -190,8 +190,10 @@ def write_private_frames(frames: Iterable[pd.DataFrame], path: Path, schema: Any
             writer.close()
 
 
-def parquet_bytes(table: Any, *, delta_encoded: Collection[str] = ()) -> bytes:
-    """A pyarrow table as Parquet: page checksums, zstd 1, one row group size everywhere.
+def parquet_bytes(
+    table: Any, *, delta_encoded: Collection[str] = (), row_group_size: int | None = None
+) -> bytes:
+    """A pyarrow table as Parquet: page checksums, zstd 1; row groups of ROW_GROUP_SIZE or another.
 
     delta_encoded: columns of ascending whole numbers, which are kept as differences.
     """
@@ -199,7 +201,7 @@ def parquet_bytes(table: Any, *, delta_encoded: Collection[str] = ()) -> bytes:
     pq.write_table(
         table,
         sink,
-        row_group_size=ROW_GROUP_SIZE,
+        row_group_size=row_group_size or ROW_GROUP_SIZE,
         **_OPTIONS,
         use_dictionary=[name for name in table.column_names if name not in delta_encoded],
         column_encoding=dict.fromkeys(delta_encoded, "DELTA_BINARY_PACKED"),

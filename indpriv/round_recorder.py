@@ -22,7 +22,6 @@ from indpriv._storage import location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume
-from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.norm_log.sealing import seal, sign
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
@@ -220,7 +219,6 @@ class RoundRecorder:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                divide_batch_norms(self._writer)
                 self._writer.finish(self._counts())
         finally:
             self.close()

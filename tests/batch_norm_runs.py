@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from indpriv.norm_log import batch_norms, reader
 from indpriv.norm_log.levels import Levels
-from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from synthetic import session_counts
 
@@ -60,14 +58,7 @@ def write(run_dir, batches, *, flush=10, close=True, rounding=0.01, resume_at=No
 
 def finish(writer, total_steps):
     """What a recorder does last."""
-    divide_batch_norms(writer)
     writer.finish(session_counts(total_steps, N, 0.2))
-
-
-def make_many(patch):
-    """Let N examples be many, and a file of batch norms have about 60 entries."""
-    patch.setattr(reader, "LARGEST_FILE", N - 1)
-    patch.setattr(batch_norms, "_FILE_ENTRIES", 60)
 
 
 def as_dict(entries, offset=0):

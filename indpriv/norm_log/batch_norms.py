@@ -1,9 +1,8 @@
 """Batch norms: norms of the sampled examples only, which DP-SGD computes anyway. Sensitive.
 
 A step has one entry for each example in its batch. Each file of a log holds many steps, ordered by
-position and then by step: a block of examples is a range of rows, and an entry takes about two
-bytes. Training writes files of all examples in some steps. When the log of many examples is closed,
-they are replaced by files of some examples in all steps, so that a block lies in one file.
+position and then by step, in small row groups: a reader of some examples, of however many, reads
+little else. An entry takes about two bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.records import PART_SIZE, RecordFile
 
 Int32Array = NDArray[np.int32]
-_FILE_ENTRIES = 1 << 23
+_ROW_GROUP = 1 << 14  # entries
 
 
 @dataclass(frozen=True)
@@ -137,35 +136,17 @@ def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
     few = offset.max(initial=0) <= np.iinfo(np.uint8).max
     steps = offset.astype(np.uint8 if few else np.int32)
     table = pa.table({"position": ordered.position, "step": steps, "norm": ordered.norm})
-    return _files.parquet_bytes(table, delta_encoded=("position", *(() if few else ("step",))))
-
-
-def examples_per_file(n_entries: int, n_examples: int) -> int:
-    """The number of examples whose batch norms share a file: a power of two, at most PART_SIZE.
-
-    It is halved until a file has no more than _FILE_ENTRIES on average, which memory has room for.
-    """
-    size = PART_SIZE
-    while size > 1 and size * n_entries > _FILE_ENTRIES * n_examples:
-        size //= 2
-    return size
+    delta = ("position",) if few else ("position", "step")
+    return _files.parquet_bytes(table, delta_encoded=delta, row_group_size=_ROW_GROUP)
 
 
 @dataclass(frozen=True)
 class BatchNormFile:
-    """One file, of steps `first` to `first + count - 1`; later entries in it are void.
-
-    examples: positions (start, stop) that it has entries of; None: of all.
-    """
+    """One file, of steps `first` to `first + count - 1`; later entries in it are void."""
 
     file: RecordFile
     first: int
     count: int
-    examples: tuple[int, int] | None = None
-
-    def may_hold(self, start: int, stop: int) -> bool:
-        """Whether it may have entries of the examples at positions start to stop."""
-        return self.examples is None or (self.examples[0] < stop and start < self.examples[1])
 
 
 @dataclass(frozen=True)
@@ -178,7 +159,7 @@ class FileBatchNorms:
 
     def read(self, start: int, stop: int) -> BatchNormEntries:
         """See BatchNorms."""
-        parts = [self._read(part, start, stop) for part in self.parts if part.may_hold(start, stop)]
+        parts = [self._read(part, start, stop) for part in self.parts]
         dtype = np.float64 if self.levels is None else self.levels.dtype
         empty = BatchNormEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype))
         columns = zip(
@@ -189,27 +170,20 @@ class FileBatchNorms:
         small = position.astype(np.uint16) if stop - start <= 1 << 16 else position
         return BatchNormEntries(position, step, norm).select(np.argsort(small, kind="stable"))
 
-    def n_entries(self) -> int:
-        """Entries of all files, void ones included."""
-        found = 0
-        for part in self.parts:
-            with _files.opened_parquet(part.file.path, part.file.sha256) as parquet:
-                found += parquet.metadata.num_rows
-        return found
-
     def participations(self, steps: range, n_examples: int) -> Iterator[NDArray[np.int64]]:
         """Number of entries of each example at these steps, in parts of consecutive examples."""
-        of_all = any(part.examples is None for part in self.parts)
-        size = n_examples if of_all else PART_SIZE  # else each file would be read for each part
-        for start in range(0, n_examples, size):
-            end = min(start + size, n_examples)
+        parts = [
+            part
+            for part in self.parts
+            if part.first < steps.stop and steps.start < part.first + part.count
+        ]
+        for start in range(0, n_examples, PART_SIZE):
+            end = min(start + PART_SIZE, n_examples)
             counts = np.zeros(end - start, np.int64)
-            for part in self.parts:
-                of_steps = part.first < steps.stop and steps.start < part.first + part.count
-                if of_steps and part.may_hold(start, end):
-                    entries = self._read(part, start, end)
-                    inside = (entries.step >= steps.start) & (entries.step < steps.stop)
-                    counts += np.bincount(entries.position[inside], minlength=len(counts))
+            for part in parts:
+                entries = self._read(part, start, end)
+                inside = (entries.step >= steps.start) & (entries.step < steps.stop)
+                counts += np.bincount(entries.position[inside], minlength=len(counts))
             yield counts
 
     def _read(self, part: BatchNormFile, start: int, stop: int) -> BatchNormEntries:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ from indpriv import _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._checks import check_choice
 from indpriv._facts import FAILED
-from indpriv._folders import remove_file
 from indpriv._reading import named
 from indpriv._storage import check_hash, is_remote, sizes_in
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.batch_norms import (
-    BatchNormEntries,
-    BatchNormFile,
-    FileBatchNorms,
-    examples_per_file,
-)
-from indpriv.norm_log.journal_state import LogState, read_state
+from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
+from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.records import (
     LARGEST_FILE,
@@ -35,7 +28,6 @@ from indpriv.norm_log.records import (
 )
 from indpriv.norm_log.run_files import IDS, RECORDS, Line, files_of
 from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words
-from indpriv.norm_log.writer import NormLogWriter
 
 _IDS = {"example_id": "it", "unit_id?": "itf", "exact": "b"}
 _LEFT_OUT = {"position": "i", "step": "i"}
@@ -264,41 +256,7 @@ def batch_norms_of(state: LogState, faults: Faults) -> FileBatchNorms | None:
         files = files_of(line)
         if first < stop and not any(file["file"] in faults for file in files):
             steps.append(np.setdiff1d(np.arange(first, stop), line["missing"]))
-            for number, file in enumerate(files):
-                start, size = number * line.get("examples", 0), line.get("examples")
-                examples = None if size is None else (start, start + size)
-                recorded = _record_file(state, file)
-                found.append(BatchNormFile(recorded, first, stop - first, examples))
+            found += [
+                BatchNormFile(_record_file(state, file), first, stop - first) for file in files
+            ]
     return FileBatchNorms(np.concatenate(steps), tuple(found), levels) if found else None
-
-
-def divide_batch_norms(writer: NormLogWriter) -> None:
-    """Put the batch norms of many examples into files by examples, before a log is closed.
-
-    A reader of some examples then reads no others'. The files that training wrote count until a
-    line of the journal says that all new ones are there, and are removed after it; those that a
-    crash left, when recording goes on. Files that are not as they were written are left alone, so
-    that readers name them.
-    """
-    state = read_state(writer.run_dir)
-    n, lines = state.header["n_examples"], state.batch_norms
-    if n <= LARGEST_FILE or not any("parts" not in line for line in lines):
-        return
-    alone = replace(state, records=[], exact=[], left_out=[])
-    if record_faults(alone, hash_all=True):
-        return
-    norms = batch_norms_of(state, {})
-    if norms is None:
-        return
-    size = examples_per_file(norms.n_entries(), n)
-
-    def by_examples() -> Iterator[BatchNormEntries]:
-        for start in range(0, n, size):
-            some = norms.read(start, min(start + size, n))
-            yield replace(some, position=some.position + np.int32(start))
-
-    steps = range(lines[0]["first"], state.total_steps)
-    missing = np.setdiff1d(np.asarray(steps), norms.steps).tolist()
-    writer.divided(by_examples(), size, steps, missing)
-    for file in alone.files:
-        remove_file(writer.run_dir / RECORDS / file["file"])

@@ -53,15 +53,9 @@ def files_of(line: Line) -> list[Line]:
 def unused_records(there: Iterable[str], lines: Iterable[Line]) -> list[str]:
     """Those of the files in RECORDS that a crash left: no line of the journal counts on them.
 
-    A line comes after its files, and the files that a line "divided" replaces are removed after it,
-    so that a crash in between leaves them. Files of lines that were declared void later are kept.
+    A line comes after its files. Files of lines that were declared void later are kept.
     """
-    named: dict[str, str] = {}  # file -> the kind of line that names it
-    for line in lines:
-        if line["kind"] == "divided":
-            named = {file: kind for file, kind in named.items() if kind not in ("free", "divided")}
-        if "file" in line:
-            named |= {file["file"]: line["kind"] for file in files_of(line)}
+    named = {file["file"] for line in lines if "file" in line for file in files_of(line)}
     return [name for name in there if _RECORD_FILE.fullmatch(name) and name not in named]
 
 

@@ -49,7 +49,7 @@ _RUN = table(
 )
 _FILE: dict[Any, str] = {Text: "file sha256?", Whole: "bytes?", list[tuple[Whole, Text]]: "parts?"}
 _SPAN = {**_FILE, Whole: "first bytes?", _Steps: "count"}
-_BATCH_NORMS = table({**_SPAN, list[Whole]: "missing", _Count: "examples?"})
+_BATCH_NORMS = table({**_SPAN, list[Whole]: "missing"})
 _CLOSE = {table({Whole: "from_step"}): "evidence?", dict[str, Any]: "files?"}
 _HEADER: dict[Any, str] = {
     Text: "ids_fingerprint ids_sha256 rounding_mode unit neighbouring sampler",

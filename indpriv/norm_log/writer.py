@@ -7,8 +7,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
         targets, seconds; in place of bytes and hash, parts: those of each part of a long one
     exact     rows of the reference examples: first step, count, file, bytes, hash
     free      batch norms: first step, count, steps among them without any, file, bytes, hash
-    divided   all batch norms so far, in place of the lines "free" before: those of the next
-        `examples` examples in each of parts, when the log of many examples is closed
+    divided   in older logs: all batch norms so far in parts, in place of the lines "free" before
     filter    examples that the privacy filter left out, if any: first step, count, file, bytes,
         hash
     steps     realised settings of consecutive steps, and counts of the session ("evidence")
@@ -210,23 +209,6 @@ class NormLogWriter:
             **self._write(f"free-{first:012d}.parquet", file_bytes(entries, first)),
         )
 
-    def divided(
-        self, entries: Iterable[BatchNormEntries], examples: int, steps: range, missing: list[int]
-    ) -> None:
-        """Write the batch norms again, by examples: what is in earlier files is void after this.
-
-        Args:
-            entries: of each next `examples` examples, at positions counted from the first of all.
-            examples: whose entries share a file.
-            steps: of all entries.
-            missing: those among them without batch norms.
-        """
-        name = f"divided-{len(self._journal):012d}.parquet"
-        contents = (file_bytes(some, steps.start) for some in entries)
-        files = _write_parts(self._write, name, contents)
-        where: dict[str, Any] = {"first": steps.start, "count": len(steps), "missing": missing}
-        self._journal.append("divided", **where, examples=examples, **files)
-
     def left_out(
         self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]
     ) -> None:
@@ -330,17 +312,9 @@ def _write_column(
     """Write the codes of all examples, in parts where they are many; what the journal says."""
     if len(column) <= LARGEST_FILE:
         return write(name, _content({"norm": column}))
-    starts = range(0, len(column), PART_SIZE)
-    contents = (_content({"norm": column[start : start + PART_SIZE]}) for start in starts)
-    return _write_parts(write, name, contents)
-
-
-def _write_parts(
-    write: Callable[[str, bytes], dict[str, Any]], name: str, contents: Iterable[bytes]
-) -> dict[str, Any]:
-    """Write each content as a part of a file with this name; what the journal says."""
     parts = []
-    for number, content in enumerate(contents):
+    for number, start in enumerate(range(0, len(column), PART_SIZE)):
+        content = _content({"norm": column[start : start + PART_SIZE]})
         written = write(part_name(name, number), content)
         parts.append([written["bytes"], written["sha256"]])
     return {"file": name, "parts": parts}

@@ -20,7 +20,6 @@ from indpriv._arrays import FloatArray
 from indpriv._folders import make_folder
 from indpriv._storage import StorageError
 from indpriv.errors import PrivacyWarning
-from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import StepSetting
@@ -194,5 +193,4 @@ class RunLog:
         """Say that the run ended as its loop meant it to."""
         with self.disk_errors_handled():
             for writer in self._writers:
-                divide_batch_norms(writer)
                 writer.finish(counts)

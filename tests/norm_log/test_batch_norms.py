@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -17,18 +18,20 @@ from batch_norm_runs import (
     write,
     writer_of,
 )
-from indpriv import EvidenceError, InputError, NormLog, _files
+from indpriv import EvidenceError, InputError, NormLog
+from indpriv._journal import JournalWriter
+from indpriv.norm_log import batch_norms
 from indpriv.norm_log.batch_norms import (
     ArrayBatchNorms,
     BatchNormEntries,
     BatchNormFile,
     FileBatchNorms,
     _groups,
-    examples_per_file,
     file_bytes,
 )
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import RecordFile
+from indpriv.norm_log.run_files import part_name
 from indpriv.norm_log.verify import verify
 from synthetic import session_counts
 
@@ -54,14 +57,8 @@ def test_few_examples_stay_in_files_by_step(tmp_path):
     assert len(list((tmp_path / "records").glob("free-*"))) == 3
 
 
-def test_a_file_has_few_enough_entries():
-    assert examples_per_file(10**8, 10**8) == 1 << 18
-    assert examples_per_file(200 * 10**8, 10**8) == 1 << 15
-    assert examples_per_file(10**12, 10) == 1
-
-
 def test_blocks_read_only_the_row_groups_they_need(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "ROW_GROUP_SIZE", 16)
+    monkeypatch.setattr(batch_norms, "_ROW_GROUP", 16)
     rng = np.random.default_rng(0)
     position, step = np.divmod(rng.permutation(2000).astype(np.int32), np.int32(20))
     entries = BatchNormEntries(position, step, rng.integers(0, 100, 2000).astype(np.uint8))
@@ -205,3 +202,52 @@ def test_bad_entries_are_refused(batch_norms, message):
             sample_rate=0.2,
             batch_norms=batch_norms,
         )
+
+
+def test_batch_norms_of_older_logs_in_files_by_examples_are_read(tmp_path):
+    """As logs of very many examples had them once: a line "divided" in place of those before it."""
+    write(tmp_path, draws(), close=False)
+    free = NormLog.open(tmp_path).batch_norms.read(0, N)
+    name, parts = "divided-000000000099.parquet", []
+    for number, start in enumerate(range(0, N, 16)):
+        some = free.select((free.position >= start) & (free.position < start + 16))
+        content = file_bytes(some, 0)
+        (tmp_path / "records" / part_name(name, number)).write_bytes(content)
+        parts.append([len(content), hashlib.sha256(content).hexdigest()])
+    line = {"first": 0, "count": STEPS, "missing": [], "examples": 16, "file": name}
+    with JournalWriter(tmp_path) as journal:
+        journal.append("divided", **line, parts=parts)
+    for path in (tmp_path / "records").glob("free-*"):
+        path.unlink()
+    found = NormLog.open(tmp_path).batch_norms
+    assert as_dict(found.read(0, N)) == expected(draws())
+    assert len(found.read(3, 17)) == sum(3 <= position < 17 for position in free.position)
+    write(tmp_path, draws(), resume_at=20)
+    assert as_dict(NormLog.open(tmp_path).batch_norms.read(0, N)) == expected(draws())
+
+
+def there(run_dir):
+    return {path.name for path in (run_dir / "records").iterdir()}
+
+
+def test_only_records_that_no_line_counts_on_are_removed(tmp_path):
+    write(tmp_path, draws())
+    write(tmp_path, draws(), resume_at=10, flush=5, close=False)
+    write(tmp_path, draws()[:20], resume_at=15, flush=5, close=False)  # voids two files
+    before, records = there(tmp_path), tmp_path / "records"
+    for name in ("free-000000000007", "divided-000000000099-00000", "000000000007", "mine-1"):
+        (records / f"{name}.parquet").write_bytes(b"left by a crash")
+    (records / "notes.txt").write_text("mine")
+    writer_of(tmp_path).close()
+    assert "free-000000000025.parquet" in before  # a line names it that was declared void
+    assert there(tmp_path) == before | {"mine-1.parquet", "notes.txt"}
+    assert as_dict(NormLog.open(tmp_path).batch_norms.read(0, N)) == expected(draws()[:20])
+
+
+def test_another_run_removes_nothing(tmp_path):
+    write(tmp_path, draws(), close=False)
+    left = tmp_path / "records" / "000000000007.parquet"
+    left.write_bytes(b"left by a crash")
+    with pytest.raises(EvidenceError, match="record another run in another directory"):
+        writer_of(tmp_path, rounding=0.02)
+    assert left.is_file()
