@@ -19,6 +19,8 @@ from indpriv import _files
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.records import PART_SIZE, RecordFile
+from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.validation import check_norms
 
 Int32Array = NDArray[np.int32]
 _ROW_GROUP = 1 << 14  # entries
@@ -44,6 +46,22 @@ class BatchNormEntries:
     def select(self, chosen: NDArray[Any] | slice) -> BatchNormEntries:
         """Some of the entries, by mask, index or slice."""
         return BatchNormEntries(self.position[chosen], self.step[chosen], self.norm[chosen])
+
+    def ordered(self) -> BatchNormEntries:
+        """The same by position and then by step."""
+        return self.select(np.lexsort((self.step, self.position)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[BatchNormEntries], dtype: Any) -> BatchNormEntries:
+        """Entries of parts with ascending steps, by position; their norms are of this type."""
+        position, step = (
+            np.concatenate([np.zeros(0, np.int32), *(getattr(part, name) for part in parts)])
+            for name in ("position", "step")
+        )
+        norm = np.concatenate([np.zeros(0, dtype), *(part.norm for part in parts)])
+        # numpy sorts 16-bit numbers by radix.
+        small = position.astype(np.uint16) if position.max(initial=0) < 1 << 16 else position
+        return cls(position, step, norm).select(np.argsort(small, kind="stable"))
 
     def block(self, start: int, stop: int) -> BatchNormEntries:
         """Entries of the examples at positions start to stop, which are then counted from start."""
@@ -88,20 +106,22 @@ class ArrayBatchNorms:
     steps: NDArray[np.int64]
     entries: BatchNormEntries
 
-    @classmethod
-    def of(cls, steps: NDArray[np.int64], entries: BatchNormEntries) -> ArrayBatchNorms:
-        """Put entries in order."""
-        return cls(steps, entries.select(np.lexsort((entries.step, entries.position))))
-
     def read(self, start: int, stop: int) -> BatchNormEntries:
         """See BatchNorms."""
         return self.entries.block(start, stop)
 
 
-def check_entries(
-    batch_norms: Sequence[ArrayLike], n_examples: int, total_steps: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Steps, positions and norms as arrays; InputError if lengths differ or entries repeat."""
+def in_memory(
+    batch_norms: Sequence[ArrayLike],
+    ids: NDArray[np.generic],
+    settings: StepSettings,
+    levels: Levels | None,
+) -> ArrayBatchNorms:
+    """Batch norms of every step from arrays of (steps, positions, norms).
+
+    Raises:
+        InputError: lengths differ, a value is out of range, or entries repeat.
+    """
     if len(batch_norms) != 3:
         raise InputError(
             f"batch_norms has {len(batch_norms)} parts; pass three: (steps, positions, norms)"
@@ -112,26 +132,28 @@ def check_entries(
             f"batch_norms has shapes {steps.shape}, {positions.shape} and {norms.shape}; pass "
             "steps, positions and norms of one shape (n_entries,)"
         )
-    for name, values, limit in (
-        ("steps", steps, total_steps),
-        ("positions", positions, n_examples),
-    ):
+    total_steps = len(settings)
+    for name, values, limit in (("steps", steps, total_steps), ("positions", positions, len(ids))):
         if values.size and not (
-            np.issubdtype(values.dtype, np.integer) and 0 <= values.min() <= values.max() < limit
+            values.dtype.kind in "iu" and 0 <= values.min() <= values.max() < limit
         ):
             raise InputError(f"batch_norms: {name} must be whole numbers from 0 to {limit - 1}")
-    keys = positions.astype(np.int64) * total_steps + steps
-    if len(np.unique(keys)) < len(keys):
+    steps, positions = steps.astype(np.int64), positions.astype(np.int64)
+    if len(np.unique(positions * total_steps + steps)) < len(steps):
         raise InputError(
             "batch_norms: an example has several norms at one step; pass one entry per example and "
             "step"
         )
-    return steps.astype(np.int64), positions.astype(np.int64), norms.astype(np.float64)
+    norms = norms.astype(np.float64)
+    check_norms(norms, ids[positions])
+    kept = norms if levels is None else levels.encode(norms, settings.max_grad_norm[steps])
+    entries = BatchNormEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
+    return ArrayBatchNorms(np.arange(total_steps), entries.ordered())
 
 
 def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
     """Content of a file with these entries, given in any order, of steps from `first`."""
-    ordered = entries.select(np.lexsort((entries.step, entries.position)))
+    ordered = entries.ordered()
     offset = ordered.step - first
     few = offset.max(initial=0) <= np.iinfo(np.uint8).max
     steps = offset.astype(np.uint8 if few else np.int32)
@@ -157,18 +179,14 @@ class FileBatchNorms:
     parts: tuple[BatchNormFile, ...]
     levels: Levels | None
 
+    @property
+    def _dtype(self) -> Any:
+        return np.float64 if self.levels is None else self.levels.dtype
+
     def read(self, start: int, stop: int) -> BatchNormEntries:
         """See BatchNorms."""
         parts = [self._read(part, start, stop) for part in self.parts]
-        dtype = np.float64 if self.levels is None else self.levels.dtype
-        empty = BatchNormEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype))
-        columns = zip(
-            *((part.position, part.step, part.norm) for part in (*parts, empty)), strict=True
-        )
-        position, step, norm = (np.concatenate(column) for column in columns)
-        # numpy sorts 16-bit numbers by radix.
-        small = position.astype(np.uint16) if stop - start <= 1 << 16 else position
-        return BatchNormEntries(position, step, norm).select(np.argsort(small, kind="stable"))
+        return BatchNormEntries.joined(parts, self._dtype)
 
     def participations(self, steps: range, n_examples: int) -> Iterator[NDArray[np.int64]]:
         """Number of entries of each example at these steps, in parts of consecutive examples."""
@@ -193,7 +211,7 @@ class FileBatchNorms:
             position, step, norm = (
                 table.column(name).to_numpy() for name in ("position", "step", "norm")
             )
-        dtype = np.dtype(np.float64 if self.levels is None else self.levels.dtype)
+        dtype = np.dtype(self._dtype)
         if position.dtype != np.int32 or step.dtype.kind not in "iu" or norm.dtype != dtype:
             raise EvidenceError(
                 f"{path} holds positions, steps and norms of {position.dtype}, {step.dtype} and "

@@ -1,52 +1,54 @@
 """Convert norms that any trainer (JAX, TensorFlow, ...) wrote into a run directory. Sensitive.
 
-One file holds the norms (see norms_file), the other, run.json, the settings that accounting needs.
-No recorder watched the training, so an account of the log is an estimate.
+One file holds the norms, as Parquet or npz; the other, run.json, the settings that accounting
+needs. Parquet has a row per example and a column per record, named by its step, besides the columns
+example_id, unit_id and participations if they are known. An npz file has the arrays norms
+(n_records, n_examples) and recorded_steps (n_records,), besides example_ids, unit_ids and
+participations. No recorder watched the training, so an account of the log is an estimate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indpriv import _checks
-from indpriv._files import read_json, write_json
+from indpriv._arrays import IntArray
+from indpriv._files import opened_parquet, read_json, write_json
 from indpriv._progress import StageProgress
+from indpriv._reading import check_size, read_npz
 from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.norms_file import NormsFile, check_norms_file, read_norms
 from indpriv.norm_log.run_files import RUN_JSON, holds_log
 from indpriv.norm_log.schema import checked_run_json
 from indpriv.norm_log.sealing import seal
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
-from indpriv.norm_log.validation import check_words, widened
+from indpriv.norm_log.validation import (
+    check_ids,
+    check_norms,
+    check_recorded_steps,
+    check_unit_ids,
+    check_words,
+    widened,
+)
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 DECLARED = (
     "norms and settings are as another trainer wrote them: indpriv did not watch its sampling, "
     "clipping and noise"
 )
-_REQUIRED = ("steps", *SETTING_NAMES, "sampler", "unit", "neighbouring")
-_CLIPPING = ("flat", "individual")
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What run.json says, checked."""
-
-    steps: StepSettings
-    sampler: str
-    unit: str
-    neighbouring: str
-    individually_clipped: bool
-    seeded: bool
-    content: Mapping[str, Any]
+_WORDS = ("sampler", "unit", "neighbouring")
+_DEFAULTS: Mapping[str, Any] = {"clipping": "flat", "clipping_norm_epsilon": 0.0}
+_REQUIRED = ("steps", *SETTING_NAMES, *_WORDS)
+_OTHER_COLUMNS = ("example_id", "unit_id", "participations")  # of a Parquet file, not records
+_OTHER_ARRAYS = ("example_ids", "unit_ids", "participations")  # of an npz file
 
 
 def convert(
@@ -63,8 +65,8 @@ def convert(
     a time.
 
     Args:
-        norms_file: a Parquet or npz file; see `indpriv.norm_log.norms_file`. A record of step t
-            (0-based) holds the norms, before clipping, at the parameters that step t starts from.
+        norms_file: a Parquet or npz file, see this module. A record of step t (0-based) holds the
+            norms, before clipping, at the parameters that step t starts from.
         run_json: an object with steps, noise_multiplier (standard deviation of the noise on the sum
             of clipped gradients over max_grad_norm), max_grad_norm, sample_rate (each one number,
             or a list with one per step), sampler ("poisson", "truncated_poisson", "shuffled",
@@ -83,80 +85,83 @@ def convert(
     """
     norms_file, run_dir = Path(norms_file), location_on_disk(output_dir, "converted norms are")
     _checks.check_rounding(rounding)
-    settings = _read_settings(Path(run_json))
-    norms = read_norms(norms_file)
-    total_steps = len(settings.steps)
-    check_norms_file(norms, total_steps, unit=settings.unit)
+    content, settings = _read_settings(Path(run_json))
+    declared = {**_DEFAULTS, **content}
+    norms = _read_norms(norms_file)
+    _check_norms_file(norms, len(settings), declared["unit"])
     if holds_log(run_dir):
         raise InputError(
             f"{run_dir} already holds the log of a run; choose another directory, or remove it"
         )
-    no_positions = np.zeros(0, dtype=np.int64)
-    header = _header(settings, rounding)
-    writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, no_positions)
+    known = ("clipping", "clipping_norm_epsilon", "max_batch_size")
+    header = LogHeader(
+        rounding=rounding,
+        rounding_mode="up",
+        **{name: declared[name] for name in _WORDS},
+        individually_clipped=declared["clipping"] == "individual",
+        norm_pass={"backend": "another trainer", "slack": 0.0, "caveats": []},
+        run={"converted": True, "seeded": bool(declared.get("seeded"))}
+        | {name: declared[name] for name in known if declared.get(name) is not None},
+    )
+    nobody = np.zeros(0, dtype=np.int64)
+    writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, nobody)
     try:
-        narrow = _write_records(writer, norms, settings.steps, progress)
-        counts = _counts(norms, settings, narrow)
-        for start, stop in settings.steps.spans():
-            writer.steps(start, stop - start, **vars(settings.steps.at(start)), counts=counts)
-        write_json(run_dir / RUN_JSON, {"name": run_dir.name, **settings.content})
+        narrow = set()
+        for number, step in enumerate(norms.recorded_steps.tolist()):
+            exact, caveat = widened(norms.read(number))
+            narrow.add(caveat)
+            writer.record(
+                step,
+                exact,
+                max_grad_norm=float(settings.max_grad_norm[step]),
+                targets_fingerprint="unknown",
+                seconds=0.0,  # not known
+            )
+            if progress is not None:
+                progress("converting", number + 1, len(norms.recorded_steps))
+        counts = _counts(norms, declared, settings, sorted(narrow - {""}))
+        for start, stop in settings.spans():
+            writer.steps(start, stop - start, **vars(settings.at(start)), counts=counts)
+        write_json(run_dir / RUN_JSON, {"name": run_dir.name, **content})
         writer.finish(counts)
     finally:
         writer.close()
     seal(run_dir)
 
 
-def _header(settings: _Settings, rounding: float) -> LogHeader:
-    return LogHeader(
-        rounding=rounding,
-        rounding_mode="up",
-        unit=settings.unit,
-        neighbouring=settings.neighbouring,
-        sampler=settings.sampler,
-        individually_clipped=settings.individually_clipped,
-        norm_pass={"backend": "another trainer", "slack": 0.0, "caveats": []},
-        run={
-            "converted": True,
-            "clipping": settings.content.get("clipping", "flat"),
-            "seeded": settings.seeded,
-            "clipping_norm_epsilon": settings.content.get("clipping_norm_epsilon", 0.0),
-            **_truncation(settings),
-        },
-    )
-
-
-def _truncation(settings: _Settings) -> dict[str, int]:
-    cap = settings.content.get("max_batch_size")
-    return {} if cap is None else {"max_batch_size": cap}
-
-
-def _write_records(
-    writer: NormLogWriter,
-    norms: NormsFile,
-    steps: StepSettings,
-    progress: StageProgress | None,
-) -> set[str]:
-    """Append every record; return caveats of norms that are narrower than float64."""
-    narrow: set[str] = set()
-    for number, step in enumerate(norms.recorded_steps.tolist()):
-        exact, caveat = widened(norms.read(number))
-        narrow |= {caveat} - {""}
-        writer.record(
-            step,
-            exact,
-            max_grad_norm=float(steps.max_grad_norm[step]),
-            targets_fingerprint="unknown",
-            seconds=0.0,  # not known
+def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
+    """What run.json declares, checked; one message names everything that is missing."""
+    content = checked_run_json(read_json(path), path)
+    declared = {**_DEFAULTS, **content}
+    missing = [name for name in _REQUIRED if declared.get(name) is None]
+    if missing:
+        raise InputError(
+            f"{path} lacks {', '.join(missing)}; an epsilon means nothing without them. Write e.g. "
+            '{"steps": 300, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.02, '
+            '"sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}'
         )
-        if progress is not None:
-            progress("converting", number + 1, len(norms.recorded_steps))
-    return narrow
+    microbatch = declared.get("microbatch_size", 1)
+    if microbatch != 1:
+        raise InputError(
+            f"{path}: microbatch_size={microbatch!r}: a microbatch of several examples has no "
+            "gradient of one example, and clipping its average doubles the sensitivity; train with "
+            "microbatches of 1"
+        )
+    try:
+        numbers = {name: np.asarray(declared[name], dtype=np.float64) for name in SETTING_NAMES}
+        check_words(*(declared[name] for name in _WORDS), declared.get("max_batch_size"))
+        _checks.check_clipping_norm_epsilon(declared["clipping_norm_epsilon"])
+        _checks.check_choice("clipping", declared["clipping"], ("flat", "individual"))
+        return content, StepSettings.from_values(declared["steps"], **numbers)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
-def _counts(norms: NormsFile, settings: _Settings, narrow: set[str]) -> SessionCounts:
+def _counts(
+    norms: _NormsFile, declared: Mapping[str, Any], settings: StepSettings, narrow: list[str]
+) -> SessionCounts:
     """Nothing was watched, except if the trainer counted how often it drew each example."""
-    caveats = [DECLARED, *sorted(narrow)]
-    draws, rates = None, settings.steps.sample_rate
+    draws, rates, seeded = None, settings.sample_rate, bool(declared.get("seeded"))
     if norms.participations is not None:
         draws = DrawCounts.of(
             norms.participations.astype(np.int64),
@@ -166,49 +171,129 @@ def _counts(norms: NormsFile, settings: _Settings, narrow: set[str]) -> SessionC
         )
     return SessionCounts(
         from_step=0,
-        seeded=settings.seeded,
-        caveats=(*caveats, SEEDED) if settings.seeded else tuple(caveats),
-        sampler=settings.sampler,
+        seeded=seeded,
+        caveats=(DECLARED, *narrow, *([SEEDED] if seeded else [])),
+        sampler=declared["sampler"],
         converted=Conversion(source=norms.path.name),
         draws=draws,
     )
 
 
-def _read_settings(path: Path) -> _Settings:
-    """Read and check run.json; one message names everything that is missing."""
-    content = checked_run_json(read_json(path), path)
-    missing = [name for name in _REQUIRED if content.get(name) is None]
-    if missing:
-        raise InputError(
-            f"{path} lacks {', '.join(missing)}; an epsilon means nothing without them. Write e.g. "
-            '{"steps": 300, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.02, '
-            '"sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}'
-        )
-    microbatch = content.get("microbatch_size", 1)
-    if microbatch != 1:
-        raise InputError(
-            f"{path}: microbatch_size={microbatch!r}: a microbatch of several examples has no "
-            "gradient of one example, and clipping its average doubles the sensitivity; train with "
-            "microbatches of 1"
-        )
+@dataclass(frozen=True)
+class _NormsFile:
+    """A file of norms; records are read one at a time.
+
+    Attributes:
+        path: the file.
+        recorded_steps: (n_records,).
+        example_ids, unit_ids: (n_examples,); the latter may be None.
+        participations: (n_examples,) how often each example was drawn, or None.
+        read: takes a record's number and returns its norms (n_examples,) as the file holds them.
+    """
+
+    path: Path
+    recorded_steps: IntArray
+    example_ids: NDArray[np.generic]
+    unit_ids: NDArray[np.generic] | None
+    participations: NDArray[np.generic] | None
+    read: Callable[[int], NDArray[np.generic]]
+
+
+def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
+    """Raise InputError unless ids, steps, participations and all norms of a file fit together."""
+    where, n = f"{norms.path}", len(norms.example_ids)
+    drawn = norms.participations
     try:
-        numbers = {name: np.asarray(content[name], dtype=np.float64) for name in SETTING_NAMES}
-        check_words(
-            content["sampler"],
-            content["unit"],
-            content["neighbouring"],
-            content.get("max_batch_size"),
-        )
-        _checks.check_clipping_norm_epsilon(content.get("clipping_norm_epsilon", 0.0))
-        clipping = _checks.check_choice("clipping", content.get("clipping", "flat"), _CLIPPING)
-        return _Settings(
-            steps=StepSettings.from_values(content["steps"], **numbers),
-            sampler=content["sampler"],
-            unit=content["unit"],
-            neighbouring=content["neighbouring"],
-            individually_clipped=clipping == "individual",
-            seeded=bool(content.get("seeded")),
-            content=content,
-        )
+        check_ids(norms.example_ids, n)
+        check_recorded_steps(norms.recorded_steps, len(norms.recorded_steps), total_steps)
+        check_unit_ids(norms.unit_ids, n, unit)
+        if drawn is not None and (
+            drawn.shape != (n,)
+            or drawn.dtype.kind not in "iu"
+            or drawn.min() < 0
+            or drawn.max() > total_steps
+        ):
+            raise InputError(
+                "participations must be one whole number per example, from 0 to "
+                f"steps={total_steps}: how often it was drawn"
+            )
+        for number, step in enumerate(norms.recorded_steps.tolist()):
+            where, values = f"{norms.path}", norms.read(number)
+            if values.dtype.kind not in "fiu":
+                raise InputError(
+                    f"the norms of step {step} are {values.dtype}; they must be numbers"
+                )
+            where = f"{norms.path}, step {step}"
+            check_norms(values, norms.example_ids)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{where}: {error}") from error
+
+
+def _read_norms(path: Path) -> _NormsFile:
+    """Open a Parquet or npz file of norms; InputError if it is another file, or damaged."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    if path.suffix not in (".parquet", ".npz"):
+        raise InputError(f"{path} is neither .parquet nor .npz; write the norms as one of them")
+    return _read_parquet(path) if path.suffix == ".parquet" else _read_npz(path)
+
+
+def _read_parquet(path: Path) -> _NormsFile:
+    """Columns are read one at a time; page checksums are checked if the file has them."""
+    with opened_parquet(path) as file:
+        names, n_examples = file.schema_arrow.names, file.metadata.num_rows
+        check_size(path, 16 * n_examples, path.stat().st_size)  # ids and one record
+    steps = {name: int(name) for name in names if name.isascii() and name.isdecimal()}
+    unknown = [name for name in names if name not in steps and name not in _OTHER_COLUMNS]
+    if unknown or len(set(steps.values())) < len(steps):
+        raise InputError(
+            f"{path} has columns {', '.join(map(repr, (unknown or names)[:5]))}; a record is a "
+            f"column named by its step, e.g. '200', and the others are {', '.join(_OTHER_COLUMNS)}"
+        )
+
+    def column(name: str) -> NDArray[np.generic]:
+        with opened_parquet(path) as file:
+            found = file.read([name]).column(0)
+        if found.null_count:
+            raise InputError(
+                f"{path}: column {name!r} has {found.null_count} missing values; each row needs a "
+                f"value"
+            )
+        values: NDArray[np.generic] = found.to_numpy()
+        return values
+
+    recorded = sorted(steps, key=steps.__getitem__)
+    ids, units, drawn = (column(name) if name in names else None for name in _OTHER_COLUMNS)
+    return _NormsFile(
+        path,
+        np.array([steps[name] for name in recorded], dtype=np.int64),
+        np.arange(n_examples) if ids is None else ids,
+        units,
+        drawn,
+        lambda number: column(recorded[number]),
+    )
+
+
+def _read_npz(path: Path) -> _NormsFile:
+    """Read arrays of numbers and texts only: nothing in the file is unpickled."""
+    found = read_npz(path)
+    needed = {"norms", "recorded_steps"}
+    if not needed <= set(found) <= needed | set(_OTHER_ARRAYS):
+        raise InputError(
+            f"{path} has arrays {', '.join(found) or 'none'}; it needs norms and recorded_steps, "
+            f"and may have {', '.join(_OTHER_ARRAYS)}"
+        )
+    norms, steps = found["norms"], found["recorded_steps"]
+    if norms.ndim != 2 or steps.shape != norms.shape[:1] or steps.dtype.kind not in "iu":
+        raise InputError(
+            f"{path}: norms has shape {norms.shape} and recorded_steps {steps.shape} of "
+            f"{steps.dtype}; pass (n_records, n_examples) norms, and one whole number per record"
+        )
+    ids, units, drawn = (found.get(name) for name in _OTHER_ARRAYS)
+    ids = np.arange(norms.shape[1]) if ids is None else ids
+    if ids.shape != norms.shape[1:]:
+        raise InputError(
+            f"{path}: example_ids has shape {ids.shape} for {norms.shape[1]} examples; pass one id "
+            "per example"
+        )
+    return _NormsFile(path, steps.astype(np.int64), ids, units, drawn, lambda row: norms[row])

@@ -30,6 +30,15 @@ from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
 
+_KEPT = {  # kind of line -> where its lines are kept
+    "record": "records",
+    "exact": "exact",
+    "free": "batch_norms",
+    "divided": "batch_norms",
+    "filter": "left_out",
+    "steps": "steps",
+}
+
 
 @dataclass
 class LogState:
@@ -125,13 +134,12 @@ class LogState:
         neither the sampler nor the norm pass matters to it.
         """
         found = [caveat for one in self.sessions if one.training is None for caveat in one.caveats]
-        found += [self.no_privacy] if self.no_privacy else []
-        found += [
+        doubted = [
             check.detail
             for check in self.checks()
             if _is_doubt(check) and check.key not in OF_SECRECY | OF_FULL_RECORDS
         ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys([*found, *filter(None, [self.no_privacy]), *doubted]))
 
     @property
     def most_participations(self) -> int | None:
@@ -148,9 +156,7 @@ class LogState:
     @property
     def seeded(self) -> bool:
         """Whether random numbers come from a known seed, according to the header or a session."""
-        return bool(self.header["run"].get("seeded")) or any(
-            session.seeded for session in self.sessions
-        )
+        return bool(self.header["run"].get("seeded")) or any(one.seeded for one in self.sessions)
 
     @property
     def no_privacy(self) -> str:
@@ -177,11 +183,10 @@ class LogState:
     def settings(self) -> StepSettings:
         """Realised settings of these steps."""
         counts = [line["count"] for line in self.steps]
-        columns = {
-            name: np.repeat([float(line[name]) for line in self.steps], counts)
-            for name in SETTING_NAMES
-        }
-        return StepSettings.from_values(self.total_steps, **columns)
+        columns = (
+            np.repeat([float(line[name]) for line in self.steps], counts) for name in SETTING_NAMES
+        )
+        return StepSettings.from_values(self.total_steps, *columns)
 
     @property
     def clip_excess(self) -> float:
@@ -196,13 +201,10 @@ class LogState:
         found = self.settings()
         if not self.clip_excess:
             return found
-        noise = found.noise_multiplier.copy()
-        for session in self.sessions:  # in order: a later one replaces the steps from its first on
-            start, training = session.from_step, session.training
-            noise[start:] = found.noise_multiplier[start:]
-            if training is not None:
-                noise[start:] /= 1 + training.accounted_excess
-        return replace(found, noise_multiplier=noise)
+        factor = np.ones(len(found))
+        for one in self.sessions:  # in order: a later one replaces the steps from its first on
+            factor[one.from_step :] = 1 + (one.training.accounted_excess if one.training else 0.0)
+        return replace(found, noise_multiplier=found.noise_multiplier / factor)
 
 
 def _is_doubt(check: Fact) -> bool:
@@ -278,39 +280,33 @@ def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
 
 def _add(state: LogState, line: Line) -> None:
     kind = line["kind"]
-    if kind == "record":
-        if state.records and line["step"] <= state.records[-1]["step"]:
-            raise EvidenceError(
-                f"{state.run_dir}: a record at step {line['step']} follows one at step "
-                f"{state.records[-1]['step']}; resume with resume_at=STEP, so that the log says "
-                "which steps are void"
-            )
-        state.records.append(line)
-    elif kind == "exact":
-        state.exact.append(line)
-    elif kind == "free":
-        state.batch_norms.append(line)
-    elif kind == "divided":
-        state.batch_norms = [line]
-    elif kind == "filter":
-        state.left_out.append(line)
-    elif kind == "steps":
-        if line["first"] != state.total_steps:
-            raise EvidenceError(
-                f"{state.run_dir}: steps from {line['first']} follow {state.total_steps} steps; "
-                "the log has lost lines"
-            )
-        if line["first"] + line["count"] > MOST_STEPS:
-            raise EvidenceError(
-                f"{state.run_dir}: the log has more than {MOST_STEPS:,} steps, the most that are "
-                "read; restore the file from a copy"
-            )
-        state.steps.append(line)
-    elif kind != "close":
+    if kind == "close":
+        return
+    if kind not in _KEPT:
         raise EvidenceError(
             f"{state.run_dir}: a line of the journal is of kind {kind!r}, which this indpriv does "
             "not know: upgrade indpriv"
         )
+    if kind == "record" and state.records and line["step"] <= state.records[-1]["step"]:
+        raise EvidenceError(
+            f"{state.run_dir}: a record at step {line['step']} follows one at step "
+            f"{state.records[-1]['step']}; resume with resume_at=STEP, so that the log says "
+            "which steps are void"
+        )
+    if kind == "steps" and line["first"] != state.total_steps:
+        raise EvidenceError(
+            f"{state.run_dir}: steps from {line['first']} follow {state.total_steps} steps; "
+            "the log has lost lines"
+        )
+    if kind == "steps" and line["first"] + line["count"] > MOST_STEPS:
+        raise EvidenceError(
+            f"{state.run_dir}: the log has more than {MOST_STEPS:,} steps, the most that are "
+            "read; restore the file from a copy"
+        )
+    lines: list[Line] = getattr(state, _KEPT[kind])
+    if kind == "divided":
+        lines.clear()
+    lines.append(line)
 
 
 def _truncate(state: LogState, step: int) -> None:

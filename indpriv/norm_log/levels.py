@@ -64,13 +64,15 @@ class Levels:
         fractions[-1] = 1.0
         return fractions
 
-    def encode(self, norms: NDArray[np.floating], max_grad_norm: float) -> Codes:
+    def encode(
+        self, norms: NDArray[np.floating], max_grad_norm: float | NDArray[np.floating]
+    ) -> Codes:
         """Round norms to codes.
 
         Args:
             norms: gradient norms before clipping, of any shape, at least 0, without NaN; infinity
                 counts as clipped.
-            max_grad_norm: the clipping norm at that step.
+            max_grad_norm: the clipping norm of all, or of each.
 
         Returns:
             codes of the same shape. With mode "up" the level of a code is never below its norm.
@@ -92,14 +94,6 @@ class Levels:
             above = np.clip(octaves, 1, self.max_code - self.top)
             codes[clipped] = self.top + above.astype(np.int64)
         return codes.astype(self.dtype)
-
-    def encode_each(self, norms: NDArray[np.floating], max_grad_norm: NDArray[np.float64]) -> Codes:
-        """Round norms (n,), each under its own max_grad_norm (n,)."""
-        codes = np.empty(len(norms), self.dtype)
-        for value in np.unique(max_grad_norm).tolist():
-            chosen = max_grad_norm == value
-            codes[chosen] = self.encode(norms[chosen], value)
-        return codes
 
     def relative(self, codes: Codes) -> NDArray[np.float64]:
         """Contributions min(norm, C) / C of codes, where C is the max_grad_norm of their record."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +25,7 @@ from indpriv.norm_log.batch_norms import (
     ArrayBatchNorms,
     BatchNormEntries,
     BatchNorms,
-    check_entries,
+    in_memory,
 )
 from indpriv.norm_log.journal_state import LogState, read_state
 from indpriv.norm_log.levels import Codes, Levels, levels_of
@@ -61,237 +62,6 @@ class Filtered:
     order: float
     rdp_cap: float
     left_out_at: IntArray
-
-
-# --- other logs that the same run could have left
-
-
-def thin(log: NormLog, every: int) -> NormLog:
-    """The log that recording only at steps 0, every, 2 * every, ... would have left.
-
-    Steps without a record of their own are skipped, never replaced by a neighbour. If a record is
-    dropped, examples were clipped at levels that the thinner log does not hold, so it is not
-    individually_clipped. Batch norms stay, since they do not depend on when full records are made.
-
-    Raises:
-        InputError: no record is left.
-    """
-    check_positive_int("every", every)
-    keep = log.recorded_steps % every == 0
-    if not keep.any():
-        raise InputError(
-            f"every={every} leaves no record; the log has steps "
-            f"{log.recorded_steps[:5].tolist()}..."
-        )
-    return replace(
-        log,
-        recorded_steps=log.recorded_steps[keep],
-        rows=log.rows[keep],
-        individually_clipped=log.individually_clipped and bool(keep.all()),
-        filtered=None if log.individually_clipped and not keep.all() else log.filtered,
-    )
-
-
-def part(log: NormLog, start: int, stop: int) -> NormLog:
-    """The log of the examples at positions start to stop, in memory."""
-    batch_norms = log.batch_norms
-    if batch_norms is not None:
-        batch_norms = ArrayBatchNorms(batch_norms.steps, batch_norms.read(start, stop))
-    filtered = log.filtered
-    return replace(
-        log,
-        example_ids=log.example_ids[start:stop],
-        unit_ids=None if log.unit_ids is None else log.unit_ids[start:stop],
-        records=ArrayRecords(log.read(start, stop)),
-        rows=np.arange(log.n_records),
-        reference_positions=None,
-        reference_records=None,
-        batch_norms=batch_norms,
-        filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[start:stop]),
-    )
-
-
-def take(log: NormLog, positions: ArrayLike) -> NormLog:
-    """The log of the examples at these positions only, in memory."""
-    index = np.asarray(positions, dtype=np.int64)
-    filtered = log.filtered
-    return replace(
-        log,
-        example_ids=log.example_ids[index],
-        unit_ids=None if log.unit_ids is None else log.unit_ids[index],
-        records=ArrayRecords(_read_at(log, index)),
-        rows=np.arange(log.n_records),
-        reference_positions=None,
-        reference_records=None,
-        batch_norms=_taken(log.batch_norms, index, log.n_examples),
-        filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[index]),
-    )
-
-
-def _read_at(log: NormLog, index: IntArray) -> NDArray[np.generic]:
-    """(n_records, n) codes or norms at some positions; those of a range are read at once."""
-    if log.n_examples <= ROW_GROUP_SIZE or not len(index):
-        return log.read(0, log.n_examples if len(index) else 1)[:, index]
-    parts = []
-    for here, start, stop in _groups_of(index, log.n_examples):
-        parts.append((here, log.read(start, stop)[:, index[here] - start]))
-    found = np.empty((log.n_records, len(index)), parts[0][1].dtype)
-    for here, part in parts:
-        found[:, here] = part
-    return found
-
-
-def _groups_of(index: IntArray, n: int) -> Iterator[tuple[IntArray, int, int]]:
-    """Yield (which of some positions lie in a row group, its start, its stop)."""
-    group = index // ROW_GROUP_SIZE
-    for number in np.unique(group).tolist():
-        start = number * ROW_GROUP_SIZE
-        yield np.flatnonzero(group == number), start, min(start + ROW_GROUP_SIZE, n)
-
-
-def reference_examples(log: NormLog) -> NormLog | None:
-    """The log of the reference examples, with a record at every step; None if there are none."""
-    index = log.reference_positions
-    if index is None or log.reference_records is None:
-        return None
-    every_step = np.arange(log.total_steps)
-    return replace(
-        log,
-        example_ids=log.example_ids[index],
-        unit_ids=None if log.unit_ids is None else log.unit_ids[index],
-        recorded_steps=every_step,
-        unreadable_steps=(),
-        records=log.reference_records,
-        rows=every_step,
-        reference_positions=None,
-        reference_records=None,
-        batch_norms=_taken(log.batch_norms, index, log.n_examples),
-        filtered=None,  # levels of every step are not those that the filter charged
-    )
-
-
-def coarser(log: NormLog, rounding: float) -> NormLog:
-    """The log that a coarser rounding would have left.
-
-    Args:
-        log: without batch norms if its rounding is 0.
-        rounding: as a fraction of max_grad_norm, above that of the log.
-    """
-    finer = log.levels
-    levels = Levels(rounding, "up" if finer is None else finer.rounding_mode)
-    if finer is not None:
-        return _recoded(log, levels, levels.encode(finer.norms(_every_code(finer), 1.0), 1.0))
-    norms = log.read().astype(np.float64)
-    max_grad_norms = log.settings.max_grad_norm[log.recorded_steps]
-    return replace(
-        log,
-        levels=levels,
-        records=ArrayRecords(encode_rows(norms, max_grad_norms, levels)),
-        rows=np.arange(log.n_records),
-        reference_positions=None,
-        reference_records=None,
-    )
-
-
-def noisier(log: NormLog, factor: float | FloatArray) -> NormLog:
-    """The log of the same norms, had the noise been larger by a factor, one or of each step."""
-    noise = log.settings.noise_multiplier * factor
-    return replace(log, settings=replace(log.settings, noise_multiplier=noise))
-
-
-def clipped_lower(log: NormLog, share: float) -> NormLog:
-    """The log of the same norms, had each max_grad_norm been smaller and the noise the same.
-
-    The standard deviation of the noise stays, so that noise_multiplier rises as max_grad_norm
-    falls. What an unclipped example contributes beside the noise does not change.
-
-    Args:
-        log: the log.
-        share: of max_grad_norm, in (0, 1]; one of `log.levels.fractions` where norms are rounded.
-    """
-    given, finer = log.settings, log.levels
-    settings = replace(
-        given,
-        max_grad_norm=given.max_grad_norm * share,
-        noise_multiplier=given.noise_multiplier / share,
-    )
-    if finer is None:
-        return replace(log, settings=settings, reference_positions=None, reference_records=None)
-    top = int(np.searchsorted(finer.fractions, share))
-    every = _every_code(finer)
-    levels = Levels(1 / top, finer.rounding_mode)  # the same levels, of which those above are cut
-    above = levels.encode(finer.norms(every, 1.0), share)
-    codes: Codes = np.where(every <= top, every, above).astype(levels.dtype)
-    return replace(_recoded(log, levels, codes), settings=settings)
-
-
-def _every_code(levels: Levels) -> Codes:
-    return np.arange(levels.max_code + 1, dtype=np.uint16)
-
-
-def _recoded(log: NormLog, levels: Levels, codes: Codes) -> NormLog:
-    """The log whose codes are looked up in `codes`, which are of other levels."""
-    batch_norms = log.batch_norms
-    if batch_norms is not None:
-        entries = batch_norms.read(0, log.n_examples)
-        batch_norms = ArrayBatchNorms(batch_norms.steps, replace(entries, norm=codes[entries.norm]))
-    return replace(
-        log,
-        levels=levels,
-        records=_RecodedRecords(log.records, codes),
-        reference_positions=None,
-        reference_records=None,
-        batch_norms=batch_norms,
-    )
-
-
-def encode_rows(
-    norms: FloatArray, max_grad_norms: FloatArray, levels: Levels | None
-) -> Codes | FloatArray:
-    """Codes of norms (n_records, n_examples), each row under its own max_grad_norm.
-
-    Without levels, norms are kept as they are.
-    """
-    if levels is None:
-        return norms
-    codes = np.empty(norms.shape, levels.dtype)
-    for row, max_grad_norm in enumerate(max_grad_norms.tolist()):
-        codes[row] = levels.encode(norms[row], max_grad_norm)
-    return codes
-
-
-@dataclass(frozen=True)
-class _RecodedRecords:
-    """Records whose codes are looked up in a table of others."""
-
-    records: Records
-    codes: Codes
-
-    def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
-        """See Records."""
-        found: NDArray[np.generic] = self.codes[
-            self.records.read(rows, start, stop).astype(np.int64)
-        ]
-        return found
-
-
-def _taken(
-    batch_norms: BatchNorms | None, positions: IntArray, n_examples: int
-) -> ArrayBatchNorms | None:
-    if batch_norms is None:
-        return None
-    parts = []
-    for here, start, stop in _groups_of(positions, n_examples):
-        part = batch_norms.read(start, stop).take(positions[here] - start, stop - start)
-        parts.append(replace(part, position=here[part.position].astype(np.int32)))
-    if not parts:
-        return ArrayBatchNorms(batch_norms.steps, batch_norms.read(0, 0))
-    position, step, norm = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("position", "step", "norm")
-    )
-    entries = BatchNormEntries(position, step, norm)
-    return ArrayBatchNorms(batch_norms.steps, entries.select(np.argsort(position, kind="stable")))
 
 
 @dataclass(frozen=True)
@@ -411,16 +181,38 @@ class NormLog(_checks.FormerNames):
         """
         given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
         levels = levels_of(rounding, rounding_mode)
-        ids, steps, rows, records = _checked_rows(norms, recorded_steps, example_ids, given, levels)
-        return replace(
-            cls(ids, steps, given, levels, sampler, unit, neighbouring, records, rows),
-            truncation=check_words(sampler, unit, neighbouring, max_batch_size, len(ids)),
-            unit_ids=check_unit_ids(unit_ids, len(ids), unit),
+        rows, steps = np.asarray(norms), np.asarray(recorded_steps)
+        if rows.ndim != 2 or rows.dtype.kind not in "fiu":
+            raise InputError(
+                f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, "
+                "n_examples) floats"
+            )
+        check_recorded_steps(steps, len(rows), len(given))
+        n = rows.shape[1]
+        ids = np.arange(n) if example_ids is None else np.asarray(example_ids)
+        check_ids(ids, n)
+        check_norms(rows, ids)
+        steps = steps.astype(np.int64)
+        coded = _coded(rows.astype(np.float64), given.max_grad_norm[steps], levels)
+        if most_participations is not None:
+            check_positive_int("most_participations", most_participations, minimum=0)
+        return cls(
+            example_ids=ids,
+            recorded_steps=steps,
+            settings=given,
+            levels=levels,
+            sampler=sampler,
+            unit=unit,
+            neighbouring=neighbouring,
+            records=ArrayRecords(coded),
+            rows=np.arange(len(steps)),
+            truncation=check_words(sampler, unit, neighbouring, max_batch_size, n),
+            unit_ids=check_unit_ids(unit_ids, n, unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
             known_caveats=tuple(caveats),
-            most_participations=_checked_most(most_participations),
-            batch_norms=_batch_norms_in_memory(batch_norms, ids, given, levels),
+            most_participations=most_participations,
+            batch_norms=None if batch_norms is None else in_memory(batch_norms, ids, given, levels),
             clipping_norm_epsilon=_checks.check_clipping_norm_epsilon(clipping_norm_epsilon),
         )
 
@@ -441,20 +233,15 @@ class NormLog(_checks.FormerNames):
         """
         return open_run(path, unreadable=unreadable).log
 
-    @classmethod
-    def _of(cls, state: LogState, faults: Faults, unreadable: str) -> NormLog:
-        """Of a journal that was replayed and files whose hashes were compared."""
-        check_readable(faults, state, unreadable)
-        filtered = None
-        if filter_is_proven(state, faults):
-            settings = state.header["privacy_filter"]
-            filtered = Filtered(**settings, left_out_at=read_left_out(state))
-        return cls(**log_fields(state, faults), filtered=filtered)
-
     @property
     def n_examples(self) -> int:
         """Number of examples."""
         return len(self.example_ids)
+
+    @property
+    def dtype(self) -> Any:
+        """Of codes, or of norms if levels is None."""
+        return np.float64 if self.levels is None else self.levels.dtype
 
     @property
     def n_records(self) -> int:
@@ -486,57 +273,204 @@ class NormLog(_checks.FormerNames):
             stop = min(start + size, self.n_examples)
             yield start, stop, self.read(start, stop)
 
-    thin = thin
-    take = take
-    part = part
-    reference_examples = reference_examples
+    # --- other logs that the same run could have left; for more see `coarser` and so on below
 
+    def thin(self, every: int) -> NormLog:
+        """The log that recording only at steps 0, every, 2 * every, ... would have left.
 
-def _checked_rows(
-    norms: ArrayLike,
-    recorded_steps: ArrayLike,
-    example_ids: ArrayLike | None,
-    given: StepSettings,
-    levels: Levels | None,
-) -> tuple[NDArray[np.generic], IntArray, IntArray, ArrayRecords]:
-    """Ids, and steps, rows and norms of full records; see `NormLog.from_arrays`."""
-    rows, steps = np.asarray(norms), np.asarray(recorded_steps)
-    if rows.ndim != 2 or not (
-        np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)
-    ):
-        raise InputError(
-            f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, n_examples) "
-            "floats"
+        Steps without a record of their own are skipped, never replaced by a neighbour. If a record
+        is dropped, examples were clipped at levels that the thinner log does not hold, so it is not
+        individually_clipped. Batch norms stay: they do not depend on when full records are made.
+
+        Raises:
+            InputError: no record is left.
+        """
+        check_positive_int("every", every)
+        keep = self.recorded_steps % every == 0
+        if not keep.any():
+            raise InputError(
+                f"every={every} leaves no record; the log has steps "
+                f"{self.recorded_steps[:5].tolist()}..."
+            )
+        same = bool(keep.all())
+        return replace(
+            self,
+            recorded_steps=self.recorded_steps[keep],
+            rows=self.rows[keep],
+            individually_clipped=self.individually_clipped and same,
+            filtered=None if self.individually_clipped and not same else self.filtered,
         )
-    check_recorded_steps(steps, len(rows), len(given))
-    ids = np.arange(rows.shape[1]) if example_ids is None else np.asarray(example_ids)
-    check_ids(ids, rows.shape[1])
-    check_norms(rows, ids)
-    clip = given.max_grad_norm[steps.astype(np.int64)]
-    records = ArrayRecords(encode_rows(rows.astype(np.float64), clip, levels))
-    return ids, steps.astype(np.int64), np.arange(len(steps)), records
+
+    def part(self, start: int, stop: int) -> NormLog:
+        """The log of the examples at positions start to stop, in memory."""
+        norms = self.batch_norms
+        entries = None if norms is None else norms.read(start, stop)
+        return self._of_some(slice(start, stop), self.read(start, stop), entries)
+
+    def take(self, positions: ArrayLike) -> NormLog:
+        """The log of the examples at these positions only, in memory."""
+        index = np.asarray(positions, dtype=np.int64)
+        rows = np.empty((self.n_records, len(index)), self.dtype)
+        for here, start, stop in self._groups_of(index):
+            rows[:, here] = self.read(start, stop)[:, index[here] - start]
+        return self._of_some(index, rows, self._entries_at(index))
+
+    def reference_examples(self) -> NormLog | None:
+        """The log of the reference examples, with a record at every step; None without any."""
+        index = self.reference_positions
+        if index is None or self.reference_records is None:
+            return None
+        every_step = np.arange(self.total_steps)
+        return replace(
+            self._of_some(index, np.empty((0, len(index))), self._entries_at(index)),
+            recorded_steps=every_step,
+            unreadable_steps=(),
+            records=self.reference_records,
+            rows=every_step,
+            filtered=None,  # levels of every step are not those that the filter charged
+        )
+
+    def _groups_of(self, index: IntArray) -> Iterator[tuple[IntArray, int, int]]:
+        """Yield (which of some positions lie in a row group, its start, its stop)."""
+        group = index // ROW_GROUP_SIZE
+        for number in np.unique(group).tolist():
+            start = number * ROW_GROUP_SIZE
+            stop = min(start + ROW_GROUP_SIZE, self.n_examples)
+            yield np.flatnonzero(group == number), start, stop
+
+    def _entries_at(self, index: IntArray) -> BatchNormEntries | None:
+        """Batch norms of the examples at some positions, which are renumbered."""
+        if self.batch_norms is None:
+            return None
+        parts = []
+        for here, start, stop in self._groups_of(index):
+            some = self.batch_norms.read(start, stop).take(index[here] - start, stop - start)
+            parts.append(replace(some, position=here[some.position].astype(np.int32)))
+        return BatchNormEntries.joined(parts, self.dtype)
+
+    def _of_some(
+        self,
+        chosen: IntArray | slice,
+        rows: NDArray[np.generic],
+        entries: BatchNormEntries | None,
+    ) -> NormLog:
+        """The log of some examples, with their records and batch norms."""
+        norms, filtered = self.batch_norms, self.filtered
+        return replace(
+            self,
+            example_ids=self.example_ids[chosen],
+            unit_ids=None if self.unit_ids is None else self.unit_ids[chosen],
+            records=ArrayRecords(rows),
+            rows=np.arange(len(rows)),
+            reference_positions=None,
+            reference_records=None,
+            batch_norms=None
+            if norms is None or entries is None
+            else ArrayBatchNorms(norms.steps, entries),
+            filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[chosen]),
+        )
 
 
-def _checked_most(most_participations: int | None) -> int | None:
-    if most_participations is None:
-        return None
-    return _checks.check_positive_int("most_participations", most_participations, minimum=0)
+def _coded(
+    norms: FloatArray, max_grad_norms: FloatArray, levels: Levels | None
+) -> NDArray[np.generic]:
+    """Norms (n_records, n_examples), coded unless they are kept in full."""
+    if levels is None:
+        return norms
+    codes = np.empty(norms.shape, levels.dtype)
+    for row, max_grad_norm in enumerate(max_grad_norms.tolist()):  # one at a time, for memory
+        codes[row] = levels.encode(norms[row], max_grad_norm)
+    return codes
 
 
-def _batch_norms_in_memory(
-    batch_norms: Sequence[ArrayLike] | None,
-    ids: NDArray[np.generic],
-    settings: StepSettings,
-    levels: Levels | None,
-) -> ArrayBatchNorms | None:
-    """Batch norms of every step from arrays of (steps, positions, norms)."""
-    if batch_norms is None:
-        return None
-    steps, positions, norms = check_entries(batch_norms, len(ids), len(settings))
-    check_norms(norms, ids[positions])
-    kept = norms if levels is None else levels.encode_each(norms, settings.max_grad_norm[steps])
-    entries = BatchNormEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
-    return ArrayBatchNorms.of(np.arange(len(settings)), entries)
+def coarser(log: NormLog, rounding: float) -> NormLog:
+    """The log that a coarser rounding would have left.
+
+    Args:
+        log: without batch norms if its rounding is 0.
+        rounding: as a fraction of max_grad_norm, above that of the log.
+    """
+    finer = log.levels
+    levels = Levels(rounding, "up" if finer is None else finer.rounding_mode)
+    if finer is not None:
+        return _recoded(log, levels, levels.encode(finer.norms(_every_code(finer), 1.0), 1.0))
+    norms = log.read().astype(np.float64)
+    max_grad_norms = log.settings.max_grad_norm[log.recorded_steps]
+    return replace(
+        log,
+        levels=levels,
+        records=ArrayRecords(_coded(norms, max_grad_norms, levels)),
+        rows=np.arange(log.n_records),
+        reference_positions=None,
+        reference_records=None,
+    )
+
+
+def noisier(log: NormLog, factor: float | FloatArray) -> NormLog:
+    """The log of the same norms, had the noise been larger by a factor, one or of each step."""
+    noise = log.settings.noise_multiplier * factor
+    return replace(log, settings=replace(log.settings, noise_multiplier=noise))
+
+
+def clipped_lower(log: NormLog, share: float) -> NormLog:
+    """The log of the same norms, had each max_grad_norm been smaller and the noise the same.
+
+    The standard deviation of the noise stays, so that noise_multiplier rises as max_grad_norm
+    falls. What an unclipped example contributes beside the noise does not change.
+
+    Args:
+        log: the log.
+        share: of max_grad_norm, in (0, 1]; one of `log.levels.fractions` where norms are rounded.
+    """
+    given, finer = log.settings, log.levels
+    settings = replace(
+        given,
+        max_grad_norm=given.max_grad_norm * share,
+        noise_multiplier=given.noise_multiplier / share,
+    )
+    if finer is None:
+        return replace(log, settings=settings, reference_positions=None, reference_records=None)
+    top = int(np.searchsorted(finer.fractions, share))
+    every = _every_code(finer)
+    levels = Levels(1 / top, finer.rounding_mode)  # the same levels, of which those above are cut
+    above = levels.encode(finer.norms(every, 1.0), share)
+    codes: Codes = np.where(every <= top, every, above).astype(levels.dtype)
+    return replace(_recoded(log, levels, codes), settings=settings)
+
+
+def _every_code(levels: Levels) -> Codes:
+    return np.arange(levels.max_code + 1, dtype=np.uint16)
+
+
+def _recoded(log: NormLog, levels: Levels, codes: Codes) -> NormLog:
+    """The log whose codes are looked up in `codes`, which are of other levels."""
+    batch_norms = log.batch_norms
+    if batch_norms is not None:
+        entries = batch_norms.read(0, log.n_examples)
+        batch_norms = ArrayBatchNorms(batch_norms.steps, replace(entries, norm=codes[entries.norm]))
+    return replace(
+        log,
+        levels=levels,
+        records=_RecodedRecords(log.records, codes),
+        reference_positions=None,
+        reference_records=None,
+        batch_norms=batch_norms,
+    )
+
+
+@dataclass(frozen=True)
+class _RecodedRecords:
+    """Records whose codes are looked up in a table of others."""
+
+    records: Records
+    codes: Codes
+
+    def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
+        """See Records."""
+        found: NDArray[np.generic] = self.codes[
+            self.records.read(rows, start, stop).astype(np.int64)
+        ]
+        return found
 
 
 @dataclass(frozen=True)
@@ -558,7 +492,13 @@ class OpenedRun:
     @cached_property
     def log(self) -> NormLog:
         """Its norms and settings; raises what `NormLog.open` raises."""
-        return NormLog._of(self.state, self.faults, self.unreadable)
+        state, faults = self.state, self.faults
+        check_readable(faults, state, self.unreadable)
+        filtered = None
+        if filter_is_proven(state, faults):
+            settings = state.header["privacy_filter"]
+            filtered = Filtered(**settings, left_out_at=read_left_out(state))
+        return NormLog(**log_fields(state, faults), filtered=filtered)
 
 
 def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = False) -> OpenedRun:

@@ -5,7 +5,6 @@ A record of more than LARGEST_FILE examples is several files, each with the next
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +24,7 @@ LARGEST_FILE = 4 * PART_SIZE  # examples
 
 @dataclass(frozen=True)
 class StoredIds:
-    """A column of a Parquet file as an array whose rows are read when they are asked for.
-
-    An index or a slice reads the row groups that it needs, and `np.asarray` reads all. It is sent
-    to other processes without its values.
-    """
+    """A column of a Parquet file as an array whose rows are read when they are asked for."""
 
     rows: _files.ParquetRows
     column: str
@@ -99,37 +94,20 @@ class RecordFile:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One row of a log.
+    """One row of a log: a column of one file, or of those of each of the next PART_SIZE examples.
 
-    Attributes:
-        files: of all examples, or each of the next PART_SIZE; None is an unreadable file, whose
-            examples count at max_grad_norm.
-        column: in these files.
+    None is an unreadable file, whose examples count at max_grad_norm.
     """
 
     files: tuple[RecordFile | None, ...]
     column: str
-
-    def within(self, start: int, stop: int) -> Iterator[tuple[RecordFile | None, int, int, int]]:
-        """Files with the examples at positions start to stop: each with its first, and the range.
-
-        The range is that of positions in the log.
-        """
-        if len(self.files) == 1:
-            yield self.files[0], 0, start, stop
-            return
-        for number in range(start // PART_SIZE, -(-stop // PART_SIZE)):
-            first = number * PART_SIZE
-            yield self.files[number], first, max(start, first), min(stop, first + PART_SIZE)
 
 
 @dataclass(frozen=True)
 class FileRecords:
     """Rows in Parquet files; reads only the row groups that a block of examples needs.
 
-    Attributes:
-        rows: the records.
-        levels: of the log; None if rounding is 0.
+    levels: of the log; None if rounding is 0.
     """
 
     rows: list[FileRecord]
@@ -137,36 +115,39 @@ class FileRecords:
 
     def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
         """See Records."""
-        largest = np.inf if self.levels is None else self.levels.max_code
-        dtype = np.float64 if self.levels is None else self.levels.dtype
+        dtype: Any = np.float64 if self.levels is None else self.levels.dtype
         block: NDArray[np.generic] = np.empty((len(rows), stop - start), dtype)
         for out, row in enumerate(rows):
-            record = self.rows[row]
-            for file, first, begin, end in record.within(start, stop):
-                found: NDArray[Any] = block[out, begin - start : end - start]
-                if file is None:
-                    found[:] = largest
-                    continue
-                values = _read_column(file, record.column, begin - first, end - first)
-                if values.shape != found.shape or values.dtype != dtype:
-                    raise EvidenceError(
-                        f"{file.path} holds {values.shape} values of {values.dtype} instead of "
-                        f"{found.shape} of {np.dtype(dtype)}; restore it from a copy"
-                    )
-                found[:] = values
-                if not (inside := (found >= 0) & (found <= largest)).all():  # nor is a NaN
-                    raise EvidenceError(
-                        f"{file.path}: code {found[~inside][0]} is above the top code {largest} of "
-                        "its rounding, or below 0"
-                    )
+            files, column = self.rows[row].files, self.rows[row].column
+            size = PART_SIZE if len(files) > 1 else max(stop, 1)
+            for number in range(start // size, -(-stop // size)):
+                first, end = max(start, number * size), min(stop, (number + 1) * size)
+                found = block[out, first - start : end - start]
+                self._read(files[number], column, first - number * size, found)
         return block
 
-
-def _read_column(file: RecordFile, column: str, start: int, stop: int) -> NDArray[np.generic]:
-    size = _files.ROW_GROUP_SIZE
-    with _files.opened_parquet(file.path, file.sha256) as opened:
-        groups = list(range(start // size, -(-stop // size)))
-        table = opened.read_row_groups(groups, columns=[column], use_threads=False)
-    values: NDArray[np.generic] = table.column(column).to_numpy()
-    offset = start - groups[0] * size
-    return values[offset : offset + stop - start]
+    def _read(
+        self, file: RecordFile | None, column: str, start: int, out: NDArray[np.generic]
+    ) -> None:
+        """Fill `out` with the values of a file from the row `start` on."""
+        largest = np.inf if self.levels is None else self.levels.max_code
+        if file is None:
+            out[:] = largest
+            return
+        size, stop = _files.ROW_GROUP_SIZE, start + len(out)
+        with _files.opened_parquet(file.path, file.sha256) as opened:
+            groups = list(range(start // size, -(-stop // size)))
+            table = opened.read_row_groups(groups, columns=[column], use_threads=False)
+        offset = start - groups[0] * size
+        values: Any = table.column(column).to_numpy()[offset : offset + len(out)]
+        if values.shape != out.shape or values.dtype != out.dtype:
+            raise EvidenceError(
+                f"{file.path} holds {values.shape} values of {values.dtype} instead of "
+                f"{out.shape} of {out.dtype}; restore it from a copy"
+            )
+        if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
+            raise EvidenceError(
+                f"{file.path}: code {values[~inside][0]} is above the top code {largest} of its "
+                "rounding, or below 0"
+            )
+        out[:] = values

@@ -195,7 +195,7 @@ class NormLogWriter:
         sizes = [len(batch[0]) for batch in batches if batch is not None]
         steps = np.repeat(known, sizes).astype(np.int64)
         if self._levels is not None:
-            norms = self._levels.encode_each(norms, max_grad_norms[steps])
+            norms = self._levels.encode(norms, max_grad_norms[steps])
         kept_at = (steps + first).astype(np.int32)
         entries = BatchNormEntries(position.astype(np.int32), kept_at, norms)
         missing = sorted({*range(len(batches))} - {*known})
