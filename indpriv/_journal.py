@@ -4,9 +4,9 @@ import errno
 import hashlib
 import json
 import os
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from indpriv._files import OneWriter, on_failure
@@ -120,7 +120,7 @@ class _InStorage:
         """Nothing: a line that waits for the next one counts only with it."""
 
 
-class JournalWriter:
+class JournalWriter(AbstractContextManager["JournalWriter"]):
     """The one writer of a journal. It holds a lock; a line that `append` waited for is kept.
 
     Attributes:
@@ -177,13 +177,5 @@ class JournalWriter:
             self._file = None
         self._lock.close()
 
-    def __enter__(self) -> "JournalWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -17,13 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks, _files
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._signatures import signing_key
 from indpriv._storage import location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume
 from indpriv.norm_log.run_files import RUN_JSON
-from indpriv.norm_log.sealing import seal, sign
+from indpriv.norm_log.sealing import seal, sign, signing_key
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
 from indpriv.norm_log.validation import (
     check_ids,

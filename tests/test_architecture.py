@@ -31,7 +31,6 @@ STAGES = {
         "_reading",
         "_shown",
         "_repeats",
-        "_signatures",
         "_storage",
         "_temporary",
     },

@@ -240,7 +240,7 @@ def test_files_beside_the_log_are_those_of_its_end(run_dir, keys, tmp_path, caps
 
 
 def test_whoever_trains_can_correct_a_file_and_close_again(run_dir, keys):
-    from indpriv._signatures import signing_key
+    from indpriv.norm_log.sealing import signing_key
 
     about = run_dir / "run.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "delta": 1e-6}))

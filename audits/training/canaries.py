@@ -22,11 +22,10 @@ from audits.training.datasets.base import Split
 from audits.training.dp_sgd import TrainedRun, train
 from indpriv._checks import check_positive_int
 from indpriv._progress import StageProgress
-from indpriv._signatures import signing_key
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
-from indpriv.norm_log.sealing import seal
+from indpriv.norm_log.sealing import seal, signing_key
 from indpriv.recording.attacks.mislabelled_canaries import METHOD, draw_canaries
 
 LEAST_CANARIES = 16  # fewer prove nothing

@@ -39,7 +39,6 @@ from audits.training.tensors import tensor_set
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
-from indpriv._signatures import signing_key
 from indpriv.attacks.attributes import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -51,6 +50,7 @@ from indpriv.norm_log.run_files import (
     MODEL_NON_DP,
     RESUME,
 )
+from indpriv.norm_log.sealing import signing_key
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
 from indpriv.recording.clipping.filtered import Filter
 

@@ -18,7 +18,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,36 +109,28 @@ class NormLogWriter:
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)
         with _files.on_failure(self.close):
-            if self._journal.entries:
-                lines = self._journal.entries
+            if lines := self._journal.entries:
                 _check_continues(lines[0], header, self._n, self._ids_fingerprint)
-                _remove_leftovers(self._folder, lines)
-            else:
-                self._start(run_dir, header, example_ids, unit_ids, reference_positions)
-
-    def _start(
-        self,
-        run_dir: Path,
-        header: LogHeader,
-        example_ids: NDArray[np.generic],
-        unit_ids: NDArray[np.generic] | None,
-        reference_positions: NDArray[np.int64],
-    ) -> None:
-        ids = {"example_id": example_ids} | ({} if unit_ids is None else {"unit_id": unit_ids})
-        exact = np.zeros(self._n, dtype=bool)
-        exact[reference_positions] = True
-        content = _files.parquet_bytes(pa.table({**ids, "exact": exact}))
-        _files.write_atomically(run_dir / IDS, content)
-        self._journal.append(
-            "header",
-            schema=SCHEMA,
-            n_examples=self._n,
-            ids_fingerprint=self._ids_fingerprint,
-            ids_file=IDS,
-            ids_sha256=hashlib.sha256(content).hexdigest(),
-            n_exact=len(reference_positions),
-            **vars(header),
-        )
+                for path in self._folder.glob(".*.tmp"):  # what a crash left
+                    remove_file(path)
+                for name in unused_records(sizes_in(self._folder), lines):
+                    remove_file(self._folder / name)
+                return
+            exact = np.zeros(self._n, dtype=bool)
+            exact[reference_positions] = True
+            units = {} if unit_ids is None else {"unit_id": unit_ids}
+            content = _content({"example_id": example_ids, **units, "exact": exact})
+            _files.write_atomically(run_dir / IDS, content)
+            self._journal.append(
+                "header",
+                schema=SCHEMA,
+                n_examples=self._n,
+                ids_fingerprint=self._ids_fingerprint,
+                ids_file=IDS,
+                ids_sha256=hashlib.sha256(content).hexdigest(),
+                n_exact=len(reference_positions),
+                **vars(header),
+            )
 
     def record(
         self,
@@ -150,8 +142,16 @@ class NormLogWriter:
         seconds: float,
     ) -> None:
         """Append a full record: norms (n_examples,) at the parameters that `step` starts from."""
-        column = self._encode(norms, max_grad_norm)
-        written = _write_column(self._write, f"{step:012d}.parquet", column)
+        column, name = self._encode(norms, max_grad_norm), f"{step:012d}.parquet"
+        if len(column) <= LARGEST_FILE:
+            written = self._write(name, _content({"norm": column}))
+        else:
+            parts = []
+            for number, start in enumerate(range(0, len(column), PART_SIZE)):
+                content = _content({"norm": column[start : start + PART_SIZE]})
+                part = self._write(part_name(name, number), content)
+                parts.append([part["bytes"], part["sha256"]])
+            written = {"file": name, "parts": parts}
         self._journal.append(
             "record",
             step=step,
@@ -171,10 +171,8 @@ class NormLogWriter:
         seconds: float,
     ) -> None:
         """Append rows (n_steps, n_reference) of the reference examples, of steps from `first`."""
-        columns = {
-            str(first + row): self._encode(norms[row], float(max_grad_norms[row]))
-            for row in range(len(norms))
-        }
+        rows = self._encode(norms, max_grad_norms[:, np.newaxis])
+        columns = {str(step): row for step, row in enumerate(rows, first)}
         written = self._write(f"exact-{first:012d}.parquet", _content(columns))
         self._journal.append(
             "exact", first=first, count=len(norms), seconds=round(seconds, 6), **written
@@ -187,24 +185,21 @@ class NormLogWriter:
         max_grad_norms: NDArray[np.float64],
     ) -> None:
         """Append positions and norms of batches (None: unknown) of steps; `steps` must follow."""
-        known = [step for step, batch in enumerate(batches) if batch is not None]
+        known = {step: batch for step, batch in enumerate(batches) if batch is not None}
+        steps = np.repeat([*known], [len(batch[0]) for batch in known.values()]).astype(np.int64)
         position, norms = (
-            np.concatenate([batch[part] for batch in batches if batch is not None] or [np.zeros(0)])
-            for part in (0, 1)
+            np.concatenate([np.zeros(0, kind), *(batch[part] for batch in known.values())])
+            for part, kind in enumerate((np.int64, np.float64))
         )
-        sizes = [len(batch[0]) for batch in batches if batch is not None]
-        steps = np.repeat(known, sizes).astype(np.int64)
-        if self._levels is not None:
-            norms = self._levels.encode(norms, max_grad_norms[steps])
+        norms = self._encode(norms, max_grad_norms[steps])
         kept_at = (steps + first).astype(np.int32)
         entries = BatchNormEntries(position.astype(np.int32), kept_at, norms)
-        missing = sorted({*range(len(batches))} - {*known})
         self._journal.append(
             "free",
             wait=False,
             first=first,
             count=len(batches),
-            missing=[first + step for step in missing],
+            missing=[first + step for step in range(len(batches)) if step not in known],
             entries=len(entries),
             **self._write(f"free-{first:012d}.parquet", file_bytes(entries, first)),
         )
@@ -212,13 +207,9 @@ class NormLogWriter:
     def left_out(
         self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]
     ) -> None:
-        """Append the examples that the privacy filter left out in `count` steps from `first`.
+        """Append the examples (n,) that the privacy filter left out in `count` steps from `first`.
 
-        Args:
-            first: the first of these steps.
-            count: their number.
-            positions: (n,) of the examples.
-            steps: (n,) the step from which each was left out.
+        steps: (n,) the step from which each was left out.
         """
         columns = {"position": positions.astype(np.int32), "step": steps.astype(np.int32)}
         written = self._write(f"filter-{first:012d}.parquet", _content(columns))
@@ -261,21 +252,15 @@ class NormLogWriter:
         """Release the directory."""
         self._journal.close()
 
-    def _encode(self, norms: NDArray[np.float64], max_grad_norm: float) -> NDArray[np.generic]:
+    def _encode(
+        self, norms: NDArray[np.float64], max_grad_norm: float | NDArray[np.float64]
+    ) -> NDArray[np.generic]:
         return norms if self._levels is None else self._levels.encode(norms, max_grad_norm)
 
     def _write(self, name: str, content: bytes) -> dict[str, Any]:
         self.check()  # so that no file of another process is replaced
         _files.write_atomically(self._folder / name, content)
         return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _remove_leftovers(folder: Path, lines: list[dict[str, Any]]) -> None:
-    """Remove what a crash left in the folder of records of a log with these lines."""
-    for path in folder.glob(".*.tmp"):
-        remove_file(path)
-    for name in unused_records(sizes_in(folder), lines):
-        remove_file(folder / name)
 
 
 def _check_continues(
@@ -304,17 +289,3 @@ def _check_continues(
 
 def _content(columns: Mapping[str, NDArray[np.generic]]) -> bytes:
     return _files.parquet_bytes(pa.table(dict(columns)))
-
-
-def _write_column(
-    write: Callable[[str, bytes], dict[str, Any]], name: str, column: NDArray[np.generic]
-) -> dict[str, Any]:
-    """Write the codes of all examples, in parts where they are many; what the journal says."""
-    if len(column) <= LARGEST_FILE:
-        return write(name, _content({"norm": column}))
-    parts = []
-    for number, start in enumerate(range(0, len(column), PART_SIZE)):
-        content = _content({"norm": column[start : start + PART_SIZE]})
-        written = write(part_name(name, number), content)
-        parts.append([written["bytes"], written["sha256"]])
-    return {"file": name, "parts": parts}

@@ -22,13 +22,12 @@ from torch.utils.data import DataLoader, Dataset
 from indpriv import _checks
 from indpriv._facts import text
 from indpriv._files import write_json
-from indpriv._signatures import signing_key
 from indpriv._storage import location_to_write
 from indpriv.errors import EvidenceWarning, InputError
 from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
-from indpriv.norm_log.sealing import seal, sign
+from indpriv.norm_log.sealing import seal, sign, signing_key
 from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.compared.findings import say

@@ -43,13 +43,13 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_json
 from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
-from indpriv._signatures import signing_key
 from indpriv.accountant import account
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
+from indpriv.norm_log.sealing import signing_key
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.round_recorder import RoundRecorder
 
