@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _files
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.levels import Levels
-from indpriv.norm_log.records import PART_SIZE, RecordFile
+from indpriv.norm_log.levels import Levels, dtype_of
+from indpriv.norm_log.records import PART_SIZE, RecordFile, check_codes
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.norm_log.validation import check_norms
 
@@ -86,28 +86,18 @@ class BatchNormEntries:
         )
 
 
-class BatchNorms(Protocol):
-    """Where batch norms are stored."""
-
-    @property
-    def steps(self) -> NDArray[np.int64]:
-        """(n_steps,) ascending: the steps whose whole batch is recorded, even if it is empty."""
-        ...
-
-    def read(self, start: int, stop: int) -> BatchNormEntries:
-        """Entries of the examples at positions start to stop."""
-        ...
-
-
 @dataclass(frozen=True)
 class ArrayBatchNorms:
-    """Batch norms in memory."""
+    """Batch norms in memory.
+
+    steps: (n_steps,) ascending, those whose whole batch is recorded, even if it is empty.
+    """
 
     steps: NDArray[np.int64]
     entries: BatchNormEntries
 
     def read(self, start: int, stop: int) -> BatchNormEntries:
-        """See BatchNorms."""
+        """Entries of the examples at positions start to stop."""
         return self.entries.block(start, stop)
 
 
@@ -179,14 +169,10 @@ class FileBatchNorms:
     parts: tuple[BatchNormFile, ...]
     levels: Levels | None
 
-    @property
-    def _dtype(self) -> Any:
-        return np.float64 if self.levels is None else self.levels.dtype
-
     def read(self, start: int, stop: int) -> BatchNormEntries:
-        """See BatchNorms."""
+        """Entries of the examples at positions start to stop."""
         parts = [self._read(part, start, stop) for part in self.parts]
-        return BatchNormEntries.joined(parts, self._dtype)
+        return BatchNormEntries.joined(parts, dtype_of(self.levels))
 
     def participations(self, steps: range, n_examples: int) -> Iterator[NDArray[np.int64]]:
         """Number of entries of each example at these steps, in parts of consecutive examples."""
@@ -211,7 +197,7 @@ class FileBatchNorms:
             position, step, norm = (
                 table.column(name).to_numpy() for name in ("position", "step", "norm")
             )
-        dtype = np.dtype(self._dtype)
+        dtype = np.dtype(dtype_of(self.levels))
         if position.dtype != np.int32 or step.dtype.kind not in "iu" or norm.dtype != dtype:
             raise EvidenceError(
                 f"{path} holds positions, steps and norms of {position.dtype}, {step.dtype} and "
@@ -220,17 +206,15 @@ class FileBatchNorms:
         if not np.all(position[1:] >= position[:-1]) or (len(step) and step.min() < 0):
             raise EvidenceError(f"{path} has entries out of order; restore it from a copy")
         entries = BatchNormEntries(position, step, norm).block(start, stop)
-        largest = np.inf if self.levels is None else self.levels.max_code
-        values: NDArray[Any] = entries.norm
-        if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
-            raise EvidenceError(
-                f"{path}: code {values[~inside][0]} is above the top code {largest}, or below 0"
-            )
+        check_codes(path, entries.norm, self.levels)
         if len(entries) and int(entries.step.max()) >= part.count:
             entries = entries.select(entries.step < part.count)
         return BatchNormEntries(
             entries.position, entries.step.astype(np.int32) + np.int32(part.first), entries.norm
         )
+
+
+BatchNorms = ArrayBatchNorms | FileBatchNorms
 
 
 def _groups(parquet: Any, start: int, stop: int) -> list[int]:

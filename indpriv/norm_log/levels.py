@@ -8,6 +8,7 @@ scale, for choosing max_grad_norm; accounting only uses that it is clipped. Outp
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,3 +110,8 @@ def levels_of(rounding: float, rounding_mode: str) -> Levels | None:
     """The levels of a checked rounding; None if it is 0, which keeps norms in full."""
     check_choice("rounding_mode", rounding_mode, MODES)
     return Levels(rounding, rounding_mode) if check_rounding(rounding) else None
+
+
+def dtype_of(levels: Levels | None) -> Any:
+    """The type of codes; that of norms where they are kept in full."""
+    return np.float64 if levels is None else levels.dtype

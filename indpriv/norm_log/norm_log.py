@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +27,7 @@ from indpriv.norm_log.batch_norms import (
     in_memory,
 )
 from indpriv.norm_log.journal_state import LogState, read_state
-from indpriv.norm_log.levels import Codes, Levels, levels_of
+from indpriv.norm_log.levels import Codes, Levels, dtype_of, levels_of
 from indpriv.norm_log.reader import (
     Faults,
     check_readable,
@@ -239,11 +238,6 @@ class NormLog(_checks.FormerNames):
         return len(self.example_ids)
 
     @property
-    def dtype(self) -> Any:
-        """Of codes, or of norms if levels is None."""
-        return np.float64 if self.levels is None else self.levels.dtype
-
-    @property
     def n_records(self) -> int:
         """Number of full records."""
         return len(self.recorded_steps)
@@ -310,7 +304,7 @@ class NormLog(_checks.FormerNames):
     def take(self, positions: ArrayLike) -> NormLog:
         """The log of the examples at these positions only, in memory."""
         index = np.asarray(positions, dtype=np.int64)
-        rows = np.empty((self.n_records, len(index)), self.dtype)
+        rows = np.empty((self.n_records, len(index)), dtype_of(self.levels))
         for here, start, stop in self._groups_of(index):
             rows[:, here] = self.read(start, stop)[:, index[here] - start]
         return self._of_some(index, rows, self._entries_at(index))
@@ -346,7 +340,7 @@ class NormLog(_checks.FormerNames):
         for here, start, stop in self._groups_of(index):
             some = self.batch_norms.read(start, stop).take(index[here] - start, stop - start)
             parts.append(replace(some, position=here[some.position].astype(np.int32)))
-        return BatchNormEntries.joined(parts, self.dtype)
+        return BatchNormEntries.joined(parts, dtype_of(self.levels))
 
     def _of_some(
         self,

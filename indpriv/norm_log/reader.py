@@ -68,16 +68,15 @@ def hashed_when_read(state: LogState) -> int:
     return sum(_hashed_when_read(state, line) for line in state.files)
 
 
-def _record_file(state: LogState, line: Line) -> RecordFile:
-    path = state.run_dir.absolute() / RECORDS / line["file"]
-    return RecordFile(path, line["sha256"] if _hashed_when_read(state, line) else None)
-
-
-def _record(state: LogState, line: Line, faults: Faults, column: str = "norm") -> FileRecord:
-    files = (
-        None if file["file"] in faults else _record_file(state, file) for file in files_of(line)
+def _files_of(state: LogState, line: Line, faults: Faults) -> tuple[RecordFile | None, ...]:
+    """The files of a line; None for one that cannot be read."""
+    folder, later = state.run_dir.absolute() / RECORDS, _hashed_when_read(state, line)
+    return tuple(
+        None
+        if one["file"] in faults
+        else RecordFile(folder / one["file"], one["sha256"] if later else None)
+        for one in files_of(line)
     )
-    return FileRecord(tuple(files), column)
 
 
 def check_readable(faults: Faults, state: LogState, unreadable: str) -> None:
@@ -99,41 +98,34 @@ def check_readable(faults: Faults, state: LogState, unreadable: str) -> None:
 
 def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
     """The fields of the NormLog of a run; records with faults count at max_grad_norm."""
-    header = state.header
+    header, run = state.header, state.header["run"]
     ids, units, exact = _read_ids(state)
     levels = levels_of(header["rounding"], header["rounding_mode"])
-    truncation = check_words(
-        state.sampler,
-        header["unit"],
-        header["neighbouring"],
-        header["run"].get("max_batch_size"),
-        header["n_examples"],
-    )
+    words = (state.sampler, header["unit"], header["neighbouring"])
     # A crash can leave a record whose step was not logged.
-    used = [line for line in state.records if line["step"] < state.total_steps]
-    rows = [_record(state, line, faults) for line in used]
-    unreadable = [line for line, row in zip(used, rows, strict=True) if None in row.files]
+    used = {line["step"]: line for line in state.records if line["step"] < state.total_steps}
+    rows = [FileRecord(_files_of(state, line, faults), "norm") for line in used.values()]
     reference_rows = [
-        _record(state, line, faults, str(step))
+        FileRecord(_files_of(state, line, faults), str(step))
         for line in state.exact
         if line["file"] not in faults
         for step in range(line["first"], min(line["first"] + line["count"], state.total_steps))
     ]
-    recorded = np.array([line["step"] for line in used], dtype=np.int64)
+    recorded = np.array([*used], dtype=np.int64)
     settings = state.accounted_settings()
-    if header["run"].get("clipping") in CONTRIBUTIONS:
+    if run.get("clipping") in CONTRIBUTIONS:
         settings = settings.steady_between(recorded)
     whole = header["n_exact"] > 0 and len(reference_rows) == state.total_steps
     return {
         "example_ids": ids,
         "unit_ids": check_unit_ids(units, len(ids), header["unit"]),
         "recorded_steps": recorded,
-        "unreadable_steps": tuple(line["step"] for line in unreadable),
+        "unreadable_steps": tuple(
+            step for step, row in zip(used, rows, strict=True) if None in row.files
+        ),
         "settings": settings,
         "levels": levels,
-        "sampler": state.sampler,
-        "unit": header["unit"],
-        "neighbouring": header["neighbouring"],
+        **dict(zip(("sampler", "unit", "neighbouring"), words, strict=True)),
         "individually_clipped": header["individually_clipped"],
         "caveats": state.caveats,
         "records": FileRecords(rows, levels),
@@ -143,7 +135,7 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "batch_norms": batch_norms_of(state, faults),
         "most_participations": state.most_participations,
         "known_caveats": state.known_caveats,
-        "truncation": truncation,
+        "truncation": check_words(*words, run.get("max_batch_size"), header["n_examples"]),
         "clipping_norm_epsilon": state.clipping_norm_epsilon,
     }
 
@@ -222,14 +214,12 @@ def filter_is_proven(state: LogState, faults: Faults) -> bool:
     clipped at, whatever its norm. It was charged for the noise as it was, which is too little where
     clipped gradients stay longer than their level.
     """
-    about_norms = ("norms_in_training", "norm_precision")
+    failed = {check.key for check in state.checks() if check.status == FAILED}
     return (
         bool(state.header["privacy_filter"])
         and not state.clip_excess
         and not any(line["file"] in faults for line in state.left_out)
-        and not any(
-            check.status == FAILED and check.key not in about_norms for check in state.checks()
-        )
+        and failed <= {"norms_in_training", "norm_precision"}
     )
 
 
@@ -237,13 +227,13 @@ def read_left_out(state: LogState) -> IntArray:
     """(n_examples,) the step from which the filter left an example out, else total_steps."""
     left_out_at = np.full(state.header["n_examples"], state.total_steps)
     for line in state.left_out:
-        file = _record_file(state, line)
-        with named(file.path):
-            frame = _files.read_parquet(file.path, sha256=file.sha256, kinds=_LEFT_OUT)
-            kept = frame[frame["step"] < min(line["first"] + line["count"], state.total_steps)]
-            if not kept[["position", "step"]].ge(0).all(axis=None):
-                raise EvidenceError("positions and steps are at least 0")
-            left_out_at[kept["position"].to_numpy()] = kept["step"].to_numpy()
+        for file in filter(None, _files_of(state, line, {})):
+            with named(file.path):
+                frame = _files.read_parquet(file.path, sha256=file.sha256, kinds=_LEFT_OUT)
+                kept = frame[frame["step"] < min(line["first"] + line["count"], state.total_steps)]
+                if not kept[["position", "step"]].ge(0).all(axis=None):
+                    raise EvidenceError("positions and steps are at least 0")
+                left_out_at[kept["position"].to_numpy()] = kept["step"].to_numpy()
     return left_out_at
 
 
@@ -253,10 +243,8 @@ def batch_norms_of(state: LogState, faults: Faults) -> FileBatchNorms | None:
     steps, found = [], list[BatchNormFile]()
     for line in state.batch_norms:
         first, stop = line["first"], min(line["first"] + line["count"], state.total_steps)
-        files = files_of(line)
-        if first < stop and not any(file["file"] in faults for file in files):
+        files = [file for file in _files_of(state, line, faults) if file is not None]
+        if first < stop and len(files) == len(files_of(line)):
             steps.append(np.setdiff1d(np.arange(first, stop), line["missing"]))
-            found += [
-                BatchNormFile(_record_file(state, file), first, stop - first) for file in files
-            ]
+            found += [BatchNormFile(file, first, stop - first) for file in files]
     return FileBatchNorms(np.concatenate(steps), tuple(found), levels) if found else None

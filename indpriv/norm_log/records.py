@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from indpriv import _files
 from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.levels import Levels, dtype_of
 
 PART_SIZE = _files.ROW_GROUP_SIZE
 LARGEST_FILE = 4 * PART_SIZE  # examples
@@ -115,8 +115,7 @@ class FileRecords:
 
     def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
         """See Records."""
-        dtype: Any = np.float64 if self.levels is None else self.levels.dtype
-        block: NDArray[np.generic] = np.empty((len(rows), stop - start), dtype)
+        block: NDArray[Any] = np.empty((len(rows), stop - start), dtype_of(self.levels))
         for out, row in enumerate(rows):
             files, column = self.rows[row].files, self.rows[row].column
             size = PART_SIZE if len(files) > 1 else max(stop, 1)
@@ -130,9 +129,8 @@ class FileRecords:
         self, file: RecordFile | None, column: str, start: int, out: NDArray[np.generic]
     ) -> None:
         """Fill `out` with the values of a file from the row `start` on."""
-        largest = np.inf if self.levels is None else self.levels.max_code
         if file is None:
-            out[:] = largest
+            out[:] = np.inf if self.levels is None else self.levels.max_code
             return
         size, stop = _files.ROW_GROUP_SIZE, start + len(out)
         with _files.opened_parquet(file.path, file.sha256) as opened:
@@ -145,9 +143,15 @@ class FileRecords:
                 f"{file.path} holds {values.shape} values of {values.dtype} instead of "
                 f"{out.shape} of {out.dtype}; restore it from a copy"
             )
-        if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
-            raise EvidenceError(
-                f"{file.path}: code {values[~inside][0]} is above the top code {largest} of its "
-                "rounding, or below 0"
-            )
+        check_codes(file.path, values, self.levels)
         out[:] = values
+
+
+def check_codes(path: Path, values: NDArray[Any], levels: Levels | None) -> None:
+    """Raise EvidenceError if a file holds a value that is no code of its levels, or no norm."""
+    largest = np.inf if levels is None else levels.max_code
+    if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
+        raise EvidenceError(
+            f"{path}: code {values[~inside][0]} is above the top code {largest} of its rounding, or "
+            "below 0"
+        )
