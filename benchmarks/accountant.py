@@ -26,7 +26,7 @@ from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method
 from indpriv.accountant.account import row_account
 from indpriv.accountant.blocks import in_blocks
-from indpriv.norm_log.batch_norms import ArrayBatchNorms, BatchNormEntries
+from indpriv.norm_log.records import ArrayBatchNorms, BatchNormEntries
 
 CIFAR = {
     "total_steps": 3660,

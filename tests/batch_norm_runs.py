@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.records import Levels
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from synthetic import session_counts
 

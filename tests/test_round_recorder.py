@@ -16,7 +16,6 @@ import indpriv
 from indpriv import EvidenceError, InputError, NormLog, RoundRecorder
 from indpriv.audit import audit
 from indpriv.errors import PrivacyWarning
-from indpriv.norm_log import batch_norms, reader
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
@@ -63,16 +62,6 @@ def test_each_client_is_charged_for_its_own_rounds(tmp_path):
             assert delta_of(epsilon, mu) == pytest.approx(1e-3, rel=1e-4)
     worst = np.sqrt(max(most.values())) / 2
     assert delta_of(table.worst_case_epsilon, worst) == pytest.approx(1e-3, rel=1e-4)
-
-
-def test_many_clients_share_files_of_norms_once_the_log_is_closed(tmp_path, monkeypatch):
-    plain = record(tmp_path / "plain", rounds(0, 12)).batch_norms.read(0, len(IDS))
-    monkeypatch.setattr(reader, "LARGEST_FILE", 1)
-    monkeypatch.setattr(batch_norms, "_FILE_ENTRIES", 10)
-    norms = record(tmp_path / "many", rounds(0, 12)).batch_norms
-    assert len(norms.parts) > 1
-    for name, values in vars(norms.read(0, len(IDS))).items():
-        assert np.array_equal(values, getattr(plain, name))
 
 
 def test_the_log_of_coins_is_the_one_from_arrays(tmp_path):

@@ -433,8 +433,7 @@ def images(
 
     from audits.training.datasets import load_dataset
     from indpriv._files import written_atomically
-    from indpriv.norm_log.run_files import RUN_JSON
-    from indpriv.norm_log.schema import read_run_json
+    from indpriv.norm_log.run_files import RUN_JSON, read_run_json
 
     run_dir = checked_run(run_dir, "images", PROGRAM)
     data = read_run_json(run_dir).get("data") or {}

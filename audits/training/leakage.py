@@ -20,8 +20,7 @@ from indpriv.leakage.checkpoints import (
     observation,
     write_scores,
 )
-from indpriv.norm_log.run_files import LEAKAGE
-from indpriv.norm_log.schema import read_run_json
+from indpriv.norm_log.run_files import LEAKAGE, read_run_json
 from indpriv.recording import AuditSpec
 
 

@@ -22,8 +22,7 @@ from indpriv._files import first_at, read_json, sha256, write_json
 from indpriv._folders import remove_file
 from indpriv._storage import location_on_disk, location_to_write
 from indpriv.errors import InputError
-from indpriv.norm_log.run_files import RESUME, RUN_JSON
-from indpriv.norm_log.schema import read_run_json
+from indpriv.norm_log.run_files import RESUME, RUN_JSON, read_run_json
 from indpriv.norm_log.sealing import seal
 from indpriv.norm_log.step_settings import StepSettings
 

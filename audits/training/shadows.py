@@ -45,8 +45,7 @@ from indpriv.attacks.train_references import (
 )
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, RUN_JSON
-from indpriv.norm_log.schema import read_run_json
+from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, RUN_JSON, read_run_json
 
 _BATCH = 4096
 

@@ -50,9 +50,8 @@ from indpriv.accountant.units import (
 from indpriv.epsilon_table import EpsilonParts, EpsilonTable
 from indpriv.epsilon_table.parts import PartsWriter, ranges
 from indpriv.errors import InputError
-from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.records import Records
+from indpriv.norm_log.records import Levels, Records
 from indpriv.norm_log.validation import is_covered
 
 _SEARCH_BYTES = 4096  # that the walk to the best order takes for one example

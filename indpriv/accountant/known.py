@@ -41,8 +41,8 @@ from indpriv.accountant.method import Method, account_of
 from indpriv.accountant.units import Units, first_rows, rows_together
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.batch_norms import BatchNormEntries
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import BatchNormEntries
 
 GAUSSIAN = "gaussian"
 KNOWN = np.dtype(

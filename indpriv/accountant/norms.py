@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.norm_log.batch_norms import BatchNormEntries, BatchNorms
-from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import BatchNormEntries, BatchNorms, Levels
 from indpriv.norm_log.step_settings import StepSettings
 
 BETWEEN_RECORDS = ("last", "closest", "worst_case")

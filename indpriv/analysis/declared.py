@@ -8,7 +8,7 @@ from typing import Any
 
 from indpriv._files import first_at
 from indpriv.errors import InputError
-from indpriv.norm_log.schema import checked_run_json
+from indpriv.norm_log.run_files import checked_run_json
 
 # Arguments of `indpriv.account` that run.json may have, and where else than under "account".
 _ACCOUNT: dict[str, tuple[tuple[str, ...], ...]] = {

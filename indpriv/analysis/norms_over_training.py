@@ -19,8 +19,8 @@ from indpriv._files import ROW_GROUP_SIZE
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons
-from indpriv.norm_log.levels import Codes
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import Codes
 
 _MOST_RECORDS = 60  # points of a line; of more records, evenly spaced ones are read
 _MOST_CLASSES = 20  # more labels are not classes, or a figure cannot distinguish them

@@ -38,8 +38,8 @@ from indpriv.norm_log.run_files import (
     HOLDOUT,
     LEAKAGE,
     holds_log,
+    read_run_json,
 )
-from indpriv.norm_log.schema import read_run_json
 from indpriv.norm_log.verify import verify
 
 MOST_ATTACKED = 1 << 19  # of each split, where not all are

@@ -42,8 +42,8 @@ from indpriv.norm_log.run_files import (
     HOLDOUT,
     WHITE_BOX,
     holds_log,
+    read_run_json,
 )
-from indpriv.norm_log.schema import read_run_json
 
 
 def attributes_of_run(run_dir: Path) -> pd.DataFrame:

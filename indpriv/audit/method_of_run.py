@@ -19,7 +19,7 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import ChainError, EvidenceError, InputError
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
-from indpriv.norm_log.schema import read_run_json
+from indpriv.norm_log.run_files import read_run_json
 from indpriv.norm_log.verify import verify
 
 

@@ -23,8 +23,7 @@ from indpriv.cli.first_contact import checked_run
 from indpriv.errors import InputError
 from indpriv.norm_log.convert import convert
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.run_files import holds_log
-from indpriv.norm_log.schema import read_run_json
+from indpriv.norm_log.run_files import holds_log, read_run_json
 from indpriv.report.report import print_audit
 
 if TYPE_CHECKING:

@@ -7,12 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from indpriv._facts import FAILED, NOT_CHECKED, Fact
 from indpriv._journal import read_journal
+from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, table
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.evidence import (
     CHECKS,
@@ -24,12 +26,64 @@ from indpriv.norm_log.evidence import (
     session_checks,
 )
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.run_files import JOURNAL, Line, files_of, holds_log
-from indpriv.norm_log.schema import MOST_STEPS, check_line
+from indpriv.norm_log.run_files import JOURNAL, MOST_STEPS, Line, files_of, holds_log
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
 
+# What lines may hold, as far as anything here reads them. What is not named may be there, and may
+# be anything. What lines say together is checked where it is used.
+_COLUMN_BYTES = 32  # a column of a Parquet file takes more
+
+_Count, _Steps = Annotated[Whole, Field(ge=1)], Annotated[Whole, Field(le=MOST_STEPS)]
+_Positive = Annotated[Number, Field(gt=0)]
+_Rate = Annotated[_Positive, Field(le=1)]
+
+
+_RUN = table(
+    {
+        Text: "id? no_privacy? clipping? loss_reduction? sampler_class? optimizer? start?",
+        YesNo: "seeded? secure_mode?",
+        AtLeastZero: "clipping_norm_epsilon? clip_headroom? expected_batch_size?",
+        Number: "learning_rate? momentum? weight_decay?",
+        Whole: "max_batch_size? n_parameters?",
+        _Count: "steps_per_epoch? ranks?",
+        dict[str, Whole]: "layers?",
+        dict[str, Text]: "versions?",
+    }
+)
+_FILE: dict[Any, str] = {Text: "file sha256?", Whole: "bytes?", list[tuple[Whole, Text]]: "parts?"}
+_SPAN = {**_FILE, Whole: "first bytes?", _Steps: "count"}
+_BATCH_NORMS = table({**_SPAN, list[Whole]: "missing"})
+_CLOSE = {table({Whole: "from_step"}): "evidence?", dict[str, Any]: "files?"}
+_HEADER: dict[Any, str] = {
+    Text: "ids_fingerprint ids_sha256 rounding_mode unit neighbouring sampler",
+    Whole: "n_examples n_exact",
+    Number: "rounding",
+    YesNo: "individually_clipped",
+    table({Text: "backend? fallback?", AtLeastZero: "slack?", list[Text]: "caveats?"}): "norm_pass",
+    _RUN: "run",
+    dict[str, Any]: "policy",
+    dict[str, Number]: "privacy_filter",
+}
+_RECORD = _FILE | {
+    Text: "file sha256? ids_fingerprint targets_fingerprint",
+    Whole: "step n_examples bytes?",
+    _Positive: "max_grad_norm",
+    AtLeastZero: "seconds",
+}
+_SETTINGS = {_Positive: "noise_multiplier max_grad_norm", _Rate: "sample_rate"}
+_LINES = {
+    "header": table(_HEADER),
+    "record": table(_RECORD),
+    "exact": table({**_SPAN, AtLeastZero: "seconds"}),
+    "free": _BATCH_NORMS,
+    "divided": _BATCH_NORMS,
+    "filter": table(_SPAN),
+    "steps": table({**_CLOSE, **_SETTINGS, Whole: "first", _Steps: "count"}),
+    "close": table(_CLOSE),
+    "truncate": table({Whole: "step"}),
+}
 _KEPT = {  # kind of line -> where its lines are kept
     "record": "records",
     "exact": "exact",
@@ -214,6 +268,21 @@ def _is_doubt(check: Fact) -> bool:
     return check.status == FAILED or (compared and check.status == NOT_CHECKED)
 
 
+def _check_line(line: Line, where: str) -> None:
+    """Compare a line of a journal with the schema of its kind; one of no known kind has none.
+
+    Raises:
+        EvidenceError: what it lacks, or a value that it may not have.
+    """
+    if (kind := _LINES.get(line["kind"])) is None:
+        return
+    check(kind, line, where)
+    if "file" in line and not {"bytes", "sha256"} <= line.keys() and "parts" not in line:
+        raise EvidenceError(f"{where} lacks bytes and sha256; restore the file from a copy")
+    if line["kind"] == "exact" and line["count"] * _COLUMN_BYTES > line["bytes"]:
+        raise EvidenceError(f"{where}: {line['bytes']} bytes cannot hold {line['count']} steps")
+
+
 def read_state(run_dir: Path) -> LogState:
     """Replay the journal of a run.
 
@@ -233,7 +302,7 @@ def read_state(run_dir: Path) -> LogState:
             f"up to {SCHEMA}: upgrade indpriv"
         )
     for number, line in enumerate(lines, 1):
-        check_line(line, f"{run_dir / JOURNAL} line {number}")
+        _check_line(line, f"{run_dir / JOURNAL} line {number}")
     content = json.dumps(lines, sort_keys=True).encode()
     state = LogState(run_dir, header, torn, fingerprint=hashlib.sha256(content).hexdigest())
     counts: dict[int, Mapping[str, Any]] = {}

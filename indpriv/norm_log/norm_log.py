@@ -20,14 +20,7 @@ from indpriv._files import ROW_GROUP_SIZE
 from indpriv._folders import named_by_person
 from indpriv._storage import location
 from indpriv.errors import InputError
-from indpriv.norm_log.batch_norms import (
-    ArrayBatchNorms,
-    BatchNormEntries,
-    BatchNorms,
-    in_memory,
-)
 from indpriv.norm_log.journal_state import LogState, read_state
-from indpriv.norm_log.levels import Codes, Levels, dtype_of, levels_of
 from indpriv.norm_log.reader import (
     Faults,
     check_readable,
@@ -36,7 +29,18 @@ from indpriv.norm_log.reader import (
     read_left_out,
     record_faults,
 )
-from indpriv.norm_log.records import ArrayRecords, Records
+from indpriv.norm_log.records import (
+    ArrayBatchNorms,
+    ArrayRecords,
+    BatchNormEntries,
+    BatchNorms,
+    Codes,
+    Levels,
+    Records,
+    dtype_of,
+    in_memory,
+    levels_of,
+)
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.norm_log.validation import (
     Truncation,

@@ -16,15 +16,16 @@ from indpriv._facts import FAILED
 from indpriv._reading import named
 from indpriv._storage import check_hash, is_remote, sizes_in
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
 from indpriv.norm_log.journal_state import LogState
-from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.records import (
     LARGEST_FILE,
+    BatchNormFile,
+    FileBatchNorms,
     FileRecord,
     FileRecords,
     RecordFile,
     StoredIds,
+    levels_of,
 )
 from indpriv.norm_log.run_files import IDS, RECORDS, Line, files_of
 from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words

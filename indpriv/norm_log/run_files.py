@@ -1,14 +1,21 @@
-"""The names of the files in a run directory, each once."""
+"""The names of the files in a run directory, each once; and what is read of run.json."""
+
+from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from indpriv import _journal
+from indpriv._files import read_json
+from indpriv._reading import Number, Text, Whole, YesNo, check, table
 from indpriv.errors import InputError
 
 Line = dict[str, Any]  # of the journal
+MOST_STEPS = 10**7  # settings of all steps are held in memory
 
 JOURNAL = _journal.NAME
 SIGNATURE = f"{JOURNAL}.sig"  # where ssh-keygen -Y sign puts it
@@ -72,3 +79,47 @@ def check_holds_log(path: Path) -> None:
         found = sorted(item.name for item in path.iterdir())[:5]
         holds = f"it holds {', '.join(found)}" if found else "it is empty"
         raise InputError(f"{path} holds no {JOURNAL} ({holds}); {RUN_DIRECTORY}")
+
+
+def _each_a_number(value: object) -> object:
+    rows = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in rows):
+        raise ValueError("it is one number, or a list with one number per step")
+    return value
+
+
+_OneOrEach = Annotated[Any, AfterValidator(_each_a_number)]
+_AllSteps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
+
+_AUDIT = table({Text: "participation? neighbouring?", Number: "tolerance?", list[Text]: "groups?"})
+_ACCOUNT_WORDS = "participation? neighbouring? accountant? conversion? between_records?"
+_RUN_JSON = table(
+    {
+        table({Text: _ACCOUNT_WORDS, Number: "delta? tolerance?"}): "account?",
+        Number: "delta?",
+        _AllSteps: "steps?",
+        _OneOrEach: "noise_multiplier? max_grad_norm? sample_rate?",
+        YesNo: "seeded?",
+        list[Any]: "groups? class_names?",
+        dict[str, Any]: "on_trust?",
+        table({_OneOrEach: "noise_multiplier? max_grad_norm? sample_rate?", Number: "delta?"}): (
+            "training?"
+        ),
+        table({_AUDIT: "audit?"}): "config?",
+        table({Text: "fingerprint? dataset?", list[Any]: "class_names?"}): "data?",
+        table({Number: "epsilon? delta?"}): "guarantee?",
+    }
+)
+
+
+def checked_run_json(content: Any, where: Path | str = RUN_JSON) -> Mapping[str, Any]:
+    """The content of run.json, if what is read of it is of the right kinds; else EvidenceError."""
+    check(_RUN_JSON, content, str(where))
+    found: Mapping[str, Any] = content
+    return found
+
+
+def read_run_json(run_dir: Path) -> Mapping[str, Any]:
+    """What run.json of a run holds; nothing where there is none. EvidenceError as above."""
+    path = run_dir / RUN_JSON
+    return checked_run_json(read_json(path), path) if path.is_file() else {}

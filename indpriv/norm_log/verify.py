@@ -17,7 +17,7 @@ from indpriv.errors import EvidenceError
 from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.norm_log import OpenedRun
 from indpriv.norm_log.reader import Faults, batch_norms_of, hashed_when_read
-from indpriv.norm_log.schema import read_run_json
+from indpriv.norm_log.run_files import read_run_json
 from indpriv.norm_log.sealing import journal_check
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES

@@ -32,9 +32,13 @@ from indpriv._folders import make_folder, remove_file
 from indpriv._journal import JournalWriter
 from indpriv._storage import sizes_in
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.batch_norms import BatchNormEntries, file_bytes
-from indpriv.norm_log.levels import levels_of
-from indpriv.norm_log.records import LARGEST_FILE, PART_SIZE
+from indpriv.norm_log.records import (
+    LARGEST_FILE,
+    PART_SIZE,
+    BatchNormEntries,
+    file_bytes,
+    levels_of,
+)
 from indpriv.norm_log.run_files import IDS, RECORDS, part_name, unused_records
 from indpriv.norm_log.session_counts import SessionCounts
 

@@ -18,9 +18,9 @@ from indpriv._arrays import IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import LogState, state_to_resume
-from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.reader import read_reference_positions
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.norm_log.records import Levels
 from indpriv.norm_log.writer import LogHeader, fingerprint
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.clipping.individual import check_headroom

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 import oracles
 from indpriv import InputError, NormLog, account, membership_risk
 from indpriv.accountant import Method
-from indpriv.norm_log.batch_norms import ArrayBatchNorms
+from indpriv.norm_log.records import ArrayBatchNorms
 
 DELTA = 1e-5
 

@@ -20,17 +20,17 @@ from batch_norm_runs import (
 )
 from indpriv import EvidenceError, InputError, NormLog
 from indpriv._journal import JournalWriter
-from indpriv.norm_log import batch_norms
-from indpriv.norm_log.batch_norms import (
+from indpriv.norm_log import records
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.records import (
     ArrayBatchNorms,
     BatchNormEntries,
     BatchNormFile,
     FileBatchNorms,
+    RecordFile,
     _groups,
     file_bytes,
 )
-from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.records import RecordFile
 from indpriv.norm_log.run_files import part_name
 from indpriv.norm_log.verify import verify
 from synthetic import session_counts
@@ -58,7 +58,7 @@ def test_few_examples_stay_in_files_by_step(tmp_path):
 
 
 def test_blocks_read_only_the_row_groups_they_need(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch_norms, "_ROW_GROUP", 16)
+    monkeypatch.setattr(records, "_ROW_GROUP", 16)
     rng = np.random.default_rng(0)
     position, step = np.divmod(rng.permutation(2000).astype(np.int32), np.int32(20))
     entries = BatchNormEntries(position, step, rng.integers(0, 100, 2000).astype(np.uint8))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv.errors import InputError
-from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.records import Levels
 
 norms = st.lists(st.floats(0, 1e6) | st.just(float("inf")), min_size=1, max_size=30).map(np.array)
 roundings = st.sampled_from([0.001, 0.01, 0.03, 0.07, 0.1, 0.3, 0.5, 1.0]) | st.floats(1e-3, 1.0)

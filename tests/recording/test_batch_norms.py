@@ -7,7 +7,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 
 from indpriv import InputError, NormLog
-from indpriv.norm_log import batch_norms, reader
+from indpriv.norm_log import records
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.verify import verify
@@ -122,11 +122,9 @@ def test_a_resumed_run_goes_on(tmp_path):
     assert log.batch_norms.read(0, log.n_examples).step.max() <= 16
 
 
-def test_those_of_many_examples_end_in_files_by_examples(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "LARGEST_FILE", 1)
-    monkeypatch.setattr(batch_norms, "_FILE_ENTRIES", 50)
+def test_those_of_many_examples_lie_in_several_row_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_ROW_GROUP", 16)
     log = record(make_run(), tmp_path / "run", rounding=0.01)
-    assert not list((tmp_path / "run" / "records").glob("free-*"))
     assert len(log.batch_norms.parts) > 1
     check_against_full_records(log)
     log = record(make_run(), tmp_path / "run", rounding=0.01, resume_at=7)

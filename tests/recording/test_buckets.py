@@ -95,7 +95,7 @@ def test_it_goes_on_and_is_not_overwritten(bucket):
 def test_batch_norms_of_many_examples_are_there(bucket, monkeypatch):
     monkeypatch.setattr(writer, "LARGEST_FILE", 50)
     monkeypatch.setattr(writer, "PART_SIZE", 30)
-    for module in ("records", "reader", "batch_norms"):
+    for module in ("records", "reader"):
         for name, value in (("LARGEST_FILE", 50), ("PART_SIZE", 30)):
             monkeypatch.setattr(f"indpriv.norm_log.{module}.{name}", value, raising=False)
     log = record(make_run(), bucket("run"), batch_norms=True, bucket_is_private=True)

@@ -20,8 +20,8 @@ from indpriv._arrays import FloatArray
 from indpriv._facts import FAILED, FILES, NOT_CHECKED, PASSED, Fact
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
-from indpriv.norm_log.batch_norms import BatchNormEntries
 from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.norm_log.records import BatchNormEntries
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.discovery import discover
 from indpriv.recording.checkpoints.norms_at import CheckpointPass

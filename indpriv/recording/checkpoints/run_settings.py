@@ -18,8 +18,7 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._files import first_at
 from indpriv.errors import InputError
-from indpriv.norm_log.run_files import RUN_JSON
-from indpriv.norm_log.schema import read_run_json
+from indpriv.norm_log.run_files import RUN_JSON, read_run_json
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.validation import SAMPLERS
 from indpriv.recording.checkpoints.discovery import Discovery, SavedModel, Span

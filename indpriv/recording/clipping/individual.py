@@ -23,8 +23,8 @@ from torch import Tensor
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
-from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import Levels
 
 # With a tenth of it, levels an epoch old cost accuracy (benchmarks/individual_clipping.py).
 DEFAULT_HEADROOM = 0.1

@@ -10,7 +10,7 @@ from clipped_runs import MODES, SETTINGS, check_sums, clipped_run, levels_in_the
 from indpriv import EvidenceError, InputError, NormLog
 from indpriv.accountant.norms import GoverningNorms
 from indpriv.norm_log.journal_state import read_state
-from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.records import Levels
 from indpriv.recording import Recorder, RecordingPolicy
 from indpriv.recording.clipping.individual import ClipLevels
 from runs import PER_EXAMPLE, blobs, failed, make_run
