@@ -180,22 +180,14 @@ def _counts(
 
 @dataclass(frozen=True)
 class _NormsFile:
-    """A file of norms; records are read one at a time.
-
-    Attributes:
-        path: the file.
-        recorded_steps: (n_records,).
-        example_ids, unit_ids: (n_examples,); the latter may be None.
-        participations: (n_examples,) how often each example was drawn, or None.
-        read: takes a record's number and returns its norms (n_examples,) as the file holds them.
-    """
+    """A file of norms; records are read one at a time."""
 
     path: Path
     recorded_steps: IntArray
     example_ids: NDArray[np.generic]
     unit_ids: NDArray[np.generic] | None
-    participations: NDArray[np.generic] | None
-    read: Callable[[int], NDArray[np.generic]]
+    participations: NDArray[np.generic] | None  # how often each example was drawn
+    read: Callable[[int], NDArray[np.generic]]  # the norms of a record, by its number
 
 
 def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:

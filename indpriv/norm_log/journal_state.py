@@ -96,35 +96,23 @@ _KEPT = {  # kind of line -> where its lines are kept
 
 @dataclass
 class LogState:
-    """What the journal of a run says, without lines that were declared void.
-
-    Attributes:
-        run_dir: the run directory.
-        header: the first line.
-        torn: a torn last line was dropped.
-        records, exact, batch_norms, left_out: the lines of record files of each kind.
-        steps: the lines of steps.
-        sessions: the last counts of every recording session; a resumed run has several.
-        closed: the recorder closed the log.
-        beside: name -> hash, at the end of a closed log, of the files beside it; None in older logs
-            and in those that were not closed.
-        voided_steps: number of steps that were run and declared void on resuming.
-        fingerprint: hash of all lines; the hashes of the record files are in them.
-    """
+    """What the journal of a run says, without lines that were declared void."""
 
     run_dir: Path
-    header: Line
-    torn: bool = False
-    records: list[Line] = field(default_factory=list)
+    header: Line  # the first line
+    torn: bool = False  # a torn last line was dropped
+    records: list[Line] = field(default_factory=list)  # of record files, as the next three
     exact: list[Line] = field(default_factory=list)
     batch_norms: list[Line] = field(default_factory=list)
     left_out: list[Line] = field(default_factory=list)
     steps: list[Line] = field(default_factory=list)
+    # The last counts of every recording session; a resumed run has several.
     sessions: list[SessionCounts] = field(default_factory=list)
-    closed: bool = False
+    closed: bool = False  # the recorder closed the log
+    # Name -> hash, at the end of a closed log, of the files beside it; None in older logs too.
     beside: Mapping[str, str] | None = None
-    voided_steps: int = 0
-    fingerprint: str = ""
+    voided_steps: int = 0  # that were run and declared void on resuming
+    fingerprint: str = ""  # of all lines, and by the hashes in them of the record files
 
     @property
     def total_steps(self) -> int:

@@ -54,16 +54,11 @@ from indpriv.norm_log.validation import (
 
 @dataclass(frozen=True)
 class Filtered:
-    """What a privacy filter did in a run; see `indpriv.PrivacyFilter`.
+    """What a privacy filter did in a run; see `indpriv.PrivacyFilter`."""
 
-    Attributes:
-        order, rdp_cap: of the filter.
-        left_out_at: (n_examples,) the step from which an example's clip threshold was 0;
-            total_steps if it never was.
-    """
-
-    order: float
+    order: float  # of the filter, as the next
     rdp_cap: float
+    # (n_examples,) the step from which an example's clip threshold was 0; else total_steps.
     left_out_at: IntArray
 
 
@@ -473,19 +468,12 @@ class _RecodedRecords:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run directory whose journal was replayed and whose files were hashed, once.
+    """A run directory whose journal was replayed and whose files were hashed, once."""
 
-    Attributes:
-        state: what its journal says.
-        faults: file name -> what is wrong with it, of damaged or missing records.
-        unreadable: what to do about these; see `NormLog.open`.
-        hashed_all: no file is left whose hash is only compared when it is read.
-    """
-
-    state: LogState
-    faults: Faults
-    unreadable: str
-    hashed_all: bool = False
+    state: LogState  # what its journal says
+    faults: Faults  # file name -> what is wrong with it, of damaged or missing records
+    unreadable: str  # what to do about these; see `NormLog.open`
+    hashed_all: bool = False  # no file is left whose hash is only compared when it is read
 
     @cached_property
     def log(self) -> NormLog:

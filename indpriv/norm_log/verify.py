@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +20,7 @@ from indpriv.norm_log.run_files import read_run_json
 from indpriv.norm_log.sealing import journal_check
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES
-from indpriv.norm_log.writer import fingerprint_of_parts
+from indpriv.norm_log.writer import hash_of
 
 
 def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
@@ -87,33 +86,26 @@ def _took_part(state: LogState, faults: Faults) -> list[Fact]:
     starts = [session.from_step for session in state.sessions]
     spans = pairwise([*starts, state.total_steps])
     return [
-        _who(state, faults, range(first, stop), session.took_part[1], _kind(session))
+        _who(state, faults, range(first, stop), session)
         for session, (first, stop) in zip(state.sessions, spans, strict=True)
-        if session.took_part is not None
-        if session.took_part[0] == stop - first  # else resuming declared some steps void
+        # Else resuming declared some steps void.
+        if session.took_part is not None and session.took_part[0] == stop - first
     ]
 
 
-def _kind(session: SessionCounts) -> str:
-    """What takes part in a step."""
-    return "example" if session.rounds is None else session.rounds.of
-
-
-def _who(state: LogState, faults: Faults, steps: range, counted: str, kind: str) -> Fact:
+def _who(state: LogState, faults: Faults, steps: range, session: SessionCounts) -> Fact:
     """Whether the batch norms of a session are of those who were counted at each step."""
     norms, n_examples = batch_norms_of(state, faults), state.header["n_examples"]
     if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
         return fact("check.took_part", NOT_CHECKED)
-    total = 0
-
-    def participations() -> Iterator[bytes]:
-        nonlocal total
-        for part in norms.participations(steps, n_examples):
-            total += int(part.sum())
-            yield part.tobytes()
-
-    same = fingerprint_of_parts("i", (n_examples,), participations()) == counted
-    status = PASSED if same else FAILED
+    found, total = hash_of("i", (n_examples,)), 0
+    for part in norms.participations(steps, n_examples):
+        total += int(part.sum())
+        found.update(part.tobytes())
+    counted, kind = (session.took_part or (0, ""))[1], "example"
+    if session.rounds is not None:
+        kind = session.rounds.of
+    status = PASSED if found.hexdigest() == counted else FAILED
     return fact("check.took_part", status, total=total, steps=len(steps), kind=kind)
 
 
@@ -127,8 +119,7 @@ def _declared_settings(state: LogState) -> Fact:
         return fact("check.declared_settings", NOT_CHECKED)
     settings = state.settings()
     for name in names:
-        used = getattr(settings, name)
-        said = np.atleast_1d(declared[name])  # one value, or one for each planned step
+        used, said = getattr(settings, name), np.atleast_1d(declared[name])  # one, or one a step
         n, steps = len(said), len(used)
         too_few = 1 < n < steps
         if too_few or not np.allclose(used, said[:steps], rtol=1e-9):

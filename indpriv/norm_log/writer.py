@@ -18,7 +18,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,40 +53,31 @@ def fingerprint(values: NDArray[np.generic]) -> str:
         content = "\0".join(map(str, values.tolist())).encode()
     else:
         content = np.ascontiguousarray(values).tobytes()
-    return fingerprint_of_parts(values.dtype.kind, values.shape, [content])
-
-
-def fingerprint_of_parts(kind: str, shape: tuple[int, ...], parts: Iterable[bytes]) -> str:
-    """`fingerprint` of an array of this kind and shape whose bytes come in parts."""
-    found = hashlib.sha256(f"{kind}{shape}".encode())
-    for part in parts:
-        found.update(part)
+    found = hash_of(values.dtype.kind, values.shape)
+    found.update(content)
     return found.hexdigest()
+
+
+def hash_of(kind: str, shape: tuple[int, ...]) -> Any:
+    """The hash of an array of this kind and shape, to be updated with the bytes of its parts."""
+    return hashlib.sha256(f"{kind}{shape}".encode())
 
 
 @dataclass(frozen=True)
 class LogHeader:
-    """What a log says once, before its first record.
+    """What a log says once, before its first record."""
 
-    Attributes:
-        rounding, rounding_mode: of norms.
-        unit, neighbouring, sampler: of the account.
-        individually_clipped: training clipped each example at its last recorded level.
-        norm_pass: how norms were taken, with its caveats.
-        run: what else is known of the run.
-        policy: when norms are taken; empty if no policy chose the records.
-        privacy_filter: order and rdp_cap of the filter that watched the run; empty if none did.
-    """
-
-    rounding: float
+    rounding: float  # of norms
     rounding_mode: str
     unit: str
     neighbouring: str
     sampler: str
-    individually_clipped: bool
-    norm_pass: Mapping[str, Any]
-    run: Mapping[str, Any] = field(default_factory=dict)
+    individually_clipped: bool  # training clipped each example at its last recorded level
+    norm_pass: Mapping[str, Any]  # how norms were taken, with its caveats
+    run: Mapping[str, Any] = field(default_factory=dict)  # what else is known of the run
+    # When norms are taken; empty if no policy chose the records.
     policy: Mapping[str, Any] = field(default_factory=dict)
+    # Order and rdp_cap of the filter that watched the run; empty if none did.
     privacy_filter: Mapping[str, float] = field(default_factory=dict)
 
 
