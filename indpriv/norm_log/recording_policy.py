@@ -85,8 +85,7 @@ class RecordingPolicy(FormerNames):
         if self.every == ONCE and self.growth != 1:
             raise InputError(
                 f'growth={self.growth:g} with every="once", which has no gaps that could grow; '
-                f"leave out "
-                "one of them"
+                "leave out one of them"
             )
         check_positive_int("reference_examples", self.reference_examples, minimum=0)
         check_positive_int("first", self.first, minimum=0)
@@ -100,12 +99,11 @@ class RecordingPolicy(FormerNames):
                 f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or "
                 "leave out longest"
             )
-        if isinstance(self.every, int) and isinstance(self.longest, int):
-            below = self.longest < self.every
-        else:  # steps and epochs can only be compared in a run
-            gap, limit = epochs_of(self.every), epochs_of(self.longest)
-            below = gap is not None and limit is not None and limit < gap
-        if below:
+        gap, limit = epochs_of(self.every), epochs_of(self.longest)
+        if gap is None and limit is None:
+            gap, limit = self.every, self.longest
+        # Steps and epochs can only be compared in a run.
+        if isinstance(gap, int) and isinstance(limit, int) and limit < gap:
             raise InputError(
                 f"longest={self.longest!r} is below every={self.every!r}, the first gap; pass at "
                 "least that"
@@ -118,8 +116,9 @@ class RecordingPolicy(FormerNames):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, under the names that run directories use."""
-        written = {current: former for former, current in FORMER_NAMES.items()}
-        return {written.get(name, name): value for name, value in asdict(self).items()}
+        fields = asdict(self)
+        former = {name: fields.pop(now) for name, now in FORMER_NAMES.items() if now in fields}
+        return fields | former
 
     def in_steps(self, steps_per_epoch: int) -> RecordingPolicy:
         """The same policy with epochs as numbers of steps; the first gap is at most the longest.
@@ -171,25 +170,18 @@ class RecordingPolicy(FormerNames):
         'full passes after 5 steps, each gap 1.5 times the last, at most 34; 100 reference examples'
         """
         start = f", the first before step {self.first}" if self.first else ""
+        longest = "an epoch" if self.longest == EPOCH else self.longest
+        limit = f", at most {longest}" if longest else ""
         if self.every == ONCE:
             text = f"one full pass {f'before step {self.first}' if self.first else 'at the start'}"
         elif self.growth == 1:
             text = f"a full pass every {_gap(self.every)}{start}"
         else:
-            limit = (
-                ""
-                if self.longest is None
-                else f", at most {'an epoch' if self.longest == EPOCH else self.longest}"
-            )
-            text = (
-                f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times the "
-                f"last{limit}{start}"
-            )
-        if self.batch_norms:
-            text += "; batch norms of sampled batches"
-        return text + (
-            f"; {self.reference_examples:,} reference examples" if self.reference_examples else ""
-        )
+            text = f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times "
+            text += f"the last{limit}{start}"
+        text += "; batch norms of sampled batches" * self.batch_norms
+        examples = f"; {self.reference_examples:,} reference examples"
+        return text + examples * bool(self.reference_examples)
 
 
 _accepting = accepts_former_names(RecordingPolicy.__init__)
