@@ -48,13 +48,6 @@ Attacks = Annotated[list[str] | None, option("attacks")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with code 1 on warnings too, not only on errors.")
 ]
-BucketIsPrivate = Annotated[
-    bool,
-    typer.Option(
-        "--bucket-is-private",
-        help="Only those who may see norms can read the bucket that is written to.",
-    ),
-]
 
 
 def show(found: Findings, page: Page, to: Path, *, as_json: bool) -> None:

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import Any
 
@@ -24,8 +23,7 @@ from filelock import FileLock, Timeout
 
 from indpriv._folders import PRIVATE, open_file, path_named, refuse_links, remove_file, replace_file
 from indpriv._reading import ParquetFile, check_columns, named, parse_json
-from indpriv._storage import RemoteLock, RemotePath, is_remote, read_verified
-from indpriv._temporary import room_for
+from indpriv._storage import is_remote, read_verified
 from indpriv.errors import InputError
 
 METADATA_KEY = "indpriv"
@@ -42,15 +40,8 @@ def sha256(path: Path) -> str:
 
 
 def others_can_read(path: Path) -> bool:
-    """Whether the mode of a path lets its group or others in.
-
-    Windows and buckets keep no such mode.
-    """
-    return (
-        os.name != "nt"
-        and not is_remote(path)
-        and bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
-    )
+    """Whether the mode of a path lets its group or others in; Windows keeps no such mode."""
+    return os.name != "nt" and bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 @contextmanager
@@ -66,7 +57,7 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
 def writer_of(folder: Path) -> str | None:
     """Process id of the process that writes a folder now; None if none does, as far as we see."""
     lock, writer = folder / _LOCK, folder / _WRITER
-    if is_remote(folder) or not lock.is_file():
+    if not lock.is_file():
         return None
     refuse_links(lock)
     refuse_links(writer)
@@ -93,10 +84,6 @@ class OneWriter:
         Raises:
             InputError: another process has it.
         """
-        self._lock: FileLock | RemoteLock
-        if isinstance(folder, RemotePath):
-            self._lock = RemoteLock(folder, shown or folder)
-            return
         # On some systems a locked file cannot be read, so the process id has a file of its own.
         with suppress(FileNotFoundError):
             os.close(open_file(folder / _LOCK, os.O_RDONLY))  # it is a file of its own
@@ -111,11 +98,6 @@ class OneWriter:
         with on_failure(self.close):
             write_atomically(folder / _WRITER, str(os.getpid()).encode())
 
-    def check(self) -> None:
-        """Raise InputError if another process has the lock: in object storage it can be lost."""
-        if isinstance(self._lock, RemoteLock):
-            self._lock.check()
-
     def close(self) -> None:
         """Release the lock."""
         self._lock.release()
@@ -126,15 +108,7 @@ def written_atomically(path: Path) -> Iterator[Any]:
     """A private file that is written here, and is there whole and durable after the block.
 
     It replaces what has its name, and nothing is written through a link, see `indpriv._folders`.
-    What is written to object storage lies in a temporary file until then.
     """
-    if is_remote(path):
-        with room_for(f"{path} lies there until it is sent"), TemporaryFile() as file:
-            yield file
-            file.seek(0)
-            content = file.read()
-        path.write_bytes(content)
-        return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with on_failure(lambda: remove_file(temporary)):
         descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -147,9 +121,6 @@ def written_atomically(path: Path) -> Iterator[Any]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a private file that is either whole or absent, and durable once this returns."""
-    if is_remote(path):
-        path.write_bytes(content)
-        return
     with written_atomically(path) as file:
         file.write(content)
 

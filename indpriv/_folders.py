@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from indpriv._storage import is_remote
 from indpriv.errors import InputError
 
 PRIVATE = 0o600
@@ -25,8 +24,7 @@ _named: set[Path] = set()  # absolute paths of directories
 
 def named_by_person(path: Path) -> None:
     """Say that a directory was named by a person: from now on no link below it is followed."""
-    if not is_remote(path):
-        _named.add(path.absolute())
+    _named.add(path.absolute())
 
 
 def _split(path: Path) -> tuple[Path, tuple[str, ...]]:
@@ -38,7 +36,7 @@ def _split(path: Path) -> tuple[Path, tuple[str, ...]]:
 
 def refuse_links(path: Path) -> None:
     """Raise InputError if a path leads through a link below a directory that a person named."""
-    place, below = (path, ()) if is_remote(path) else _split(path)
+    place, below = _split(path)
     for name in below:
         place /= name
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -86,13 +84,12 @@ def _entry(path: Path) -> Iterator[tuple[str, int | None]]:
 def make_folder(path: Path, *inside: str) -> Path:
     """Make a directory that a person named (0700), unless it is there, and a folder inside it."""
     target = path.joinpath(*inside)
-    if not is_remote(path):
-        root, _ = _split(path)
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        named_by_person(root)
-        for name in _split(target)[1]:
-            with _entry(root := root / name) as (at, folder), suppress(FileExistsError):
-                os.mkdir(at, 0o700, dir_fd=folder)
+    root, _ = _split(path)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    named_by_person(root)
+    for name in _split(target)[1]:
+        with _entry(root := root / name) as (at, folder), suppress(FileExistsError):
+            os.mkdir(at, 0o700, dir_fd=folder)
     return target
 
 
@@ -123,8 +120,5 @@ def replace_file(old: Path, new: Path) -> None:
 
 def remove_file(path: Path) -> None:
     """Remove a file, if there is one."""
-    if is_remote(path):
-        path.unlink(missing_ok=True)
-    else:
-        with suppress(FileNotFoundError), _entry(path) as (at, folder):
-            os.unlink(at, dir_fd=folder)
+    with suppress(FileNotFoundError), _entry(path) as (at, folder):
+        os.unlink(at, dir_fd=folder)

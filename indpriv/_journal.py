@@ -12,7 +12,6 @@ from typing import Any
 from indpriv._files import OneWriter, on_failure
 from indpriv._folders import open_file, refuse_links
 from indpriv._reading import parse_json
-from indpriv._storage import is_remote
 from indpriv.errors import ChainError, EvidenceError, InputError
 
 NAME = "journal.jsonl"
@@ -102,25 +101,7 @@ class _OnDisk:
         os.close(self._descriptor)
 
 
-class _InStorage:
-    """Puts the whole journal for each line, since objects cannot grow; no line is ever torn."""
-
-    def __init__(self, path: Path, whole: bytes) -> None:
-        """Begin; whole: the journal so far."""
-        self._path, self._lines = path, bytearray(whole)
-
-    def append(self, line: bytes, wait: bool) -> None:
-        end = len(self._lines)
-        self._lines += line
-        with on_failure(lambda: self._lines.__delitem__(slice(end, None))):
-            if wait:
-                self._path.write_bytes(bytes(self._lines))
-
-    def close(self) -> None:
-        """Nothing: a line that waits for the next one counts only with it."""
-
-
-class JournalWriter(AbstractContextManager["JournalWriter"]):
+class JournalWriter:
     """The one writer of a journal. It holds a lock; a line that `append` waited for is kept.
 
     Attributes:
@@ -130,7 +111,7 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._file: _OnDisk | _InStorage | None = None
+        self._file: _OnDisk | None = None
         self._lock = OneWriter(run_dir)
         with on_failure(self.close):
             self.entries = self._continue(run_dir / NAME)
@@ -142,7 +123,7 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
             entries, self.chain, content = _read(self._run_dir)
             whole = content[: content.rfind(b"\n") + 1]  # a torn line was never acknowledged
         self._next = len(entries)
-        self._file = (_InStorage if is_remote(path) else _OnDisk)(path, whole)
+        self._file = _OnDisk(path, whole)
         return entries
 
     def __len__(self) -> int:
@@ -154,21 +135,15 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
         wait: False where another line follows at once, which waits for both.
 
         Raises:
-            OSError, StorageError: it could not be written, and is not in the journal.
-            InputError: the journal is closed, or another process has taken it (object storage).
+            OSError: it could not be written, and is not in the journal.
+            InputError: the journal is closed.
         """
         if self._file is None:
             raise InputError(f"{self._run_dir / NAME} is closed; open it again to append")
         body = {"seq": self._next, "kind": kind, **values}
         chain = _link(self.chain, body)
-        if wait:
-            self.check()
         self._file.append(f"{_to_line({**body, 'chain': chain})}\n".encode(), wait)
         self.chain, self._next = chain, self._next + 1
-
-    def check(self) -> None:
-        """Raise InputError if another process has taken the journal, see `OneWriter.check`."""
-        self._lock.check()
 
     def close(self) -> None:
         """Release the lock."""

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks, _files
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._storage import location_to_write
+from indpriv._storage import bucket_to_write, location_on_disk
+from indpriv._upload import uploaded
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume
@@ -41,7 +42,7 @@ class RoundRecorder:
     leaves the server: a model that others saw without its round in the log is in no account.
 
     Args:
-        run_dir: a new directory for the run (0700), or its address, e.g. s3://bucket/runs/phones.
+        run_dir: a new directory for the run (0700).
         client_ids: (n_clients,) unique ids of all clients that may ever take part.
         sampler: what chooses the participants of a round: "poisson" (independent coins),
             "fixed_size" (a random set of one size), "shuffled", "sequential", "by_client", or
@@ -54,7 +55,8 @@ class RoundRecorder:
         clipping: "flat", or "per_layer": norms are then of what clipping leaves.
         seeded: sampling or noise use a known seed: the run gives no privacy, and is labelled so.
         resume_at: continue the log in run_dir after this number of rounds; later ones become void.
-        bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
+        upload_to: address to which the run is sent when it is closed, e.g. s3://bucket/runs/phones.
+        bucket_is_private: say that only those who may see norms can read that bucket.
         sign_with: path of an OpenSSH private key that signs the log, as for `Recorder`.
         run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
 
@@ -82,12 +84,14 @@ class RoundRecorder:
         clipping: str = "flat",
         seeded: bool = False,
         resume_at: int | None = None,
+        upload_to: str | Path | None = None,
         bucket_is_private: bool = False,
         sign_with: str | Path | None = None,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
         self._key = signing_key(sign_with)
-        self.run_dir = location_to_write(run_dir, bucket_is_private)
+        self.run_dir = location_on_disk(run_dir, "a run is")
+        self._upload_to = bucket_to_write(upload_to, bucket_is_private)
         self._ids = np.asarray(client_ids)
         check_ids(self._ids, self._ids.size)
         check_words(sampler, unit, "zero_out")
@@ -216,13 +220,14 @@ class RoundRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
+        with uploaded(self.run_dir, self._upload_to, "continue" if kind else "stop"):
+            try:
+                if kind is None:
+                    self._writer.finish(self._counts())
+            finally:
+                self.close()
             if kind is None:
-                self._writer.finish(self._counts())
-        finally:
-            self.close()
-        if kind is None:
-            seal(self.run_dir, self._key)
+                seal(self.run_dir, self._key)
 
     def _counts(self) -> SessionCounts:
         steps = self._next - self._from

@@ -11,7 +11,7 @@ import torch
 from hypothesis import settings
 from pyarrow import fs
 
-from indpriv._storage import remote_path
+from indpriv import _storage
 from object_storage import KEYS, InMemory, s3_server
 
 torch.set_num_threads(1)
@@ -59,9 +59,9 @@ def owner(monkeypatch):
     """The environment has the keys of the owner of a server."""
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    remote_path._file_system.cache_clear()
+    _storage._file_system.cache_clear()
     yield
-    remote_path._file_system.cache_clear()
+    _storage._file_system.cache_clear()
 
 
 @pytest.fixture
@@ -70,6 +70,6 @@ def bucket(monkeypatch):
     memory = fsspec.filesystem("memory")
     memory.store.clear()
     system = fs.PyFileSystem(InMemory(memory))
-    monkeypatch.setattr(remote_path, "_file_system", lambda scheme, name, query: (system, name))
+    monkeypatch.setattr(_storage, "_file_system", lambda scheme, name, query: (system, name))
     yield lambda below: f"s3://bucket/{below}"
     memory.store.clear()

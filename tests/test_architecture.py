@@ -33,6 +33,7 @@ STAGES = {
         "_repeats",
         "_storage",
         "_temporary",
+        "_upload",
     },
     "artifacts": {
         "norm_log",

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv import InputError, _files, _repeats
+from indpriv import InputError, _repeats
 from indpriv._repeats import Repeats, numbers_of, repeated
-from indpriv._storage import location
 
 RANGES = [(0, 7), (7, 8), (8, 8), (8, 20)]
 
@@ -104,15 +103,6 @@ def test_a_full_folder_of_temporary_files_is_named_with_what_is_needed(n, monkey
             use(found)
     with pytest.raises(InputError, match=message):
         repeated(lambda start, stop: values[start:stop], [(0, n)])
-
-
-@full
-def test_a_full_folder_of_temporary_files_is_named_with_the_object_that_waits_there(monkeypatch):
-    monkeypatch.setattr(_files, "TemporaryFile", full_file)
-    path = location("s3://bucket/audit/examples.parquet")
-    message = rf"is full\. {path} lies there until it is sent; free it, or set TMPDIR"
-    with pytest.raises(InputError, match=message), _files.written_atomically(path) as file:
-        file.write(b"content")
 
 
 def test_other_errors_of_temporary_files_go_on(monkeypatch):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from indpriv import EvidenceError, InputError, NormLog, account
-from indpriv._storage import RemotePath, is_remote, location, remote_path
+from indpriv import EvidenceError, InputError, NormLog, _storage, account
+from indpriv._storage import RemotePath, is_remote, location
 from indpriv.analysis import variants
 from indpriv.audit import audit, read_audit
 from indpriv.cli import run
@@ -153,35 +153,16 @@ def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
     server.upload(a_run, "runs", "audited")
     source, target = server.address("runs/audited"), server.address("runs/audits/tiny")
     with pytest.raises(InputError, match="bucket_is_private"):
-        audit(source, target, delta=DELTA)
-    assert not server.keys("runs", "audits/")
-
-    def stop(stage, done, total):
-        if stage == "analysing":
-            assert [key for key in server.keys("runs", "audits/tiny") if "/part-00000" in key]
-            with pytest.raises(InputError, match=rf"is being written by process {os.getpid()} on"):
-                audit(source, target, delta=DELTA, bucket_is_private=True)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        audit(source, target, delta=DELTA, bucket_is_private=True, progress=stop)
-    kept = server.keys("runs", "audits/tiny")
-    assert sorted(key.rpartition("/")[2] for key in kept) == ["_account.json", "part-00000.parquet"]
-    computed = []
-    monkeypatch.setattr(
-        sys.modules["indpriv.accountant.account"], "block_account", lambda *_: computed.append(1)
-    )
-    words = ["--output-dir", target, "--delta", str(DELTA), "--set", "bucket_is_private"]
+        audit(source, tmp_path / "audit", delta=DELTA, upload_to=target)
+    monkeypatch.chdir(tmp_path)
+    words = ["--delta", str(DELTA), "--set", f"upload_to={target}", "--set", "bucket_is_private"]
     assert run(["audit", source, *words]) == 0
-    assert not computed  # the part that lay there was used
-    monkeypatch.undo()
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
     audit(a_run, tmp_path / "local", delta=DELTA)
-    names = sorted(path.name for path in (tmp_path / "local").iterdir())
+    names = sorted(path.name for path in (tmp_path / "local").iterdir() if path.name[0] != ".")
     assert sorted(key.rpartition("/")[2] for key in server.keys("runs", "audits/tiny")) == names
     there = location(target) / "epsilon.parquet"
-    assert there.read_bytes() == (tmp_path / "local" / "epsilon.parquet").read_bytes()
+    for folder in (tmp_path / "local", tmp_path / "audited-audit"):
+        assert there.read_bytes() == (folder / "epsilon.parquet").read_bytes()
     table, examples = read_audit(target)
     assert len(table) == 240
     assert len(examples.train) == 240
@@ -208,15 +189,15 @@ def test_ray_audits_a_run_in_a_bucket_to_the_same_bits(server, a_run, tmp_path, 
     for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
         monkeypatch.setattr(variants, name, ())
     server.upload(a_run, "runs", "on-ray")
-    source, target = server.address("runs/on-ray"), server.address("runs/audits/on-ray")
+    source = server.address("runs/on-ray")
     with ray_on(2):
-        audit(source, target, delta=DELTA, engine="ray", bucket_is_private=True)
+        audit(source, tmp_path / "on-ray", delta=DELTA, engine="ray")
         table = account(NormLog.open(source), delta=DELTA, accountant="pld", engine="ray")
         name = _flip_a_record(server, a_run, "flipped-on-ray")
         with pytest.raises(EvidenceError, match=rf"{name}.* was changed: its hash"):
             account(NormLog.open(server.address("runs/flipped-on-ray")), delta=DELTA, engine="ray")
     audit(a_run, tmp_path / "local", delta=DELTA)
-    there = location(target) / "epsilon.parquet"
+    there = tmp_path / "on-ray" / "epsilon.parquet"
     assert there.read_bytes() == (tmp_path / "local" / "epsilon.parquet").read_bytes()
     here = account(NormLog.open(a_run), delta=DELTA, accountant="pld")
     assert (table.epsilon == here.epsilon).all()
@@ -243,7 +224,7 @@ def test_workers_without_rights_are_refused_by_one_message(a_run, monkeypatch):
         def become(user):
             for name, value in zip(KEYS, user, strict=True):
                 monkeypatch.setenv(name, value)
-            remote_path._file_system.cache_clear()
+            _storage._file_system.cache_clear()
 
         become(users[0])
         with ray_on(1):  # as the stranger
@@ -252,7 +233,7 @@ def test_workers_without_rights_are_refused_by_one_message(a_run, monkeypatch):
             assert len(account(log, delta=DELTA)) == 240
             with pytest.raises(InputError, match="no right to do so in bucket secret; ask its ow"):
                 account(log, delta=DELTA, engine="ray")
-    remote_path._file_system.cache_clear()
+    _storage._file_system.cache_clear()
 
 
 def test_credentials_without_rights_are_refused(a_run, monkeypatch):
@@ -266,7 +247,7 @@ def test_credentials_without_rights_are_refused(a_run, monkeypatch):
         guarded.require_rights()
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", keys["AccessKeyId"])
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", keys["SecretAccessKey"])
-        remote_path._file_system.cache_clear()
+        _storage._file_system.cache_clear()
         with pytest.raises(InputError, match="no right to do so in bucket secret; ask its owner"):
             open_run(guarded.address("secret/tiny"))
-    remote_path._file_system.cache_clear()
+    _storage._file_system.cache_clear()

@@ -42,7 +42,6 @@ def train_with_canaries(
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
-    bucket_is_private: bool = False,
     sign_with: str | Path | None = None,
 ) -> TrainedRun:
     """Train like `train`, with canaries in the data; write their scores to RUN/canaries.parquet.
@@ -77,7 +76,6 @@ def train_with_canaries(
         device=device,
         dataset=with_canaries,
         n_planned=len(dataset.train),
-        bucket_is_private=bucket_is_private,
         sign_with=sign_with,
     )
     canaries = replace(with_canaries, train=changed.take(is_canary))

@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -23,7 +22,6 @@ from audits.training.private_setting import PrivateSetting
 from audits.training.run_record import record_to_resume
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
-from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.run_files import RESUME
 from indpriv.recording.checkpoints.safe_files import read_content
@@ -247,12 +245,7 @@ def _read(path: Path, keys: Collection[str], what: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:
-        with TemporaryDirectory() as folder:
-            local = path
-            if is_remote(path):  # parts of a file are read where it lies on a disk
-                local = Path(folder, path.name)
-                local.write_bytes(path.read_bytes())
-            content = read_content(local).values
+        content = read_content(path).values
     except InputError as error:
         raise EvidenceError(
             f"{path} is damaged, or holds more than tensors and numbers: {error}"

@@ -15,7 +15,6 @@ from audits.options import (
     PROGRAM,
     Attacks,
     AuditFile,
-    BucketIsPrivate,
     DataDir,
     Device,
     Json,
@@ -25,7 +24,6 @@ from audits.options import (
     checked_audit_file,
 )
 from indpriv._shown import Console, escape
-from indpriv._storage import location
 from indpriv.cli.commands import parameters_of, settings_of
 from indpriv.cli.common import check_device, check_folder, print_json, progress_bar, say
 from indpriv.cli.first_contact import checked_run, typed
@@ -126,7 +124,6 @@ def train(
             "check --signed-by."
         ),
     ] = None,
-    bucket_is_private: BucketIsPrivate = False,
     as_json: Json = False,
 ) -> None:
     """Train an audit's model with DP-SGD, record the run and save its checkpoints.
@@ -147,7 +144,6 @@ def train(
         baseline=non_private_baseline,
         resume=resume,
         sign_with=sign_with,
-        bucket_is_private=bucket_is_private,
     )
     if as_json:
         print_json(read_json(run.run_dir / RUN_JSON))
@@ -165,7 +161,6 @@ def _train(
     baseline: bool = False,
     resume: bool = False,
     sign_with: Path | None = None,
-    bucket_is_private: bool = False,
 ) -> TrainedRun:
     from audits.training.canaries import train_with_canaries
     from audits.training.config import AuditConfig
@@ -175,8 +170,8 @@ def _train(
     config = AuditConfig.from_toml(audit_file)
     if baseline:
         config = replace(config, training=replace(config.training, non_private_baseline=True))
-    run_dir = location(run_dir or Path("runs") / config.name)
-    check_folder("--run-dir", run_dir, or_address=True)
+    run_dir = run_dir or Path("runs") / config.name
+    check_folder("--run-dir", run_dir)
     check_device(device)
     train_on: Callable[..., TrainedRun]
     if config.federated is not None:
@@ -201,7 +196,6 @@ def _train(
                 device=device,
                 data_dir=data_dir,
                 sign_with=sign_with,
-                bucket_is_private=bucket_is_private,
             )
         except KeyboardInterrupt as stopped:
             errors = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -31,7 +31,6 @@ from audits.training.run_record import (
     finish_record,
     first_record,
     guarantee_of,
-    run_location,
     training_facts,
 )
 from audits.training.steps import RecordedSteps
@@ -39,6 +38,7 @@ from audits.training.tensors import tensor_set
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
+from indpriv._storage import location_on_disk
 from indpriv.attacks.attributes import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -90,7 +90,6 @@ def train(
     privacy_filter: Filter | Callable[[float, float], Filter] | None = None,
     n_planned: int | None = None,
     resume: bool = False,
-    bucket_is_private: bool = False,
     sign_with: str | Path | None = None,
 ) -> TrainedRun:
     """Train an audit's model with DP-SGD and record it.
@@ -102,7 +101,7 @@ def train(
 
     Args:
         config: the audit.
-        run_dir: a new directory, or that of the run to resume; or its address, e.g. s3://bucket/a.
+        run_dir: a new directory, or that of the run to resume.
         seed: makes the run "reproducible: no privacy": anyone who knows the seed can regenerate
             noise and sampling. None draws both from the operating system.
         progress: called as progress(stage, done, total) after each step.
@@ -114,7 +113,6 @@ def train(
         n_planned: number of examples behind sampling rate and noise; default those in the data.
         resume: go on after the last checkpoint: a seeded run to the end that it would have reached
             (on a CPU to the bit), another with new random numbers. Steps beyond it become void.
-        bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
         sign_with: path of an OpenSSH private key that signs the log; see `Recorder`.
 
     Raises:
@@ -123,7 +121,7 @@ def train(
         KeyboardInterrupt: it was stopped by Ctrl-C or SIGTERM; RUN is usable.
     """
     started, progress = time.monotonic(), progress or silent
-    run_dir = run_location(config, run_dir, bucket_is_private)
+    run_dir = location_on_disk(run_dir, "a run is")
     key = signing_key(sign_with)
     _check_filter(config, privacy_filter)
     if not resume:
@@ -253,7 +251,6 @@ def _make_recorder(
         start="random",
         public_settings=private.public_law,
         resume_at=None if begun is None else begun.recorder,
-        bucket_is_private=True,  # or `train` would have refused it
         sign_with=sign_with,
         run_info=first_record(
             config,

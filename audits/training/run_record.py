@@ -20,7 +20,6 @@ from audits.training.private_setting import PrivateSetting
 from audits.training.randomness import GENERATORS, SEEDED_LABEL
 from indpriv._files import first_at, read_json, sha256, write_json
 from indpriv._folders import remove_file
-from indpriv._storage import location_on_disk, location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RESUME, RUN_JSON, read_run_json
 from indpriv.norm_log.sealing import seal
@@ -35,13 +34,6 @@ ON_TRUST = {
     "preprocessing": "constants written in the code, not fitted on the data",
     "floating point": "noise is added in floating point; attacks on its rounding are not covered",
 }
-
-
-def run_location(config: AuditConfig, run_dir: str | Path, bucket_is_private: bool) -> Path:
-    """Where a run of an audit is written; InputError if it cannot be written there."""
-    if config.leakage.attacks:
-        return location_on_disk(run_dir, "checkpoints that [leakage] reconstructs from are")
-    return location_to_write(run_dir, bucket_is_private)
 
 
 def _on_trust(config: AuditConfig, dataset: Dataset) -> dict[str, str]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from indpriv._files import (
 from indpriv._folders import make_folder, named_by_person, refuse_links, remove_file
 from indpriv._plain import to_json
 from indpriv._reading import Text, check, named, table
-from indpriv._storage import is_remote, location, remove_tree
+from indpriv._storage import is_remote, location
 from indpriv.analysis.audited_run import choose_groups
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
 from indpriv.analysis.lookup import Lookup
@@ -60,8 +61,7 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
     Raises:
         InputError: another process writes the audit directory.
     """
-    folders = () if is_remote(output_dir) else (output_dir, *output_dir.parents)
-    made = [path for path in folders if not path.exists()]
+    made = [path for path in (output_dir, *output_dir.parents) if not path.exists()]
     folder = make_folder(make_folder(output_dir), _IN_PROGRESS)
     writer = OneWriter(folder, output_dir)
     kept = False
@@ -78,7 +78,7 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
     finally:
         writer.close()
         if not kept:
-            remove_tree(folder)
+            rmtree(folder, ignore_errors=True)
             if output_dir in made and not (output_dir / SUMMARY).is_file():
                 for name in (_HERE, _MADE):
                     remove_file(output_dir / name)
@@ -92,8 +92,6 @@ def made_here(folder: Path) -> bool:
 
     No archive brings a file's number and time of change; new modes or owners change that time too.
     """
-    if is_remote(folder):
-        return True
     with suppress(EvidenceError):  # a damaged mark is none
         return (folder / _MADE).is_file() and read_json(folder / _MADE) == _made(folder) != []
     return False
@@ -102,16 +100,24 @@ def made_here(folder: Path) -> bool:
 def default_output(path: Path) -> tuple[Path, str]:
     """Where the audit of a run is written unless told otherwise, and what to say of it.
 
-    RUN/audit; in the working folder, if that or RUN is somebody else's or cannot be written.
+    RUN/audit; in the working folder, if that or RUN is somebody else's, in object storage, or
+    cannot be written.
     """
     inside, outside = path / "audit", Path(f"{path.resolve().name}-audit")
-    if is_remote(path) or not path.exists():
-        return inside, ""
-    named_by_person(path)
-    is_own = not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid()
-    is_own &= not inside.exists() or made_here(inside)
-    if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
-        return inside, ""
+    text = f"the audit of {path} is written to {outside}"
+    if not is_remote(path):
+        if not path.exists():
+            return inside, ""
+        named_by_person(path)
+        is_own = not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid()
+        is_own &= not inside.exists() or made_here(inside)
+        if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
+            return inside, ""
+        text = (
+            f"{path} or its audit is another user's, came from elsewhere, had its modes changed "
+            f"(chmod -R), or cannot be written: the audit is written to {outside}. If {path} is "
+            f"yours, --output-dir {inside} writes there"
+        )
     audited, found = ("run", "recorder", "log_sha256"), ""
     if outside.is_symlink() or (outside.exists() and not made_here(outside)):
         found = "is a link, or is not known to be an audit of yours"
@@ -124,11 +130,6 @@ def default_output(path: Path) -> tuple[Path, str]:
             f"{outside}, where the audit of {path} would be written, {found}; name a directory "
             "with --output-dir"
         )
-    text = (
-        f"{path} or its audit is another user's, came from elsewhere, had its modes changed "
-        f"(chmod -R), or cannot be written: the audit is written to {outside}. If {path} is yours, "
-        f"--output-dir {inside} writes there"
-    )
     return outside, text
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._progress import StageProgress, silent
-from indpriv._storage import location, location_to_write
+from indpriv._storage import bucket_to_write, location, location_on_disk
+from indpriv._upload import upload
 from indpriv.accountant.account import account_parts
 from indpriv.accountant.blocks import workers_of
 from indpriv.accountant.cluster import versions
@@ -54,6 +55,7 @@ def audit(
     signals: Path | None = None,
     baseline_signals: Path | None = None,
     engine: str = "local",
+    upload_to: str | Path | None = None,
     bucket_is_private: bool = False,
     since: Audit | None = None,
     progress: StageProgress | None = None,
@@ -63,8 +65,8 @@ def audit(
 
     Args:
         path: a run directory, or its address, e.g. s3://bucket/runs/adult.
-        output_dir: the same for epsilon.parquet, audit.json, report.html and copies of the example
-            tables.
+        output_dir: a directory for epsilon.parquet, audit.json, report.html and copies of the
+            example tables.
         by: columns such as "race" or "age:bins=10"; default those in run.json, else label and all
             metadata.
         unit_column: metadata column that names the owner of each row; epsilons are then of owners.
@@ -74,7 +76,8 @@ def audit(
         signals: folder of `train_references` for this run; attacks that need one are then run.
         baseline_signals: the same for the non-private baseline.
         engine: "local", or "ray" to account on a Ray cluster that reads the same `path`.
-        bucket_is_private: that only those who may see the audit can read a bucket it is written to.
+        upload_to: address to which the audit is sent once it is whole, e.g. s3://bucket/audit.
+        bucket_is_private: say that only those who may see the audit can read that bucket.
         since: an earlier audit, with which the report compares this one.
         progress: called as progress(stage, done, total).
         method: how epsilons are computed, see `MethodOptions`.
@@ -86,7 +89,8 @@ def audit(
         InputError: no run directory, or output_dir is it; no delta; a column that does not exist.
         EvidenceError: a log that is damaged or contradicts itself.
     """
-    path, output_dir = location(path), location_to_write(output_dir, bucket_is_private)
+    path, output_dir = location(path), location_on_disk(output_dir, "an audit is")
+    target = bucket_to_write(upload_to, bucket_is_private)
     _check_arguments(path, output_dir, images)
     workers, tell = workers_of(engine), progress or silent
     folders = (signals, baseline_signals)
@@ -104,6 +108,8 @@ def audit(
         run = AuditedRun(log, epsilons, recorded, name, by, chosen, seed, command, tell)
         found = find_all(run)
         _write(output_dir, run, found, images, since)
+    if target is not None:
+        upload(output_dir, target, bucket_is_private=True)
     return found
 
 

@@ -42,15 +42,10 @@ def show_result(as_json: bool, content: object, print_it: Callable[..., None], *
         print_it(*of, Console(highlight=False))
 
 
-def check_folder(option: str, folder: Path, *, or_address: bool = False) -> None:
-    """Raise InputError if a file stands where the folder or one of its parents is needed.
+def check_folder(option: str, folder: Path) -> None:
+    """Raise InputError if a file stands where the folder or one of its parents is needed."""
+    from indpriv._storage import location_on_disk
 
-    or_address: it may lie in object storage.
-    """
-    from indpriv._storage import is_remote, location, location_on_disk
-
-    if or_address and is_remote(location(folder)):
-        return
     location_on_disk(folder, f"{option} names what is")
     existing = next((part for part in (folder, *folder.parents) if part.exists()), None)
     if existing is not None and not existing.is_dir():

@@ -79,7 +79,7 @@ def audit(
     output_dir, text = (location(output_dir), "") if output_dir else default_output(path)
     if text:
         errors().print(escape(text))
-    check_folder("--output-dir", output_dir, or_address=True)
+    check_folder("--output-dir", output_dir)
     if spec is not None:
         of_replay["delta"] = options["delta"]
         path = _replayed(path, spec, make_folder(output_dir) / "replay", of_replay)

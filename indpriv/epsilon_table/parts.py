@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from indpriv._arrays import IntArray
 from indpriv._columns import Rows, as_rows
 from indpriv._folders import make_folder, remove_file
 from indpriv._reading import Whole, check, named, table
-from indpriv._storage import remove_tree
 from indpriv.epsilon_table.table import KEPT_DETAILS, Account, EpsilonTable
 from indpriv.errors import EvidenceError
 
@@ -264,7 +264,7 @@ def write_epsilons(
 
     n_rows = len(epsilons)
     if path.is_dir():
-        remove_tree(path)
+        rmtree(path, ignore_errors=True)
     if n_rows <= LARGEST_FILE:
         epsilons.table(epsilons.details).to_parquet(path, columns=further(0, n_rows))
         return

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv._storage import location_to_write
+from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv.errors import InputError
 from indpriv.round_recorder import RoundRecorder
 
@@ -33,6 +33,7 @@ def recorded(
     client_of: Callable[[Any], Any] | None = None,
     seeded: bool = False,
     resume_at: int | None = None,
+    upload_to: str | Path | None = None,
     bucket_is_private: bool = False,
     run_info: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -51,6 +52,7 @@ def recorded(
         client_of: the client of a reply, one of client_ids, where it is not the node.
         seeded: Python's or numpy's random numbers have a known seed: the run gives no privacy.
         resume_at: as for `RoundRecorder`.
+        upload_to: as for `RoundRecorder`.
         bucket_is_private: as for `RoundRecorder`.
         run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
 
@@ -68,10 +70,12 @@ def recorded(
     options = {
         "seeded": seeded,
         "resume_at": resume_at,
+        "upload_to": upload_to,
         "bucket_is_private": bucket_is_private,
         "run_info": {"participation": "known", **(run_info or {})},
     }
-    run_dir = location_to_write(run_dir, bucket_is_private)
+    run_dir = location_on_disk(run_dir, "a run is")
+    bucket_to_write(upload_to, bucket_is_private)
     rounds = _Rounds(strategy, run_dir, client_ids, client_of, options)
 
     class Recorded(type(strategy)):  # type: ignore[misc]

@@ -239,10 +239,6 @@ class NormLogWriter:
         """Append the line that says that the run ended as intended, with the last counts."""
         self._journal.append("close", evidence=counts.to_json())
 
-    def check(self) -> None:
-        """Raise InputError if another process has taken the directory (object storage)."""
-        self._journal.check()
-
     def close(self) -> None:
         """Release the directory."""
         self._journal.close()
@@ -253,7 +249,6 @@ class NormLogWriter:
         return norms if self._levels is None else self._levels.encode(norms, max_grad_norm)
 
     def _write(self, name: str, content: bytes) -> dict[str, Any]:
-        self.check()  # so that no file of another process is replaced
         _files.write_atomically(self._folder / name, content)
         return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 from indpriv import _checks
 from indpriv._facts import text
 from indpriv._files import write_json
-from indpriv._storage import location_to_write
+from indpriv._storage import bucket_to_write, location_on_disk
+from indpriv._upload import uploaded
 from indpriv.errors import EvidenceWarning, InputError
 from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.recording_policy import RecordingPolicy
@@ -56,7 +57,7 @@ class Recorder:
     If training uses `torch.autocast`, construct the Recorder under the same autocast.
 
     Args:
-        run_dir: a new directory for the run (0700), or its address, e.g. s3://bucket/runs/adult.
+        run_dir: a new directory for the run (0700).
         dataset: the training set that the loader draws from, map-style, of (inputs, targets), or of
             dicts that the model takes by keyword, as Hugging Face's do.
         unpack: for other batches, of the test set too: a function from a batch of the loader to
@@ -104,12 +105,13 @@ class Recorder:
         resume_at: continue the log in run_dir at this step, that of the checkpoint from which
             training resumes; or pass what `state_dict` returned for that checkpoint. Steps logged
             beyond it become void.
-        on_write_error: if the log cannot be written (a full disk, a bucket out of reach), "stop"
+        on_write_error: if the log cannot be written (a full disk) or sent, "stop"
             training, or "continue" it without recording. What was logged before stays, and the log
             says that it was not closed.
         attack: attacks the run while it trains and writes its scores to the run directory:
             `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`.
-        bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
+        upload_to: address to which the run is sent when it is closed, e.g. s3://bucket/runs/adult.
+        bucket_is_private: say that only those who may see norms can read that bucket.
         start: what the first model was made from: "random", or e.g. "pretrained on public texts".
             Nobody can see it; unsaid, reports name it as on trust.
         public_settings: a law of your own that moves settings by the step alone: step -> e.g.
@@ -164,6 +166,7 @@ class Recorder:
         resume_at: int | Mapping[str, Any] | None = None,
         on_write_error: str = "stop",
         attack: RunAttack | None = None,
+        upload_to: str | Path | None = None,
         bucket_is_private: bool = False,
         start: str | None = None,
         public_settings: PublicSettings | None = None,
@@ -171,7 +174,8 @@ class Recorder:
         sign_with: str | Path | None = None,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
-        self.run_dir = location_to_write(run_dir, bucket_is_private)
+        self.run_dir = location_on_disk(run_dir, "a run is")
+        self._upload_to = bucket_to_write(upload_to, bucket_is_private)
         loss_fn = with_targets(loss_fn)
         data = TrainingData(
             dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata, unpack
@@ -260,8 +264,13 @@ class Recorder:
             self._plan, header = self._plan.agreed(ranks, run, norm_pass)
             shared_pass = SharedPass(ranks, run.whole, norm_pass, train, data.ids)
             about = {**environment_of(device), **self._run_info, "recorder": dict(header.run)}
+            upload_to = self._upload_to if ranks.writes else None
+            recording = _recording(self._plan, header, run, shared_pass, test, about)
             try:
-                with _recording(self._plan, header, run, shared_pass, test, about) as self._session:
+                with (
+                    uploaded(self.run_dir, upload_to, self._plan.on_write_error),
+                    recording as self._session,
+                ):
                     yield self
             finally:
                 self._session = self._run = None

@@ -18,7 +18,6 @@ import numpy as np
 
 from indpriv._arrays import FloatArray
 from indpriv._folders import make_folder
-from indpriv._storage import StorageError
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.norm_log.session_counts import SessionCounts
@@ -106,7 +105,7 @@ class RunLog:
         """Let a disk error in the block end training, or only the log: see on_write_error."""
         try:
             yield
-        except (OSError, StorageError) as error:
+        except OSError as error:
             if self._plan.on_write_error == "stop":
                 raise
             self.is_lost = True
@@ -183,11 +182,6 @@ class RunLog:
                     self._logged[number] += len(equal)
             self._first += len(equal)
             del self._settings[: len(equal)]
-
-    def check(self) -> None:
-        """Raise InputError if another process has taken the run directory (object storage)."""
-        for writer in self._writers:
-            writer.check()
 
     def finish(self, counts: SessionCounts) -> None:
         """Say that the run ended as its loop meant it to."""

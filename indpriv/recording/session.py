@@ -124,7 +124,6 @@ class Session:
         """Log every step that was taken, and return their number."""
         with deferred_interrupts():
             self._log.flush(self.counts, self._filtered)
-        self._log.check()  # for what is written beside the log now
         return self._step
 
     def counts(self) -> SessionCounts:

@@ -21,7 +21,7 @@ from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
 from processes import running
-from runs import PER_EXAMPLE, make_run, record
+from runs import PER_EXAMPLE, blobs, make_run, record
 
 WRITE_WHILE_TESTED = """
 import os, sys
@@ -251,3 +251,20 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         record(make_run(), tmp_path / "one", every=None, resume_at={"step": 3})
     with pytest.raises(InputError, match="is not attached"):
         Recorder(tmp_path / "new", dataset=run.dataset, loss_fn=PER_EXAMPLE).state_dict()
+
+
+def test_lines_of_steps_are_written_once_where_the_log_of_the_test_set_fails(tmp_path, monkeypatch):
+    plain, failures = NormLogWriter.steps, [1]
+
+    def fails_once(self, first, *arguments, **options):
+        if self.run_dir.name == "holdout" and failures:
+            failures.pop()
+            raise OSError("no answer")
+        plain(self, first, *arguments, **options)
+
+    monkeypatch.setattr(NormLogWriter, "steps", fails_once)
+    with pytest.raises(OSError, match="no answer"):
+        record(make_run(), tmp_path / "run", test_set=blobs(40), record_holdout=True)
+    steps = {read_state(tmp_path / folder).total_steps for folder in ("run", "run/holdout")}
+    assert len(steps) == 1
+    assert steps != {0}

@@ -35,7 +35,6 @@ from audits.training.run_record import (
     finish_record,
     first_record,
     noise_and_clipping,
-    run_location,
 )
 from audits.training.step_plan import epsilons_after, planned_steps
 from audits.training.steps import stop_requests
@@ -43,6 +42,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_json
 from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
+from indpriv._storage import location_on_disk
 from indpriv.accountant import account
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.errors import InputError
@@ -66,7 +66,6 @@ def train_federated(
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
     resume: bool = False,
-    bucket_is_private: bool = False,
     sign_with: str | Path | None = None,
 ) -> TrainedRun:
     """Train an audit's model in rounds of clients, and record them.
@@ -81,7 +80,7 @@ def train_federated(
     """
     if config.federated is None:
         raise InputError(f"{config.name} has no table [federated]; train it with `train`")
-    run_dir, settings = run_location(config, run_dir, bucket_is_private), config.federated
+    run_dir, settings = location_on_disk(run_dir, "a run is"), config.federated
     started, randomness, begun, rows = time.monotonic(), Randomness.from_seed(seed), None, None
     if resume:
         begun = Progress.read(run_dir, config)
@@ -218,7 +217,6 @@ def _recording(
         clipping=config.training.clipping,
         seeded=bool(about["seeded"]),
         resume_at=None if begun is None else begun.rounds * steps_per_round,
-        bucket_is_private=True,  # or `train_federated` would have refused it
         sign_with=sign_with,
         run_info=about,
     ) as recorder:

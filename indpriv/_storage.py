@@ -1,0 +1,381 @@
+"""Runs and audits in object storage: paths to read them, with the methods of pathlib that we use.
+
+An address such as s3://bucket/runs/adult becomes a `RemotePath`, which reads by pyarrow.fs: S3
+(s3), Google Cloud Storage (gs, gcs), Azure (abfs, abfss). Functions that read a Path take one too.
+Whatever is written is written on a disk; `indpriv.upload` sends it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import file_digest
+from hashlib import sha256 as sha256_of
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
+from urllib.request import url2pathname
+
+from indpriv.errors import EvidenceError, InputError
+
+_SECRETS = {"sig", "client_secret"}  # what pyarrow takes in an address of Azure
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+_GOOGLE_TRIES_FOR = 80  # seconds, where its library would for minutes; others wait _PAUSES
+_PAUSES = (1.0, 4.0, 15.0, 60.0)  # seconds, before a server that did not answer is asked again
+_ASK_AGAIN = re.compile(  # messages of the library of AWS at which asking again may help
+    "NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING"
+)
+_NO_RIGHT = (
+    "these credentials have no right to do so in bucket {bucket}; ask its owner, or pass others "
+    "by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or GOOGLE_APPLICATION_CREDENTIALS"
+)
+_NO_BUCKET = "there is no bucket {bucket}; create it, or correct the address"
+_REASONS = {  # with words of the libraries of AWS, Google and Azure, whose messages pyarrow passes
+    "there are no credentials for bucket {bucket}; pass them by GOOGLE_APPLICATION_CREDENTIALS, or "
+    "read a public bucket as gs://anonymous@BUCKET": "OAuth2 access token",
+    "the credentials have expired; renew them": "ExpiredToken",
+    _NO_RIGHT: "ACCESS_DENIED|PERMISSION_DENIED|UNAUTHENTICATED|AuthorizationFailure|"
+    "AuthorizationPermissionMismatch|NoAuthenticationInformation",
+    _NO_BUCKET: "NO_SUCH_BUCKET|ContainerNotFound",
+    "the server does not answer; check the network and endpoint_override": "NETWORK_CONNECTION|"
+    "UNAVAILABLE|Could not connect to server|Could not resolve host",
+}
+_KEPT_BYTES, _KEPT_BYTES_OF_DISK = 1 << 28, 1 << 26  # a disk is read again at little cost
+
+if TYPE_CHECKING:
+    _Base = Path
+else:
+    _Base = PurePosixPath
+
+
+@dataclass(frozen=True)
+class RemoteStat:
+    """What `RemotePath.stat` knows. Buckets have no links, nor modes."""
+
+    st_size: int
+    st_mode: int = 0
+
+
+class StorageError(InputError):
+    """Object storage that does not let us read or write."""
+
+
+class RemotePath(_Base):
+    """A path in object storage. Its parts are /SCHEME/OPTIONS/BUCKET/..., so that it is pure.
+
+    A method of pathlib that is missing here fails, and never reads a local file.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __str__(self) -> str:
+            _, scheme, options, *rest = self.parts
+            query = unquote(options[1:])
+            return f"{scheme}://{'/'.join(rest)}" + (f"?{query}" if query else "")
+
+        def __fspath__(self) -> str:
+            raise TypeError(f"{self} lies in object storage, and a file on a disk is needed")
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _location, (str(self),)
+
+        def is_file(self) -> bool:
+            return self._info().is_file
+
+        def is_dir(self) -> bool:
+            """Whether anything lies below: buckets have no empty folders."""
+            return not self.is_file() and bool(self.files_below())
+
+        def exists(self) -> bool:
+            return self.is_file() or self.is_dir()
+
+        def stat(self) -> RemoteStat:
+            info = self._info()
+            if not info.is_file:
+                raise FileNotFoundError(f"{self} does not exist")
+            return RemoteStat(info.size)
+
+        def lstat(self) -> RemoteStat:
+            return RemoteStat(0)
+
+        def iterdir(self) -> Iterator[RemotePath]:
+            return iter(dict.fromkeys(self / name.partition("/")[0] for name in self.files_below()))
+
+        def glob(self, pattern: str) -> Iterator[RemotePath]:
+            return (path for path in self.iterdir() if path.match(pattern))
+
+        def open(self, mode: str = "rb") -> Any:
+            if mode != "rb":
+                raise ValueError(f"{self} is opened to read bytes, not with mode {mode!r}")
+            system, key = self._where()
+            return self._asked("read", lambda: system.open_input_file(key))
+
+        def read_bytes(self) -> bytes:
+            system, key = self._where()
+
+            def read() -> bytes:
+                with system.open_input_file(key) as file:
+                    return file.read()
+
+            return self._asked("read", read)
+
+        def absolute(self) -> RemotePath:
+            return self
+
+        def resolve(self) -> RemotePath:
+            return self
+
+    def put(self, file: Path) -> None:
+        """Send a file on a disk: readers see the old object or all of the new one."""
+        system, key = self._where()
+
+        def put() -> None:
+            with file.open("rb") as content:
+                stream = system.open_output_stream(key)
+                shutil.copyfileobj(content, stream, 1 << 24)
+                stream.close()
+
+        def uninterrupted() -> None:
+            # A stream that is dropped puts what it has. Ctrl-C reaches the main thread only.
+            with ThreadPoolExecutor(1) as one:
+                one.submit(put).result()
+
+        self._asked("write", uninterrupted)
+
+    def files_below(self) -> dict[str, Any]:
+        """Path below this folder -> what the server says of the file, of all in order."""
+        from pyarrow.fs import FileSelector
+
+        system, key = self._where()
+        selector = FileSelector(key, allow_not_found=True, recursive=True)
+        found = self._asked("list", lambda: system.get_file_info(selector))
+        files = sorted((info for info in found if info.is_file), key=lambda info: info.path)
+        return {info.path.removeprefix(f"{key}/"): info for info in files}
+
+    def _where(self) -> tuple[Any, str]:
+        """The file system, and the key there."""
+        _, scheme, options, bucket, *rest = self.parts
+        system, root = _file_system(scheme, bucket, unquote(options[1:]))
+        return system, "/".join([root, *rest])
+
+    def _info(self) -> Any:
+        system, key = self._where()
+        return self._asked("read", lambda: system.get_file_info(key))
+
+    def _asked(self, what: str, call: Callable[[], Any]) -> Any:
+        """What a call of the server returns; it is repeated while the server does not answer.
+
+        Raises:
+            StorageError: the storage error.
+            FileNotFoundError: the object does not exist.
+        """
+        for pause in (*_PAUSES, None):
+            try:
+                return call()
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if pause is None or not _ASK_AGAIN.search(str(error)):
+                    reason = _reason_of(error, self.parts[3])
+                    raise StorageError(f"{self}: cannot {what}: {reason}") from error
+            time.sleep(pause)
+
+
+def _reason_of(error: OSError, bucket: str) -> str:
+    """A reason with its remedy, or what the library said."""
+    for reason, words in _REASONS.items():
+        if re.search(words, str(error)):
+            return reason.format(bucket=bucket)
+    return str(error)
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path lies in object storage."""
+    return isinstance(path, RemotePath)
+
+
+def location(path: str | Path) -> Path:
+    """The path of a directory that is given as a path or as an address with a scheme.
+
+    A Path that an address was made into has lost a slash, which is put back.
+
+    Raises:
+        InputError: a scheme that is not known, no bucket, or credentials in the address, which
+            reports would repeat.
+    """
+    if isinstance(path, RemotePath):
+        return path
+    has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path))  # C:/ is a drive
+    return _location(str(path)) if has_scheme else Path(path)
+
+
+def location_on_disk(path: str | Path, what: str) -> Path:
+    """The path of a directory that can only be written on a disk; see `location`.
+
+    Raises:
+        InputError: as `location`; or object storage. what: that is written there, with a verb.
+    """
+    found = location(path)
+    if is_remote(found):
+        raise InputError(
+            f"{found} lies in object storage: {what} written on a disk; pass a directory there. "
+            "Recorder, RoundRecorder and audit send it to a bucket with upload_to, and "
+            "indpriv.upload does so later"
+        )
+    return found
+
+
+def bucket_to_write(
+    address: str | Path | None, bucket_is_private: bool = False
+) -> RemotePath | None:
+    """The place in object storage that sensitive files are sent to; None for None.
+
+    Raises:
+        InputError: as `location`; or no address, or storage that nobody said is private.
+    """
+    found = None if address is None else location(address)
+    if found is None or (isinstance(found, RemotePath) and bucket_is_private):
+        return found
+    if not is_remote(found):
+        raise InputError(
+            f"upload_to={found} is no address of object storage; pass e.g. s3://bucket/runs/adult"
+        )
+    raise InputError(
+        f"{found} lies in object storage. On a disk, indpriv writes files that only their "
+        "owner can read; who can read a bucket, its settings decide. Make sure that nobody "
+        "else can, and pass bucket_is_private=True (--set bucket_is_private)"
+    )
+
+
+def _location(address: str) -> Path:
+    address = re.sub(r"^([^:]+):/+", lambda found: f"{found[1].lower()}://", address)
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        return Path(url2pathname(f"/{parts.netloc}{parts.path}"))
+    if parts.scheme not in SCHEMES:
+        raise InputError(
+            f"{address}: {parts.scheme}:// is no storage that we read; pass a path, file://, or "
+            f"one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        )
+    if not parts.netloc or _holds_credentials(parts):
+        problem = (
+            "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
+        )
+        raise InputError(
+            f"{parts.scheme}:// address {problem}: pass {parts.scheme}://BUCKET/PATH, and "
+            "credentials by the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    options = quote(parts.query, safe="")
+    below = parts.path.strip("/").split("/") if parts.path.strip("/") else []
+    return RemotePath("/", parts.scheme, f"?{options}", parts.netloc, *below)
+
+
+def _holds_credentials(parts: SplitResult) -> bool:
+    """Whether an address does: Azure's has CONTAINER@ACCOUNT, Google's may have anonymous@."""
+    user, at, _ = parts.netloc.rpartition("@")
+    if parts.scheme in ("abfs", "abfss"):
+        return ":" in user or not _SECRETS.isdisjoint(parse_qs(parts.query))
+    return bool(at) and not (parts.scheme in ("gs", "gcs") and user == "anonymous")
+
+
+@lru_cache
+def _file_system(scheme: str, bucket: str, query: str) -> tuple[Any, str]:
+    """The pyarrow file system of a bucket, and how keys there begin."""
+    import pyarrow as pa
+    from pyarrow import fs
+
+    if scheme in ("gs", "gcs") and "retry_limit_seconds" not in query:
+        query = "&".join(filter(None, (query, f"retry_limit_seconds={_GOOGLE_TRIES_FOR}")))
+    try:
+        system, root = fs.FileSystem.from_uri(
+            f"{scheme}://{bucket}/" + (f"?{query}" if query else "")
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{scheme}://{bucket} cannot be used: {error}") from error
+    root = str(root).strip("/")
+    try:  # what does not exist is never found, whether an object or its bucket
+        missing = not system.get_file_info(root).type
+    except OSError as error:
+        reason = _reason_of(error, bucket)
+        if reason != _NO_RIGHT.format(bucket=bucket):  # it may be that of looking at a bucket only
+            raise InputError(f"{scheme}://{bucket}: {reason}") from error
+        missing = False
+    if missing:
+        raise InputError(f"{scheme}://{bucket}: {_NO_BUCKET.format(bucket=bucket)}")
+    return system, root
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Name -> bytes of each file in a folder, in one listing; nothing where there is no folder."""
+    if isinstance(folder, RemotePath):
+        return {name: info.size for name, info in folder.files_below().items() if "/" not in name}
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+        return {entry.name: entry.stat().st_size for entry in files}
+
+
+def check_hash(path: Path, sha256: str) -> None:
+    """Raise EvidenceError unless a file on a disk is there and has this hash."""
+    try:
+        with path.open("rb") as file:
+            _compare(path, file_digest(file, "sha256").hexdigest(), sha256)
+    except FileNotFoundError as error:
+        raise EvidenceError(f"{path} is missing; restore it from a copy") from error
+
+
+def _compare(path: Path, found: str, sha256: str) -> None:
+    if found != sha256:
+        raise EvidenceError(
+            f"{path} was changed: its hash is not the journal's; restore it from a copy"
+        )
+
+
+class _Kept:
+    """Files that were read and compared with their hash, as many as fit into a few bytes."""
+
+    def __init__(self, largest: int) -> None:
+        self._lock, self._size, self._largest = threading.Lock(), 0, largest
+        self._content: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+
+    def read(self, path: Path, sha256: str) -> bytes:
+        key = (str(path), sha256)
+        with self._lock:
+            if key in self._content:
+                self._content.move_to_end(key)
+                return self._content[key]
+        content = path.read_bytes()
+        _compare(path, sha256_of(content).hexdigest(), sha256)
+        with self._lock:
+            if key not in self._content:  # another thread may have read it too
+                self._content[key] = content
+                self._size += len(content)
+            while self._size > self._largest:
+                self._size -= len(self._content.popitem(last=False)[1])
+        return content
+
+
+_of_buckets, _of_disk = _Kept(_KEPT_BYTES), _Kept(_KEPT_BYTES_OF_DISK)
+
+
+def read_verified(path: Path, sha256: str) -> bytes:
+    """The content of a file, compared with its hash while it is read. Sensitive: it is kept.
+
+    What was read is kept as long as there is room, so that each byte is read once.
+
+    Raises:
+        EvidenceError: the file is missing, or its hash is another.
+    """
+    try:
+        return (_of_buckets if is_remote(path) else _of_disk).read(path, sha256)
+    except FileNotFoundError as error:
+        raise EvidenceError(f"{path} is missing; restore it from a copy") from error
