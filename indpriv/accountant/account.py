@@ -47,8 +47,7 @@ from indpriv.accountant.units import (
     unit_steps,
     worst_cases,
 )
-from indpriv.epsilon_table import EpsilonParts, EpsilonTable
-from indpriv.epsilon_table.parts import PartsWriter, ranges
+from indpriv.epsilon_table import EpsilonParts, EpsilonTable, PartsWriter, ranges
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Levels, Records

@@ -35,8 +35,7 @@ from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
 from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.analysis.summary import Audit
-from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
-from indpriv.epsilon_table.parts import MARKER, write_epsilons
+from indpriv.epsilon_table import MARKER, EpsilonParts, Epsilons, EpsilonTable, write_epsilons
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.journal_state import read_state

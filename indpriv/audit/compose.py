@@ -21,8 +21,7 @@ from indpriv.analysis.recorded_run import RecordedRun, recorded_run, with_units
 from indpriv.analysis.variants import usual_participation, usual_relation
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.audit.method_of_run import as_checked
-from indpriv.epsilon_table import EpsilonTable
-from indpriv.epsilon_table.parts import write_epsilons
+from indpriv.epsilon_table import EpsilonTable, write_epsilons
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import NormLog, open_run

@@ -34,8 +34,7 @@ from indpriv.analysis.recorded_run import recorded_run, with_units
 from indpriv.analysis.summary import Audit, findings
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
 from indpriv.audit.method_of_run import as_checked
-from indpriv.epsilon_table import Account, EpsilonParts
-from indpriv.epsilon_table.parts import LARGEST_FILE
+from indpriv.epsilon_table import LARGEST_FILE, Account, EpsilonParts
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import open_run

@@ -30,8 +30,7 @@ from indpriv.analysis.recorded_run import (
 from indpriv.analysis.summary import Audit
 from indpriv.audit.audit_directory import in_progress, write_audit
 from indpriv.audit.method_of_run import MethodOptions, as_checked, method_of_run
-from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
-from indpriv.epsilon_table.parts import LARGEST_FILE
+from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import NormLog, open_run

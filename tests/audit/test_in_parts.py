@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv import _files, example_table
+from indpriv import _files, epsilon_table, example_table
 from indpriv._files import write_json
 from indpriv._plain import to_json
 from indpriv.accountant import blocks
 from indpriv.analysis import norms_over_training, recorded_run, run_facts, variants
 from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit, pipeline
-from indpriv.epsilon_table import EpsilonTable, parts
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log import norm_log, reader, records
 from synthetic import small_run, write_run
@@ -26,12 +26,12 @@ OF_ROWS = (
     (norms_over_training, "ROW_GROUP_SIZE"),
     (run_facts, "_HASHED_AT_ONCE"),
     (recorded_run, "ROW_GROUP_SIZE"),
-    (parts, "PART_ROWS"),
+    (epsilon_table, "PART_ROWS"),
     (records, "PART_SIZE"),
     (norm_log, "ROW_GROUP_SIZE"),
 )
 LIMITS = (
-    (parts, "LARGEST_FILE"),
+    (epsilon_table, "LARGEST_FILE"),
     (pipeline, "LARGEST_FILE"),
     (reader, "LARGEST_FILE"),
     (records, "LARGEST_FILE"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from every_account import ACCOUNTS, DELTA, QUICK, N
-from indpriv import InputError, _files, account
+from indpriv import InputError, _files, account, epsilon_table
 from indpriv._files import OneWriter, read_parquet
 from indpriv.accountant import blocks, cluster
 from indpriv.accountant.account import account_parts
@@ -19,7 +19,6 @@ from indpriv.accountant.method import Method, owners_of
 from indpriv.accountant.units import first_rows
 from indpriv.audit import audit
 from indpriv.audit.audit_directory import in_progress
-from indpriv.epsilon_table import parts
 from indpriv.errors import PrivacyWarning
 from synthetic import write_run
 
@@ -29,7 +28,7 @@ quick = pytest.mark.usefixtures("no_extras")
 @pytest.fixture
 def parts_of_50(monkeypatch):
     for module, name in (
-        (parts, "PART_ROWS"),
+        (epsilon_table, "PART_ROWS"),
         (_files, "ROW_GROUP_SIZE"),
         (blocks, "ROW_GROUP_SIZE"),
     ):
@@ -136,7 +135,7 @@ def test_an_audit_of_known_participation_that_stops_while_parts_share_their_wors
 ):
     make, options = ACCOUNTS["known, people"]
     log, method, folder = make(), Method(delta=DELTA, **options), tmp_path / "parts"
-    plain, written = parts.EpsilonTable.with_worst_case, []
+    plain, written = epsilon_table.EpsilonTable.with_worst_case, []
 
     def stop(table, epsilon):
         written.append(epsilon)
@@ -144,10 +143,10 @@ def test_an_audit_of_known_participation_that_stops_while_parts_share_their_wors
             raise KeyboardInterrupt
         return plain(table, epsilon)
 
-    monkeypatch.setattr(parts.EpsilonTable, "with_worst_case", stop)
+    monkeypatch.setattr(epsilon_table.EpsilonTable, "with_worst_case", stop)
     with pytest.raises(KeyboardInterrupt):
         account_parts(log, method, folder, {})
-    monkeypatch.setattr(parts.EpsilonTable, "with_worst_case", plain)
+    monkeypatch.setattr(epsilon_table.EpsilonTable, "with_worst_case", plain)
     assert len(list(folder.glob("part-*"))) == 5
     found = account_parts(log, method, folder, {})
     assert_same_bits(found.table(found.details), account(log, delta=DELTA, **options))

@@ -5,21 +5,22 @@ import pandas as pd
 import pytest
 
 from indpriv import EpsilonTable, EvidenceError, InputError
+from indpriv import epsilon_table as tables
 from indpriv._files import read_parquet
-from indpriv.epsilon_table import EpsilonParts, parts
+from indpriv.epsilon_table import EpsilonParts
 from synthetic import epsilon_table
 
 
 @pytest.fixture(params=["file", "folder"])
 def written(request, tmp_path, monkeypatch):
     """A table of 23 rows with two further columns, in parts of 5 rows."""
-    monkeypatch.setattr(parts, "PART_ROWS", 5)
-    monkeypatch.setattr(parts._files, "ROW_GROUP_SIZE", 5)
-    monkeypatch.setattr(parts, "LARGEST_FILE", 20 if request.param == "folder" else 100)
+    monkeypatch.setattr(tables, "PART_ROWS", 5)
+    monkeypatch.setattr(tables._files, "ROW_GROUP_SIZE", 5)
+    monkeypatch.setattr(tables, "LARGEST_FILE", 20 if request.param == "folder" else 100)
     table = epsilon_table(np.linspace(0.1, 2.0, 23))
     columns = pd.DataFrame({"label": np.arange(23) % 3, "race": list("abcdefghijklmnopqrstuvw")})
     path = tmp_path / "epsilon.parquet"
-    parts.write_epsilons(table, path, columns)
+    tables.write_epsilons(table, path, columns)
     assert path.is_dir() == (request.param == "folder")
     return path, table, columns
 
@@ -55,7 +56,7 @@ def test_any_reader_of_parquet_reads_the_folder(written):
 
 def test_a_shorter_table_replaces_a_folder(written):
     path, _, _ = written
-    parts.write_epsilons(epsilon_table([1.0, 2.0]), path)
+    tables.write_epsilons(epsilon_table([1.0, 2.0]), path)
     assert path.is_file()
     assert len(EpsilonTable.from_frame(read_parquet(path))) == 2
 

@@ -1,0 +1,590 @@
+"""The epsilon of each example and its claim, in memory or in the parts of a data set. Sensitive.
+
+An individual epsilon describes the run that happened. It is not a differential-privacy guarantee.
+
+epsilon.parquet is a file, or a folder of parts where the table is long. A folder holds
+`_account.json`, which says what its parts belong to and how many there are, and part-00000.parquet,
+part-00001.parquet and so on, each with the next PART_ROWS rows and the columns and metadata of a
+file. A part exists whole or not at all. Readers of Parquet data sets leave out names that begin
+with an underscore, and read the rows in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shutil import rmtree
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import Field
+
+from indpriv import _files
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._columns import Rows, as_rows
+from indpriv._folders import make_folder, remove_file
+from indpriv._formatting import format_delta, format_epsilon
+from indpriv._plain import from_json
+from indpriv._reading import Whole, check, named, table
+from indpriv.errors import EvidenceError, InputError
+
+DISCLAIMER = (
+    "Individual epsilon describes this run. It is not a differential-privacy guarantee; "
+    "quote the worst-case epsilon as the guarantee."
+)
+FALSE_POSITIVE_RATE = 0.01  # at which accounts state the limit on membership tests
+KEPT_DETAILS = ("n_rows", "unit_worst_case", "true_positive_limit")
+PART_ROWS = _files.ROW_GROUP_SIZE
+LARGEST_FILE = 4 * PART_ROWS  # rows: a longer table is a folder of parts
+MARKER = "_account.json"
+_PARTS = table({Annotated[Whole, Field(ge=1)]: "rows"})
+_ENDS = ("epsilon", "epsilon_lower", "epsilon_upper")
+_KINDS = {
+    **dict.fromkeys(_ENDS, "f"),
+    **{"n_rows?": "i", "unit_worst_case?": "f", "true_positive_limit?": "f"},
+}
+_SAMPLERS = {
+    "poisson": "Poisson",
+    "truncated_poisson": "truncated Poisson",
+    "fixed_size": "fixed-size",
+}
+_RELATIONS = {
+    "add_remove": "add/remove",
+    "zero_out": "zero out the contribution of",
+    "replace_one": "replace",
+}
+
+
+def relation_words(neighbouring: str) -> str:
+    """A neighbouring relation in words, e.g. "add/remove", which "one example" may follow."""
+    return _RELATIONS.get(neighbouring, neighbouring)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What an epsilon means, stated with every figure.
+
+    Attributes:
+        delta, unit, neighbouring, sampler: define it.
+        participation: "secret" if an attacker does not know who took part in which step, as
+            amplification by sampling needs; "known" if the bound holds against one who does;
+            "known in some runs" of several that were composed.
+        accountant, conversion, between_records: how it was computed.
+        tolerance: of an account by an earlier version, within which epsilons depended on which
+            other examples were accounted with them; 0 today.
+        rounding: of norms, as a fraction of max_grad_norm; 0 is none.
+        rounding_mode: "up" or "nearest".
+        total_steps: of the run.
+        recorded_share: share of them that have a record.
+        max_batch_size: cap on batches, of sampler "truncated_poisson"; else None.
+        privacy_filter: what caps all epsilons; "" if only max_grad_norm does.
+        rows_per_unit: None if each row is a unit. Otherwise the rows of a unit were accounted
+            together, and the worst case is that of the largest unit, which has this many rows.
+        clipping_norm_epsilon: what the worst case contains for a clipping norm that is a private
+            release, e.g. the private median of the norms at the start; 0 if it is not.
+    """
+
+    delta: float
+    unit: str
+    neighbouring: str
+    sampler: str
+    accountant: str
+    conversion: str
+    between_records: str
+    rounding: float
+    rounding_mode: str
+    total_steps: int
+    recorded_share: float
+    privacy_filter: str = ""
+    rows_per_unit: int | None = None
+    participation: str = "secret"
+    tolerance: float = 0.0
+    max_batch_size: int | None = None
+    clipping_norm_epsilon: float = 0.0
+
+    @property
+    def guaranteed_by(self) -> str:
+        """What the worst case rests on."""
+        return f"{self.privacy_filter}{self._clipping_norm}" if self.privacy_filter else self.method
+
+    @property
+    def method(self) -> str:
+        """The accountant in words."""
+        known = {"gaussian": "exact Gaussian accountant"}
+        name = known.get(self.accountant, f"{self.accountant.upper()} accountant")
+        return f"{name}{self._clipping_norm}"
+
+    @property
+    def _clipping_norm(self) -> str:
+        """What is added for a private clipping norm, in words."""
+        if not (cost := self.clipping_norm_epsilon):
+            return ""
+        return f", including epsilon {format_epsilon(cost)} for a private clipping norm"
+
+    @property
+    def sampling(self) -> str:
+        """What the bound assumes of sampling, e.g. "Poisson sampling"."""
+        if self.participation == "known":
+            return "participation known"
+        words = f"{_SAMPLERS.get(self.sampler, self.sampler)} sampling"
+        if self.participation != "secret":
+            words += f", participation {self.participation}"
+        cap = self.max_batch_size
+        return words if cap is None else f"{words} with at most {cap:,} in a batch"
+
+    @property
+    def one_unit(self) -> str:
+        """The unit of privacy, with the number of rows that the worst case counts for it."""
+        rows = self.rows_per_unit or 1
+        return self.unit if rows == 1 else f"{self.unit} of at most {rows:,} rows"
+
+    @property
+    def relation(self) -> str:
+        """The neighbouring relation, e.g. "add/remove one example"."""
+        return f"{relation_words(self.neighbouring)} one {self.one_unit}"
+
+    @property
+    def id_column(self) -> str:
+        """The ids of a table: "example_id", or "unit_id" if rows were accounted together."""
+        return "example_id" if self.rows_per_unit is None else "unit_id"
+
+    @property
+    def plural(self) -> str:
+        """What epsilons are of, in the plural."""
+        return "examples" if self.rows_per_unit is None else f"{self.unit}s"
+
+    @property
+    def at_worst_case(self) -> str:
+        """The worst case that an epsilon can reach: that of as many rows as its unit has."""
+        several = (self.rows_per_unit or 1) > 1
+        return "at the worst case of as many rows" if several else "at the worst case"
+
+    @property
+    def why_at_worst_case(self) -> str:
+        """What is known of examples or units whose epsilon is the worst case."""
+        if self.participation == "known":
+            return "took part the most, and were clipped in each of their steps"
+        pairs = self.sampler == "truncated_poisson" or self.neighbouring == "replace_one"
+        loose = self.sampler == "fixed_size" or (pairs and self.accountant == "pld")
+        if self.privacy_filter or loose:
+            return "no smaller bound is proven for them"
+        return "clipped in every step"
+
+    def describe(self) -> str:
+        """One line that is shown with every epsilon."""
+        return f"delta {format_delta(self.delta)}, {self.relation}, {self.sampling}, {self.method}"
+
+
+@dataclass(frozen=True)
+class EpsilonTable:
+    """Output-specific epsilon of every example.
+
+    Norms without rounding and very many settings are counted at the nodes of a lattice, which makes
+    epsilon a little larger than it need be: for the accountant "rdp" by less than 0.1 percent in
+    ordinary runs. "pld" rounds them up (down for the lower end): norms by at most 0.15 percent, and
+    settings by at most 0.15 percent or, if both noise and sample rate take thousands of values, by
+    a few percent.
+
+    Attributes:
+        example_ids: (n_examples,); ids of units, one row per unit, unless account.rows_per_unit is
+            None.
+        epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error
+            only; the lower end is 0 by RDP and for units of several rows, and without what a
+            private clipping norm costs.
+        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, with
+            known participation of the most exposed one in the steps that it took part in, or the
+            cap of the run's privacy filter if that is smaller.
+        claim: "exact" (never too small for this trajectory) or "estimate".
+        claim_reason: why.
+        account: delta, unit, neighbouring relation, sampler and method.
+        details: further columns, each (n_examples,). true_positive_limit, the largest rate of a
+            membership test at a false-positive rate of 1 %, by Rényi divergences, and exact with
+            known participation. Of "rdp": best_order, and order_at_boundary
+            where a wider range of orders might give less. Of "pld": rdp_epsilon.
+            Of units: n_rows, and unit_worst_case, the worst case of a unit with that number of
+            rows; worst_case_epsilon is that of the unit with the most. Under a privacy filter:
+            left_out_at, the step from which an example was left out, or -1.
+    """
+
+    example_ids: NDArray[np.generic]
+    epsilon: FloatArray
+    epsilon_lower: FloatArray
+    epsilon_upper: FloatArray
+    worst_case_epsilon: float
+    claim: str
+    claim_reason: str
+    account: Account
+    details: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in _ENDS:
+            values = getattr(self, name)
+            bad = ~(np.isfinite(values) & (values >= 0))
+            if bad.any():
+                raise InputError(
+                    f"the accountant gave {name}={values[bad][0]} for example "
+                    f"{self.example_ids[bad].tolist()[0]!r}; an epsilon must be a finite number of "
+                    "at least 0"
+                )
+        if not (np.isfinite(self.worst_case_epsilon) and self.worst_case_epsilon >= 0):
+            raise InputError(
+                f"the accountant gave worst_case_epsilon={self.worst_case_epsilon}; it must be a "
+                "finite number of at least 0"
+            )
+
+    def __len__(self) -> int:
+        return len(self.example_ids)
+
+    @property
+    def at_worst_case(self) -> NDArray[np.bool_]:
+        """(n_examples,) whether epsilon is the worst case, of a unit that of as many rows."""
+        worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
+        return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
+
+    def table(self, details: Collection[str] = KEPT_DETAILS) -> EpsilonTable:
+        """The table itself, with all its details; see `EpsilonParts`, which reads them."""
+        return self
+
+    def tables(self, details: Collection[str] = KEPT_DETAILS) -> Iterator[EpsilonTable]:
+        """Yield the table itself; see `EpsilonParts`, which yields several."""
+        yield self
+
+    def take(self, kept: NDArray[np.bool_] | IntArray | slice) -> EpsilonTable:
+        """The table of the examples that a mask (n_examples,), positions or a slice choose."""
+        columns = {name: getattr(self, name)[kept] for name in ("example_ids", *_ENDS)}
+        details = {name: values[kept] for name, values in self.details.items()}
+        return replace(self, details=details, **columns)
+
+    def with_worst_case(self, epsilon: float) -> EpsilonTable:
+        """The table of some units of a run, once the worst case of all is known.
+
+        Worst cases of units grow by as much as that of the run.
+        """
+        more, details = epsilon - self.worst_case_epsilon, dict(self.details)
+        if more and "unit_worst_case" in details:
+            details["unit_worst_case"] = details["unit_worst_case"].astype(np.float64) + more
+        return replace(self, worst_case_epsilon=epsilon, details=details)
+
+    @classmethod
+    def joined(cls, parts: Sequence[EpsilonTable]) -> EpsilonTable:
+        """The units of all parts of a table, with the largest worst case."""
+        if len(parts) == 1:
+            return parts[0]
+        worst = max(part.worst_case_epsilon for part in parts)
+        parts = [part.with_worst_case(worst) for part in parts]
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("example_ids", *_ENDS[:2])
+        }
+        if all(part.epsilon_upper is part.epsilon for part in parts):  # one array in memory
+            columns["epsilon_upper"] = columns["epsilon"]
+        else:
+            columns["epsilon_upper"] = np.concatenate([part.epsilon_upper for part in parts])
+        details = {
+            name: np.concatenate([part.details[name] for part in parts])
+            for name in parts[0].details
+        }
+        return replace(parts[0], details=details, **columns)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per example (or unit): its id, epsilon, epsilon_lower, epsilon_upper and details.
+
+        The ids are in the column example_id (or unit_id). `.attrs` says what the numbers mean
+        (claim, delta, unit, neighbouring relation, sampler, disclaimer).
+        """
+        columns = {name: getattr(self, name) for name in _ENDS}
+        frame = pd.DataFrame({self.account.id_column: self.example_ids, **columns, **self.details})
+        frame.attrs = {
+            "sensitive": "for the curator only",
+            "disclaimer": DISCLAIMER,
+            "worst_case_epsilon": self.worst_case_epsilon,
+            "claim": self.claim,
+            "claim_reason": self.claim_reason,
+            "account": dict(vars(self.account)),
+        }
+        return frame
+
+    def to_parquet(self, path: Path, *, columns: pd.DataFrame | None = None) -> None:
+        """Write epsilon.parquet, readable by its owner only (0600).
+
+        Args:
+            path: the file.
+            columns: further columns, one row per example in this table's order (loss, correct,
+                metadata).
+        """
+        frame = self.to_frame()
+        if columns is not None:
+            attrs = frame.attrs
+            frame = pd.concat([frame, columns.reset_index(drop=True)], axis=1)
+            frame.attrs = attrs
+        _files.write_private_parquet(frame, path)
+
+    @classmethod
+    def from_frame(
+        cls, frame: pd.DataFrame, details: Collection[str] = KEPT_DETAILS
+    ) -> EpsilonTable:
+        """The table that `to_frame` or `to_parquet` wrote; InputError if the claim is missing.
+
+        details: columns of the frame that are details, where it has them.
+        """
+        missing = {"worst_case_epsilon", "claim", "claim_reason", "account"} - set(frame.attrs)
+        if missing:
+            raise InputError(
+                f"this epsilon table lacks {', '.join(sorted(missing))}; it was not written by "
+                "indpriv"
+            )
+        account = from_json(Account, frame.attrs["account"], "the account of this epsilon table")
+        columns = {name: frame[name].to_numpy(np.float64) for name in _ENDS}
+        return cls(
+            example_ids=frame[account.id_column].to_numpy(),
+            worst_case_epsilon=float(frame.attrs["worst_case_epsilon"]),
+            claim=frame.attrs["claim"],
+            claim_reason=frame.attrs["claim_reason"],
+            account=account,
+            details={name: frame[name].to_numpy() for name in details if name in frame},
+            **columns,
+        )
+
+
+def ranges(n_rows: int) -> list[tuple[int, int]]:
+    """(start, stop) of the rows of each part."""
+    starts = range(0, n_rows, PART_ROWS)
+    return [(start, min(start + PART_ROWS, n_rows)) for start in starts]
+
+
+@dataclass(frozen=True)
+class EpsilonParts:
+    """An epsilon.parquet that is read part by part, so that memory does not grow with its rows.
+
+    Attributes:
+        path: the file, or the folder of parts.
+        n_rows: of all parts together.
+        about: a table without rows: worst case, claim and account of all.
+        columns: names of the columns.
+    """
+
+    path: Path
+    n_rows: int
+    about: EpsilonTable
+    columns: tuple[str, ...]
+
+    @classmethod
+    def open(cls, path: Path) -> EpsilonParts:
+        """Open a file or a folder of parts.
+
+        Raises:
+            InputError: there is none, or it is no table of epsilons.
+            EvidenceError: a part is missing, or what is read is damaged.
+        """
+        if not path.is_dir():
+            rows = _files.ParquetRows.open(path, _KINDS)
+            n_rows, empty = len(rows), rows.empty
+        else:
+            marker = _files.read_json(path / MARKER)
+            check(_PARTS, marker, str(path / MARKER))
+            n_rows = marker["rows"]
+            for number in range(len(ranges(n_rows))):
+                if not (path / part_name(number)).is_file():
+                    raise EvidenceError(
+                        f"{path} lacks {part_name(number)} of {len(ranges(n_rows))} parts; restore "
+                        "it, or type the command again that makes the audit"
+                    )
+            empty = _files.ParquetRows.open(path / part_name(0), _KINDS).empty
+        with named(path):
+            if n_rows == 0:
+                raise EvidenceError("it has no rows")
+            return cls(path, n_rows, EpsilonTable.from_frame(empty), tuple(empty.columns))
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Columns after the bracket of epsilon: those of the accountant, then further ones."""
+        return self.columns[4:]
+
+    @property
+    def account(self) -> Account:
+        """What the epsilons mean."""
+        return self.about.account
+
+    @property
+    def worst_case_epsilon(self) -> float:
+        """The run's guarantee."""
+        return self.about.worst_case_epsilon
+
+    @property
+    def claim(self) -> str:
+        """See `EpsilonTable`."""
+        return self.about.claim
+
+    @property
+    def claim_reason(self) -> str:
+        """See `EpsilonTable`."""
+        return self.about.claim_reason
+
+    def frames(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
+        """Yield the rows in order, PART_ROWS at a time, as `EpsilonTable.to_frame` gives them.
+
+        columns: those that are read, by default all; further ones follow those of `to_frame`.
+        """
+        if not self.path.is_dir():
+            rows = _files.ParquetRows.open(self.path)
+            yield from (rows.read(start, stop, columns) for start, stop in rows.ranges())
+            return
+        for number, (start, stop) in enumerate(ranges(self.n_rows)):
+            part = self.path / part_name(number)
+            frame = _files.read_parquet(part, columns, kinds=_KINDS)
+            if len(frame) != stop - start:
+                raise EvidenceError(
+                    f"{part} has {len(frame):,} rows instead of {stop - start:,}; make the audit "
+                    "again"
+                )
+            yield frame
+
+    def tables(self, details: Collection[str] = KEPT_DETAILS) -> Iterator[EpsilonTable]:
+        """Yield a table of each part, with the claim of all; details: columns that it keeps."""
+        kept = [name for name in self.details if name in details]
+        for frame in self.frames([*self.columns[:4], *kept]):
+            with named(self.path):
+                table = EpsilonTable.from_frame(frame, kept)
+            yield self._claimed(table)
+
+    def take(self, positions: IntArray) -> EpsilonTable:
+        """A table of the rows at increasing positions, in memory, with all columns as details."""
+        found, start = [], 0
+        for frame in self.frames():
+            first, last = np.searchsorted(positions, [start, start + len(frame)])
+            found.append(frame.iloc[positions[first:last] - start])
+            start += len(frame)
+        return self._claimed(EpsilonTable.from_frame(_whole(found), self.details))
+
+    def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """All rows in memory."""
+        return _whole(list(self.frames(columns)))
+
+    def table(self, details: Collection[str] = KEPT_DETAILS) -> EpsilonTable:
+        """All rows in memory as a table; details: see `EpsilonTable.from_frame`."""
+        with named(self.path):
+            return self._claimed(EpsilonTable.from_frame(self.frame(), details))
+
+    def _claimed(self, table: EpsilonTable) -> EpsilonTable:
+        return replace(table, claim=self.claim, claim_reason=self.claim_reason)
+
+
+Epsilons = EpsilonTable | EpsilonParts
+
+
+def beside(
+    epsilons: Epsilons, rows: Rows, columns: Sequence[str] | None = None
+) -> Iterator[tuple[EpsilonTable, pd.DataFrame]]:
+    """Yield each part of the epsilons with the rows of its examples.
+
+    Args:
+        epsilons: one part if they are in memory.
+        rows: of the same examples in the same order.
+        columns: those that are read, by default all.
+    """
+    start = 0
+    for part in epsilons.tables():
+        stop = start + len(part)
+        yield part, rows.read(start, stop, columns)
+        start = stop
+
+
+def _whole(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    whole = pd.concat(frames, ignore_index=True)
+    whole.attrs = frames[0].attrs
+    return whole
+
+
+def part_name(number: int) -> str:
+    """The file of a part, from 0."""
+    return f"part-{number:05d}.parquet"
+
+
+class PartsWriter:
+    """Writes a folder of parts, in any order, and goes on with one that was stopped.
+
+    Attributes:
+        folder: of the parts.
+        discarded: number of parts of another account that lay there, and were removed.
+    """
+
+    def __init__(self, folder: Path, n_rows: int, belongs_to: Mapping[str, Any]) -> None:
+        """Begin a folder, or keep the parts that it has of the same account.
+
+        belongs_to: JSON that two accounts share only if their parts have the same bits.
+        """
+        self.folder, self._ranges = folder, ranges(n_rows)
+        marker = {"rows": n_rows, "rows_per_part": PART_ROWS, "belongs_to": dict(belongs_to)}
+        make_folder(folder)
+        self.discarded = 0
+        if not (folder / MARKER).is_file() or _files.read_json(folder / MARKER) != marker:
+            for part in sorted(folder.glob("part-*.parquet")):
+                remove_file(part)
+                self.discarded += 1
+            _files.write_json(folder / MARKER, marker)
+        for leftover in folder.glob(".part-*.tmp"):
+            remove_file(leftover)
+
+    def missing(self) -> list[tuple[int, int, int]]:
+        """Numbers of parts that are not there, each with the range of its rows."""
+        return [
+            (number, start, stop)
+            for number, (start, stop) in enumerate(self._ranges)
+            if not (self.folder / part_name(number)).is_file()
+        ]
+
+    def share_worst_case(self) -> None:
+        """Give each part the worst case of all, once all are there: the largest of theirs."""
+        paths = [self.folder / part_name(number) for number in range(len(self._ranges))]
+        own = [_files.ParquetRows.open(path).empty.attrs["worst_case_epsilon"] for path in paths]
+        for path, worst in zip(paths, own, strict=True):
+            if worst != max(own):
+                frame = _files.read_parquet(path)
+                table = EpsilonTable.from_frame(frame, frame.columns[4:])
+                table.with_worst_case(max(own)).to_parquet(path)
+
+    def write(self, number: int, table: EpsilonTable, columns: pd.DataFrame | None = None) -> None:
+        """Write a part; columns: as in `EpsilonTable.to_parquet`."""
+        table.to_parquet(self.folder / part_name(number), columns=columns)
+
+
+def write_epsilons(
+    epsilons: Epsilons,
+    path: Path,
+    rows: pd.DataFrame | Rows | None = None,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Write epsilons as a file, or above LARGEST_FILE rows as a folder of parts.
+
+    Args:
+        epsilons: in memory or in another folder of parts.
+        path: of the file or folder; what lies there is replaced.
+        rows: further columns, one row per example in the order of the epsilons.
+        names: column of rows -> its name in the file; default all, under their names.
+    """
+
+    def further(start: int, stop: int) -> pd.DataFrame | None:
+        if rows is None:
+            return None
+        read = as_rows(rows).read(start, stop, None if names is None else list(names))
+        return read.rename(columns=dict(names or {}))
+
+    n_rows = len(epsilons)
+    if path.is_dir():
+        rmtree(path, ignore_errors=True)
+    if n_rows <= LARGEST_FILE:
+        epsilons.table(epsilons.details).to_parquet(path, columns=further(0, n_rows))
+        return
+    remove_file(path)
+    writer = PartsWriter(path, n_rows, {"account": dict(vars(epsilons.account))})
+    tables = epsilons.tables(epsilons.details)
+    if isinstance(epsilons, EpsilonTable):
+        tables = (epsilons.take(slice(*each)) for each in ranges(n_rows))
+    for (number, start, stop), part in zip(writer.missing(), tables, strict=True):
+        writer.write(number, part, further(start, stop))
