@@ -1,17 +1,9 @@
-"""Frozen dataclasses as JSON: written, read back, and described by a JSON Schema.
+"""Dataclasses as JSON: written, read back by pydantic, and described by a JSON Schema.
 
-What a field holds follows from its annotation: a dataclass, a tuple, a mapping from texts, a plain
-value, or one of them or None. A data frame is `Annotated[pd.DataFrame, Columns(...)]`, in JSON a
-list of one object a row. A field's metadata changes how it is written:
-
-    {"json": "other_key"}             another key
-    {"flatten": True}                 a nested dataclass whose keys stand among those of its parent
-    {"flatten": "prefix_"}            the same, each key with a prefix
-    {"flatten": {"inner": "outer"}}   the same, with these keys renamed
-    {"via": Via(kind, write, read)}   converted to `kind` before it is written, and back
-
-A key whose field has a default may be absent where JSON is read. A flattened field that may be None
-is None where all its keys are null. `Annotated[float, Limits(0)]` narrows the schema.
+What a field holds follows from its annotation. A data frame is `Annotated[pd.DataFrame,
+Columns(...)]`, in JSON a list of one object a row. A key whose field has a default may be absent
+where JSON is read; keys that are not known are passed over. `Annotated[float, Field(ge=0)]` narrows
+what is read, and the schema.
 """
 
 import dataclasses
@@ -21,49 +13,39 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, NotRequired, TypeVar
 
 import numpy as np
 import pandas as pd
+from pydantic import Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import SchemaValidator, core_schema
+from typing_extensions import TypedDict
 
+from indpriv._reading import first_wrong
 from indpriv.errors import InputError
 
 T = TypeVar("T")
+Kinds = Mapping[str, tuple[Any, str]]  # key -> the kind of its value, and what it holds
+
+Share = Annotated[float, Field(ge=0, le=1)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.+)", re.DOTALL)
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What the schema says of a value beyond its type: its range, or the only texts it can be."""
+class OneOf:
+    """The only texts that a value can be."""
 
-    minimum: float | None = None
-    maximum: float | None = None
-    texts: tuple[str, ...] = ()
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
 
-    def allow(self, value: Any) -> bool:
-        """Whether a value is within them."""
-        low, high = self.minimum, self.maximum
-        return value is None or (
-            ((low is None or value >= low) and (high is None or value <= high))
-            and (not self.texts or value in self.texts)
-        )
-
-    def keywords(self) -> dict[str, Any]:
-        """As keywords of JSON Schema."""
-        limits = {
-            "minimum": self.minimum,
-            "maximum": self.maximum,
-            "enum": list(self.texts) or None,
-        }
-        return {key: limit for key, limit in limits.items() if limit is not None}
+    def __get_pydantic_core_schema__(self, _kind: Any, _: GetCoreSchemaHandler) -> Any:
+        return core_schema.literal_schema([*self.texts])
 
 
-Share = Annotated[float, Limits(0, 1)]
-AtLeastZero = Annotated[float, Limits(0)]
-Count = Annotated[int, Limits(0)]
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
     """The columns of a data frame.
 
@@ -75,7 +57,7 @@ class Columns:
 
     name: str
     text: str
-    kinds: Mapping[str, tuple[Any, str]]
+    kinds: Kinds
     optional: Collection[str] = ()
 
     def frame(self, values: Mapping[str, Any], n: int) -> pd.DataFrame:
@@ -86,51 +68,44 @@ class Columns:
         }
         return pd.DataFrame(made, range(n))
 
+    def __get_pydantic_core_schema__(self, _kind: Any, handler: GetCoreSchemaHandler) -> Any:
+        row: Any = _object(self.name, self.kinds, self.text, self.optional)
+        rows = handler.generate_schema(list[row])
+        return core_schema.no_info_after_validator_function(self._of_rows, rows)
+
+    def _of_rows(self, rows: list[dict[str, Any]]) -> pd.DataFrame:
+        values = {name: [row.get(name) for row in rows] for name in self.kinds}
+        return self.frame(values, len(rows))
+
+
+def _object(name: str, kinds: Kinds, text: str = "", optional: Collection[str] = ()) -> Any:
+    """The type of a JSON object with these keys."""
+    fields = {key: Annotated[kind, Field(description=what)] for key, (kind, what) in kinds.items()}
+    given = {key: NotRequired[kind] if key in optional else kind for key, kind in fields.items()}
+    found = TypedDict(name, given)  # type: ignore[misc]
+    found.__doc__ = text
+    return found
+
+
+def _alternatives(kind: Any) -> set[Any]:
+    """The types that a union has, without limits."""
+    if typing.get_origin(kind) is Annotated:
+        return _alternatives(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return set().union(*map(_alternatives, typing.get_args(kind)))
+    return {kind}
+
 
 def _dtype(kind: Any) -> Any:
-    numbers = {bool: "bool", int: "Int64" if _allows_none(kind) else "int64", float: "float64"}
-    return numbers.get(_without_limits(_without_none(kind)), object)
+    kinds = _alternatives(kind)
+    whole = "Int64" if types.NoneType in kinds else "int64"
+    numbers = {bool: "bool", int: whole, float: "float64"}
+    return numbers.get(next(iter(kinds - {types.NoneType})), object)
 
 
 def records(frame: pd.DataFrame) -> Iterator[Any]:
     """The rows of a frame as named tuples, with None for what is unknown."""
     return frame.astype(object).where(frame.notna(), None).itertuples(index=False, name="Row")
-
-
-_SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
-_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.+)", re.DOTALL)
-
-
-@dataclasses.dataclass(frozen=True)
-class Via:
-    """How a field is written as a value of another kind, and read from it."""
-
-    kind: Any
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    """One field of a dataclass; optional: JSON may lack it."""
-
-    name: str
-    key: str
-    kind: Any
-    optional: bool
-    metadata: Mapping[str, Any]
-
-    @functools.cached_property
-    def flattened(self) -> Any:
-        """The dataclass whose keys stand among those of the parent; None for an ordinary field."""
-        return _without_none(self.kind) if "flatten" in self.metadata else None
-
-    def outer(self, key: str) -> str:
-        """The parent's key of a key of the flattened dataclass."""
-        how = self.metadata["flatten"]
-        if isinstance(how, Mapping):
-            return str(how.get(key, key))
-        return key if how is True else f"{how}{key}"
 
 
 def to_json(value: Any) -> Any:
@@ -139,8 +114,11 @@ def to_json(value: Any) -> Any:
     Raises:
         InputError: a number that is not finite.
     """
+    if hasattr(value, "as_json"):
+        return to_json(value.as_json())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dict(_pairs(value))
+        fields = dataclasses.fields(value)
+        return {field.name: to_json(getattr(value, field.name)) for field in fields}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, pd.DataFrame):
@@ -158,22 +136,6 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    kind: Any = type(value)
-    for field in _fields(kind):
-        item = getattr(value, field.name)
-        if field.flattened is not None:
-            inner = (
-                {key: None for key, _, _ in _keys(field.flattened)}
-                if item is None
-                else to_json(item)
-            )
-            yield from ((field.outer(key), part) for key, part in inner.items())
-        else:
-            via = field.metadata.get("via")
-            yield field.key, to_json(item if via is None else via.write(item))
-
-
 def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
     """Read what `to_json` wrote.
 
@@ -185,230 +147,102 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
     Raises:
         InputError: a key is absent, or a value is of another kind.
     """
-    value: T = _read(kind, content, where, "")
+    try:
+        value: T = _validator(kind).validate_python(content)
+    except ValidationError as error:
+        raise InputError(first_wrong(error, where, "make the audit again")) from error
     return value
 
 
 def read_fields(
-    kinds: Mapping[str, tuple[Any, str]], content: Mapping[str, Any], where: str = "audit.json"
+    kinds: Kinds, content: Mapping[str, Any], where: str = "audit.json"
 ) -> dict[str, Any]:
     """Read values by key, where each key has a kind and a meaning; errors as in `from_json`."""
-    for key in kinds:
-        if key not in content:
-            raise InputError(f"{where} lacks {key}; make the audit again")
-    return {key: _read(kind, content[key], where, key) for key, (kind, _) in kinds.items()}
+    found: dict[str, Any] = from_json(_top(tuple(kinds.items())), content, where)
+    return found
+
+
+@functools.cache
+def _top(kinds: tuple[tuple[str, tuple[Any, str]], ...]) -> Any:
+    return _object("Top", dict(kinds))
+
+
+@functools.cache
+def _validator(kind: Any) -> SchemaValidator:
+    return SchemaValidator(_strict(TypeAdapter(kind).core_schema))
+
+
+def _strict(schema: Any) -> Any:
+    """A schema of pydantic whose scalars are read as they are: True is no number, and 1.0 no int.
+
+    Texts may hold what UTF-8 cannot, as names of files do.
+    """
+    if isinstance(schema, list | tuple):
+        return [_strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "str":
+        return core_schema.is_instance_schema(str, cls_repr="text")
+    found = {key: part if key == "metadata" else _strict(part) for key, part in schema.items()}
+    if found.get("type") in ("int", "float", "bool"):
+        found["strict"] = True
+    return found | ({"allow_inf_nan": False} if found.get("type") == "float" else {})
 
 
 def empty(kind: Any) -> Any:
     """The value of a kind that holds nothing: None, no rows, no items, or 0."""
-    if _allows_none(kind):
+    if types.NoneType in _alternatives(kind):
         return None
-    if typing.get_origin(kind) is Annotated and isinstance(of := typing.get_args(kind)[1], Columns):
-        return of.frame({}, 0)
-    kind = _without_limits(kind)
+    if typing.get_origin(kind) is Annotated:
+        kind, limits = typing.get_args(kind)[:2]
+        if isinstance(limits, Columns):
+            return limits.frame({}, 0)
     return () if typing.get_origin(kind) is tuple else {} if typing.get_origin(kind) else kind()
 
 
-def _read(kind: Any, content: Any, where: str, path: str) -> Any:
-    if typing.get_origin(kind) is Annotated:
-        kind, limits = typing.get_args(kind)
-        if isinstance(limits, Columns):
-            return _read_frame(limits, _expect(content, list, where, path), where, path)
-        value = _read(kind, content, where, path)
-        if not limits.allow(value):
-            raise InputError(
-                f"{where}: {path}={value!r:.60} is out of range ({limits.keywords()}); make the "
-                "audit again"
-            )
-        return value
-    if _allows_none(kind):
-        return None if content is None else _read(_without_none(kind), content, where, path)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _read_dataclass(kind, _expect(content, Mapping, where, path), where, path)
-    if origin is tuple:
-        items = _expect(content, list | tuple, where, path)
-        kinds = [arguments[0]] * len(items) if arguments[-1] is ... else arguments
-        if len(kinds) != len(items):
-            raise InputError(f"{where}: {path} has {len(items)} values, not {len(kinds)}")
-        pairs = enumerate(zip(kinds, items, strict=True))
-        return tuple(_read(each, item, where, f"{path}[{i}]") for i, (each, item) in pairs)
-    if origin is not None and issubclass(origin, Mapping):
-        items = _expect(content, Mapping, where, path)
-        return {key: _read(arguments[1], items[key], where, f"{path}.{key}") for key in items}
-    if kind is Any:
-        return content
-    if kind is float:
-        value = float(_expect(content, int | float, where, path))
-        if not math.isfinite(value):
-            raise InputError(
-                f"{where}: {path}={value} is not a finite number; make the audit again"
-            )
-        return value
-    return _expect(content, kind, where, path)
-
-
-def _read_dataclass(kind: Any, content: Mapping[str, Any], where: str, path: str) -> Any:
-    values = {}
-    for field in _fields(kind):
-        inside = f"{path}.{field.key}".lstrip(".")
-        if field.flattened is not None:
-            keys = [key for key, _, _ in _keys(field.flattened)]
-            inner = {key: content[field.outer(key)] for key in keys if field.outer(key) in content}
-            absent = _allows_none(field.kind) and all(item is None for item in inner.values())
-            values[field.name] = None if absent else _read(field.flattened, inner, where, path)
-        elif field.key in content:
-            via = field.metadata.get("via")
-            found = _read(
-                field.kind if via is None else via.kind, content[field.key], where, inside
-            )
-            values[field.name] = found if via is None else via.read(found)
-        elif not field.optional:
-            raise InputError(f"{where} lacks {inside}; make the audit again")
-    return kind(**values)
-
-
-def _read_frame(columns: Columns, rows: list[Any], where: str, path: str) -> pd.DataFrame:
-    values: dict[str, list[Any]] = {name: [] for name in columns.kinds}
-    for number, row in enumerate(rows):
-        inside = f"{path}[{number}]"
-        row = _expect(row, Mapping, where, inside)
-        for name, (kind, _) in columns.kinds.items():
-            if name in row:
-                values[name].append(_read(kind, row[name], where, f"{inside}.{name}"))
-            elif name in columns.optional:
-                values[name].append(None)
-            else:
-                raise InputError(f"{where} lacks {inside}.{name}; make the audit again")
-    return columns.frame(values, len(rows))
-
-
-def _expect(content: Any, kind: Any, where: str, path: str) -> Any:
-    if not isinstance(content, kind) or (isinstance(content, bool) and kind is not bool):
-        name = getattr(kind, "__name__", str(kind))
-        raise InputError(
-            f"{where}: {path or 'the content'}={content!r:.60} is not a {name}; make the audit "
-            "again"
-        )
-    return content
-
-
-def json_schema(kind: type) -> dict[str, Any]:
-    """The JSON Schema of a dataclass: types from annotations, descriptions from docstrings.
+def fields_schema(kinds: Kinds) -> dict[str, Any]:
+    """The JSON Schema of what `read_fields` reads.
 
     The first line of a class's docstring describes the class; its Attributes section describes the
     fields.
     """
-    definitions: dict[str, Any] = {}
-    top = _object(kind, definitions)
-    return {**top, "$defs": dict(sorted(definitions.items()))}
+    kind: Any = _top(tuple(kinds.items()))
+    return TypeAdapter(kind).json_schema(schema_generator=_Schema, mode="validation")
 
 
-def fields_schema(kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-    """The JSON Schema of what `read_fields` reads."""
-    definitions: dict[str, Any] = {}
-    properties = {
-        key: {"description": text} | _schema(kind, definitions)
-        for key, (kind, text) in kinds.items()
-    }
-    return {
-        "type": "object",
-        "required": list(kinds),
-        "additionalProperties": False,
-        "properties": properties,
-        "$defs": dict(sorted(definitions.items())),
-    }
+class _Schema(GenerateJsonSchema):
+    """No titles, no defaults, no further keys; descriptions from docstrings."""
 
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
 
-def _object(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    properties, required = {}, []
-    for key, field, text in _keys(kind):
-        via = field.metadata.get("via")
-        schema = _schema(field.kind if via is None else via.kind, definitions)
-        properties[key] = ({"description": text} if text else {}) | schema
-        if not field.optional:
-            required.append(key)
-    return {
-        "description": inspect.getdoc(kind).splitlines()[0],  # type: ignore[union-attr]
-        "type": "object",
-        "required": required,
-        "additionalProperties": False,
-        "properties": properties,
-    }
+    def default_schema(self, schema: Any) -> dict[str, Any]:
+        return self.generate_inner(schema["schema"])
 
-
-def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    if typing.get_origin(kind) is Annotated:
-        inner, limits = typing.get_args(kind)
-        if isinstance(limits, Columns):
-            definitions[limits.name] = {
-                "description": limits.text,
-                "type": "object",
-                "required": [name for name in limits.kinds if name not in limits.optional],
-                "additionalProperties": False,
-                "properties": {
-                    name: {"description": text} | _schema(kind, definitions)
-                    for name, (kind, text) in limits.kinds.items()
-                },
-            }
-            return {"type": "array", "items": {"$ref": f"#/$defs/{limits.name}"}}
-        return {**_schema(inner, definitions), **limits.keywords()}
-    if _allows_none(kind):
-        inner = _schema(_without_none(kind), definitions)
+    def nullable_schema(self, schema: Any) -> dict[str, Any]:
+        found = super().nullable_schema(schema)
+        inner = found["anyOf"][0]
         if isinstance(inner.get("type"), str) and "enum" not in inner:
             return {**inner, "type": [inner["type"], "null"]}
-        return {"anyOf": [inner, {"type": "null"}]}
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        name = typing.cast(type, kind).__name__
-        if name not in definitions:
-            definitions[name] = {}
-            definitions[name] = _object(kind, definitions)
-        return {"$ref": f"#/$defs/{name}"}
-    if origin is tuple and arguments[-1] is ...:
-        items = _schema(arguments[0], definitions)
-        return {"type": "array", **({"items": items} if items else {})}
-    if origin is tuple:
-        each, size = [_schema(part, definitions) for part in arguments], len(arguments)
-        return {"type": "array", "prefixItems": each, "minItems": size, "maxItems": size}
-    if origin is not None and issubclass(origin, Mapping):
-        items = _schema(arguments[1], definitions)
-        return {"type": "object", **({"additionalProperties": items} if items else {})}
-    return {} if kind is Any else {"type": _SCALARS[kind]}
+        return found
 
+    def typed_dict_schema(self, schema: Any) -> dict[str, Any]:
+        return self._closed(super().typed_dict_schema(schema))
 
-@functools.cache
-def _keys(kind: Any) -> tuple[tuple[str, _Field, str], ...]:
-    """Every JSON key of a dataclass with its field and description, flattened fields included."""
-    return tuple(_each_key(kind))
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        kind = schema["cls"]
+        found = self._closed(super().dataclass_schema(schema))
+        found["description"] = (inspect.getdoc(kind) or "").splitlines()[0]
+        texts = _descriptions(kind)
+        for name, field in found["properties"].items():
+            if name in texts:
+                found["properties"][name] = {"description": texts[name], **field}
+        return found
 
-
-def _each_key(kind: Any) -> Iterator[tuple[str, _Field, str]]:
-    texts = _descriptions(kind)
-    for field in _fields(kind):
-        if field.flattened is None:
-            yield field.key, field, texts.get(field.name, "")
-            continue
-        for key, inner, text in _keys(field.flattened):
-            if _allows_none(field.kind) and not _allows_none(inner.kind):
-                inner = dataclasses.replace(inner, kind=inner.kind | None)
-            yield field.outer(key), inner, text
-
-
-@functools.cache
-def _fields(kind: Any) -> tuple[_Field, ...]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    missing = dataclasses.MISSING
-    return tuple(
-        _Field(
-            name=field.name,
-            key=field.metadata.get("json", field.name),
-            kind=hints[field.name],
-            optional=field.default is not missing or field.default_factory is not missing,
-            metadata=field.metadata,
-        )
-        for field in dataclasses.fields(kind)
-    )
+    @staticmethod
+    def _closed(found: dict[str, Any]) -> dict[str, Any]:
+        found.pop("title", None)
+        return {**found, "additionalProperties": False}
 
 
 @functools.cache
@@ -426,16 +260,3 @@ def _descriptions(kind: Any) -> dict[str, str]:
                 text = " ".join(match[2].split())
                 texts |= dict.fromkeys(match[1].split(", "), text[:1].upper() + text[1:])
     return texts
-
-
-def _without_limits(kind: Any) -> Any:
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
-
-
-def _allows_none(kind: Any) -> bool:
-    return types.NoneType in typing.get_args(_without_limits(kind))
-
-
-def _without_none(kind: Any) -> Any:
-    kinds = [part for part in typing.get_args(kind) if part is not types.NoneType]
-    return kinds[0] if _allows_none(kind) else kind

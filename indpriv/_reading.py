@@ -39,7 +39,7 @@ YesNo = Annotated[bool, Field(strict=True)]
 # Memory that a file may ask for: at least so many bytes, and then so many times its size.
 _ROOM, _TIMES = 1 << 27, 16
 _DEEPEST, _DIGITS = 64, 300  # of JSON
-_OBJECT = re.compile("valid dictionary( or instance of table)?")  # as pydantic calls it
+_OBJECT = re.compile(r"(a )?(valid )?dictionary( or (an )?instance of \w+)?")  # of pydantic
 _LONGEST = 300  # characters of another library's message
 
 # What libraries raise at broken content, besides their own InputError.
@@ -106,19 +106,25 @@ def check(kind: type[Model], content: object, where: str) -> Model:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        place = ".".join(map(str, wrong["loc"])) or "the content"
-        if wrong["type"] == "missing":
-            raise EvidenceError(
-                f"{where} lacks {place}; restore the file or make it again"
-            ) from error
-        value = reprlib.repr(wrong["input"])
-        expected = wrong["msg"].lower().removeprefix("value error, ")
-        expected = _OBJECT.sub("JSON object", expected).replace("input should", "it should")
-        raise EvidenceError(
-            f"{where}: {place}={value} is not as indpriv writes it: {expected}; restore the "
-            "file or make it again"
-        ) from error
+        text = first_wrong(error, where, "restore the file or make it again")
+        raise EvidenceError(text) from error
+
+
+def first_wrong(error: ValidationError, where: str, remedy: str) -> str:
+    """What a message says of the first value that pydantic refused: it, its key, what it should be.
+
+    where: names the document.
+    """
+    wrong = error.errors(include_url=False)[0]
+    place = ".".join(map(str, wrong["loc"])) or "the content"
+    if wrong["type"] == "missing":
+        return f"{where} lacks {place}; {remedy}"
+    expected = wrong["msg"].lower().removeprefix("value error, ")
+    expected = _OBJECT.sub("JSON object", expected).replace("input should", "it should")
+    return (
+        f"{where}: {place}={reprlib.repr(wrong['input'])} is not as indpriv writes it: {expected}; "
+        f"{remedy}"
+    )
 
 
 def parse_json(content: bytes) -> Any:

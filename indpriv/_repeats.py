@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -13,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
-from indpriv._temporary import room_for
+from indpriv.errors import InputError
 
 Reader = Callable[[int, int], NDArray[np.generic]]  # of the ids from start to stop
 
@@ -47,10 +49,26 @@ class Repeats:
         with self._room():  # closing writes what is left
             self._open.close()
 
-    def _room(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Raise one InputError if the block finds no room for temporary files; others go on."""
         n = max(self._n, self._expected)
-        size = -(-n * _BYTES_OF_ROW // 2**20)
-        return room_for(f"To find repeated rows, {n:,} hashes take up to {size:,} MiB there")
+        remedy = (
+            f"To find repeated rows, {n:,} hashes take up to {-(-n * _BYTES_OF_ROW // 2**20):,} "
+            "MiB there; free it, or set TMPDIR to a folder with room"
+        )
+        try:
+            folder = tempfile.gettempdir()
+        except FileNotFoundError as error:
+            raise InputError(f"no folder for temporary files can be written. {remedy}") from error
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise InputError(
+                f"{folder}, the folder of temporary files, is full. {remedy}"
+            ) from error
 
     def add(self, numbers: NDArray[np.uint64]) -> None:
         """The numbers (n,) of the next rows."""

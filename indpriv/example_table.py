@@ -5,7 +5,7 @@ The table is in memory, or in a file whose rows are read a range at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -62,9 +62,10 @@ class ExampleTable:
             raise InputError(
                 f"split holds {sorted(self.frame['split'].unique())}; it is 'train' or 'test'"
             )
-        _check_ids([self._rows(split) for split in _SPLITS])
+        _check_ids([self.rows(split) for split in _SPLITS])
 
-    def _rows(self, split: str) -> Rows:
+    def rows(self, split: str) -> Rows:
+        """The rows of a split, in the order of the data set."""
         inside = (self.frame["split"] == split).to_numpy()
         first, count = int(inside.argmax()) if len(inside) else 0, int(inside.sum())
         if inside[first : first + count].all():  # as files are written: a slice copies nothing
@@ -74,39 +75,46 @@ class ExampleTable:
     @property
     def train(self) -> pd.DataFrame:
         """Rows of the training examples, in the order of the data set."""
-        return _all(self._rows("train"))
+        rows = self.rows("train")
+        return rows.read(0, len(rows)).reset_index(drop=True)
 
     @property
     def test(self) -> pd.DataFrame:
         """Rows of the test examples."""
-        return _all(self._rows("test"))
+        rows = self.rows("test")
+        return rows.read(0, len(rows)).reset_index(drop=True)
 
     @property
     def n_train(self) -> int:
         """Number of training examples."""
-        return len(self._rows("train"))
+        return len(self.rows("train"))
 
     @property
     def metadata_columns(self) -> list[str]:
         """Names of the columns beyond the fixed ones."""
-        return [name for name in self._rows("train").columns if name not in FIXED_COLUMNS]
+        return [name for name in self.rows("train").columns if name not in FIXED_COLUMNS]
 
     def with_ids(
         self, train: NDArray[np.generic], test: NDArray[np.generic] | None
     ) -> ExampleTable:
         """The table with the examples of these ids, as far as it has them; test: None for all."""
-        return _table_of(_with_ids(self._rows("train"), train), _with_ids(self._rows("test"), test))
+        parts = (
+            frame if ids is None else frame[frame["example_id"].isin(ids)]
+            for split, ids in (("train", train), ("test", test))
+            for frame in frames_of(self.rows(split))
+        )
+        return ExampleTable(pd.concat(parts, ignore_index=True))
 
     def at(self, train: IntArray, test: IntArray | None) -> ExampleTable:
         """The table of the rows at increasing positions of each split; test: None for all."""
-        others = (
-            frames_of(self._rows("test")) if test is None else frames_at(self._rows("test"), test)
-        )
-        return _table_of(frames_at(self._rows("train"), train), others)
+        rows = self.rows("test")
+        others = frames_of(rows) if test is None else frames_at(rows, test)
+        parts = chain(frames_at(self.rows("train"), train), others)
+        return ExampleTable(pd.concat(parts, ignore_index=True))
 
     def train_rows(self, example_ids: Ids) -> Rows:
         """Training rows in the order of example_ids; in memory if the table has another order."""
-        rows = self._rows("train")
+        rows = self.rows("train")
         same = len(rows) == len(example_ids) and all(
             np.array_equal(
                 rows.read(*part, ["example_id"])["example_id"].to_numpy(), example_ids[slice(*part)]
@@ -115,21 +123,10 @@ class ExampleTable:
         )
         return rows if same else FrameRows(self.aligned(np.asarray(example_ids)))
 
-    def train_frames(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Yield columns of the training rows, in the order of the data set, a range at a time."""
-        return frames_of(self._rows("train"), columns)
-
-    def test_rows(self) -> Rows:
-        """Test rows, in the order of the data set, as rows."""
-        return self._rows("test")
-
+    @cached_property
     def has_unit_for_each_row(self) -> bool:
         """Whether no two training rows share a unit."""
-        return self._has_unit_for_each_row
-
-    @cached_property
-    def _has_unit_for_each_row(self) -> bool:
-        return not len(_repeated(self._rows("train"), "unit_id"))
+        return not len(_repeated(self.rows("train"), "unit_id"))
 
     def with_label_names(self, names: Sequence[str]) -> ExampleTable:
         """The table with integer labels replaced by their names, if the names fit the labels."""
@@ -239,14 +236,15 @@ class StoredExamples(ExampleTable):
         """Open a file; InputError if an id occurs twice within a split."""
         self.__dict__.update(file=file, n_before_test=n_train, label_names=tuple(label_names))
         if not label_names:  # the same file under other names of labels
-            _check_ids([self._rows(split) for split in _SPLITS])
+            _check_ids([self.rows(split) for split in _SPLITS])
 
     @cached_property
     def frame(self) -> pd.DataFrame:
         """All rows in memory."""
         return pd.concat([self.train, self.test], ignore_index=True)
 
-    def _rows(self, split: str) -> Rows:
+    def rows(self, split: str) -> Rows:
+        """The rows of a split, in the order of the data set."""
         n = self.n_before_test
         first, size = (0, n) if split == "train" else (n, len(self.file) - n)
         return _SplitRows(self.file, first, size, self.label_names)
@@ -260,7 +258,7 @@ class StoredExamples(ExampleTable):
 
     def to_parquet(self, path: Path) -> None:
         """Write the table, readable by its owner only (0600)."""
-        every = chain(*(frames_of(self._rows(split)) for split in _SPLITS))
+        every = chain(*(frames_of(self.rows(split)) for split in _SPLITS))
         write_private_frames(every, path, self.file.schema)
 
 
@@ -322,10 +320,6 @@ def _n_before_test(file: ParquetRows) -> int | None:
     return n_train
 
 
-def _all(rows: Rows) -> pd.DataFrame:
-    return rows.read(0, len(rows)).reset_index(drop=True)
-
-
 def _repeated(rows: Rows, name: str) -> pd.Series[Any]:
     """Values of a column that an earlier row has."""
 
@@ -350,16 +344,6 @@ def _check_ids(splits: Sequence[Rows]) -> None:
         raise InputError(
             f"{len(repeated)} example ids occur twice within a split, e.g. {repeated[0]!r}"
         )
-
-
-def _with_ids(rows: Rows, ids: NDArray[np.generic] | None) -> Iterator[pd.DataFrame]:
-    """Yield the rows with these ids, or all; a range at a time."""
-    for frame in frames_of(rows):
-        yield frame if ids is None else frame[frame["example_id"].isin(ids)]
-
-
-def _table_of(train: Iterable[pd.DataFrame], test: Iterable[pd.DataFrame]) -> ExampleTable:
-    return ExampleTable(pd.concat([*train, *test], ignore_index=True))
 
 
 def check_columns(columns: Collection[str]) -> None:

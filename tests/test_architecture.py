@@ -32,7 +32,6 @@ STAGES = {
         "_shown",
         "_repeats",
         "_storage",
-        "_temporary",
         "_upload",
     },
     "artifacts": {

@@ -6,6 +6,7 @@ import pytest
 
 from indpriv import _files, example_table
 from indpriv._arrays import all_distinct
+from indpriv._columns import frames_of
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
 from synthetic import rows
@@ -88,7 +89,7 @@ def test_a_table_in_a_file_is_the_one_in_memory(in_a_file, tmp_path):
         for split in ("train", "test"):
             pd.testing.assert_frame_equal(getattr(one, split), getattr(two, split))
     assert found.with_label_names(["a", "b"]) is found
-    assert [len(part) for part in found.train_frames(["loss"])] == [10, 10, 10, 4]
+    assert [len(part) for part in frames_of(found.rows("train"), ["loss"])] == [10, 10, 10, 4]
     named = found.with_label_names(["a", "b", "c"])
     named.to_parquet(tmp_path / "copy.parquet")
     assert _files.ParquetRows.open(tmp_path / "copy.parquet").starts == (0, 10, 20, 30, 34, 37)
@@ -122,9 +123,9 @@ def test_ids_that_occur_twice_are_refused_there_too(in_a_file, place, as_text):
 
 
 def test_units_of_several_rows_are_seen(in_a_file):
-    assert in_a_file(many()).has_unit_for_each_row()
+    assert in_a_file(many()).has_unit_for_each_row
     units = np.r_[np.arange(33), 2, 0, 1, 2]
-    assert not in_a_file(many(unit_id=units)).has_unit_for_each_row()
+    assert not in_a_file(many(unit_id=units)).has_unit_for_each_row
 
 
 def test_files_of_another_order_are_read_whole(in_a_file):

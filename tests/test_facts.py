@@ -14,7 +14,7 @@ from indpriv import _facts
 from indpriv._facts import Fact, fact, filled, templates, text
 from indpriv.analysis.divisor import Divisor
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.run_facts import Records, RunFacts
+from indpriv.analysis.run_facts import RunFacts
 from indpriv.analysis.training_facts import TrainingFacts
 from indpriv.epsilon_table import Account
 from indpriv.norm_log.session_counts import (
@@ -182,7 +182,7 @@ OBJECTS = {
     "found": Found,
     "guarantee": Guarantee,
     "noise": NoiseCounts,
-    "records": Records,
+    "records": RunFacts,
     "run": RunFacts,
     "training": TrainingCounts,
 }

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from indpriv._arrays import FloatArray
-from indpriv._plain import AtLeastZero, Count, Limits, Share
+from indpriv._plain import AtLeastZero, Count, OneOf, Share
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.intervals import CONFIDENCE
 
@@ -71,7 +71,7 @@ class RecordsNeeded:
         readings: of the runs; those with fewer than ten of the group have no part in the line.
     """
 
-    status: Annotated[str, Limits(texts=(FOUND, BEYOND, RISES, UNKNOWN))]
+    status: Annotated[str, OneOf(FOUND, BEYOND, RISES, UNKNOWN)]
     factor: AtLeastZero | None
     factor_low: AtLeastZero | None
     factor_high: AtLeastZero | None

@@ -73,7 +73,7 @@ class TrialResult:
             "p95_epsilon": individual.p95,
             "largest_epsilon": individual.max,
             "share_at_worst_case": individual.share_at_worst_case,
-            "pearson_log_loss": None if summary.loss is None else summary.loss.every.pearson,
+            "pearson_log_loss": None if summary.loss is None else summary.loss.pearson_log_loss,
             **gaps,
         }
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from indpriv._formatting import format_delta, format_epsilon, format_number, format_share
-from indpriv._plain import Limits
+from indpriv._plain import OneOf
 
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"  # of checks, and of lint
 # Of a line of evidence: compared, equal; somebody said so, or nothing was compared; nobody can see
@@ -73,13 +73,13 @@ class Fact:
     """
 
     key: str
-    kind: Annotated[str, Limits(texts=_KINDS)]
+    kind: Annotated[str, OneOf(*_KINDS)]
     title: str
-    status: Annotated[str, Limits(texts=_STATUSES)]
+    status: Annotated[str, OneOf(*_STATUSES)]
     detail: str
     about: str = ""
     advice: str = ""
-    bears_on: Annotated[str, Limits(texts=("", WORST_CASE, INDIVIDUAL, FILES))] = ""
+    bears_on: Annotated[str, OneOf("", WORST_CASE, INDIVIDUAL, FILES)] = ""
     private: bool = False
     publishable: bool = False
 

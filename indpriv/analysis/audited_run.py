@@ -236,7 +236,7 @@ def _missing(run: AuditedRun) -> dict[str, Any]:
             f"{EXAMPLES} is absent: {why}. Epsilons cover all logged steps; loss, groups and "
             "attacks are not shown."
         )
-    elif not len(recorded.examples.test_rows()):
+    elif not len(recorded.examples.rows("test")):
         found.append(
             "There are no test examples: test accuracy and attacks are not shown. Pass test_set to "
             "the Recorder."
@@ -265,7 +265,7 @@ def _of_groups(run: AuditedRun) -> list[str]:
     examples, notes = run.recorded.examples, list[str]()
     if examples is None:
         return notes
-    test = examples.test_rows()
+    test = examples.rows("test")
     if groups and (account.rows_per_unit or 1) > 1:
         notes.append(f"A {account.unit} whose rows differ in a column is in its group {MISSING}.")
     lacking = [

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import core_schema
+
 from indpriv._files import first_at
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import checked_run_json
@@ -57,6 +59,15 @@ class Declared:
     data_fingerprint: str | None = None
     on_trust: Mapping[str, str] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> Mapping[str, Any]:
+        """See `indpriv._plain.to_json`."""
+        return self.content
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _kind: Any, handler: Any) -> Any:
+        content = handler.generate_schema(Mapping[str, Any])
+        return core_schema.no_info_after_validator_function(cls.from_run_json, content)
 
     @classmethod
     def from_run_json(cls, content: object) -> Declared:

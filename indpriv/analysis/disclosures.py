@@ -96,7 +96,7 @@ def _guaranteed(run: RunFacts, account: Account, guarantee: Guarantee) -> _Decid
 def _training(
     run: RunFacts, account: Account, checks: Sequence[Fact], lines: Sequence[Fact]
 ) -> _Decided:
-    recorder, individual = run.recorder, run.settings.individually_clipped
+    recorder, individual = run.recorder, run.individually_clipped
     seen = "observed" if recorder.get("sampler_class") else "unobserved"
     if account.participation == "known":
         seen = "observed_known" if seen == "observed" else "unobserved_known"
@@ -127,7 +127,7 @@ def _training(
 
 def _norms(run: RunFacts, account: Account, checks: Sequence[Fact]) -> _Decided:
     """Where the recorded norms come from."""
-    case = "partial" if run.records.recorded_share < 1 else "all"
+    case = "partial" if run.recorded_share < 1 else "all"
     if account.participation == "known":
         case = "known"
     yield "source_of_norms", status_of(checks, "records", "norm_pass", "norm_precision"), case
@@ -167,8 +167,8 @@ def values_of(
         "longer": 1 + (recorder.get("clip_excess") or 0.0),
         "norms": text(
             "disclosure.source_of_norms",
-            "rounded" if run.records.rounding else "not_rounded",
-            records=run.records,
+            "rounded" if run.rounding else "not_rounded",
+            records=run,
         ),
         "ranks": _ranks(run),
         "recording": recording(run),
@@ -262,7 +262,7 @@ def _assumed(
 
 def _of_divisor(run: RunFacts, account: Account) -> list[Fact]:
     """Whether updates tell the number of examples, and whether the relation allows for that."""
-    steps, rows = run.settings.total_steps, account.rows_per_unit or 1
+    steps, rows = run.total_steps, account.rows_per_unit or 1
     found = divisor_of(run.n_examples, steps, run.recorder, rows=rows)
     if found is None:
         return []

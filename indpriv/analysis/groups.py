@@ -669,7 +669,7 @@ def _find(run: AuditedRun) -> dict[str, Any]:
     examples = run.recorded.examples
     if examples is None or run.train is None:
         return {}
-    test = examples.test_rows()
+    test = examples.rows("test")
     return {"groups": group_tables(run.epsilons, run.train, test, columns, seed=run.seed)}
 
 

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact
 from indpriv._formatting import format_delta, format_epsilon
-from indpriv._plain import AtLeastZero, Limits, Share
+from indpriv._plain import AtLeastZero, OneOf, Share
 from indpriv.accountant.clipping_norm import (
     advantage_with_release,
     mu_with_release,
@@ -95,7 +95,7 @@ class Guarantee:
     worst_case_epsilon: AtLeastZero
     delta: AtLeastZero
     delta_times_n: AtLeastZero
-    status: Annotated[str, Limits(texts=STATUSES)]
+    status: Annotated[str, OneOf(*STATUSES)]
     statement: str
     reasons: tuple[str, ...]
     membership: Membership | None
@@ -365,7 +365,7 @@ FINDINGS = (
         notes=_open,
         account=(Account, "What every epsilon here means."),
         claim=(
-            Annotated[str, Limits(texts=("exact", "estimate"))],
+            Annotated[str, OneOf("exact", "estimate")],
             "Of the individual epsilons: exact or estimate.",
         ),
         claim_reason=(str, "Why."),

@@ -6,8 +6,8 @@ final training loss.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -55,27 +55,17 @@ class LossBins:
     p75: tuple[float | None, ...]
 
 
-@dataclass(frozen=True)
-class LossCorrelation:
-    """Correlation of epsilon and loss over some examples; None where undefined.
+class LossCorrelation(NamedTuple):
+    """Correlation of epsilon and loss over some examples; None where undefined."""
 
-    Attributes:
-        n: number of examples.
-        pearson: Pearson's r of epsilon and ln(loss).
-        spearman: rank correlation of epsilon and loss.
-        pearson_interval, spearman_interval: see
-            `indpriv.analysis.statistics.intervals.relation_intervals`.
-    """
-
-    n: Count
+    n: int
     pearson: float | None
     spearman: float | None
     pearson_interval: Interval | None
     spearman_interval: Interval | None
 
 
-@dataclass(frozen=True)
-class LossLine:
+class LossLine(NamedTuple):
     """Least squares of epsilon on intercept + slope * ln(loss), in nats; None where undefined."""
 
     intercept: float | None = None
@@ -84,23 +74,22 @@ class LossLine:
     slope_interval: Interval | None = None
 
 
-_BELOW = {
-    "n": "n_below_worst_case",
-    "pearson": "pearson_below_worst_case",
-    "spearman": "spearman_below_worst_case",
-    "pearson_interval": "pearson_below_interval",
-    "spearman_interval": "spearman_below_interval",
-}
-
-
 @dataclass(frozen=True)
 class LossRelation:
     """How epsilon depends on the loss of the final model on the training examples.
 
     Attributes:
-        every: over all examples with a usable loss.
-        below: over the examples below the worst case; the epsilon of the others can grow no
-            further.
+        n: number of examples with a usable loss.
+        pearson_log_loss, spearman: Pearson's r of epsilon and ln(loss), and rank correlation of
+            epsilon and loss, over all of them; None where undefined.
+        pearson_interval, spearman_interval: see
+            `indpriv.analysis.statistics.intervals.relation_intervals`.
+        n_below_worst_case, pearson_below_worst_case, spearman_below_worst_case: the same of the
+            examples below the worst case; the epsilon of the others can grow no further.
+        pearson_below_interval, spearman_below_interval: of these.
+        intercept, slope: least squares of epsilon on intercept + slope * ln(loss), in nats; None
+            where undefined.
+        intercept_interval, slope_interval: of these.
         median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None
             without any.
         floored: number of losses of (nearly) zero that were raised to floor, because ln(0) is minus
@@ -116,9 +105,16 @@ class LossRelation:
         bins: for the figure; None where undefined.
     """
 
-    every: LossCorrelation = field(metadata={"flatten": {"pearson": "pearson_log_loss"}})
-    below: LossCorrelation = field(metadata={"flatten": _BELOW})
-    line: LossLine = field(metadata={"flatten": True})
+    n: Count
+    pearson_log_loss: float | None
+    spearman: float | None
+    pearson_interval: Interval | None
+    spearman_interval: Interval | None
+    n_below_worst_case: Count
+    pearson_below_worst_case: float | None
+    spearman_below_worst_case: float | None
+    pearson_below_interval: Interval | None
+    spearman_below_interval: Interval | None
     median_loss_at_worst_case: float | None
     median_loss_below_worst_case: float | None
     floored: Count
@@ -126,6 +122,10 @@ class LossRelation:
     left_out: Count
     undefined_reason: str
     bins: LossBins | None
+    intercept: float | None = None
+    slope: float | None = None
+    intercept_interval: Interval | None = None
+    slope_interval: Interval | None = None
     pearson_with_floor: float | None = None
     pearson_with_floor_interval: Interval | None = None
     pearson_error: AtLeastZero | None = 0.0
@@ -181,9 +181,8 @@ def relation_of(
     medians = _quantiles(losses["loss"], losses["weight"], losses["cell"], 2, (0.5,))[0]
     undefined = every.pearson is None
     return LossRelation(
-        every=every,
-        below=_correlation(pairs[~at_worst], floored[~at_worst])[0],
-        line=fitted,
+        *every,
+        *_correlation(pairs[~at_worst], floored[~at_worst])[0],
         median_loss_at_worst_case=medians[0],
         median_loss_below_worst_case=medians[1],
         floored=int(pairs.loc[pairs["loss"] < floor, "weight"].sum()),
@@ -191,6 +190,7 @@ def relation_of(
         left_out=left_out,
         undefined_reason=_why_undefined(pairs, floored) if undefined else "",
         bins=None if undefined else _bins(pairs, floored, top),
+        **fitted._asdict(),
         pearson_with_floor=stated.pearson,
         pearson_with_floor_interval=stated.pearson_interval,
         pearson_error=None if undefined else _pearson_error(pairs),

@@ -115,11 +115,11 @@ class RecordedRun:
         examples, signals = self.examples, (*self.references, *self.baseline_references)
         if examples is None or signals or examples.n_train <= weighted.MOST_EXACT:
             return None, None
-        if not examples.has_unit_for_each_row():
+        if not examples.has_unit_for_each_row:
             return None, None
         members = _drawn(examples.n_train, seed, "members")
         some = members is not None
-        return members, _drawn(len(examples.test_rows()), seed, "non-members") if some else None
+        return members, _drawn(len(examples.rows("test")), seed, "non-members") if some else None
 
 
 def _drawn(n: int, seed: int, whose: str) -> IntArray | None:

@@ -1,17 +1,15 @@
 """What was run, as the log recorded it. Sensitive."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from operator import attrgetter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from indpriv._arrays import FloatArray, Ids
-from indpriv._columns import frames_of, to_floats
-from indpriv._plain import AtLeastZero, Count, Share, Via
+from indpriv._columns import Rows, frames_of, to_floats
+from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.schedule import ScheduleFindings, schedule_of
@@ -41,44 +39,6 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of training, as the log recorded them at each step.
-
-    Attributes:
-        total_steps: number of steps of the run.
-        expected_epochs: sum of sample_rate over the steps.
-        noise_multiplier, max_grad_norm, sample_rate: realised values.
-        individually_clipped: whether training clipped each example at its recorded level.
-    """
-
-    total_steps: Count
-    expected_epochs: float
-    noise_multiplier: Range
-    max_grad_norm: Range
-    sample_rate: Range
-    individually_clipped: bool
-
-
-@dataclass(frozen=True)
-class Records:
-    """Which norms were recorded.
-
-    Attributes:
-        n_records: number of steps with a record of every example.
-        recorded_share: n_records over the number of steps.
-        n_exact_examples: number of examples whose norm was recorded at every step.
-        rounding: of norms, as a fraction of max_grad_norm; 0 if they were not rounded.
-        rounding_mode: "up", "nearest" or "none".
-    """
-
-    n_records: Count
-    recorded_share: Share
-    n_exact_examples: Count
-    rounding: AtLeastZero
-    rounding_mode: str
-
-
-@dataclass(frozen=True)
 class RunFacts:
     """What was run, as the log recorded it.
 
@@ -86,6 +46,15 @@ class RunFacts:
         n_examples, n_test_examples: number of training and test examples.
         n_units: number of distinct privacy units; None where each example is its own.
         train_accuracy, test_accuracy: of the final model; None where unknown.
+        total_steps: number of steps of the run.
+        expected_epochs: sum of sample_rate over the steps.
+        noise_multiplier, max_grad_norm, sample_rate: realised values.
+        individually_clipped: whether training clipped each example at its recorded level.
+        n_records: number of steps with a record of every example.
+        recorded_share: n_records over the number of steps.
+        n_exact_examples: number of examples whose norm was recorded at every step.
+        rounding: of norms, as a fraction of max_grad_norm; 0 if they were not rounded.
+        rounding_mode: "up", "nearest" or "none".
         example_ids_sha256: fingerprint of the ids in order.
         caveats: reasons, found while recording, why individual epsilons are estimates.
         recorder: what the recorder read from the optimizer and the loader; part of the log's hash
@@ -98,14 +67,21 @@ class RunFacts:
     n_units: Count | None
     train_accuracy: Share | None
     test_accuracy: Share | None
-    settings: Settings = field(metadata={"flatten": True})
-    records: Records = field(metadata={"flatten": True})
+    total_steps: Count
+    expected_epochs: float
+    noise_multiplier: Range
+    max_grad_norm: Range
+    sample_rate: Range
+    individually_clipped: bool
+    n_records: Count
+    recorded_share: Share
+    n_exact_examples: Count
+    rounding: AtLeastZero
+    rounding_mode: str
     example_ids_sha256: str
     caveats: tuple[str, ...]
     recorder: Mapping[str, Any]
-    declared: Declared = field(
-        metadata={"via": Via(Mapping[str, Any], attrgetter("content"), Declared.from_run_json)}
-    )
+    declared: Declared
 
 
 def run_facts(
@@ -113,28 +89,26 @@ def run_facts(
 ) -> RunFacts:
     """Collect what is known about a run; see `RunFacts`."""
     settings, levels, references = log.settings, log.levels, log.reference_positions
-    test = None if examples is None else examples.test_rows()
+    train, test = (
+        None if examples is None else examples.rows(split) for split in ("train", "test")
+    )
     return RunFacts(
         n_examples=log.n_examples,
         n_test_examples=0 if test is None else len(test),
         n_units=None if log.unit_ids is None else len(np.unique(log.unit_ids)),
-        train_accuracy=None if examples is None else _accuracy(examples.train_frames(["correct"])),
-        test_accuracy=None if test is None else _accuracy(frames_of(test, ["correct"])),
-        settings=Settings(
-            total_steps=log.total_steps,
-            expected_epochs=float(settings.sample_rate.sum()),
-            noise_multiplier=Range.of(settings.noise_multiplier),
-            max_grad_norm=Range.of(settings.max_grad_norm),
-            sample_rate=Range.of(settings.sample_rate),
-            individually_clipped=log.individually_clipped,
-        ),
-        records=Records(
-            n_records=log.n_records,
-            recorded_share=log.coverage,
-            n_exact_examples=0 if references is None else len(references),
-            rounding=0.0 if levels is None else levels.rounding,
-            rounding_mode="none" if levels is None else levels.rounding_mode,
-        ),
+        train_accuracy=_accuracy(train),
+        test_accuracy=_accuracy(test),
+        total_steps=log.total_steps,
+        expected_epochs=float(settings.sample_rate.sum()),
+        noise_multiplier=Range.of(settings.noise_multiplier),
+        max_grad_norm=Range.of(settings.max_grad_norm),
+        sample_rate=Range.of(settings.sample_rate),
+        individually_clipped=log.individually_clipped,
+        n_records=log.n_records,
+        recorded_share=log.coverage,
+        n_exact_examples=0 if references is None else len(references),
+        rounding=0.0 if levels is None else levels.rounding,
+        rounding_mode="none" if levels is None else levels.rounding_mode,
         example_ids_sha256=_fingerprint(log.example_ids),
         caveats=log.caveats,
         recorder=recorder,
@@ -151,10 +125,10 @@ def _fingerprint(ids: Ids) -> str:
     return found.hexdigest()
 
 
-def _accuracy(frames: Iterable[pd.DataFrame]) -> float | None:
+def _accuracy(rows: Rows | None) -> float | None:
     """The share of correct examples among those where that is known."""
     n, total = 0, 0.0
-    for frame in frames:
+    for frame in [] if rows is None else frames_of(rows, ["correct"]):
         correct = to_floats(frame["correct"])
         known = correct[~np.isnan(correct)]
         n, total = n + len(known), total + float(known.sum())

@@ -15,7 +15,7 @@ import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import first_at
-from indpriv._plain import Limits
+from indpriv._plain import OneOf
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method
@@ -44,10 +44,10 @@ class View:
         reason: why nothing protects the unit, or what the epsilon rests on.
     """
 
-    unit: Annotated[str, Limits(texts=(CLIENT, ROW))]
-    observer: Annotated[str, Limits(texts=OBSERVERS)]
+    unit: Annotated[str, OneOf(CLIENT, ROW)]
+    observer: Annotated[str, OneOf(*OBSERVERS)]
     noise_multiplier: float | None
-    participation: Annotated[str, Limits(texts=("secret", "known"))]
+    participation: Annotated[str, OneOf("secret", "known")]
     worst_case_epsilon: float | None
     median_epsilon: float | None
     reason: str

@@ -70,7 +70,7 @@ _LIMITED = {
     "max_p95_epsilon": _Limited("individual epsilon, p95", "individual.p95"),
     "max_p99_epsilon": _Limited("individual epsilon, p99", "individual.p99"),
     "max_epsilon": _Limited("individual epsilon, max", "individual.max"),
-    "min_coverage": _Limited("steps recorded", "run.records.recorded_share", _share, False, "log"),
+    "min_coverage": _Limited("steps recorded", "run.recorded_share", _share, False, "log"),
     "min_test_accuracy": _Limited("test accuracy", "run.test_accuracy", _share, of="log"),
 }
 _SHARES = ("max_delta", "min_coverage", "min_test_accuracy")

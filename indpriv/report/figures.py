@@ -204,8 +204,8 @@ def epsilon_against_loss(
     name: str = "loss",
 ) -> str:
     """Counts by loss and epsilon, with quartiles and the fitted logarithm; "" where undefined."""
-    bins, line = loss.bins, loss.line
-    if bins is None or line.slope is None or line.intercept is None:
+    bins, intercept, slope = loss.bins, loss.intercept, loss.slope
+    if bins is None or slope is None or intercept is None:
         return ""
     edges, top = np.array(bins.loss_edges), bins.epsilon_edges[-1]
     with style():
@@ -214,10 +214,10 @@ def epsilon_against_loss(
         axes.set_xscale("log")
         _density(axes, bins)
         _quartiles(axes, bins)
-        fitted = line.intercept + line.slope * np.log(edges)
+        fitted = intercept + slope * np.log(edges)
         fitted[(fitted < 0) | (fitted > top)] = np.nan
-        sign = "+" if line.slope >= 0 else "−"
-        label = f"{format_number(line.intercept)} {sign} {format_number(abs(line.slope))} ln(loss)"
+        sign = "+" if slope >= 0 else "−"
+        label = f"{format_number(intercept)} {sign} {format_number(abs(slope))} ln(loss)"
         dashes = (0, (4, 2))
         axes.plot(edges, fitted, color=SECOND, linewidth=1.6, linestyle=dashes, label=label)
         if worst_case_epsilon is not None:
@@ -235,9 +235,9 @@ def epsilon_against_loss(
             figure,
             name,
             "Individual epsilon against loss",
-            f"Density of {loss.every.n:,} {plural} in {len(bins.counts)} bins of loss, with the "
+            f"Density of {loss.n:,} {plural} in {len(bins.counts)} bins of loss, with the "
             "median and quartiles of epsilon per bin and the fitted logarithm. Pearson's r of "
-            f"epsilon and log loss is {format_number(loss.every.pearson)}.",
+            f"epsilon and log loss is {format_number(loss.pearson_log_loss)}.",
         )
 
 

@@ -124,7 +124,7 @@ def render_audit(
         title=f"Privacy audit of {audit.name}",
         eyebrow="Individual privacy audit",
         name=audit.name,
-        meta=f"{run.n_examples:,} training examples · {run.settings.total_steps:,} steps of DP-SGD "
+        meta=f"{run.n_examples:,} training examples · {run.total_steps:,} steps of DP-SGD "
         f"· audited {audit.created[:10]} with indpriv {audit.versions['indpriv']}",
     )
     beside = {

@@ -19,10 +19,10 @@ def test_a_logarithm_is_found():
     loss = np.geomspace(0.01, 10, 200)
     epsilon = 2.0 + 0.3 * np.log(loss)
     found = related(epsilon_table(epsilon), loss)
-    assert found.every.pearson == pytest.approx(1.0)
-    assert found.every.spearman == pytest.approx(1.0)
-    assert (found.line.intercept, found.line.slope) == (pytest.approx(2.0), pytest.approx(0.3))
-    assert (found.every.n, found.floored, found.left_out) == (200, 0, 0)
+    assert found.pearson_log_loss == pytest.approx(1.0)
+    assert found.spearman == pytest.approx(1.0)
+    assert (found.intercept, found.slope) == (pytest.approx(2.0), pytest.approx(0.3))
+    assert (found.n, found.floored, found.left_out) == (200, 0, 0)
 
 
 def test_it_is_scipys_regression():
@@ -30,8 +30,8 @@ def test_it_is_scipys_regression():
     loss, epsilon = rng.gamma(1.0, 1.0, 300), rng.random(300)
     found = related(epsilon_table(epsilon), loss)
     line = stats.linregress(np.log(loss), epsilon)
-    assert found.every.pearson == pytest.approx(line.rvalue)
-    assert (found.line.slope, found.line.intercept) == (
+    assert found.pearson_log_loss == pytest.approx(line.rvalue)
+    assert (found.slope, found.intercept) == (
         pytest.approx(line.slope),
         pytest.approx(line.intercept),
     )
@@ -45,12 +45,12 @@ def test_small_losses_can_be_raised_to_a_stated_floor():
     expected = stats.pearsonr(epsilon, np.log(np.maximum(loss, 1e-3))).statistic
     assert found.pearson_with_floor == pytest.approx(expected)
     interval = found.pearson_with_floor_interval
-    assert found.every.pearson_interval.high < interval.low
+    assert found.pearson_interval.high < interval.low
     assert interval.low < expected < interval.high
     large = related(epsilon_table(epsilon), loss + 0.01)
-    assert large.pearson_with_floor == large.every.pearson
+    assert large.pearson_with_floor == large.pearson_log_loss
     tiny = related(epsilon_table(epsilon[:100]), loss[:100])
-    assert tiny.every.pearson is not None
+    assert tiny.pearson_log_loss is not None
     assert tiny.pearson_with_floor is None
 
 
@@ -58,20 +58,20 @@ def test_examples_at_the_worst_case_are_told_apart():
     loss = np.array([0.1, 0.2, 0.4, 0.8, 5.0, 0.01])
     epsilon = np.array([1.0, 1.5, 2.0, 2.5, 3.0, 3.0])
     found = related(epsilon_table(epsilon, worst_case=3.0), loss)
-    assert found.below.n == 4
-    assert found.below.pearson == pytest.approx(1.0)
-    assert found.every.pearson < 0.9
-    assert found.below.spearman == pytest.approx(1.0)
+    assert found.n_below_worst_case == 4
+    assert found.pearson_below_worst_case == pytest.approx(1.0)
+    assert found.pearson_log_loss < 0.9
+    assert found.spearman_below_worst_case == pytest.approx(1.0)
     assert (found.median_loss_at_worst_case, found.median_loss_below_worst_case) == (
         2.505,
         pytest.approx(0.3),
     )
-    assert (found.every.pearson_interval, found.below.pearson_interval) == (
+    assert (found.pearson_interval, found.pearson_below_interval) == (
         None,
         None,
     )  # fewer than ten examples
     capped = related(epsilon_table([3.0] * 4, worst_case=3.0), np.arange(1.0, 5.0))
-    assert (capped.below.n, capped.median_loss_below_worst_case) == (0, None)
+    assert (capped.n_below_worst_case, capped.median_loss_below_worst_case) == (0, None)
 
 
 def test_every_figure_has_an_interval():
@@ -80,23 +80,24 @@ def test_every_figure_has_an_interval():
     found = related(
         epsilon_table(np.minimum(2.0 + 0.3 * np.log(loss) + rng.random(300), 3.0).clip(0)), loss
     )
-    for part, name in (
-        (found.every, "pearson"),
-        (found.every, "spearman"),
-        (found.line, "intercept"),
-        (found.line, "slope"),
+    for value, interval in (
+        (found.pearson_log_loss, found.pearson_interval),
+        (found.spearman, found.spearman_interval),
+        (found.intercept, found.intercept_interval),
+        (found.slope, found.slope_interval),
     ):
-        interval = getattr(part, f"{name}_interval")
-        assert interval.low < getattr(part, name) < interval.high
+        assert interval.low < value < interval.high
     assert (
-        found.below.pearson_interval.low < found.below.pearson < found.below.pearson_interval.high
+        found.pearson_below_interval.low
+        < found.pearson_below_worst_case
+        < found.pearson_below_interval.high
     )
 
 
 def test_odd_losses_are_counted():
     loss = np.array([0.0, 0.5, 1.0, 2.0, np.inf, np.nan, -1.0])
     found = related(epsilon_table(np.arange(1.0, 8.0)), loss)
-    assert (found.every.n, found.floored, found.floor, found.left_out) == (4, 1, 0.5, 3)
+    assert (found.n, found.floored, found.floor, found.left_out) == (4, 1, 0.5, 3)
 
 
 def test_a_denormal_loss_does_not_rule():
@@ -118,8 +119,8 @@ def test_a_denormal_loss_does_not_rule():
 )
 def test_undefined_says_why(epsilon, loss, reason):
     found = related(epsilon_table(epsilon), np.array(loss))
-    assert found.every.pearson is None
-    assert found.line.slope is None
+    assert found.pearson_log_loss is None
+    assert found.slope is None
     assert found.bins is None
     assert reason in found.undefined_reason
 

@@ -179,7 +179,7 @@ def test_fidelity_from_exact_examples(artifacts, tmp_path):
     own = [row for row in summary.fidelity if row.is_this_log]
     assert [(row.n, row.every) for row in own] == [(7, 10)]
     assert {row.source for row in summary.fidelity} == {"norms at every step of 7 examples"}
-    assert summary.run.records.n_exact_examples == 7
+    assert summary.run.n_exact_examples == 7
 
 
 def test_policy_and_cost_of_recording_are_told(audited):

@@ -39,7 +39,7 @@ def tables_of(name):
     train = examples.train_rows(epsilons.example_ids)
     most, weighted.MOST_EXACT = weighted.MOST_EXACT, 100 if name == BINNED else 10**6
     try:
-        tables = group_tables(epsilons, train, examples.test_rows(), COLUMNS[run], seed=3)
+        tables = group_tables(epsilons, train, examples.rows("test"), COLUMNS[run], seed=3)
     finally:
         weighted.MOST_EXACT = most
     return by_column(json.loads(json.dumps(to_json(tables), allow_nan=False)))
