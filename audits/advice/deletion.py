@@ -21,8 +21,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from audits.advice.new_runs import account_run
+from audits.words import attributed
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._formatting import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv._progress import StageProgress, silent
 from indpriv.analysis.advice import Group

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._formatting import attributed
+from audits.words import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.schedule import Curve

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import bucket_to_write, location, location_on_disk
-from indpriv._upload import upload
+from indpriv._upload import uploaded
 from indpriv.accountant.account import account_parts
 from indpriv.accountant.blocks import workers_of
 from indpriv.accountant.cluster import versions
@@ -106,9 +106,8 @@ def audit(
         epsilons = _in_memory_if_needed(parts, log, recorded)
         run = AuditedRun(log, epsilons, recorded, name, by, chosen, seed, command, tell)
         found = find_all(run)
-        _write(output_dir, run, found, images, since)
-    if target is not None:
-        upload(output_dir, target, bucket_is_private=True)
+        with uploaded(output_dir, target):
+            _write(output_dir, run, found, images, since)
     return found
 
 

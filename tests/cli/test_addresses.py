@@ -17,6 +17,7 @@ DIGITS = Path(__file__).parents[2] / "audits" / AUDIT
         ["audits", "shadow", AUDIT, "--output-dir", ADDRESS],
         ["import", "norms.npz", "--run", "run.json", "--output-dir", ADDRESS],
         ["publish", "statement", ADDRESS, "--example", "3"],
+        ["audits", "train", AUDIT, "--run-dir", ADDRESS],
         ["audits", "sweep", AUDIT, "--over", "max_grad_norm=0.1,0.3", "--output-dir", ADDRESS],
         ["audits", "subsets", AUDIT, "--target", "1.0", "--output-dir", ADDRESS],
         ["audits", "deletion", AUDIT, "--without", "label=3", "--output-dir", ADDRESS],
