@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
