@@ -38,11 +38,11 @@ from audits.training.models import build_model
 from indpriv import account
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
-from indpriv.recording.environment import processor
 from indpriv.recording.norms.batches import Batch, Keywords, call, map_tensors
 from indpriv.recording.norms.hindrance import hindrance
 from indpriv.recording.norms.model_checks import validate_module
 from indpriv.recording.norms.shadow_model import ModelInTraining
+from indpriv.recording.process import processor
 
 MODES = ("hooks", "functorch", "ghost")
 N, BATCH, TIMED, COMPARED, ROUNDS = 120, 20, 32, 4, 5

@@ -29,8 +29,8 @@ from audits.training.tensors import BatchedTensorDataset, tensor_set, whole_batc
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
-from indpriv.recording.data_passes import Examples, norms_of
 from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.training_data import Examples, norms_of
 
 _CHECKED = 64  # number of examples that the norm pass is checked on
 

@@ -8,47 +8,67 @@ losses are taken.
 
 from __future__ import annotations
 
+import secrets
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import _checks
+from indpriv._arrays import IntArray
 from indpriv._facts import text
 from indpriv._files import write_json
 from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv._upload import uploaded
-from indpriv.errors import EvidenceWarning, InputError
-from indpriv.norm_log.evidence import CHECKS
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.errors import EvidenceError, EvidenceWarning, InputError
+from indpriv.norm_log.evidence import CHECKS, SEEDED
+from indpriv.norm_log.journal_state import LogState, state_to_resume
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.reader import read_left_out, read_reference_positions
+from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.norm_log.records import levels_of
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 from indpriv.norm_log.sealing import seal, sign, signing_key
-from indpriv.norm_log.writer import LogHeader
-from indpriv.recording.clipping.filtered import Filter
+from indpriv.norm_log.session_counts import SessionCounts
+from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.validation import check_norms
+from indpriv.norm_log.writer import LogHeader, fingerprint
+from indpriv.recording.clipping.filtered import Filter, FilteredClipping
+from indpriv.recording.clipping.individual import ClipLevels, check_headroom
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.settings import PublicSettings
-from indpriv.recording.data_passes import Examples, SharedPass, Unpack
-from indpriv.recording.environment import environment_of
-from indpriv.recording.losses import with_targets
+from indpriv.recording.compared.training import Comparison
+from indpriv.recording.losses import described_loss, with_targets
 from indpriv.recording.norms.batches import LossFn
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_anywhere
-from indpriv.recording.opacus.ranks import Ranks
+from indpriv.recording.opacus.clipping_watch import Thresholds
+from indpriv.recording.opacus.ranks import Batch, Ranks, check_together, whole_batch
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.opacus.run_attack import AttackedRun, RunAttack
-from indpriv.recording.plan import Beginning, Plan
-from indpriv.recording.run_log import opened_log
-from indpriv.recording.session import Session
-from indpriv.recording.training_data import TrainingData
+from indpriv.recording.opacus.run_attack import AttackedRun, RunAttack, StartedAttack
+from indpriv.recording.opacus.watch import TrainedBatch, Watch
+from indpriv.recording.process import deferred_interrupts, environment_of
+from indpriv.recording.random_states import fingerprint_of_state
+from indpriv.recording.run_log import RunLog, described
+from indpriv.recording.training_data import Examples, Measured, TrainingData, Unpack, norms_of
 
 _CHECKED = 256  # number of examples that the norm pass is checked and timed on
+_AUGMENTED = (
+    "items of the data set are random (augmentation?), so the recorded norms belong to another "
+    "random draw than training's; batch norms and known participation make an exact account"
+)
+_ON_TRUST = ("rows",)  # a random data set is no reason for a warning
 
 
 class Recorder:
@@ -176,40 +196,85 @@ class Recorder:
     ) -> None:
         self.run_dir = location_on_disk(run_dir, "a run is")
         self._upload_to = bucket_to_write(upload_to, bucket_is_private)
-        loss_fn = with_targets(loss_fn)
-        data = TrainingData(
-            dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata, unpack
+        self._data = TrainingData(
+            dataset,
+            with_targets(loss_fn),
+            example_ids,
+            unit,
+            unit_ids,
+            metadata,
+            test_set,
+            test_metadata,
+            unpack,
         )
-        beginning = Beginning.of(self.run_dir, resume_at)
-        policy = beginning.policy(
-            policy, every=every, reference_examples=reference_examples, batch_norms=batch_norms
+        step, run_id = _step_and_run(resume_at)
+        state = state_to_resume(self.run_dir, step)
+        logged = {} if state is None else state.header["run"]
+        if run_id is not None and run_id != logged.get("id", ""):
+            raise InputError(
+                "the checkpoint was saved while another run was recorded than that in "
+                f"{self.run_dir}; pass the run directory that belongs to it"
+            )
+        self._resume_at, self._first = step, step or 0
+        self._run_id = secrets.token_hex(8) if state is None else str(logged.get("id", ""))
+        choices = {
+            "every": every,
+            "reference_examples": reference_examples,
+            "batch_norms": batch_norms,
+        }
+        self._policy = _policy(policy, choices, state)
+        self._reference_positions = self._reference(state)
+        self._rounding = _checks.check_rounding(rounding)
+        modes = "up", "nearest"
+        self._rounding_mode = _checks.check_choice("rounding_mode", rounding_mode, modes)
+        self._individual_clipping = individual_clipping
+        self._clip_headroom = check_headroom(
+            clip_headroom,
+            individually=individual_clipping,
+            logged=None if state is None else logged.get("clip_headroom", 0.0),
         )
-        self._plan = Plan(
-            self.run_dir,
-            data,
-            policy,
-            run_id=beginning.run_id,
-            reference_positions=beginning.reference_positions(self.run_dir, policy, len(data.ids)),
-            rounding=_checks.check_rounding(rounding),
-            rounding_mode=rounding_mode,
-            individual_clipping=individual_clipping,
-            clip_headroom=beginning.headroom(clip_headroom, individually=individual_clipping),
-            privacy_filter=privacy_filter,
-            record_holdout=record_holdout,
-            seeded=seeded,
-            on_write_error=on_write_error,
-            resume_at=beginning.resume_at,
-            attack=attack,
-            clipping_norm_epsilon=clipping_norm_epsilon,
-            start=start,
-            strict=strict,
-            public_settings=public_settings,
-            sign_with=signing_key(sign_with),
+        _checks.check_choice("on_write_error", on_write_error, ("stop", "continue"))
+        self._on_write_error = on_write_error
+        self._clipping_norm_epsilon = clipping_norm_epsilon
+        _checks.check_clipping_norm_epsilon(clipping_norm_epsilon)
+        self._filter, self._seeded, self._start, self._strict = (
+            privacy_filter,
+            seeded,
+            start,
+            strict,
         )
+        self._record_holdout, self._attack = record_holdout, attack
+        self._public_settings, self._key = public_settings, signing_key(sign_with)
+        if individual_clipping and rounding_mode != "up":
+            raise InputError(
+                f"rounding_mode={rounding_mode!r} with individual_clipping would clip "
+                'examples below their recorded norms; pass rounding_mode="up"'
+            )
+        if attack is not None and step is not None:
+            raise InputError(
+                "an attack cannot go on in a resumed run: what it saw of the first steps is lost; "
+                "leave out attack="
+            )
+        if record_holdout and test_set is None:
+            raise InputError(
+                "record_holdout=True without a test_set; pass the data set whose norms are to be "
+                "recorded as test_set="
+            )
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
         self._attached = self._draws_privately = False
         self._run: OpacusRun | None = None
-        self._session: Session | None = None
+        self._session: _Session | None = None
+
+    def _reference(self, state: LogState | None) -> IntArray:
+        """Positions of the reference examples: those of the log, or new random ones."""
+        if state is not None and state.header["n_exact"]:
+            return read_reference_positions(self.run_dir)
+        wanted, n_examples = self._policy.reference_examples, len(self._data.ids)
+        if wanted > n_examples:
+            raise InputError(
+                f"reference_examples={wanted} is more than the {n_examples} training examples"
+            )
+        return np.sort(np.random.default_rng().choice(n_examples, wanted, replace=False))
 
     @contextmanager
     def attach(
@@ -239,14 +304,14 @@ class Recorder:
                 "at step 0 again; put the whole training into one block, or make a new Recorder "
                 "with resume_at=STEP"
             )
-        data = self._plan.data
+        data = self._data
         self._check_groups()
         self._run = run = OpacusRun(model, optimizer, loader, len(data.ids))
         if self._draws_privately:
             self.draw_privately()
-        if run.guessable_seed and not self._plan.seeded:
+        if run.guessable_seed and not self._seeded:
             found = text("check.seeds", "at_attach")
-            say(CHECKS["seeds"], found, refuted=True, strict=self._plan.strict)
+            say(CHECKS["seeds"], found, refuted=True, strict=self._strict)
         device = next(run.module.parameters()).device
         train, test = data.examples(loader.collate_fn, device)
         inputs, targets = next(train.batches(_CHECKED))
@@ -261,16 +326,16 @@ class Recorder:
                 with norm_pass.evaluation() as evaluated:
                     data.check_test_set(evaluated, test)
             self._attached = True
-            self._plan, header = self._plan.agreed(ranks, run, norm_pass)
-            shared_pass = SharedPass(ranks, run.whole, norm_pass, train, data.ids)
+            header = self._agree(ranks, run, norm_pass)
             about = {**environment_of(device), **self._run_info, "recorder": dict(header.run)}
             upload_to = self._upload_to if ranks.writes else None
-            recording = _recording(self._plan, header, run, shared_pass, test, about)
+            session = _Session(self, header, run, norm_pass, ranks, train, test)
             try:
                 with (
-                    uploaded(self.run_dir, upload_to, self._plan.on_write_error),
-                    recording as self._session,
+                    uploaded(self.run_dir, upload_to, self._on_write_error),
+                    session.recording(about),
                 ):
+                    self._session = session
                     yield self
             finally:
                 self._session = self._run = None
@@ -280,22 +345,9 @@ class Recorder:
 
         Generators that you passed stay, and so do those of a seeded run. Callbacks call it.
         """
-        self._draws_privately = not self._plan.seeded
+        self._draws_privately = not self._seeded
         if self._run is not None and self._draws_privately:
             self._run.draw_privately()
-
-    def _check_groups(self) -> None:
-        """Warn, or raise if strict, where run_info names groups that are no column."""
-        data, groups = self._plan.data, self._run_info.get("groups") or ()
-        columns = {"label", *(() if data.metadata is None else data.metadata.columns)}
-        if unknown := [name for name in groups if name not in columns]:
-            text = (
-                f"run_info['groups'] names {unknown[0]!r}, which is no column of metadata (there "
-                f"are {', '.join(sorted(map(str, columns)))}); no report can compare such groups"
-            )
-            if self._plan.strict:
-                raise InputError(text)
-            warnings.warn(text, EvidenceWarning, stacklevel=4)
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, between two steps of the block; resume with resume_at=.
@@ -310,46 +362,368 @@ class Recorder:
             raise InputError(
                 "the Recorder is not attached; call state_dict() inside the block of attach(...)"
             )
-        return {"step": self._session.bring_up_to_date(), "run": self._plan.run_id}
+        return {"step": self._session.bring_up_to_date(), "run": self._run_id}
+
+    def _check_groups(self) -> None:
+        """Warn, or raise if strict, where run_info names groups that are no column."""
+        data, groups = self._data, self._run_info.get("groups") or ()
+        columns = {"label", *(() if data.metadata is None else data.metadata.columns)}
+        if unknown := [name for name in groups if name not in columns]:
+            text = (
+                f"run_info['groups'] names {unknown[0]!r}, which is no column of metadata (there "
+                f"are {', '.join(sorted(map(str, columns)))}); no report can compare such groups"
+            )
+            if self._strict:
+                raise InputError(text)
+            warnings.warn(text, EvidenceWarning, stacklevel=4)
+
+    def _agree(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
+        """The log's header, once all ranks agree; the first one's choices hold."""
+        if ranks.size > 1 and self._on_write_error != "stop":
+            raise InputError(
+                f"on_write_error={self._on_write_error!r} with several ranks: the others would go "
+                "on taking norms for a log that only the first rank knows to be lost; pass "
+                'on_write_error="stop"'
+            )
+        chosen = ranks.gather("attach", (self._run_id, self._reference_positions))
+        self._run_id, self._reference_positions = chosen[0]
+        if not run.is_poisson:
+            # What an account with known participation reads; no other is supported then.
+            self._policy = replace(self._policy, batch_norms=True)
+        header = self._header(ranks, run, norm_pass)
+        shared = {
+            **vars(header),
+            **run.shared_by_ranks,
+            "resume_at": self._resume_at,
+            "example_ids": fingerprint(self._data.ids),
+        }
+        caveats = shared.pop("norm_pass")["caveats"]  # each rank chooses its own fastest backend
+        found = ranks.gather("attach", (shared, run.sampling_seed, caveats))
+        check_together("attach", [part for part, _, _ in found], [seed for _, seed, _ in found])
+        all_caveats = list(dict.fromkeys(caveat for *_, caveats in found for caveat in caveats))
+        return replace(header, norm_pass={**header.norm_pass, "caveats": all_caveats})
+
+    def _header(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
+        limit, individually = self._filter, self._individual_clipping
+        if (run.clipping != "flat" or run.no_privacy) and (individually or limit or self._attack):
+            raise InputError(
+                "individual clipping, privacy filters and attacks on the run need flat clipping "
+                'with noise for max_grad_norm; leave them out, or use make_private(clipping="flat")'
+            )
+        void = [SEEDED] if self._seeded else []
+        void += [run.no_privacy] if run.no_privacy else []
+        return LogHeader(
+            rounding=self._rounding,
+            rounding_mode=self._rounding_mode,
+            unit=self._data.unit,
+            neighbouring="add_remove",
+            sampler=run.sampler,
+            individually_clipped=individually,
+            norm_pass=norm_pass.to_header([*norm_pass.caveats, *void]),
+            policy=self._policy.in_steps(run.steps_per_epoch).to_dict(),
+            privacy_filter={}
+            if limit is None
+            else {"order": limit.order, "rdp_cap": limit.rdp_cap},
+            run={
+                "id": self._run_id,
+                "clipping": "individual" if individually else run.clipping,
+                "clip_headroom": self._clip_headroom,
+                "clipping_norm_epsilon": self._clipping_norm_epsilon,
+                "seeded": self._seeded,
+                **({} if self._start is None else {"start": self._start}),
+                "no_privacy": run.no_privacy,
+                "ranks": ranks.size,
+                "loss": described_loss(self._data.loss_fn),
+                **described(run),
+            },
+        )
 
 
-@contextmanager
-def _recording(
-    plan: Plan,
-    header: LogHeader,
-    run: OpacusRun,
-    shared_pass: SharedPass,
-    test: Examples | None,
-    about: Mapping[str, Any],
-) -> Iterator[Session]:
-    """Open the log and watch the run while the block trains; then write the example table."""
-    ranks, norm_pass = shared_pass.ranks, shared_pass.norm_pass
-    attack = None
-    if plan.attack is not None:
-        levels = plan.individual_clipping or plan.privacy_filter is not None
-        attack = plan.attack.start(
-            AttackedRun(run, plan.data, shared_pass.examples, test, norm_pass, levels)
+class _Session:
+    """One attachment of a Recorder: norms between updates, compared with training's, and logged.
+
+    Norms are taken right after an update and written right after the next one, since only then is
+    it known which max_grad_norm their step ran at (a scheduler may change it in between).
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        header: LogHeader,
+        run: OpacusRun,
+        norm_pass: NormPass,
+        ranks: Ranks,
+        train: Examples,
+        test: Examples | None,
+    ) -> None:
+        """Prepare to record; nothing is changed yet."""
+        self._recorder, self._header, self._run, self._ranks = recorder, header, run, ranks
+        self._norm_pass, self._train, self._test = norm_pass, train, test
+        self._policy, data = recorder._policy.in_steps(run.steps_per_epoch), recorder._data
+        self._caveats = list(header.norm_pass["caveats"])  # why an account is an estimate
+        self._step = recorder._first
+        self._records: list[Measured] = []  # of the coming step, if due: training's, the holdout's
+        self._reference: Measured | None = None  # of the reference examples, before the coming step
+        self._limits: tuple[float, ...] = ()  # per layer, at which these norms were taken
+        self._batch: Batch | None = None  # of the current step
+        self._training_seconds = self._training_since = 0.0
+        self._first_draw = ""
+        self._levels: ClipLevels | None = None
+        self._filtered: FilteredClipping | None = None
+        if recorder._individual_clipping:
+            levels = levels_of(recorder._rounding, recorder._rounding_mode)
+            self._levels = ClipLevels(levels, recorder._clip_headroom)
+        if recorder._filter is not None:
+            self._filtered = FilteredClipping(
+                recorder._filter, self._levels, len(data.ids), data.unit_numbers
+            )
+        self._attack: StartedAttack | None = None
+        if recorder._attack is not None:
+            at_levels = bool(self._levels or self._filtered)
+            attacked = AttackedRun(run, data, train, test, norm_pass, at_levels)
+            self._attack = recorder._attack.start(attacked)
+        law, first = recorder._public_settings, recorder._first
+        compared = partial(Comparison, run, train, data.loss_fn, law, first, ranks)
+        self._watch = Watch(run, compared, steps_before=first, attack=self._attack)
+
+    @contextmanager
+    def recording(self, about: Mapping[str, Any]) -> Iterator[None]:
+        """Log what the run does while the block trains; then write what lies beside the log.
+
+        about: for run.json.
+        """
+        recorder, folder = self._recorder, self._recorder.run_dir
+        self._log = log = RunLog(
+            folder,
+            self._header,
+            recorder._data,
+            recorder._reference_positions,
+            first=self._step,
+            writes=self._ranks.writes,
+            of_holdout=recorder._record_holdout,
+            stops=recorder._on_write_error == "stop",
         )
-    with opened_log(plan, header, writes=ranks.writes) as log:
+        with closing(log):
+            if log.writes:
+                write_json(folder / RUN_JSON, about)
+                if recorder._resume_at is None:
+                    sign(folder, recorder._key)
+            if recorder._resume_at is not None:
+                self._resume()
+            self._take()
+            try:
+                thresholds = self._thresholds()
+                with self._watch.watching(
+                    self._before_step, self._after_step, thresholds=thresholds
+                ):
+                    self._training_since = time.perf_counter()
+                    yield
+                # What was drawn since the last step.
+                self._exchange("the end of the block", None, None)
+            finally:  # also after Ctrl-C and errors, so that the steps that were taken are logged
+                self.bring_up_to_date()
+            log.finish(self.counts())  # the run is complete, whatever fails from here on
+            self._run.whole.gather()
+            if log.writes:
+                with log.disk_errors_handled(), self._norm_pass.evaluation() as model:
+                    table = recorder._data.example_table(model, self._train, self._test)
+                    table.to_parquet(folder / EXAMPLES)
+                    if self._attack is not None:
+                        self._attack.scores(model).to_parquet(folder / self._attack.file_name)
         if log.writes:
-            write_json(plan.run_dir / RUN_JSON, about)
-            if plan.resume_at is None:
-                sign(plan.run_dir, plan.sign_with)
-        holdout = test if plan.record_holdout and log.writes else None
-        caveats = header.norm_pass["caveats"]
-        session = Session(
-            plan, run, shared_pass, log, caveats=caveats, holdout=holdout, attack=attack
+            with log.disk_errors_handled():
+                seal(folder, recorder._key)
+
+    def _resume(self) -> None:
+        self._log.truncate()
+        self._ranks.gather("the start", None)  # no rank reads the log before it was truncated
+        if self._step and self._levels is not None:
+            self._levels.restore(self._recorder.run_dir)
+        if self._step and self._filtered is not None:
+            resumed = open_run(self._recorder.run_dir)
+            self._filtered.restore(resumed.log, read_left_out(resumed.state))
+
+    def bring_up_to_date(self) -> int:
+        """Log every step that was taken, and return their number."""
+        with deferred_interrupts():
+            self._log.flush(self.counts, self._filtered)
+        return self._step
+
+    def counts(self) -> SessionCounts:
+        """What has been counted in this session."""
+        recorder = self._recorder
+        self._first_draw = self._first_draw or fingerprint_of_state(
+            self._watch.first_random_state, recorder._run_id
         )
-        with session.recording():
-            yield session
-        log.finish(session.counts())  # the run is complete, whatever fails from here on
-        run.whole.gather()
-        if log.writes:
-            with log.disk_errors_handled(), norm_pass.evaluation() as model:
-                table = plan.data.example_table(model, shared_pass.examples, test)
-                table.to_parquet(plan.run_dir / EXAMPLES)
-                if attack is not None:
-                    attack.scores(model).to_parquet(plan.run_dir / attack.file_name)
-    if log.writes:
-        with log.disk_errors_handled():
-            seal(plan.run_dir, plan.sign_with)
+        draws, training = self._watch.counts()
+        training.training_seconds = round(self._training_seconds, 6)
+        training.ranks, training.first_draw = self._ranks.size, self._first_draw
+        if self._policy.batch_norms and training.ranks == 1:
+            training.took_part = fingerprint(self._watch.tally.took_part)
+        return SessionCounts(
+            from_step=recorder._first,
+            seeded=recorder._seeded,
+            caveats=tuple(self._caveats),
+            sampler=self._run.sampler,
+            draws=draws,
+            training=training,
+            noise=self._watch.noise,
+        )
+
+    def _thresholds(self) -> Thresholds | None:
+        """What examples are clipped at, if it is not max_grad_norm."""
+        filtered = self._filtered
+        if filtered is None:
+            return None if self._levels is None else self._levels.thresholds
+
+        def charged(positions: IntArray, max_grad_norm: float) -> Tensor:
+            # Before the first batch of the step is clipped.
+            filtered.charge(self._step, self._watch.coming_setting(max_grad_norm))
+            return filtered.thresholds(positions, max_grad_norm)
+
+        return charged
+
+    def _take(self) -> None:
+        """Take norms for the coming step: of all examples if due, else of the reference ones."""
+        due, few = self._policy.due(self._step), self._recorder._reference_positions
+        if not due and not len(few):
+            return
+        run, ids = self._run, self._recorder._data.ids
+        self._limits = run.limits
+        self._norm_pass.clip_each(self._limits, run.transforms)
+        together = self._ranks, run.whole, f"the pass before step {self._step}"
+        positions = None if due else few
+        taken = norms_of(self._norm_pass, self._train, ids, positions, together=together)
+        if len(few):
+            of_few = replace(taken, norms=taken.norms[few], seconds=0.0) if due else taken
+            self._reference = of_few
+        if not due:
+            return
+        self._records = [taken]
+        if self._levels is not None:
+            self._levels.begin_record(taken.norms)
+        if self._recorder._record_holdout and self._test is not None and self._log.writes:
+            numbers = np.arange(len(self._test))
+            self._records.append(norms_of(self._norm_pass, self._test, numbers))
+
+    def _before_step(self, setting: StepSetting, trained: TrainedBatch | None) -> None:
+        """Keep the norms that training clips at this step; compare them with the recorded ones."""
+        self._batch = None
+        recorded = self._records[0].norms if self._records else None
+        taken = recorded is not None or self._reference is not None
+        if taken and self._limits != self._watch.limits:
+            raise InputError(
+                "the clipping norms per layer moved after the norms of this step were recorded, "
+                "which are of what clipping leaves; move them in the optimizer's step hook, before "
+                "the update ends"
+            )
+        needed = recorded is not None or self._policy.batch_norms
+        batch = self._exchange(
+            f"step {self._step}", setting, trained, with_norms=needed or self._filtered is not None
+        )
+        if self._filtered is not None:
+            self._filtered.charge(self._step, setting)  # also if the batch is empty
+            if batch is not None and not np.isfinite(batch[1]).all():
+                raise EvidenceError(
+                    f"a gradient of step {self._step} is infinite or NaN: even clipped at 0 it "
+                    "would reach the parameters; look at the loss, or clamp it"
+                )
+        if batch is None or not needed:
+            return
+        positions, norms = batch
+        check_norms(norms, self._recorder._data.ids[positions])  # before NaN reaches the parameters
+        norm_pass, random_rows = self._norm_pass, self._watch.random_rows
+        if random_rows and _AUGMENTED not in self._caveats:
+            self._caveats.append(_AUGMENTED)
+        # Norms of another draw of dropout or augmentation tell nothing about these.
+        if recorded is not None and not (norm_pass.caveats or random_rows):
+            self._watch.tally.compare(
+                recorded[positions],
+                norms,
+                setting.max_grad_norm,
+                ghost_slack=norm_pass.slack if self._run.is_ghost else None,
+            )
+        safe = norms * (1 + norm_pass.slack)
+        self._batch = positions, self._run.contributions(safe, setting)
+
+    def _exchange(
+        self,
+        moment: str,
+        setting: StepSetting | None,
+        trained: TrainedBatch | None,
+        *,
+        with_norms: bool = False,
+    ) -> Batch | None:
+        """Exchange what the ranks saw; return the whole batch, if norms were asked for."""
+        norms = trained.norms.cpu().numpy() if trained is not None and with_norms else None
+        positions = None if trained is None else trained.positions
+        parts = self._ranks.gather(moment, self._watch.to_message(setting, positions, norms))
+        check_together(
+            moment, [part.shared for part in parts], [part.sampling_seed for part in parts]
+        )
+        others = [part for rank, part in enumerate(parts) if rank != self._ranks.rank]
+        self._watch.found_by_others = [part.found for part in others]
+        for part in others:
+            self._watch.tally.add(part.counted)
+        return whole_batch(moment, parts)
+
+    def _after_step(self, setting: StepSetting) -> None:
+        def contributed(taken: Measured) -> Measured:
+            return replace(taken, norms=self._run.contributions(taken.norms, setting))
+
+        self._training_seconds += time.perf_counter() - self._training_since
+        with deferred_interrupts():
+            if self._levels is not None:
+                self._levels.end_record(setting.max_grad_norm)
+            records, self._records = [contributed(taken) for taken in self._records], []
+            reference, self._reference = self._reference and contributed(self._reference), None
+            self._log.add_step(setting, self._batch, records, reference)
+            self._step += 1
+            if self._policy.due(self._step) or self._log.is_due:
+                self._log.flush(self.counts, self._filtered)
+        self._say(self._watch.news)
+        if not self._log.is_lost:
+            self._take()
+        self._training_since = time.perf_counter()
+
+    def _say(self, news: list[str]) -> None:
+        """Warn at once of what makes the guarantee less than supported; strict stops training."""
+        found, said = self._watch.compared, set[str]()
+        for key in news:
+            one = found[key]
+            if (key in _ON_TRUST and not one.refuted) or one.detail in said:
+                continue
+            said.add(one.detail)
+            strict = self._recorder._strict
+            say(CHECKS[key], one.detail, refuted=bool(one.refuted), strict=strict)
+
+
+def _step_and_run(resume_at: int | Mapping[str, Any] | None) -> tuple[int | None, str | None]:
+    """The step to resume at, and the run that it is a step of, if the caller said which."""
+    if resume_at is None:
+        return None, None
+    if not isinstance(resume_at, Mapping):
+        return _checks.check_positive_int("resume_at", resume_at, minimum=0), None
+    if set(resume_at) != {"step", "run"} or not isinstance(resume_at["run"], str):
+        raise InputError(
+            f"resume_at has {sorted(map(str, resume_at))}; pass a step, or what "
+            "Recorder.state_dict() returned"
+        )
+    return _checks.check_positive_int("resume_at", resume_at["step"], minimum=0), resume_at["run"]
+
+
+def _policy(
+    given: RecordingPolicy | None, choices: Mapping[str, Any], state: LogState | None
+) -> RecordingPolicy:
+    """The given policy; else that of the log; else the default one with the choices made."""
+    made = {name: value for name, value in choices.items() if value is not None}
+    if given is not None:
+        for name, value in made.items():
+            raise InputError(
+                f"the Recorder has both {name}={value!r} and a policy, which already says this "
+                f"({given.describe()}); pass one of them"
+            )
+        return given
+    if state is not None and not made and state.header.get("policy"):
+        return RecordingPolicy.from_header(state.header)
+    return RecordingPolicy(**made) if "every" in made else replace(DEFAULT_POLICY, **made)

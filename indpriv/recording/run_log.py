@@ -7,88 +7,114 @@ judged by epsilon.
 
 from __future__ import annotations
 
+import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import opacus
+import torch
 
-from indpriv._arrays import FloatArray
+from indpriv._arrays import IntArray
+from indpriv._files import on_failure
 from indpriv._folders import make_folder
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.clipping.filtered import FilteredClipping
 from indpriv.recording.clipping.individual import with_headroom
-from indpriv.recording.data_passes import Measured
+from indpriv.recording.norms.shadow_model import described_parameters
 from indpriv.recording.opacus.ranks import Batch
-from indpriv.recording.plan import Plan
-from indpriv.recording.training_data import length
+from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.training_data import Measured, TrainingData, length
 
 FLUSH_STEPS = 256  # number of steps that a crash may lose
 
 
-@dataclass(frozen=True)
-class TakenNorms:
-    """Norms at the parameters that the coming step starts from."""
-
-    reference: FloatArray  # (n_reference,) of the reference examples
-    full: Measured | None  # of all training examples, if a full record is due
-    holdout: Measured | None  # of all test examples, if they are recorded at this step
-    seconds: float  # of the pass over training examples
-
-    def map(self, function: Callable[[FloatArray], FloatArray]) -> TakenNorms:
-        """The same with a function of every norm in their place."""
-        full, holdout = (
-            measured and replace(measured, norms=function(measured.norms))
-            for measured in (self.full, self.holdout)
-        )
-        return TakenNorms(function(self.reference), full, holdout, self.seconds)
-
-
-@contextmanager
-def opened_log(plan: Plan, header: LogHeader, *, writes: bool) -> Iterator[RunLog]:
-    """Start or continue the logs of a run, on the rank that writes, and close them at the end."""
-    with ExitStack() as files:
-        writers: list[NormLogWriter] = []
-
-        def start(folder: str, *arguments: Any) -> None:
-            path = make_folder(make_folder(plan.run_dir), folder)
-            writers.append(NormLogWriter(path, *arguments))
-            files.callback(writers[-1].close)
-
-        if writes:
-            data = plan.data
-            start("", header, data.ids, data.ids_of_units, plan.reference_positions)
-        if writes and plan.record_holdout:
-            # A batch or the reference examples hold no test example, and no filter charges one.
-            policy = {**header.policy, "free_records": False, "exact_examples": 0}
-            ids = np.arange(length(plan.data.test_set, "test_set"))
-            no_positions = np.zeros(0, dtype=np.int64)
-            test_header = replace(header, policy=policy, privacy_filter={})
-            start(HOLDOUT, test_header, ids, None, no_positions)
-        yield RunLog(plan, writers)
+def described(run: OpacusRun) -> dict[str, Any]:
+    """What the header of a log says about the optimizer, the sampler and the model."""
+    optimizer: Any = run.optimizer
+    settings: dict[str, float | None] = {}
+    for key, name in (("learning_rate", "lr"), ("momentum",) * 2, ("weight_decay",) * 2):
+        values = {group.get(name) for group in optimizer.param_groups}
+        # None if the groups differ, or the optimizer has no such setting.
+        (value,) = values if len(values) == 1 else (None,)
+        settings[key] = float(value) if isinstance(value, int | float) else None
+    truncated = run.sampler == "truncated_poisson"
+    return {
+        "optimizer": type(optimizer.original_optimizer).__name__,
+        **settings,
+        "loss_reduction": optimizer.loss_reduction,
+        "expected_batch_size": optimizer.expected_batch_size,
+        "secure_mode": bool(optimizer.secure_mode),
+        "sampler_class": run.sampler_class,
+        **({"max_batch_size": int(run.batch_sampler.max_batch_size)} if truncated else {}),
+        "steps_per_epoch": run.steps_per_epoch,
+        **described_parameters(run.whole.module),
+        "versions": {
+            "torch": torch.__version__,
+            "opacus": opacus.__version__,
+            "python": platform.python_version(),
+        },
+    }
 
 
 class RunLog:
-    """What was seen since the last line of the log, and the writing of it."""
+    """What was seen since the last line of the log, and the writing of it. Close it at the end.
 
-    def __init__(self, plan: Plan, writers: Sequence[NormLogWriter]) -> None:
-        """Begin; writers: of training, then test examples; none on ranks that do not write."""
-        self._plan = plan
-        self._writers = list(writers)
-        self._first = plan.resume_at or 0  # the first step that is not logged yet
-        self._logged = [self._first] * len(self._writers)  # the same of each writer
+    Attributes:
+        is_lost: a disk error ended the log, and training goes on.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        header: LogHeader,
+        data: TrainingData,
+        reference_positions: IntArray,
+        *,
+        first: int,
+        writes: bool,
+        of_holdout: bool,
+        stops: bool,
+    ) -> None:
+        """Start or continue the logs of a run at step `first`, on the rank that writes.
+
+        stops: a disk error ends training, not only the log; see on_write_error.
+        """
+        self._run_dir, self._stops, self.is_lost = run_dir, stops, False
+        self._headroom = header.run["clip_headroom"]
+        self._batch_norms = RecordingPolicy.from_header(vars(header)).batch_norms
+        self._first = first  # the first step that is not logged yet
         self._settings: list[StepSetting] = []  # of the steps that are not logged yet
         self._batches: list[Batch | None] = []  # of the same steps, if batch norms are kept
-        self._reference_rows: list[FloatArray] = []
-        self._reference_seconds = 0.0
-        self.is_lost = False  # a disk error ended the log, and training goes on
+        self._reference: list[Measured] = []  # norms of the reference examples at these steps
+        self._writers: list[NormLogWriter] = []  # of training, then of test examples
+        self._files = ExitStack()
+
+        def start(*arguments: Any, folder: str = "") -> None:
+            path = make_folder(make_folder(run_dir), folder)
+            self._writers.append(NormLogWriter(path, *arguments))
+            self._files.callback(self._writers[-1].close)
+
+        with on_failure(self.close):
+            if writes:
+                start(header, data.ids, data.ids_of_units, reference_positions)
+            if writes and of_holdout:
+                # A batch or the reference examples hold no test example, and no filter charges one.
+                policy = {**header.policy, "free_records": False, "exact_examples": 0}
+                test_header = replace(header, policy=policy, privacy_filter={})
+                ids = np.arange(length(data.test_set, "test_set"))
+                start(test_header, ids, None, np.zeros(0, dtype=np.int64), folder=HOLDOUT)
+        self._logged = [first] * len(self._writers)  # the first step each has not logged yet
 
     @property
     def writes(self) -> bool:
@@ -106,55 +132,69 @@ class RunLog:
         try:
             yield
         except OSError as error:
-            if self._plan.on_write_error == "stop":
+            if self._stops:
                 raise
             self.is_lost = True
-            self._writers, self._settings, self._batches, self._reference_rows = [], [], [], []
+            self._writers, self._settings, self._batches, self._reference = [], [], [], []
             # At this line: a warning at a line of torch, which calls us, would be filtered out.
             warnings.warn(
-                f"the log in {self._plan.run_dir} cannot be written ({error}): it ends before step "
+                f"the log in {self._run_dir} cannot be written ({error}): it ends before step "
                 f"{self._first}, and training goes on; no account contains the later steps",
                 PrivacyWarning,
                 stacklevel=1,
             )
 
-    def truncate(self, step: int) -> None:
-        """Declare void what was logged beyond a step."""
+    def truncate(self) -> None:
+        """Declare void what was logged beyond the first step."""
         with self.disk_errors_handled():
             for writer in self._writers:
-                writer.truncate(step)
+                writer.truncate(self._first)
 
-    def add_record(self, step: int, taken: TakenNorms, setting: StepSetting) -> None:
-        """Log the norms taken before a step, once its settings are known."""
+    def add_step(
+        self,
+        setting: StepSetting,
+        batch: Batch | None,
+        records: Sequence[Measured],
+        reference: Measured | None,
+    ) -> None:
+        """Write the records taken before a step; keep the rest of it for the next flush.
+
+        Args:
+            setting: of the step.
+            batch: norms that training clipped; None if they are not known.
+            records: full ones, of training, then of test examples; empty if none was due.
+            reference: norms of the reference examples; None if there are none.
+        """
+        clip = setting.max_grad_norm
         with self.disk_errors_handled():
-            for writer, measured in zip(self._writers, (taken.full, taken.holdout), strict=False):
-                if measured is None:
-                    continue
-                clip = setting.max_grad_norm
+            for writer, measured in zip(self._writers, records, strict=False):
                 writer.record(
-                    step,
-                    with_headroom(measured.norms, self._plan.clip_headroom, clip),
+                    self._first + len(self._settings),
+                    with_headroom(measured.norms, self._headroom, clip),
                     max_grad_norm=clip,
                     targets_fingerprint=measured.targets_fingerprint,
                     seconds=measured.seconds,
                 )
-        if self._writers and len(taken.reference):
-            self._reference_rows.append(taken.reference)
-            self._reference_seconds += taken.seconds if taken.full is None else 0.0
-
-    def add_step(self, setting: StepSetting, batch: Batch | None) -> None:
-        """Keep the settings and the batch of a step for the next flush."""
         if self._writers:
             self._settings.append(setting)
-            if self._plan.policy.batch_norms:
-                self._batches.append(batch)
+            self._batches += [batch] if self._batch_norms else []
+            self._reference += [] if reference is None else [reference]
 
     def flush(self, counts: Callable[[], SessionCounts], filtered: FilteredClipping | None) -> None:
         """Log what was seen since the last flush; counts: what has been counted so far."""
-        if self._writers:
-            with self.disk_errors_handled():
-                self._write_details(self._writers[0], filtered)
-                self._write_steps(counts())
+        if not self._writers:
+            return
+        with self.disk_errors_handled():
+            self._write_details(self._writers[0], filtered)
+            counted = counts()
+            for setting, equal in [(one, len(list(same))) for one, same in groupby(self._settings)]:
+                # Counted now, since a later line may fail, and none must be logged twice.
+                for number, writer in enumerate(self._writers):
+                    if self._logged[number] == self._first:
+                        writer.steps(self._first, equal, **vars(setting), counts=counted)
+                        self._logged[number] += equal
+                self._first += equal
+                del self._settings[:equal]
 
     def _write_details(self, writer: NormLogWriter, filtered: FilteredClipping | None) -> None:
         """Batch norms, rows of the reference examples, and which examples the filter left out."""
@@ -162,29 +202,24 @@ class RunLog:
         if self._batches:
             writer.free(self._first, self._batches, clips)
             self._batches = []
-        if self._reference_rows:
-            rows = np.stack(self._reference_rows)
-            writer.exact(self._first, rows, clips, self._reference_seconds)
-            self._reference_rows, self._reference_seconds = [], 0.0
+        if self._reference:
+            rows = np.stack([measured.norms for measured in self._reference])
+            seconds = sum(measured.seconds for measured in self._reference)
+            writer.exact(self._first, rows, clips, seconds)
+            self._reference = []
         if filtered is not None:
             positions, steps = filtered.newly_left_out()
             if len(positions):
                 writer.left_out(self._first, len(self._settings), positions, steps)
                 filtered.logged()
 
-    def _write_steps(self, counts: SessionCounts) -> None:
-        """One line for each run of equal settings."""
-        for setting, equal in [(one, list(same)) for one, same in groupby(self._settings)]:
-            # Counted now, since a later line may fail, and none must be logged twice.
-            for number, writer in enumerate(self._writers):
-                if self._logged[number] == self._first:
-                    writer.steps(self._first, len(equal), **vars(setting), counts=counts)
-                    self._logged[number] += len(equal)
-            self._first += len(equal)
-            del self._settings[: len(equal)]
 
     def finish(self, counts: SessionCounts) -> None:
         """Say that the run ended as its loop meant it to."""
         with self.disk_errors_handled():
             for writer in self._writers:
                 writer.finish(counts)
+
+    def close(self) -> None:
+        """Release the run directory."""
+        self._files.close()

@@ -1,7 +1,10 @@
-"""What a run trains on, and what is known of each example: checked once. Sensitive."""
+"""What a run trains on, what is known of each example, and passes over all of them. Sensitive."""
 
 from __future__ import annotations
 
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,17 +13,152 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
+from opacus.data_loader import CollateFnWithEmpty
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from indpriv import _checks
-from indpriv._arrays import IntArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
-from indpriv.norm_log.validation import UNITS, check_ids, check_unit_ids
-from indpriv.recording.data_passes import CollateFn, Examples, Unpack
-from indpriv.recording.norms.batches import FAULTS, LossFn, call, check_losses, precise_losses
+from indpriv.norm_log.validation import UNITS, check_ids, check_norms, check_unit_ids
+from indpriv.recording.checkpoints.weights import fingerprint_of
+from indpriv.recording.norms.batches import (
+    FAULTS,
+    LossFn,
+    call,
+    check_losses,
+    map_tensors,
+    precise_losses,
+    same_values,
+    tensors_of,
+    unpacked,
+)
+from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.opacus.ranks import Ranks, check_together
+from indpriv.recording.opacus.whole_model import WholeModel
 from indpriv.recording.random_states import kept_random_state
+
+_FEW = 32  # examples that are read twice
+CollateFn = Callable[[list[Any]], Any]
+Unpack = Callable[[Any], Any]  # a batch of the loader -> (arguments of the model, targets)
+
+
+class Examples:
+    """A map-style data set, read in order, and the user's own collate function, or None."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        collate_fn: CollateFn | None,
+        device: torch.device,
+        unpack: Unpack | None = None,
+    ) -> None:
+        self.dataset = dataset
+        # Opacus wraps the user's collate function to make empty batches; a pass has none.
+        if isinstance(collate_fn, CollateFnWithEmpty):
+            collate_fn = collate_fn.wrapped_collator_fn
+        self.collate_fn = None if collate_fn is default_collate else collate_fn
+        self._device, self._unpack = device, unpack
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def batches(
+        self, batch_size: int, positions: IntArray | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
+        batches: Iterable[Any]
+        if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
+            index = slice(None) if positions is None else torch.as_tensor(positions)
+            parts = (tensor[index].split(batch_size) for tensor in self.dataset.tensors)
+            # Clones, one batch after the other: a forward pass may write into its inputs.
+            batches = ([part.clone() for part in batch] for batch in zip(*parts, strict=True))
+        else:
+            whole = self.dataset
+            dataset = whole if positions is None else Subset(whole, positions.tolist())
+            batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self.collate_fn)
+        try:
+            for batch in batches:
+                yield self.on_device(self.unpacked(batch))
+        except TypeError as error:
+            message = f"no batch can be made of the data set's items, see collate_fn: {error}"
+            raise InputError(message) from error
+
+    @cached_property
+    def random_targets(self) -> bool:
+        """Whether a few targets are others when they are read again, as a collate function may."""
+        if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
+            return False
+        few = np.arange(min(len(self), _FEW))
+        with kept_random_state():
+            (_, first), (_, again) = (next(self.batches(_FEW, few)) for _ in range(2))
+        pairs = zip(tensors_of(first), tensors_of(again), strict=True)
+        return not all(same_values(*pair) for pair in pairs)
+
+    def on_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The same on the model's device."""
+        inputs, targets = map_tensors(batch, lambda tensor: tensor.to(self._device))
+        return inputs, targets
+
+    def unpacked(self, batch: Any) -> tuple[Any, Any]:
+        """(inputs, targets) of a batch of the loader, where it is; InputError if they are none."""
+        return unpacked(batch, self._unpack)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Norms (n,) of some examples, a fingerprint of their targets, and the pass's seconds."""
+
+    norms: FloatArray
+    targets_fingerprint: str
+    seconds: float
+
+
+def norms_of(
+    norm_pass: NormPass,
+    examples: Examples,
+    ids: NDArray[np.generic],
+    positions: IntArray | None = None,
+    together: tuple[Ranks, WholeModel, str] | None = None,
+) -> Measured:
+    """Gradient norms of all examples or those at some positions.
+
+    together: the ranks, the model that each of them holds, and the moment. Several ranks take a
+    part each, and all get the whole; the fingerprint depends on their number.
+
+    Raises:
+        InputError: a NaN norm (the message names example ids), or a data set whose length changed.
+        EvidenceError: a rank is gone, is at another moment, or has other parameters.
+    """
+    start = time.perf_counter()
+    if together is not None:
+        together[1].gather()
+    several = None if together is None or together[0].size == 1 else together
+    wanted = np.arange(len(ids)) if positions is None else positions
+    if several is not None:
+        positions = several[0].part(wanted)
+    norms, targets_hash = [np.zeros(0)], hashlib.sha256()
+    with kept_random_state():
+        for inputs, targets in examples.batches(norm_pass.batch_size, positions):
+            norms.append(norm_pass(inputs, targets)[0].detach().cpu().numpy().astype(np.float64))
+            for leaf in [] if examples.random_targets else tensors_of(targets):
+                targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())
+    taken, fingerprint = np.concatenate(norms), targets_hash.hexdigest()
+    if several is not None:
+        ranks, whole, moment = several
+        weights = dict([*whole.module.named_parameters(), *whole.module.named_buffers()])
+        parts = ranks.gather(moment, (fingerprint_of(weights), taken, fingerprint))
+        check_together(moment, [{"the model's parameters": part[0]} for part in parts], [])
+        taken = np.concatenate([part[1] for part in parts])
+        fingerprint = hashlib.sha256("".join(part[2] for part in parts).encode()).hexdigest()
+    if len(taken) != len(wanted):
+        raise InputError(
+            f"the data set has {len(taken)} examples now and had {len(wanted)} at the start; it "
+            "may not grow or shrink during a run"
+        )
+    check_norms(taken, ids[wanted])
+    return Measured(taken, fingerprint, time.perf_counter() - start)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from indpriv import ExampleTable, InputError, NormLog
 from indpriv.recording import Recorder
-from indpriv.recording.data_passes import Examples
+from indpriv.recording.training_data import Examples
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
 INPUTS, TARGETS = blobs().tensors

@@ -18,10 +18,9 @@ from indpriv._checks import check_positive_int
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
-from indpriv.recording.data_passes import Examples
 from indpriv.recording.norms.batches import call, precise_losses
 from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
-from indpriv.recording.training_data import length
+from indpriv.recording.training_data import Examples, length
 
 METHOD = "final loss of mislabelled canaries"
 

@@ -26,11 +26,11 @@ from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import WHITE_BOX
 from indpriv.norm_log.step_settings import StepSetting
-from indpriv.recording.data_passes import Examples
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
 from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
 from indpriv.recording.random_states import kept_random_state
+from indpriv.recording.training_data import Examples
 
 METHOD = "likelihood ratio of every noisy update"
 _STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)

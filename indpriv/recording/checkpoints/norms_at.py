@@ -23,9 +23,9 @@ from indpriv.example_table import ExampleTable
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.safe_files import first_line, read_content
 from indpriv.recording.checkpoints.weights import fingerprint_of, fit, load_into, state_of
-from indpriv.recording.data_passes import Measured, norms_of
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.training_data import Measured, norms_of
 
 AUTO = "auto"
 _PROBED = 8  # examples that are read twice, to find random augmentation

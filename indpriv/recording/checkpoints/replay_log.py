@@ -25,7 +25,7 @@ from indpriv.recording.checkpoints.norms_at import (
     norms_in_order,
 )
 from indpriv.recording.checkpoints.run_settings import RunSettings
-from indpriv.recording.interrupts import deferred_interrupts
+from indpriv.recording.process import deferred_interrupts
 
 REPLAYING = "replaying checkpoints"
 

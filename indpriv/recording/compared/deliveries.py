@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from indpriv._arrays import IntArray
-from indpriv.recording.data_passes import Examples
 from indpriv.recording.norms.batches import map_tensors, same_values, tensors_of
+from indpriv.recording.training_data import Examples
 
 _DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
 

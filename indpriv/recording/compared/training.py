@@ -35,7 +35,6 @@ from indpriv.recording.compared.outputs import Call, LossComparison, relative
 from indpriv.recording.compared.prints import attributes, equal, held_in, print_of
 from indpriv.recording.compared.replay import Replay, sum_differs
 from indpriv.recording.compared.settings import PublicSettings, Settings
-from indpriv.recording.data_passes import Examples
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import autocast_now
 from indpriv.recording.opacus.clipping_watch import ClippedBatch, replaced_methods
@@ -43,6 +42,7 @@ from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.whole_model import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
+from indpriv.recording.training_data import Examples
 
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
 _SAME_STEP = 1e-6

@@ -12,10 +12,9 @@ from indpriv._arrays import IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.step_settings import StepSetting
-from indpriv.recording.data_passes import Examples
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.training_data import TrainingData
+from indpriv.recording.training_data import Examples, TrainingData
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError, InputError
 from indpriv.recording.compared.training import Comparison
-from indpriv.recording.data_passes import Examples
 from indpriv.recording.opacus.clipping_watch import clip_excess, clipping_watched
 from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.watch import Watch
+from indpriv.recording.training_data import Examples
 from runs import PER_EXAMPLE, blobs, make_run
 
 MODES = ["hooks", "functorch", "ew", "ghost"]

@@ -1,12 +1,16 @@
-"""What a run was made with: processor, number of threads, commit of the code.
+"""The process that records: signals that wait, and what run.json says of machine and code.
 
-It contains no names of machines or people, and no paths.
+That contains no names of machines or people, and no paths.
 """
 
 from __future__ import annotations
 
 import platform
 import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,38 @@ import torch
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MOST_REFERENCES, _MOST_BYTES = 5, 1 << 26  # one after the other; of a file of git
+
+
+def heard_signals() -> list[signal.Signals]:
+    """SIGINT and SIGTERM unless they are ignored; none outside the main thread.
+
+    Scripts start background jobs with SIGINT ignored, so that Ctrl-C in the terminal does not stop
+    them; ignored signals stay ignored. Stop such a run with SIGTERM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    both = signal.SIGINT, signal.SIGTERM
+    return [number for number in both if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Deliver Ctrl-C and SIGTERM that arrive inside the block when it ends.
+
+    They wait while the log is written: half a step would contradict itself.
+    """
+    arrived: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda late, _: arrived.append(late))
+        for number in heard_signals()
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for late in arrived:
+            signal.raise_signal(late)
 
 
 def environment_of(device: torch.device) -> dict[str, Any]:
@@ -32,11 +68,11 @@ def environment_of(device: torch.device) -> dict[str, Any]:
 def processor() -> str:
     """Name of the processor, or at least its architecture."""
     try:
-        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        text = ""
+    named = re.search(r"^model name[^:\n]*:(.*)$", text, re.M)
+    return (named and named[1].strip()) or platform.processor() or platform.machine()
 
 
 def _code_commit() -> str | None:
