@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import pandas as pd
+from numpy.typing import ArrayLike
 
 from indpriv import _checks, _files
 from indpriv._arrays import FloatArray, IntArray
@@ -92,24 +93,37 @@ class RoundRecorder:
         self._key = signing_key(sign_with)
         self.run_dir = location_on_disk(run_dir, "a run is")
         self._upload_to = bucket_to_write(upload_to, bucket_is_private)
-        self._ids = np.asarray(client_ids)
-        check_ids(self._ids, self._ids.size)
+        ids = np.asarray(client_ids)
+        check_ids(ids, ids.size)
         check_words(sampler, unit, "zero_out")
-        owners = self._ids if unit_ids is None and unit != "example" else unit_ids
-        units = check_unit_ids(owners, len(self._ids), unit)
-        _checks.check_choice("clipping", clipping, ("flat", "per_layer"))
-        header = _header(sampler, unit, _checks.check_rounding(rounding), clipping, seeded)
+        owners = ids if unit_ids is None and unit != "example" else unit_ids
+        units = check_unit_ids(owners, len(ids), unit)
+        header = LogHeader(
+            rounding=_checks.check_rounding(rounding),
+            rounding_mode="up",
+            unit=unit,
+            neighbouring="zero_out",  # who may take part is public
+            sampler=sampler,
+            individually_clipped=False,
+            norm_pass={"backend": "a federated trainer", "slack": 0.0, "caveats": []},
+            run={
+                "id": secrets.token_hex(8),
+                "rounds": True,
+                "clipping": _checks.check_choice("clipping", clipping, ("flat", "per_layer")),
+                "seeded": seeded,
+            },
+        )
         if resume_at is not None:
             resume_at = _checks.check_positive_int("resume_at", resume_at, minimum=0)
         state = state_to_resume(self.run_dir, resume_at)
         self._sampler, self._seeded = sampler, seeded
         self._of = "client" if unit == "client" else "example"
         self._caveats: dict[str, None] = {SEEDED: None} if seeded else {}
-        self._order: NDArray[np.intp] = np.argsort(self._ids)
+        self._ids = pd.Index(ids)
         self._from = self._next = resume_at or 0
-        self._participations: IntArray = np.zeros(len(self._ids), np.int64)
+        self._participations: IntArray = np.zeros(len(ids), np.int64)
         self._expected = self._variance = 0.0
-        self._writer = NormLogWriter(self.run_dir, header, self._ids, units, np.zeros(0, np.int64))
+        self._writer = NormLogWriter(self.run_dir, header, ids, units, np.zeros(0, np.int64))
         with _files.on_failure(self.close):
             if state is not None:
                 self._writer.truncate(self._from)
@@ -181,19 +195,27 @@ class RoundRecorder:
                 f"round {number} follows {self._next} recorded rounds; rounds are recorded in "
                 f"order, and the next one is {self._next}: after a crash, pass resume_at=ROUND"
             )
-        rate_of_all = _rate(sample_rate, participants, self._sampler, len(self._ids))
-        noise, clip, rate = (
-            _one_number(name, check, value)
-            for name, check, value in (
-                ("noise_multiplier", _checks.check_noise_multiplier, noise_multiplier),
-                ("max_grad_norm", _checks.check_max_grad_norm, max_grad_norm),
-                ("sample_rate", _checks.check_sample_rate, rate_of_all),
+        if sample_rate is None and self._sampler == "poisson":
+            raise InputError(
+                'sampler="poisson" without sample_rate: the account needs the chance of the coins; '
+                "pass sample_rate=, or another sampler if participation is known"
             )
-        )
-        found = [
-            _checked(*step, self._ids, self._order)
-            for step in zip(participants, norms, strict=True)
-        ]
+        if sample_rate is None:
+            most = max((np.size(who) for who in participants), default=0)
+            sample_rate = min(1.0, max(most, 1) / len(self._ids))
+        setting = {
+            "noise_multiplier": _checks.check_noise_multiplier(noise_multiplier),
+            "max_grad_norm": _checks.check_max_grad_norm(max_grad_norm),
+            "sample_rate": _checks.check_sample_rate(sample_rate),
+        }
+        for name, value in setting.items():
+            if value.ndim:
+                raise InputError(
+                    f"{name} has {value.size} values; all participants of a round share one "
+                    "setting: record rounds of different settings one by one"
+                )
+        noise, clip, rate = map(float, setting.values())
+        found = [self._checked(*step) for step in zip(participants, norms, strict=True)]
         batches = [(positions, lengths) for positions, lengths, _ in found]
         self._caveats |= {caveat: None for *_, caveat in found if caveat}
         with _files.on_failure(self.close):  # half a round may be on disk: nothing may follow it
@@ -230,110 +252,43 @@ class RoundRecorder:
                 seal(self.run_dir, self._key)
 
     def _counts(self) -> SessionCounts:
-        steps = self._next - self._from
+        steps, taken = self._next - self._from, self._participations
         return SessionCounts(
             from_step=self._from,
             seeded=self._seeded,
             caveats=tuple(self._caveats),
             sampler=self._sampler,
-            rounds=RoundCounts(
-                of=self._of, steps=steps, took_part=fingerprint(self._participations)
-            ),
+            rounds=RoundCounts(of=self._of, steps=steps, took_part=fingerprint(taken)),
             draws=DrawCounts.of(
-                self._participations,
-                draws=steps,
-                expected=self._expected,
-                variance=self._variance,
+                taken, draws=steps, expected=self._expected, variance=self._variance
             ),
         )
 
-
-def _rate(
-    sample_rate: float | None, participants: Sequence[ArrayLike], sampler: str, n_clients: int
-) -> float:
-    """The given sampling rate, else the share of clients that took part."""
-    if sample_rate is not None:
-        return sample_rate
-    if sampler == "poisson":
-        raise InputError(
-            'sampler="poisson" without sample_rate: the account needs the chance of the coins; '
-            "pass sample_rate=, or another sampler if participation is known"
-        )
-    most = max((np.size(who) for who in participants), default=0)
-    return min(1.0, max(most, 1) / n_clients)
-
-
-def _checked(
-    who: ArrayLike, lengths: ArrayLike, ids: NDArray[np.generic], order: NDArray[np.intp]
-) -> tuple[IntArray, FloatArray, str]:
-    """Positions and norms of the participants of one step, and the caveat of these norms."""
-    names, norms = np.asarray(who), np.asarray(lengths)
-    if names.ndim != 1 or norms.shape != names.shape:
-        raise InputError(
-            f"participants have shape {names.shape}, norms {norms.shape}; pass one norm for "
-            "each participant"
-        )
-    if not len(names):
-        return np.zeros(0, np.int64), np.zeros(0), ""
-    if norms.dtype.kind not in "fiu":
-        raise InputError(f"norms are {norms.dtype}; they must be numbers")
-    positions = _positions(names, ids, order)
-    check_norms(norms, names)
-    return positions, *widened(norms)
-
-
-def _positions(
-    names: NDArray[np.generic], ids: NDArray[np.generic], order: NDArray[np.intp]
-) -> IntArray:
-    """Positions of participants among ids, which `order` sorts; InputError unless all differ."""
-    known = ids[order]
-    if known.dtype.kind != names.dtype.kind and "U" in (known.dtype.kind, names.dtype.kind):
-        raise InputError(
-            f"participants are {names.dtype}, but client_ids are {known.dtype}; pass ids of "
-            "one kind"
-        )
-    place = np.minimum(np.searchsorted(known, names), len(known) - 1)
-    unknown = names[known[place] != names]
-    if len(unknown):
-        raise InputError(
-            f"{len(unknown)} of {len(names)} participants are not among the "
-            f"{len(ids)} client_ids, e.g. {unknown.tolist()[0]!r}; name every client "
-            "when the recorder is made"
-        )
-    positions: IntArray = order[place].astype(np.int64)
-    each, times = np.unique(positions, return_counts=True)
-    if len(each) < len(positions):
-        raise InputError(
-            f"{int((times > 1).sum())} participants are named twice in one round, e.g. "
-            f"{ids[each[times > 1]].tolist()[0]!r}; a client that sends two updates adds "
-            "up their norms"
-        )
-    return positions
-
-
-def _header(sampler: str, unit: str, rounding: float, clipping: str, seeded: bool) -> LogHeader:
-    return LogHeader(
-        rounding=rounding,
-        rounding_mode="up",
-        unit=unit,
-        neighbouring="zero_out",  # who may take part is public
-        sampler=sampler,
-        individually_clipped=False,
-        norm_pass={"backend": "a federated trainer", "slack": 0.0, "caveats": []},
-        run={
-            "id": secrets.token_hex(8),
-            "rounds": True,
-            "clipping": clipping,
-            "seeded": seeded,
-        },
-    )
-
-
-def _one_number(name: str, check: Any, value: ArrayLike) -> float:
-    found = check(value)
-    if found.ndim:
-        raise InputError(
-            f"{name} has {found.size} values; all participants of a round share one setting: "
-            "record rounds of different settings one by one"
-        )
-    return float(found)
+    def _checked(self, who: ArrayLike, lengths: ArrayLike) -> tuple[IntArray, FloatArray, str]:
+        """Positions and norms of the participants of one step, and the caveat of these norms."""
+        names, norms = np.asarray(who), np.asarray(lengths)
+        if names.ndim != 1 or norms.shape != names.shape:
+            raise InputError(
+                f"participants have shape {names.shape}, norms {norms.shape}; pass one norm for "
+                "each participant"
+            )
+        if not len(names):
+            return np.zeros(0, np.int64), np.zeros(0), ""
+        if norms.dtype.kind not in "fiu":
+            raise InputError(f"norms are {norms.dtype}; they must be numbers")
+        positions: IntArray = self._ids.get_indexer(pd.Index(names)).astype(np.int64)
+        if unknown := names[positions < 0].tolist():
+            raise InputError(
+                f"{len(unknown)} of {len(names)} participants are not among the {len(self._ids)} "
+                f"client_ids, e.g. {unknown[0]!r}; name every client when the recorder is made, by "
+                f"ids of one kind (participants are {names.dtype}, client_ids {self._ids.dtype})"
+            )
+        each, times = np.unique(positions, return_counts=True)
+        if len(each) < len(positions):
+            raise InputError(
+                f"{int((times > 1).sum())} participants are named twice in one round, e.g. "
+                f"{self._ids[each[times > 1]].tolist()[0]!r}; a client that sends two updates adds "
+                "up their norms"
+            )
+        check_norms(norms, names)
+        return positions, *widened(norms)

@@ -42,20 +42,18 @@ def hugging_face_callback(
     from transformers import TrainerCallback
 
     class IndprivCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
             recorder.draw_privately()  # on the device to which the Trainer moved the model
 
-        def on_step_end(
-            self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
-        ) -> None:
+        def on_step_end(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
             # The Trainer itself calls model.zero_grad(), which does not clear what Opacus summed.
             if optimizer is not None:
                 optimizer.zero_grad()
 
-        def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_log(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
             _report(recorder, delta, tracker, also, show, int(state.global_step))
 
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
             saved = recorder.state_dict()
             if state.is_world_process_zero:
                 write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE, saved)
@@ -74,17 +72,15 @@ def lightning_callback(
     from lightning.pytorch import Callback
 
     class IndprivCallback(Callback):  # type: ignore[misc, unused-ignore]
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_start(self, *_: Any) -> None:
             recorder.draw_privately()
 
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
             shown = show and trainer.is_global_zero
             for tracker in trainer.loggers or [None]:
                 _report(recorder, delta, tracker, also, shown, int(trainer.global_step))
 
-        def on_save_checkpoint(
-            self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
-        ) -> None:
+        def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
             checkpoint["indpriv"] = recorder.state_dict()
 
     recorder.draw_privately()

@@ -10,11 +10,12 @@ clients drop out. Read from flwr 1.41.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
@@ -22,6 +23,7 @@ from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv.errors import InputError
 from indpriv.round_recorder import RoundRecorder
 
+_SIDES = "Server", "Client"
 _ROUNDING = 1e-3  # by which float32 may leave an update longer than the clipping norm
 
 
@@ -67,16 +69,17 @@ def recorded(
     _check_strategy(strategy)
     if client_of is not None and client_ids is None:
         raise InputError("client_of without client_ids: name all clients that may take part")
-    options = {
-        "seeded": seeded,
-        "resume_at": resume_at,
-        "upload_to": upload_to,
-        "bucket_is_private": bucket_is_private,
-        "run_info": {"participation": "known", **(run_info or {})},
-    }
-    run_dir = location_on_disk(run_dir, "a run is")
     bucket_to_write(upload_to, bucket_is_private)
-    rounds = _Rounds(strategy, run_dir, client_ids, client_of, options)
+    start = partial(
+        RoundRecorder,
+        location_on_disk(run_dir, "a run is"),
+        seeded=seeded,
+        resume_at=resume_at,
+        upload_to=upload_to,
+        bucket_is_private=bucket_is_private,
+        run_info={"participation": "known", **(run_info or {})},
+    )
+    rounds = _Rounds(strategy, start, client_ids, client_of)
 
     class Recorded(type(strategy)):  # type: ignore[misc]
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
@@ -105,25 +108,24 @@ def _check_strategy(strategy: Any) -> None:
     """InputError unless the sensitivity of what a strategy publishes is known."""
     from flwr.serverapp import strategy as flower
 
-    kind, advice = type(strategy), "DifferentialPrivacyServerSideFixedClipping(FedAvg(...), ...)"
-    adaptive = (
-        flower.DifferentialPrivacyServerSideAdaptiveClipping,
-        flower.DifferentialPrivacyClientSideAdaptiveClipping,
+    kind, inner = type(strategy), type(getattr(strategy, "strategy", None))
+    fixed, adaptive = (
+        [getattr(flower, f"DifferentialPrivacy{side}Side{what}Clipping") for side in _SIDES]
+        for what in ("Fixed", "Adaptive")
     )
-    if isinstance(strategy, adaptive):
-        raise InputError(
-            f"{kind.__name__} clips at a norm that depends on the data, and this account does not "
-            f"cover what that tells. Use {advice} of flwr.serverapp.strategy."
+    fault = ""
+    if isinstance(strategy, tuple(adaptive)):
+        fault = (
+            "clips at a norm that depends on the data, and this account does not cover what that "
+            "tells"
         )
-    if kind not in (
-        flower.DifferentialPrivacyServerSideFixedClipping,
-        flower.DifferentialPrivacyClientSideFixedClipping,
-    ):
+    elif kind not in fixed:
+        fault = "is no strategy whose clipping and noise are known"
+    if fault:
         raise InputError(
-            f"{kind.__module__}.{kind.__name__} is no strategy whose clipping and noise are known. "
-            f"Use {advice} of flwr.serverapp.strategy."
+            f"{kind.__module__}.{kind.__name__} {fault}. Use DifferentialPrivacyServerSideFixed"
+            "Clipping(FedAvg(...), ...) of flwr.serverapp.strategy."
         )
-    inner = type(strategy.strategy)
     if getattr(inner, "aggregate_train", None) is not flower.FedAvg.aggregate_train:
         raise InputError(
             f"{inner.__name__} does not publish a weighted average of the updates, so how far one "
@@ -131,31 +133,28 @@ def _check_strategy(strategy: Any) -> None:
             "or a strategy that averages as it does (FedProx)."
         )
     _checks.check_max_grad_norm(strategy.clipping_norm)
-    if not strategy.noise_multiplier > 0:
-        raise InputError(
-            f"noise_multiplier={strategy.noise_multiplier}: without noise no client is protected. "
-            "Choose a positive one, such as 1.0."
-        )
     _checks.check_noise_multiplier(strategy.noise_multiplier)
 
 
 class _Rounds:
-    """The log of one strategy. Use it as a context manager around all rounds."""
+    """The log of one strategy, begun with its first round. Use it as a context manager around all.
+
+    start(ids, sampler=) makes its recorder.
+    """
 
     def __init__(
         self,
         strategy: Any,
-        run_dir: Path,
+        start: Callable[..., RoundRecorder],
         client_ids: ArrayLike | None,
         client_of: Callable[[Any], Any] | None,
-        options: Mapping[str, Any],
     ) -> None:
-        self._strategy, self._run_dir, self._options = strategy, run_dir, options
-        self._client_ids, self._client_of = client_ids, client_of or _node
+        self._strategy, self._start, self._client_ids = strategy, start, client_ids
+        self._client_of = client_of or (lambda reply: str(reply.metadata.src_node_id))
         self._recorder: RoundRecorder | None = None
 
-    def __enter__(self) -> _Rounds:
-        return self
+    def __enter__(self) -> None:
+        pass
 
     def __exit__(self, *failure: Any) -> None:
         recorder, self._recorder = self._recorder, None
@@ -164,20 +163,23 @@ class _Rounds:
 
     def begin(self, model: Any, nodes: Sequence[int], n_chosen: int) -> None:
         """A round in which n_chosen of the connected nodes get the model."""
+        from flwr.serverapp.strategy import FedAvg, FedProx
+
         arrays = {name: array.numpy() for name, array in model.items()}
-        if others := [name for name, array in arrays.items() if array.dtype.kind != "f"]:
-            raise InputError(
-                f"array {others[0]!r} of the model is {arrays[others[0]].dtype}, and noise on it "
-                "would be rounded. Send floating-point parameters only, not the counters of batch "
-                "norms."
-            )
+        for name, array in arrays.items():
+            if array.dtype.kind != "f":
+                raise InputError(
+                    f"array {name!r} of the model is {array.dtype}, and noise on it would be "
+                    "rounded. Send floating-point parameters only, not the counters of batch norms."
+                )
         self._model = {name: array.astype(np.float64) for name, array in arrays.items()}
         self._rate = min(1.0, max(n_chosen, 1) / max(len(nodes), 1))
         if self._recorder is None:
+            # Flower's own choice of nodes is a random set of one size.
+            own = type(self._strategy.strategy).configure_train
+            known = own in (FedAvg.configure_train, FedProx.configure_train)
             ids = [str(node) for node in nodes] if self._client_ids is None else self._client_ids
-            self._recorder = RoundRecorder(
-                self._run_dir, ids, sampler=self._sampler(), **self._options
-            )
+            self._recorder = self._start(ids, sampler="fixed_size" if known else "other")
 
     def lengths(self, replies: Sequence[Any]) -> FloatArray:
         """(n,) lengths of the updates in replies, of which errors count as 0."""
@@ -191,8 +193,7 @@ class _Rounds:
         strategy, recorder = self._strategy, self._recorder
         if recorder is None:
             raise InputError("aggregate_train came before configure_train; call `start`")
-        limit = float(strategy.clipping_norm)
-        after = self.lengths(replies)
+        limit, after = float(strategy.clipping_norm), self.lengths(replies)
         who = [self._client_of(reply) for reply in replies]
         if after.max() > limit * (1 + _ROUNDING):
             raise InputError(
@@ -200,7 +201,15 @@ class _Rounds:
                 f"was averaged without clipping at {limit:.4g}. Give its ClientApp "
                 "mods=[fixedclipping_mod], or clip on the server."
             )
-        weights = self._weights(replies)
+        key = strategy.strategy.weighted_by_key
+        weights = np.array(
+            [float(next(iter(reply.content.metric_records.values()))[key]) for reply in replies]
+        )
+        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.max() > 0):
+            raise InputError(
+                f"clients sent the weights {weights.tolist()[:5]} as {key!r}, which make no "
+                "average. Let each send a positive number, best the same."
+            )
         share = weights / weights.max()
         largest = weights.max() / weights.sum() * max(1.0, after.max() / limit)
         recorder.round(
@@ -211,49 +220,24 @@ class _Rounds:
             sample_rate=self._rate,
         )
 
-    def _sampler(self) -> str:
-        """Flower's own choice of nodes is a random set of one size."""
-        from flwr.serverapp.strategy import FedAvg, FedProx
-
-        known = FedAvg.configure_train, FedProx.configure_train
-        own = type(self._strategy.strategy).configure_train
-        return "fixed_size" if own in known else "other"
-
-    def _weights(self, replies: Sequence[Any]) -> FloatArray:
-        key = self._strategy.strategy.weighted_by_key
-        found = np.array(
-            [float(next(iter(reply.content.metric_records.values()))[key]) for reply in replies]
-        )
-        if not (np.isfinite(found).all() and (found >= 0).all() and found.max() > 0):
-            raise InputError(
-                f"clients sent the weights {found.tolist()[:5]} as {key!r}, which make no average. "
-                "Let each send a positive number, best the same."
-            )
-        return found
-
     def _length(self, reply: Any) -> float:
         """Of the update of one client: its arrays less those of the model."""
-        squares = 0.0
+        model, squares = self._model, 0.0
         for record in reply.content.array_records.values():
             arrays = {name: array.numpy() for name, array in record.items()}
-            if _form(arrays) != _form(self._model):
+            form, expected = (
+                [(name, array.shape, array.dtype.kind) for name, array in each.items()]
+                for each in (arrays, model)
+            )
+            if form != expected:
                 raise InputError(
                     f"client {self._client_of(reply)!r} sent other arrays than those of the model, "
                     "or integers. Send the same names, shapes and order, in floating point."
                 )
-            for name, start in self._model.items():
-                squares += float(np.square(arrays[name] - start).sum())
+            squares += sum(float(np.square(arrays[name] - model[name]).sum()) for name in model)
         if not np.isfinite(squares):
             raise InputError(
                 f"client {self._client_of(reply)!r} sent an update that is not finite, which "
                 "clipping does not mend. Let the client send the model unchanged instead."
             )
         return float(np.sqrt(squares))
-
-
-def _form(arrays: Mapping[str, NDArray[Any]]) -> list[tuple[str, tuple[int, ...], str]]:
-    return [(name, array.shape, array.dtype.kind) for name, array in arrays.items()]
-
-
-def _node(reply: Any) -> str:
-    return str(reply.metadata.src_node_id)

@@ -130,11 +130,8 @@ def is_guessable(generator: torch.Generator | None) -> bool:
 
 def fingerprint_of_state(state: bytes, run_id: str) -> str:
     """A hash to compare the sessions of one run by; expensive to guess a seed from."""
-    return (
-        hashlib.scrypt(state, salt=run_id.encode(), n=2**14, r=8, p=1, dklen=8).hex()
-        if state
-        else ""
-    )
+    salt = run_id.encode()
+    return hashlib.scrypt(state, salt=salt, n=2**14, r=8, p=1, dklen=8).hex() if state else ""
 
 
 class LeftStates:

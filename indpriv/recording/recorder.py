@@ -196,16 +196,9 @@ class Recorder:
     ) -> None:
         self.run_dir = location_on_disk(run_dir, "a run is")
         self._upload_to = bucket_to_write(upload_to, bucket_is_private)
+        loss_fn = with_targets(loss_fn)
         self._data = TrainingData(
-            dataset,
-            with_targets(loss_fn),
-            example_ids,
-            unit,
-            unit_ids,
-            metadata,
-            test_set,
-            test_metadata,
-            unpack,
+            dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata, unpack
         )
         step, run_id = _step_and_run(resume_at)
         state = state_to_resume(self.run_dir, step)
@@ -217,33 +210,24 @@ class Recorder:
             )
         self._resume_at, self._first = step, step or 0
         self._run_id = secrets.token_hex(8) if state is None else str(logged.get("id", ""))
-        choices = {
-            "every": every,
-            "reference_examples": reference_examples,
-            "batch_norms": batch_norms,
-        }
-        self._policy = _policy(policy, choices, state)
+        few = reference_examples
+        self._policy = _policy(
+            policy, state, every=every, reference_examples=few, batch_norms=batch_norms
+        )
         self._reference_positions = self._reference(state)
-        self._rounding = _checks.check_rounding(rounding)
-        modes = "up", "nearest"
-        self._rounding_mode = _checks.check_choice("rounding_mode", rounding_mode, modes)
+        self._levels = levels_of(rounding, rounding_mode)
+        self._rounding, self._rounding_mode = float(rounding), rounding_mode
         self._individual_clipping = individual_clipping
         self._clip_headroom = check_headroom(
             clip_headroom,
             individually=individual_clipping,
             logged=None if state is None else logged.get("clip_headroom", 0.0),
         )
-        _checks.check_choice("on_write_error", on_write_error, ("stop", "continue"))
-        self._on_write_error = on_write_error
-        self._clipping_norm_epsilon = clipping_norm_epsilon
-        _checks.check_clipping_norm_epsilon(clipping_norm_epsilon)
-        self._filter, self._seeded, self._start, self._strict = (
-            privacy_filter,
-            seeded,
-            start,
-            strict,
-        )
-        self._record_holdout, self._attack = record_holdout, attack
+        ends = "stop", "continue"
+        self._on_write_error = _checks.check_choice("on_write_error", on_write_error, ends)
+        self._clipping_norm_epsilon = _checks.check_clipping_norm_epsilon(clipping_norm_epsilon)
+        self._filter, self._attack, self._start = privacy_filter, attack, start
+        self._seeded, self._strict, self._record_holdout = seeded, strict, record_holdout
         self._public_settings, self._key = public_settings, signing_key(sign_with)
         if individual_clipping and rounding_mode != "up":
             raise InputError(
@@ -262,7 +246,6 @@ class Recorder:
             )
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
         self._attached = self._draws_privately = False
-        self._run: OpacusRun | None = None
         self._session: _Session | None = None
 
     def _reference(self, state: LogState | None) -> IntArray:
@@ -306,9 +289,9 @@ class Recorder:
             )
         data = self._data
         self._check_groups()
-        self._run = run = OpacusRun(model, optimizer, loader, len(data.ids))
+        run = OpacusRun(model, optimizer, loader, len(data.ids))
         if self._draws_privately:
-            self.draw_privately()
+            run.draw_privately()
         if run.guessable_seed and not self._seeded:
             found = text("check.seeds", "at_attach")
             say(CHECKS["seeds"], found, refuted=True, strict=self._strict)
@@ -327,18 +310,17 @@ class Recorder:
                     data.check_test_set(evaluated, test)
             self._attached = True
             header = self._agree(ranks, run, norm_pass)
-            about = {**environment_of(device), **self._run_info, "recorder": dict(header.run)}
             upload_to = self._upload_to if ranks.writes else None
             session = _Session(self, header, run, norm_pass, ranks, train, test)
             try:
                 with (
                     uploaded(self.run_dir, upload_to, self._on_write_error),
-                    session.recording(about),
+                    session.recording(),
                 ):
                     self._session = session
                     yield self
             finally:
-                self._session = self._run = None
+                self._session = None
 
     def draw_privately(self) -> None:
         """Draw noise and batches from a `private_generator` wherever torch's own would draw them.
@@ -346,8 +328,8 @@ class Recorder:
         Generators that you passed stay, and so do those of a seeded run. Callbacks call it.
         """
         self._draws_privately = not self._seeded
-        if self._run is not None and self._draws_privately:
-            self._run.draw_privately()
+        if self._session is not None and self._draws_privately:
+            self._session.run.draw_privately()
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, between two steps of the block; resume with resume_at=.
@@ -421,9 +403,7 @@ class Recorder:
             individually_clipped=individually,
             norm_pass=norm_pass.to_header([*norm_pass.caveats, *void]),
             policy=self._policy.in_steps(run.steps_per_epoch).to_dict(),
-            privacy_filter={}
-            if limit is None
-            else {"order": limit.order, "rdp_cap": limit.rdp_cap},
+            privacy_filter={"order": limit.order, "rdp_cap": limit.rdp_cap} if limit else {},
             run={
                 "id": self._run_id,
                 "clipping": "individual" if individually else run.clipping,
@@ -457,7 +437,7 @@ class _Session:
         test: Examples | None,
     ) -> None:
         """Prepare to record; nothing is changed yet."""
-        self._recorder, self._header, self._run, self._ranks = recorder, header, run, ranks
+        self._recorder, self._header, self.run, self._ranks = recorder, header, run, ranks
         self._norm_pass, self._train, self._test = norm_pass, train, test
         self._policy, data = recorder._policy.in_steps(run.steps_per_epoch), recorder._data
         self._caveats = list(header.norm_pass["caveats"])  # why an account is an estimate
@@ -471,8 +451,7 @@ class _Session:
         self._levels: ClipLevels | None = None
         self._filtered: FilteredClipping | None = None
         if recorder._individual_clipping:
-            levels = levels_of(recorder._rounding, recorder._rounding_mode)
-            self._levels = ClipLevels(levels, recorder._clip_headroom)
+            self._levels = ClipLevels(recorder._levels, recorder._clip_headroom)
         if recorder._filter is not None:
             self._filtered = FilteredClipping(
                 recorder._filter, self._levels, len(data.ids), data.unit_numbers
@@ -487,11 +466,8 @@ class _Session:
         self._watch = Watch(run, compared, steps_before=first, attack=self._attack)
 
     @contextmanager
-    def recording(self, about: Mapping[str, Any]) -> Iterator[None]:
-        """Log what the run does while the block trains; then write what lies beside the log.
-
-        about: for run.json.
-        """
+    def recording(self) -> Iterator[None]:
+        """Log what the run does while the block trains; then write what lies beside the log."""
         recorder, folder = self._recorder, self._recorder.run_dir
         self._log = log = RunLog(
             folder,
@@ -505,6 +481,8 @@ class _Session:
         )
         with closing(log):
             if log.writes:
+                machine = environment_of(next(self.run.module.parameters()).device)
+                about = {**machine, **recorder._run_info, "recorder": dict(self._header.run)}
                 write_json(folder / RUN_JSON, about)
                 if recorder._resume_at is None:
                     sign(folder, recorder._key)
@@ -512,10 +490,8 @@ class _Session:
                 self._resume()
             self._take()
             try:
-                thresholds = self._thresholds()
-                with self._watch.watching(
-                    self._before_step, self._after_step, thresholds=thresholds
-                ):
+                steps = self._before_step, self._after_step
+                with self._watch.watching(*steps, thresholds=self._thresholds()):
                     self._training_since = time.perf_counter()
                     yield
                 # What was drawn since the last step.
@@ -523,7 +499,7 @@ class _Session:
             finally:  # also after Ctrl-C and errors, so that the steps that were taken are logged
                 self.bring_up_to_date()
             log.finish(self.counts())  # the run is complete, whatever fails from here on
-            self._run.whole.gather()
+            self.run.whole.gather()
             if log.writes:
                 with log.disk_errors_handled(), self._norm_pass.evaluation() as model:
                     table = recorder._data.example_table(model, self._train, self._test)
@@ -564,7 +540,7 @@ class _Session:
             from_step=recorder._first,
             seeded=recorder._seeded,
             caveats=tuple(self._caveats),
-            sampler=self._run.sampler,
+            sampler=self.run.sampler,
             draws=draws,
             training=training,
             noise=self._watch.noise,
@@ -588,17 +564,17 @@ class _Session:
         due, few = self._policy.due(self._step), self._recorder._reference_positions
         if not due and not len(few):
             return
-        run, ids = self._run, self._recorder._data.ids
+        run, ids = self.run, self._recorder._data.ids
         self._limits = run.limits
         self._norm_pass.clip_each(self._limits, run.transforms)
         together = self._ranks, run.whole, f"the pass before step {self._step}"
         positions = None if due else few
         taken = norms_of(self._norm_pass, self._train, ids, positions, together=together)
-        if len(few):
-            of_few = replace(taken, norms=taken.norms[few], seconds=0.0) if due else taken
-            self._reference = of_few
+        self._reference = taken if len(few) else None
         if not due:
             return
+        if len(few):
+            self._reference = replace(taken, norms=taken.norms[few], seconds=0.0)
         self._records = [taken]
         if self._levels is not None:
             self._levels.begin_record(taken.norms)
@@ -641,10 +617,10 @@ class _Session:
                 recorded[positions],
                 norms,
                 setting.max_grad_norm,
-                ghost_slack=norm_pass.slack if self._run.is_ghost else None,
+                ghost_slack=norm_pass.slack if self.run.is_ghost else None,
             )
         safe = norms * (1 + norm_pass.slack)
-        self._batch = positions, self._run.contributions(safe, setting)
+        self._batch = positions, self.run.contributions(safe, setting)
 
     def _exchange(
         self,
@@ -669,7 +645,7 @@ class _Session:
 
     def _after_step(self, setting: StepSetting) -> None:
         def contributed(taken: Measured) -> Measured:
-            return replace(taken, norms=self._run.contributions(taken.norms, setting))
+            return replace(taken, norms=self.run.contributions(taken.norms, setting))
 
         self._training_seconds += time.perf_counter() - self._training_since
         with deferred_interrupts():
@@ -713,7 +689,7 @@ def _step_and_run(resume_at: int | Mapping[str, Any] | None) -> tuple[int | None
 
 
 def _policy(
-    given: RecordingPolicy | None, choices: Mapping[str, Any], state: LogState | None
+    given: RecordingPolicy | None, state: LogState | None, **choices: Any
 ) -> RecordingPolicy:
     """The given policy; else that of the log; else the default one with the choices made."""
     made = {name: value for name, value in choices.items() if value is not None}

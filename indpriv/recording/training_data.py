@@ -237,44 +237,33 @@ class TrainingData:
 
         Test examples are numbered from 0, as strings if the training ids are strings.
         """
-        rows = [self._rows(model, train, "train", self.ids, self.ids_of_units, self.metadata)]
+        splits = [("train", train, self.ids, self.ids_of_units, self.metadata)]
         if test is not None:
-            numbers = np.arange(len(test))
-            rows.append(self._rows(model, test, "test", numbers, None, self.test_metadata))
-        frame = pd.concat(rows, ignore_index=True)
-        for name in ("example_id", "unit_id"):
-            if frame[name].dtype == object:  # a file cannot hold strings and numbers in one column
-                frame[name] = frame[name].astype(str)
-        return ExampleTable(frame)
-
-    def _rows(
-        self,
-        model: nn.Module,
-        examples: Examples,
-        split: str,
-        ids: NDArray[np.generic],
-        unit_ids: NDArray[np.generic] | None,
-        metadata: pd.DataFrame | None,
-    ) -> pd.DataFrame:
-        """Rows of one split: label, loss and correctness of each example."""
-        losses, labels, correct = [], [], []
-        with torch.no_grad(), kept_random_state():
-            for inputs, targets in examples.batches(4096):
-                outputs = call(model, inputs)
-                losses.append(precise_losses(self.loss_fn, outputs, targets).cpu().numpy())
-                labels.append(_labels(targets))
-                correct.append(_correct(outputs, targets))
-        frame = pd.DataFrame(
-            {
+            splits.append(("test", test, np.arange(len(test)), None, self.test_metadata))
+        rows = []
+        for split, examples, ids, units, metadata in splits:
+            losses, labels, correct = [], [], []
+            with torch.no_grad(), kept_random_state():
+                for inputs, targets in examples.batches(4096):
+                    outputs = call(model, inputs)
+                    losses.append(precise_losses(self.loss_fn, outputs, targets).cpu().numpy())
+                    labels.append(_labels(targets))
+                    correct.append(_correct(outputs, targets))
+            columns = {
                 "example_id": ids,
-                "unit_id": ids if unit_ids is None else unit_ids,
+                "unit_id": ids if units is None else units,
                 "split": split,
                 "label": _joined(labels, "Int64", len(ids)),
                 "loss": np.concatenate(losses),
                 "correct": _joined(correct, "boolean", len(ids)),
             }
-        )
-        return pd.concat([frame, check_metadata(metadata, ids, split)], axis=1)
+            known = check_metadata(metadata, ids, split)
+            rows.append(pd.concat([pd.DataFrame(columns), known], axis=1))
+        frame = pd.concat(rows, ignore_index=True)
+        for name in ("example_id", "unit_id"):
+            if frame[name].dtype == object:  # a file cannot hold strings and numbers in one column
+                frame[name] = frame[name].astype(str)
+        return ExampleTable(frame)
 
 
 def length(dataset: Any, name: str) -> int:

@@ -157,7 +157,10 @@ REFUSED = {
     "Krum": (lambda: protected(2, inner=flower.Krum()), "Krum does not publish"),
     "Adam": (lambda: protected(2, inner=flower.FedAdam()), "FedAdam does not publish"),
     "own": (lambda: protected(2, inner=Other()), "Other does not publish"),
-    "no noise": (lambda: protected(2, noise=0.0), "without noise no client is protected"),
+    "no noise": (
+        lambda: protected(2, noise=0.0),
+        "noise_multiplier=0.0 is not a finite number above 0",
+    ),
     "not finite": (lambda: protected(2, noise=np.inf), "noise_multiplier"),
 }
 
