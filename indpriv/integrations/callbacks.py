@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from indpriv._files import write_json
-from indpriv.integrations.metrics import Recording, metrics_of, print_epsilons, send
+from indpriv.integrations.metrics import metrics_of, print_epsilons, send
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
 
 
 def hugging_face_callback(
-    recorder: Recording,
+    recorder: Any,
     *,
     delta: float,
     tracker: Any = None,
@@ -33,7 +33,7 @@ def hugging_face_callback(
     `optimizers=(optimizer, None)`, and keep gradient_accumulation_steps at 1.
 
     Args:
-        recorder: attached around trainer.train().
+        recorder: a `Recorder`, attached around trainer.train().
         delta: delta of every epsilon.
         tracker: receives the figures of `metrics_of` whenever the Trainer logs; see `send`.
         also: see `metrics_of`; sensitive.
@@ -63,7 +63,7 @@ def hugging_face_callback(
 
 
 def lightning_callback(
-    recorder: Recording, *, delta: float, also: tuple[str, ...] = (), show: bool = True
+    recorder: Any, *, delta: float, also: tuple[str, ...] = (), show: bool = True
 ) -> Any:
     """A `lightning.pytorch.Callback` that sends figures to the trainer's loggers after each epoch.
 
@@ -88,7 +88,7 @@ def lightning_callback(
 
 
 def _report(
-    recorder: Recording, delta: float, tracker: Any, also: tuple[str, ...], show: bool, step: int
+    recorder: Any, delta: float, tracker: Any, also: tuple[str, ...], show: bool, step: int
 ) -> None:
     if tracker is not None:
         send(tracker, metrics_of(recorder, delta=delta, also=also), step)

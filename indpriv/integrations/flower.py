@@ -23,7 +23,6 @@ from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv.errors import InputError
 from indpriv.round_recorder import RoundRecorder
 
-_SIDES = "Server", "Client"
 _ROUNDING = 1e-3  # by which float32 may leave an update longer than the clipping norm
 
 
@@ -109,12 +108,16 @@ def _check_strategy(strategy: Any) -> None:
     from flwr.serverapp import strategy as flower
 
     kind, inner = type(strategy), type(getattr(strategy, "strategy", None))
-    fixed, adaptive = (
-        [getattr(flower, f"DifferentialPrivacy{side}Side{what}Clipping") for side in _SIDES]
-        for what in ("Fixed", "Adaptive")
+    fixed = (
+        flower.DifferentialPrivacyServerSideFixedClipping,
+        flower.DifferentialPrivacyClientSideFixedClipping,
+    )
+    adaptive = (
+        flower.DifferentialPrivacyServerSideAdaptiveClipping,
+        flower.DifferentialPrivacyClientSideAdaptiveClipping,
     )
     fault = ""
-    if isinstance(strategy, tuple(adaptive)):
+    if isinstance(strategy, adaptive):
         fault = (
             "clips at a norm that depends on the data, and this account does not cover what that "
             "tells"

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,23 +31,11 @@ STATISTICS: Mapping[str, Callable[[EpsilonTable], float]] = {
 }
 
 
-class Recording(Protocol):
-    """A Recorder inside its attached block."""
-
-    run_dir: Path
-
-    def state_dict(self) -> dict[str, Any]:
-        """Bring the log up to date and return what to save with a checkpoint."""
-
-    def draw_privately(self) -> None:
-        """Draw noise and batches from generators that no trainer seeds."""
-
-
-def metrics_of(recorder: Recording, *, delta: float, also: Sequence[str] = ()) -> dict[str, float]:
+def metrics_of(recorder: Any, *, delta: float, also: Sequence[str] = ()) -> dict[str, float]:
     """Figures of the steps so far.
 
     Args:
-        recorder: inside its attached block; its log is brought up to date.
+        recorder: a `Recorder` inside its attached block; its log is brought up to date.
         delta: delta of every epsilon.
         also: names in STATISTICS. They are sensitive: readers of the tracker learn about the data.
 
@@ -102,13 +89,13 @@ def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
         )
 
 
-def print_epsilons(recorder: Recording, *, delta: float, file: Any = None) -> None:
+def print_epsilons(recorder: Any, *, delta: float, file: Any = None) -> None:
     """Print one line about the individual epsilons of the steps so far, for the curator.
 
     Before the first step nothing is printed.
 
     Args:
-        recorder: inside its attached block.
+        recorder: a `Recorder` inside its attached block.
         delta: delta of every epsilon.
         file: file to write to; default: standard error.
     """
@@ -127,7 +114,7 @@ def print_epsilons(recorder: Recording, *, delta: float, file: Any = None) -> No
     (file or sys.stderr).write(line)
 
 
-def _account_so_far(recorder: Recording, delta: float) -> tuple[EpsilonTable, OpenedRun] | None:
+def _account_so_far(recorder: Any, delta: float) -> tuple[EpsilonTable, OpenedRun] | None:
     """The account of the steps so far; None before the first step."""
     if not recorder.state_dict()["step"]:
         return None
