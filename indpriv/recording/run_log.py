@@ -213,7 +213,6 @@ class RunLog:
                 writer.left_out(self._first, len(self._settings), positions, steps)
                 filtered.logged()
 
-
     def finish(self, counts: SessionCounts) -> None:
         """Say that the run ended as its loop meant it to."""
         with self.disk_errors_handled():
