@@ -38,9 +38,9 @@ from audits.training.models import build_model
 from indpriv import account
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
+from indpriv.recording.norms.autograd_norms import norms_one_by_one
 from indpriv.recording.norms.batches import Batch, Keywords, call, map_tensors
-from indpriv.recording.norms.hindrance import hindrance
-from indpriv.recording.norms.model_checks import validate_module
+from indpriv.recording.norms.model_checks import hindrance, validate_module
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.process import processor
 
@@ -477,6 +477,7 @@ def cell(kind: Kind, mode: str, device: str) -> Cell:
     module, optimizer, *criterion, loader = made
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder) / "run", dataset=data, loss_fn=kind.loss_fn, every=1)
+        recorder.draw_privately()
         start = time.process_time()
         try:
             with recorder.attach(module, optimizer, loader):
@@ -563,7 +564,9 @@ def compare(model: nn.Module, kind: Kind, norm_pass: NormPass, batch: Batch) -> 
 
     few = batch.rows(0, COMPARED)
     double = Batch(map_tensors(few.inputs, wide), map_tensors(few.targets, wide))
-    expected = ModelInTraining(copy.deepcopy(model).double(), kind.loss_fn).norms_one_by_one(double)
+    expected = norms_one_by_one(
+        ModelInTraining(copy.deepcopy(model).double(), kind.loss_fn), double
+    )
     norms, _ = norm_pass(few.inputs, few.targets)
     if not bool(((norms >= expected * (1 - 1e-9)) & (norms <= expected * 1.002)).all()):
         raise RuntimeError(f"norms are {norms}, by autograd in float64 {expected}")

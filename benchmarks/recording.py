@@ -4,11 +4,9 @@ python benchmarks/recording.py [--sections norms once training comparisons]
     [--models cnn resnet transformer] [--one-core]
 
 norms: a pass over one batch, compared with a plain forward and backward pass of it. A norm pass
-divides the batch as it finds best, and so may every backend here; the plain pass is timed whole, as
-in training, and once more with the micro-batches and threads of our own pass, which training does
-not do (its gradients would still have to be added up).
+divides the batch by the memory that examples take; the plain pass is timed whole, as in training.
 
-once: per_example_gradient_norms of one batch, which chooses and checks a backend on each call, and
+once: per_example_gradient_norms of one batch, which is checked on each call, and
 a NormPass in a loop, compared with plain passes. A few seconds.
 
 training: what batch norms, and a full pass every epoch with batch norms, add to Opacus's training
@@ -17,8 +15,8 @@ steps.
 comparisons: what comparing training with its own recomputation adds to 500 steps of 512 pictures,
 beside the same recording with comparisons at the first three steps alone. Seven minutes.
 
-About eleven minutes for everything on two idle cores. On a busy machine the ratios of several threads
-are distorted: use --one-core then.
+About eleven minutes for everything on two idle cores. On a busy machine the ratios of several
+threads are distorted: use --one-core then.
 """
 
 import argparse
@@ -43,10 +41,9 @@ from audits.training.models import build_model
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, run_log
 from indpriv.recording.compared import findings, training
-from indpriv.recording.norms.variant import side_by_side
 
 SECTIONS = ("norms", "once", "training", "comparisons")
-BACKENDS = ("layerwise", "ghost", "hooks", "functorch")
+BACKENDS = ("layerwise", "functorch")
 ROUNDS = 9
 TRAINED, EPOCHS, TRAINING_ROUNDS = "cnn", 4, 3
 BATCHES = 4  # an epoch, of the size of the model's batch
@@ -117,17 +114,10 @@ def float64_norms(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(norms)
 
 
-def in_micro_batches(models: list[nn.Module], inputs: Tensor, targets: Tensor, size: int) -> None:
-    """A plain forward and backward pass, `size` examples at once, with a thread for each model."""
-
-    def run(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
-        (LOSS(model(inputs), labels).sum() / len(targets)).backward()
-
-    for model in models:
-        model.zero_grad()
-    for some, labels in zip(inputs.split(size), targets.split(size), strict=True):
-        parts = zip(models, some.chunk(len(models)), labels.chunk(len(models)), strict=True)
-        side_by_side([partial(run, *part) for part in parts])
+def plain(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """A plain forward and backward pass."""
+    model.zero_grad()
+    LOSS(model(inputs), targets).mean().backward()
 
 
 def verdict(value: float, limit: float, *, share: bool = False) -> str:
@@ -159,23 +149,14 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
     passes = {
         backend: NormPass(model, LOSS, inputs, targets, backend=backend) for backend in BACKENDS
     }
-    ours = passes["layerwise"]
-    copies = [copy.deepcopy(model) for _ in range(ours.threads)]
-    runs: dict[str, Callable[[], object]] = {
-        "plain": lambda: in_micro_batches([model], inputs, targets, len(inputs)),
-        "plain in layerwise's micro-batches and threads": lambda: in_micro_batches(
-            copies, inputs, targets, ours.batch_size
-        ),
-    }
+    runs: dict[str, Callable[[], object]] = {"plain": partial(plain, model, inputs, targets)}
     runs |= {backend: partial(norm_pass, inputs, targets) for backend, norm_pass in passes.items()}
     best = best_seconds(runs, ROUNDS, clock)
     ratios = {kind: value / best["plain"] for kind, value in best.items()}
-    others = min(ratios[backend] for backend in BACKENDS[1:])
     print(f"{title}, batch {len(inputs)}: plain {best['plain'] * 1e3:.0f} ms = 1.00")
     print("  " + ", ".join(f"{kind} {ratios[kind]:.2f}" for kind in runs if kind != "plain"))
     print(
-        f"  layerwise {ratios['layerwise']:.2f}, {verdict(ratios['layerwise'], LARGEST_PASS)}; "
-        f"the fastest of the others takes {others / ratios['layerwise']:.2f} times as long",
+        f"  layerwise {ratios['layerwise']:.2f}, {verdict(ratios['layerwise'], LARGEST_PASS)}",
         flush=True,
     )
     exact = float64_norms(model, inputs[:CHECKED], targets[:CHECKED])
@@ -183,8 +164,7 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
         relative = norm_pass(inputs, targets)[0][:CHECKED].double() / exact - 1
         bare = (relative + 1) / (1 + norm_pass.slack) - 1
         print(
-            f"  {backend}, {norm_pass.batch_size} at once, {norm_pass.threads} threads of its own: "
-            f"differs from float64 by at most {bare.abs().max():.1e} before its slack of "
+            f"  {backend}, {norm_pass.batch_size} at once: differs from float64 by at most {bare.abs().max():.1e} before its slack of "
             f"{norm_pass.slack:.1e}, and by at least {relative.min():+.1e} after it"
         )
 
@@ -197,7 +177,7 @@ def compare_once(device: torch.device, clock: Callable[[], float]) -> None:
     targets = torch.randint(0, 10, (ONCE,), device=device)
     with NormPass(model, LOSS, inputs, targets) as norm_pass:
         runs: dict[str, Callable[[], object]] = {
-            "plain": lambda: in_micro_batches([model], inputs, targets, ONCE),
+            "plain": partial(plain, model, inputs, targets),
             "once": lambda: per_example_gradient_norms(model, LOSS, inputs, targets),
             "loop": lambda: norm_pass(inputs, targets),
         }

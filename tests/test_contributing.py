@@ -29,7 +29,7 @@ def test_a_name_is_defined_in_its_file(path, name):
 def test_every_recipe_has_five_lines():
     assert [title for title, _ in RECIPES] == [
         "an accountant",
-        "a norm backend",
+        "the norm of a layer",
         "an attack",
         "a group statistic",
         "a data set",

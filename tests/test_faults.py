@@ -51,7 +51,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         "narrow sums (S)",
         {
             NORMS: "every_backend_is_autograds_norm_and_never_below_it",
-            "recording/norms/test_layer_squares.py": "cancelling_positions_are_never_under_reported",
+            "recording/norms/test_layer_rules.py": "cancelling_positions_are_never_under_reported",
             CONVERT: "narrow_numbers_are_never_rounded_below_what_they_stood_for",
         },
     ),

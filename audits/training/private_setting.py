@@ -166,7 +166,7 @@ def _median_norm(
 
     examples = Examples(train_set, whole_batch, next(module.parameters()).device)
     loss_fn, first = LOSSES[settings.loss](reduction="none"), next(examples.batches(_CHECKED))
-    with NormPass(module, loss_fn, *first, tune=False) as norm_pass:  # timings move last digits
+    with NormPass(module, loss_fn, *first) as norm_pass:
         taken = norms_of(norm_pass, examples, np.arange(len(train_set)))
     seed = randomness.clipping_norm if randomness.seeded else None
     return private_median_norm(taken.norms, epsilon=settings.median_epsilon or 0.0, seed=seed)

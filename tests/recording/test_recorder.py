@@ -33,7 +33,9 @@ def test_norms_are_those_each_step_starts_from(mode, tmp_path):
     with recorder.attach(run.model, run.optimizer, run.loader):
         for batch in run.loader:
             expected.append(
-                per_example_gradient_norms(run.model, PER_EXAMPLE, inputs, targets, backend="hooks")
+                per_example_gradient_norms(
+                    run.model, PER_EXAMPLE, inputs, targets, backend="functorch"
+                )
             )
             run.step(*batch)
     log = NormLog.open(tmp_path / "run")

@@ -1,10 +1,13 @@
-"""Per-example gradient norms before clipping, by a backend that fits the model. Sensitive."""
+"""Per-example gradient norms before clipping, of any model that has them. Sensitive."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,23 +15,35 @@ from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
-from indpriv.recording.norms.autograd_check import AutogradCheck
-from indpriv.recording.norms.autotune import choose_variant
-from indpriv.recording.norms.backends import KEEP_GRADIENTS
-from indpriv.recording.norms.batches import Batch, LossFn, first_tensor
-from indpriv.recording.norms.memory import in_micro_batches
+from indpriv.recording.norms.autograd_norms import N_CHECKED, AutogradCheck, FunctorchNorms
+from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
+from indpriv.recording.norms.layer_rules import GROUP_NORMS
+from indpriv.recording.norms.layerwise import LayerwiseNorms
 from indpriv.recording.norms.model_checks import (
     check_each_alone,
     check_opacus_norms,
+    hindrance,
     validate_module,
 )
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.random_states import kept_random_state
 
+Norms = LayerwiseNorms | FunctorchNorms
+
+BACKENDS = ("layerwise", "functorch")  # in the order in which they are tried
 _RANDOM = (
     "the model's forward pass is random (dropout?), so the recorded norms belong to another random "
     "draw than training's; batch norms and known participation make an exact account"
 )
+_MIXED = (
+    "losses in a batch are not those of single examples; does the model or the loss mix examples?"
+)
+_MEMORY_SHARE = 4  # of the free memory, one part: training and other programs need the rest
+_WORKSPACE = 3  # times the bytes that a forward pass keeps: gradients and patches add to them
+_CACHE = 96 * 2**20  # bytes at once: on a CPU, larger batches leave its caches
+_FEW, _MANY = 64, 32_768  # examples at once: with fewer, calls cost most; of more, no model gains
+_UNKNOWN_MEMORY = 2**31  # bytes assumed to be free if the system does not report it
+_OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_cpu")  # in PyTorch's messages
 
 
 def per_example_gradient_norms(
@@ -36,8 +51,8 @@ def per_example_gradient_norms(
 ) -> Tensor:
     """Gradient norms of one batch, before clipping, over all trainable parameters together.
 
-    Each call chooses a backend anew, and checks it on 8 examples, one at a time. In a loop, make
-    one `NormPass` for all batches.
+    Each call checks anew how norms are computed, on 8 examples, one at a time. In a loop, make one
+    `NormPass` for all batches.
 
     Args:
         model: plain, or wrapped by Opacus; it is not changed.
@@ -45,8 +60,8 @@ def per_example_gradient_norms(
             CrossEntropyLoss(reduction="none").
         inputs: inputs of the model; the first dimension is the batch.
         targets: targets of the loss; the first dimension is the batch.
-        backend: "layerwise" (ours), "ghost", "hooks" (Opacus's), "functorch", or "auto": the first
-            of these that fits the model. Its norms are compared with autograd on 8 examples.
+        backend: "layerwise", "functorch", or "auto": the first of these that fits the model. Its
+            norms are compared with autograd on 8 examples.
 
     Returns:
         (batch,) float64 norms. `NormPass.slack` is already added to them; it covers rounding, so
@@ -57,18 +72,15 @@ def per_example_gradient_norms(
     """
     if not len(first_tensor(inputs)):
         return torch.zeros(0, dtype=torch.float64)
-    with NormPass(model, loss_fn, inputs, targets, backend=backend, tune=False) as norm_pass:
-        norms = norm_pass(inputs, targets)[0]
-        if difference := norm_pass._check.disagreement(norms / (1 + norm_pass.slack)):
-            raise InputError(difference)  # in a larger batch than those checked so far
-        return norms
+    with NormPass(model, loss_fn, inputs, targets, backend=backend) as norm_pass:
+        return norm_pass(inputs, targets)[0]
 
 
 class NormPass:
     """Per-example gradient norms in a loop: of many batches of one model, which may be in training.
 
-    The backend is chosen, checked and timed once, when the pass is made. Each call then computes
-    the norms of one batch before clipping, over all trainable parameters together, at the model's
+    The way to norms is chosen and checked once, when the pass is made. Each call then computes the
+    norms of one batch before clipping, over all trainable parameters together, at the model's
     current parameters. The model keeps its gradients, hooks, modes and buffers; only a random
     forward pass (dropout) draws from the generators that training uses. If constructed under
     `torch.autocast`, all calls use the same autocast settings: construct it as training computes.
@@ -77,14 +89,11 @@ class NormPass:
     an account; use a NormPass to look at them in a loop of your own.
 
     Attributes:
-        backend: name of the backend in use.
+        backend: "layerwise" or "functorch".
         fallback: why the backend is not "layerwise" although "auto" was asked for; otherwise "".
-        batch_size: largest number of examples worked on at once. At first the fastest that fits
-            into a quarter of the free memory; halved whenever memory runs out. Norms do not depend
-            on it beyond `slack`.
-        threads: number of threads that share a batch, each with copies of model and loss. There
-            are several on a CPU, with the layerwise backend, if they are not slower and give the
-            same norms.
+        batch_size: largest number of examples worked on at once: what fits into a quarter of the
+            free memory, and on a CPU about what fits into its caches; halved whenever memory runs
+            out. Norms do not depend on it beyond `slack`.
         slack: relative amount added to every norm, eps (40 + 4 sqrt(parameters)): more than the
             measured errors where positions cancel and float32 sums are long. float32: 5e-6 for
             small models, 1.5e-3 for 10^7 parameters. For half precision, or autocast to it, sums
@@ -120,38 +129,104 @@ class NormPass:
         targets: Any,
         *,
         backend: str = "auto",
-        tune: bool = True,
     ) -> None:
         """Choose a backend and check it on some real examples.
 
         Args:
             model: plain, or wrapped by Opacus; it is not changed.
             loss_fn: per-example losses, see `per_example_gradient_norms`.
-            inputs: inputs of at least one example; from 256 on, larger batches are tried too.
+            inputs: inputs of at least one example.
             targets: their targets.
-            backend: a name, or "auto": "layerwise" if it fits, else the fastest that fits.
-            tune: time batch sizes, threads, memory order and variants of layers. False starts
-                sooner and suits a few batches; "auto" then means the first backend that fits.
+            backend: "layerwise", "functorch", or "auto": the first of these that fits.
 
         Raises:
             InputError: as `per_example_gradient_norms`.
         """
-        self._closed = False
+        if backend not in ("auto", *BACKENDS):
+            raise InputError(
+                f"backend={backend!r} is not known; leave it out, or choose one of 'auto', "
+                f"{', '.join(map(repr, BACKENDS))} ('ghost' and 'hooks' are no longer offered: "
+                "'layerwise' takes their place)"
+            )
         self._model = ModelInTraining(model, loss_fn)
         validate_module(self._model.module)
-        batch = Batch(inputs, targets)
+        self.slack, batch = self._model.slack, Batch(inputs, targets)
         with kept_random_state():
             self._model.check_writes(inputs)
         with kept_random_state():  # with the generators that were found
             check_each_alone(self._model, batch)
-            check = AutogradCheck(self._model, batch)
-            self._variant, self.fallback = choose_variant(
-                self._model, check, batch, backend, tune=tune
-            )
-        self._check = check
-        self.caveats = (_RANDOM,) if check.is_random else ()
-        self.backend, self.batch_size = self._variant.name, self._variant.batch_size
-        self.slack = self._model.slack
+            self._check = AutogradCheck(self._model, batch)
+            self.fallback = self._choose(batch, BACKENDS if backend == "auto" else (backend,))
+            self.batch_size = examples_at_once(self._bytes_of_one(batch), batch.device)
+            self._check_many(batch)
+        self.caveats = (_RANDOM,) if self._check.is_random else ()
+
+    def _choose(self, batch: Batch, backends: Sequence[str]) -> str:
+        """Take the first way that agrees with autograd, and return why it is not the first backend.
+
+        Raises InputError if there is none.
+        """
+        ways: list[tuple[str, Callable[[], Norms]]] = [
+            ("layerwise", partial(LayerwiseNorms, self._model, channels_last=True)),
+            ("layerwise", partial(LayerwiseNorms, self._model)),
+            ("functorch", partial(FunctorchNorms, self._model)),
+        ]
+        if not _gains_by_channels_last(self._model.module, batch.inputs):
+            del ways[0]
+        reasons: dict[str, str] = {}
+        for self.backend, make in ways:
+            if self.backend not in backends:
+                continue
+            try:
+                self._norms: Norms | None = make()
+                reasons[self.backend] = self._disagreement(self._norms)
+            except InputError:
+                raise
+            except FAULTS as error:
+                reasons[self.backend] = f"{type(error).__name__}: {error}"
+            if not reasons[self.backend]:
+                return next(iter(reasons.values()))
+        name, reason = list(reasons.items())[-1]
+        raise InputError(
+            (hindrance(self._model.module, self._check.few) if len(reasons) > 1 else "")
+            or f"per-example norms of this model cannot be computed: {reason} (backend {name}); "
+            "freeze the layers that it names (requires_grad_(False)), or replace them"
+        )
+
+    def _disagreement(self, norms: Norms) -> str:
+        """How norms of a few examples differ from autograd's; "" if they do not."""
+        few = self._check.few
+        norms.update()
+        # Another batch size first: a dimension whose length follows it is the batch.
+        norms(few.repeated(len(few) + 1))
+        return self._check.disagreement(norms(few)[0])
+
+    def _check_many(self, batch: Batch) -> None:
+        """Raise InputError if as many examples at once as later have other norms or losses."""
+        many = batch.rows(0, self.batch_size)
+        norms, losses = self(many.inputs, many.targets)
+        difference = self._check.disagreement(norms / (1 + self.slack))
+        with torch.no_grad():  # torch.func takes each example for itself, whatever training does
+            plain = self._model.losses(self._model.shadow(), many)
+        if not self._check.is_random and not torch.allclose(
+            losses, plain, self._check.tolerance, self._check.tolerance, equal_nan=True
+        ):
+            difference = difference or _MIXED
+        if difference:
+            raise InputError(difference)
+
+    def _bytes_of_one(self, batch: Batch) -> int:
+        """Bytes that one example takes while its norm is computed."""
+        model, shadow = self._model, self._model.shadow()
+
+        def saved(size: int) -> int:
+            with torch.enable_grad():
+                return saved_bytes(partial(model.losses, shadow, batch.repeated(size)))
+
+        needed = _WORKSPACE * (saved(2 * N_CHECKED) - saved(N_CHECKED)) // N_CHECKED
+        if self.backend == "functorch":
+            needed += 2 * model.n_parameters * torch.finfo(model.compute_dtype).bits // 8
+        return max(1, needed)
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         """Norms and losses of a batch at the model's current parameters.
@@ -163,22 +238,32 @@ class NormPass:
             InputError: not even one example fits into memory; other parameters are trainable than
                 before; or the pass was closed.
         """
-        if self._closed:
+        if self._norms is None:
             raise InputError("this NormPass was closed; make a new one")
-        self._variant.update()
+        self._norms.update()
         batch = Batch(inputs, targets)
         if not len(batch):
             return torch.zeros(0, dtype=torch.float64), torch.zeros(0)
-        parts, self.batch_size = in_micro_batches(
-            lambda start, stop: self._variant(batch.rows(start, stop)), len(batch), self.batch_size
-        )
+        parts: list[tuple[Tensor, Tensor]] = []
+        done = 0
+        while done < len(batch):
+            n_batches = -(-(len(batch) - done) // self.batch_size)
+            stop = done + -(-(len(batch) - done) // n_batches)
+            try:
+                parts.append(self._norms(batch.rows(done, stop)))
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                if stop - done == 1:
+                    raise InputError(
+                        "there is not enough memory for the gradient norm of one example; "
+                        "free some memory, or use a device with more"
+                    ) from error
+                self.batch_size = (stop - done) // 2
+                continue
+            done = stop
         norms, losses = (torch.cat(side) for side in zip(*parts, strict=True))
         return norms * (1 + self.slack), losses
-
-    @property
-    def threads(self) -> int:
-        """Number of threads that share a batch."""
-        return len(self._variant.shadows)
 
     def clip_each(
         self, limits: Sequence[float] = (), transforms: Sequence[tuple[Tensor, Tensor]] = ()
@@ -188,11 +273,11 @@ class NormPass:
         Args:
             limits: clipping norm of each trainable one, in the order of `model.parameters()`.
             transforms: (centre, factor) of each; norms are those of (gradient - centre) * factor.
-                Only the backends "hooks" and "functorch" have gradients to transform.
+                Only the backend "functorch" has gradients to transform.
         """
-        if transforms and self.backend not in KEEP_GRADIENTS:
+        if transforms and self.backend != "functorch":
             raise InputError(f"the backend {self.backend} has no gradients to transform")
-        self._model.each.limits, self._model.each.transforms = limits, transforms
+        self._model.limits, self._model.transforms = limits, transforms
 
     def to_header(self, caveats: Iterable[str]) -> dict[str, Any]:
         """What the header of a log says of its norm pass, with all caveats known there."""
@@ -236,11 +321,78 @@ class NormPass:
 
     def close(self) -> None:
         """Release the shadow models; no norms can be computed afterwards."""
-        self._closed = True
-        self._variant.shadows = ()
+        self._norms = None
 
     def __enter__(self) -> NormPass:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _gains_by_channels_last(module: nn.Module, inputs: Any) -> bool:
+    """Whether PyTorch is faster on (batch, channels, height, width) with channels last in memory.
+
+    It is on most layers, but not on group norms, nor are ours.
+    """
+    parts = list(module.modules())
+    return (
+        isinstance(inputs, Tensor)
+        and inputs.ndim == 4
+        and any(isinstance(part, nn.Conv2d) for part in parts)
+        and not any(isinstance(part, GROUP_NORMS) for part in parts)
+    )
+
+
+def examples_at_once(bytes_of_one: int, device: torch.device) -> int:
+    """How many examples to work on at once, at least one, if each takes so many bytes.
+
+    They fit into a quarter of the free memory, and on a CPU about into its caches.
+    """
+    at_most = _MANY
+    if device.type == "cpu":
+        at_most = min(_MANY, max(_FEW, _CACHE // bytes_of_one))
+    return max(1, min(at_most, free_memory(device) // _MEMORY_SHARE // bytes_of_one))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process may still allocate; on a CPU, caches count as free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limits = [_available_memory()]
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_bytes().strip()) != b"max":
+        limits.append(max(0, int(text) - int(used.read_bytes())))  # the limit of a container
+    return min(limits)
+
+
+def _available_memory() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _UNKNOWN_MEMORY
+
+
+def saved_bytes(forward: Callable[[], Tensor]) -> int:
+    """Bytes that a forward pass keeps for its backward pass, parameters included."""
+    kept: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        forward()
+    return sum(kept.values())
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch ran out of memory, on a GPU or in the machine."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in _OUT_OF_MEMORY
+    )

@@ -10,7 +10,6 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -59,19 +58,6 @@ def standard_module(model: nn.Module) -> nn.Module:
             return inner
 
 
-@dataclass
-class EachTensor:
-    """What norms are taken of, for each trainable tensor in order; empty: of gradients as they are.
-
-    Attributes:
-        limits: clipping norms; norms are those of what clipping leaves.
-        transforms: (centre, factor); norms are those of (gradient - centre) * factor.
-    """
-
-    limits: Sequence[float] = ()
-    transforms: Sequence[tuple[Tensor, Tensor]] = ()
-
-
 class ModelInTraining:
     """A user's model with its loss and arithmetic, from which shadow models are made.
 
@@ -83,7 +69,10 @@ class ModelInTraining:
         precision: makes the context in which forward passes run.
         compute_dtype: type that matrix products are computed in.
         n_parameters: number of trainable parameters.
-        each: what training does to the gradient of each trainable tensor of parameters.
+        limits: clipping norm of each trainable tensor of parameters, in order; empty: none is
+            clipped on its own. Norms are those of what clipping leaves.
+        transforms: (centre, factor) of each; empty: none. Norms are those of
+            (gradient - centre) * factor.
         writes: a forward pass writes into parameters, which shadow models then do not share.
     """
 
@@ -94,7 +83,8 @@ class ModelInTraining:
         if not trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
         self._trainable = trainable_names(self.module)
-        self.each = EachTensor()
+        self.limits: Sequence[float] = ()
+        self.transforms: Sequence[tuple[Tensor, Tensor]] = ()
         self.writes = False
         self.n_parameters = sum(p.numel() for p in trainable)
         # In a model of several types, frozen parts included, rounding is that of the coarsest.
@@ -152,23 +142,6 @@ class ModelInTraining:
         if self.module.training:
             for part, original in zip(shadow.modules(), self.module.modules(), strict=False):
                 part.training = original.training
-
-    def norms_one_by_one(self, batch: Batch) -> Tensor:
-        """Norms (batch,) float64 by autograd on one example at a time: slow and obvious."""
-        shadow = self.shadow()
-        trainable = [p for p in shadow.parameters() if p.requires_grad]
-        norms = []
-        with torch.enable_grad():
-            self.losses(shadow, batch)  # a reduced loss passes as per-example on one example
-            for i in range(len(batch)):
-                shadow.zero_grad()
-                loss = self.losses(shadow, batch.rows(i, i + 1)).sum()
-                if not loss.requires_grad:
-                    raise InputError("losses have no gradient; leave out detach() and no_grad()")
-                loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
-                squares = [p.grad.double().square().sum() for p in trainable if p.grad is not None]
-                norms.append(torch.as_tensor(sum(squares) ** 0.5))
-        return torch.stack(norms)
 
     def losses(self, shadow: nn.Module, batch: Batch) -> Tensor:
         """Checked losses (batch,) of a shadow model, in training's arithmetic."""

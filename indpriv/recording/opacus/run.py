@@ -85,8 +85,8 @@ class OpacusRun:
 
     @property
     def norm_backend(self) -> str:
-        """What takes norms: "auto", or "hooks", where gradients are transformed before clipping."""
-        return "hooks" if isinstance(self._rule, AdaClip) else "auto"
+        """What takes norms: "functorch" if gradients are transformed before clipping, or "auto"."""
+        return "functorch" if isinstance(self._rule, AdaClip) else "auto"
 
     @property
     def clipping(self) -> str:

@@ -3,7 +3,6 @@
 import json
 import warnings
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -18,9 +17,9 @@ from indpriv import InputError, NormLog, account
 from indpriv.audit import audit
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.writer import NormLogWriter
-from indpriv.recording import AuditSpec, NormPass, Recorder, StepOptions, replay
+from indpriv.recording import AuditSpec, Recorder, StepOptions, replay
 from indpriv.recording.checkpoints import norms_at
-from indpriv.recording.norms.variant import Variant
+from indpriv.recording.norms.layerwise import LayerwiseNorms
 from runs import PER_EXAMPLE, blobs, mlp
 
 TOLD = StepOptions(max_grad_norm=1.0, delta=1e-5, sampler="poisson")
@@ -582,18 +581,17 @@ def test_random_augmentation_is_a_caveat(trained, tmp_path):
 
 def test_memory_that_does_not_suffice_halves_the_batches(trained, tmp_path, monkeypatch):
     """Whether the user chose a size or not: norms do not depend on it."""
-    sizes, run = [], Variant.__call__
+    sizes, run = [], LayerwiseNorms.__call__
 
-    def small_memory(variant, batch):
+    def small_memory(norms, batch):
         sizes.append(len(batch))
         if len(batch) > 50:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(variant, batch)
+        return run(norms, batch)
 
     for name, batch_size in (("auto", "auto"), ("chosen", 64)):
         with monkeypatch.context() as patched:
-            patched.setattr(norms_at, "NormPass", partial(NormPass, tune=False))
-            patched.setattr(Variant, "__call__", small_memory)
+            patched.setattr(LayerwiseNorms, "__call__", small_memory)
             options = {"options": TOLD, "batch_size": batch_size}
             replay(trained / "checkpoints", SPEC, tmp_path / name, **options)
         assert max(sizes) > 50

@@ -7,17 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opacus.grad_sample.utils import wrap_model
 from opacus.layers import DPMultiheadAttention
 from torch import nn
-from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.utils.data import TensorDataset
 
 from indpriv import InputError
 from indpriv.recording import Recorder
-from indpriv.recording.norms.backends import BACKENDS
+from indpriv.recording.norms.autograd_norms import FunctorchNorms
 from indpriv.recording.norms.batches import Batch
-from indpriv.recording.norms.layer_choice import Fastest
-from indpriv.recording.norms.shadow_model import EachTensor
+from indpriv.recording.norms.layerwise import LayerwiseNorms
+from indpriv.recording.norms.model_checks import _norms_in_training
+from indpriv.recording.norms.shadow_model import ModelInTraining
 from runs import PER_EXAMPLE, make_run
 
 SIZE = 4
@@ -116,7 +117,8 @@ def attention(kind):
     return build
 
 
-ALL = ("layerwise", "hooks", "ghost", "functorch", "ew")
+OURS = {"layerwise": LayerwiseNorms, "functorch": FunctorchNorms}
+ALL = (*OURS, "hooks", "ghost", "ew")
 KINDS = {
     "Linear": (linear, ALL),
     "Conv1d": (convolution(nn.Conv1d, 1), ALL),
@@ -130,14 +132,6 @@ KINDS = {
     "MultiheadAttention": (attention(nn.MultiheadAttention), ("layerwise", "functorch")),
     "DPMultiheadAttention": (attention(DPMultiheadAttention), ALL[:-1]),
 }
-
-
-def expanded_weights(model, inputs, targets):
-    """Opacus's mode "ew" is PyTorch's expanded weights."""
-    loss_fn(
-        call_for_per_sample_grads(model, loss_reduction="sum")(inputs), targets
-    ).sum().backward()
-    return sum(p.grad_sample.double().flatten(1).square().sum(1) for p in model.parameters()).sqrt()
 
 
 def one_by_one(model, inputs, targets):
@@ -156,19 +150,20 @@ def one_by_one(model, inputs, targets):
 @settings(max_examples=8, deadline=None)
 def test_all_agree(kind, data):
     torch.manual_seed(1)
-    build, backends = KINDS[kind]
+    build, names = KINDS[kind]
     model, inputs = build(data.draw)
     targets = torch.arange(SIZE)
     expected = one_by_one(model, inputs, targets)
-    for name in backends:
+    for name in names:
         if name == "ghost" and inputs.ndim > 3 and kind in ("Linear", "LayerNorm", "RMSNorm"):
             continue  # Opacus has no ghost norm for these
-        shadow = copy.deepcopy(model)
-        if name == "ew":
-            norms = expanded_weights(shadow, inputs, targets)
+        in_training, batch = ModelInTraining(model, loss_fn), Batch(inputs, targets)
+        if name in OURS:
+            norms = OURS[name](in_training)(batch)[0]
         else:
-            backend = BACKENDS[name](shadow, loss_fn, Fastest(), EachTensor())
-            norms = backend(Batch(inputs, targets))[0]
+            options = {"max_grad_norm": 1.0} if name == "ghost" else {}
+            wrapped = wrap_model(copy.deepcopy(model), grad_sample_mode=name, **options)
+            norms = _norms_in_training(wrapped, in_training, batch)
         np.testing.assert_allclose(norms.numpy(), expected, rtol=1e-4, err_msg=name)
 
 

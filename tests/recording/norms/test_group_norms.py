@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from indpriv.recording.norms import group_norms
+from indpriv.recording.norms import layer_rules
 
 SIZE = 4
 LAYERS = {
@@ -26,7 +26,7 @@ def check(layer, inputs, gradient, rtol):
             p.copy_(torch.randn_like(p))
     found = []
     inputs = inputs.requires_grad_()
-    outputs = group_norms.group_norm(
+    outputs = layer_rules.group_norm(
         layer, inputs, lambda weights, biases: found.extend([weights, biases])
     )
     outputs.backward(gradient)
@@ -66,7 +66,7 @@ def test_a_mean_far_from_zero_costs_few_digits():
 
 def test_the_graph_starts_where_only_the_layer_is_trained():
     layer, found = nn.GroupNorm(1, 2).requires_grad_(False), []
-    outputs = group_norms.group_norm(
+    outputs = layer_rules.group_norm(
         layer, torch.randn(SIZE, 2, 3), lambda weights, biases: found.append(biases)
     )
     nn.functional.relu(outputs, inplace=True).sum().backward()
@@ -76,7 +76,7 @@ def test_the_graph_starts_where_only_the_layer_is_trained():
 def test_inputs_changed_in_place_are_found():
     layer = nn.GroupNorm(1, 2)
     inputs = torch.randn(SIZE, 2, 3)
-    outputs = group_norms.group_norm(layer, inputs, lambda weights, biases: None)
+    outputs = layer_rules.group_norm(layer, inputs, lambda weights, biases: None)
     inputs.mul_(0.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs.sum().backward()
@@ -84,9 +84,11 @@ def test_inputs_changed_in_place_are_found():
 
 def test_half_precision_other_orders_and_autocast_are_left_to_others():
     layer, images = nn.GroupNorm(1, 4), torch.randn(SIZE, 4, 3, 3)
-    assert group_norms.fits(layer, images)
-    assert not group_norms.fits(layer, images.bfloat16())
-    assert not group_norms.fits(layer, images.contiguous(memory_format=torch.channels_last))
-    assert not group_norms.fits(nn.InstanceNorm1d(4, affine=True), torch.randn(4, 3))
+    assert layer_rules.group_norm_fits(layer, images)
+    assert not layer_rules.group_norm_fits(layer, images.bfloat16())
+    assert not layer_rules.group_norm_fits(
+        layer, images.contiguous(memory_format=torch.channels_last)
+    )
+    assert not layer_rules.group_norm_fits(nn.InstanceNorm1d(4, affine=True), torch.randn(4, 3))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not group_norms.fits(layer, images)
+        assert not layer_rules.group_norm_fits(layer, images)

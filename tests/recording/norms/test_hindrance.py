@@ -10,7 +10,7 @@ from torch import nn
 
 from indpriv import InputError
 from indpriv.recording.norms.batches import Batch, Keywords
-from indpriv.recording.norms.hindrance import hindrance
+from indpriv.recording.norms.model_checks import hindrance
 from indpriv.recording.norms.norm_pass import NormPass
 from runs import PER_EXAMPLE
 
@@ -23,7 +23,7 @@ def refusal(model, inputs, mode="hooks"):
     wrapped = wrap_model(model, grad_sample_mode=mode)
     targets = torch.arange(SIZE) % 2
     try:
-        with NormPass(wrapped, PER_EXAMPLE, inputs, targets, tune=False) as norm_pass:
+        with NormPass(wrapped, PER_EXAMPLE, inputs, targets) as norm_pass:
             norm_pass.check_training(wrapped, inputs, targets)
     except InputError as error:
         return str(error)

@@ -15,8 +15,8 @@ from indpriv import InputError
 from indpriv.recording import per_example_gradient_norms
 from indpriv.recording.norms import layerwise
 from indpriv.recording.norms.batches import Batch
-from indpriv.recording.norms.layer_choice import Fastest
 from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.norms.shadow_model import ModelInTraining
 
 SIZE = 5
 
@@ -327,7 +327,7 @@ def test_no_sum_of_weight_gradients_is_computed():
     with WeightGradients() as plain:
         loss_fn(model(inputs), targets).sum().backward()
     assert plain.seen == {"convolution", "linear"}
-    backend = layerwise.LayerwiseNorms(model, loss_fn, Fastest())
+    backend = layerwise.LayerwiseNorms(ModelInTraining(model, loss_fn))
     with WeightGradients() as ours:
         norms, _ = backend(Batch(inputs, targets))
     assert ours.seen == set()
@@ -395,7 +395,7 @@ def test_an_input_changed_in_place_is_found():
         inputs.mul_(0.0)
         return outputs.sum(1)
 
-    backend = layerwise.LayerwiseNorms(model, changing_loss, Fastest())
+    backend = layerwise.LayerwiseNorms(ModelInTraining(model, changing_loss))
     with pytest.raises(RuntimeError, match="changed in place after its forward pass"):
         backend(Batch(inputs, torch.arange(SIZE)))
 

@@ -1,23 +1,31 @@
 import torch
 from torch import nn
 
-from indpriv.recording.norms import memory
+from indpriv.recording.norms import norm_pass
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_what_fits_is_a_quarter_of_the_free_memory(monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 4000)
-    device = torch.device("cpu")
-    assert memory.largest_that_fits(10, device, at_most=4096) == 100
-    assert memory.largest_that_fits(10, device, at_most=64) == 64
-    assert memory.largest_that_fits(10**9, device, at_most=64) == 1
+    monkeypatch.setattr(norm_pass, "free_memory", lambda device: 4000)
+    assert norm_pass.examples_at_once(20, GPU) == norm_pass.examples_at_once(20, CPU) == 50
+    assert norm_pass.examples_at_once(10**9, GPU) == 1
+
+
+def test_on_a_cpu_a_batch_is_about_what_fits_into_its_caches(monkeypatch):
+    monkeypatch.setattr(norm_pass, "free_memory", lambda device: 2**40)
+    assert norm_pass.examples_at_once(2**17, CPU) == 96 * 2**20 // 2**17
+    assert norm_pass.examples_at_once(2**23, CPU) == 64  # with fewer, calls cost most
+    assert norm_pass.examples_at_once(2**23, GPU) == 2**15
+    assert norm_pass.examples_at_once(1, CPU) == norm_pass.examples_at_once(1, GPU) == 2**15
 
 
 def test_the_machine_has_some_memory_free():
-    assert 2**20 < memory.free_memory(torch.device("cpu")) < 2**50
+    assert 2**20 < norm_pass.free_memory(CPU) < 2**50
 
 
 def test_saved_bytes_are_those_of_the_tensors_kept():
     layer = nn.Linear(10, 3)
     inputs = torch.randn(7, 10, requires_grad=True)
-    kept = memory.saved_bytes(lambda: torch.tanh(layer(inputs)))
+    kept = norm_pass.saved_bytes(lambda: torch.tanh(layer(inputs)))
     assert kept == 4 * (7 * 10 + 10 * 3 + 7 * 3)  # inputs, weight, output of tanh: each once

@@ -91,7 +91,7 @@ def message(model, loss_fn, mode, size=SIZE):
     torch.manual_seed(0)
     wrapped = wrap_model(model, grad_sample_mode=mode)
     try:
-        with NormPass(wrapped, loss_fn, INPUTS[:size], TARGETS[:size], tune=False) as norm_pass:
+        with NormPass(wrapped, loss_fn, INPUTS[:size], TARGETS[:size]) as norm_pass:
             norm_pass.check_training(wrapped, INPUTS[:size], TARGETS[:size])
     except InputError as error:
         return str(error)
@@ -162,7 +162,7 @@ def test_sound_models_are_taken(case, size):
 def test_random_numbers_of_training_are_left_alone():
     model = SOUND["plain"]()
     before = torch.get_rng_state(), random.getstate()
-    with NormPass(model, PER_EXAMPLE, INPUTS, TARGETS, tune=False):
+    with NormPass(model, PER_EXAMPLE, INPUTS, TARGETS):
         pass
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()

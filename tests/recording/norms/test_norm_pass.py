@@ -1,8 +1,6 @@
 import copy
-import threading
-import time
 import warnings
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import product
 
@@ -18,12 +16,13 @@ from torch import nn
 
 from indpriv import InputError
 from indpriv.recording import NormPass, per_example_gradient_norms
-from indpriv.recording.norms import autotune, layer_choice
+from indpriv.recording.norms import norm_pass as norm_passes
+from indpriv.recording.norms.autograd_norms import norms_one_by_one
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.layerwise import LayerwiseNorms
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
-BACKENDS = ["layerwise", "ghost", "hooks", "functorch"]
+BACKENDS = ["layerwise", "functorch"]
 
 
 def reference(model, loss_fn, inputs, targets):
@@ -87,22 +86,14 @@ def test_norms_do_not_depend_on_the_batch_they_are_taken_in(case):
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
     expected = reference(model, PER_EXAMPLE, inputs, targets)
     for size, channels_last in product([1, 4, 9], [False, True]):
-        norm_pass.batch_size, norm_pass._variant.channels_last = size, channels_last
+        norm_pass.batch_size, norm_pass._norms._channels_last = size, channels_last
         norms, losses = norm_pass(inputs, targets)
         np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected, rtol=1e-5)
         torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_channels_last_is_used_only_where_it_changes_nothing(backend, monkeypatch):
-    """Opacus 1.6's hooks give convolutions other gradients there, fast or not."""
-    monkeypatch.setattr(autotune, "best_seconds", lambda run, device: (run(), 1.0)[1])
-    monkeypatch.setattr(
-        autotune, "fastest", lambda variants, device: len(variants) - 1
-    )  # channels last
-    monkeypatch.setattr(
-        autotune, "fastest_size", lambda seconds_of, largest: (largest, seconds_of(largest))
-    )
+def test_channels_last_changes_nothing(backend):
     torch.manual_seed(6)
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3, stride=2), nn.Tanh(), nn.Conv2d(4, 4, 2), nn.Flatten(), nn.Linear(36, 3)
@@ -111,7 +102,7 @@ def test_channels_last_is_used_only_where_it_changes_nothing(backend, monkeypatc
     with NormPass(model, PER_EXAMPLE, inputs, targets, backend=backend) as norm_pass:
         norms = norm_pass(inputs, targets)[0].numpy()
         if backend == "layerwise":
-            assert norm_pass._variant.channels_last
+            assert norm_pass._norms._channels_last
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
 
@@ -163,10 +154,10 @@ def test_a_model_of_two_types_has_the_slack_of_the_coarser_one(frozen):
     inputs, targets = blobs(16).tensors
     model = TwoTypes()
     model.last.requires_grad_(not frozen)
-    with NormPass(model, PER_EXAMPLE, inputs, targets, tune=False) as norm_pass:
+    with NormPass(model, PER_EXAMPLE, inputs, targets) as norm_pass:
         norms = norm_pass(inputs, targets)[0].numpy()
     assert norm_pass.slack >= 4 * torch.finfo(torch.bfloat16).eps
-    expected = norm_pass._model.norms_one_by_one(Batch(inputs, targets)).numpy()
+    expected = norms_one_by_one(norm_pass._model, Batch(inputs, targets)).numpy()
     assert np.all(norms >= expected)
 
 
@@ -174,42 +165,26 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
     inputs, targets = blobs(32).tensors
     model = mlp()
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
-    norm_pass.batch_size, run, sizes = 32, norm_pass._variant._run, []
+    run, sizes = LayerwiseNorms.__call__, []
 
-    def limited(backend, batch):
+    def limited(norms, batch):
         sizes.append(len(batch))
         if len(batch) > 9:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(backend, batch)
+        return run(norms, batch)
 
-    norm_pass._variant.shadows = norm_pass._variant.shadows[:1]
-    monkeypatch.setattr(norm_pass._variant, "_run", limited)
+    monkeypatch.setattr(LayerwiseNorms, "__call__", limited)
     norms = norm_pass(inputs, targets)[0].numpy()
     assert sizes == [32, 16, 8, 8, 8, 8]
     assert norm_pass.batch_size == 8
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
-    def never(backend, batch):
+    def never(norms, batch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(norm_pass._variant, "_run", never)
+    monkeypatch.setattr(LayerwiseNorms, "__call__", never)
     with pytest.raises(InputError, match="not enough memory for the gradient norm of one example"):
         norm_pass(inputs, targets)
-
-
-@pytest.fixture
-def three_threads(monkeypatch):
-    """Three of PyTorch's threads, which take norms side by side wherever they may, fast or not."""
-    monkeypatch.setattr(
-        autotune,
-        "fastest",
-        lambda variants, device, **options: [variant() for variant in variants] and 0,
-    )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    assert torch.get_num_threads() == 3
-    torch.set_num_threads(threads)
 
 
 class Attention(nn.Module):
@@ -228,34 +203,23 @@ def other_layer():
     return nn.Sequential(nn.Linear(6, 8), nn.PReLU(8), nn.Linear(8, 2))
 
 
-THREADED = CASES | {
+MORE = CASES | {
     "attention": (Attention, lambda g: torch.randn(9, 9, 4, generator=g), 3),
     "other layer": (other_layer, lambda g: torch.randn(9, 6, generator=g), 2),
 }
 
 
-@pytest.mark.usefixtures("three_threads")
-@pytest.mark.parametrize("case", THREADED)
-def test_threads_take_the_norms_of_parts_of_a_batch(case):
-    build, draw, classes = THREADED[case]
+@pytest.mark.parametrize("case", MORE)
+def test_norms_of_smaller_batches(case):
+    build, draw, classes = MORE[case]
     generator = torch.Generator().manual_seed(3)
     model, inputs = build(), draw(generator).repeat_interleave(3, 0)
-    inputs = (
-        inputs
-        if case == "sequence"
-        else inputs * torch.rand(27, *(1,) * (inputs.ndim - 1), generator=generator)
-    )
+    if case != "sequence":
+        inputs = inputs * torch.rand(27, *(1,) * (inputs.ndim - 1), generator=generator)
     targets = torch.randint(0, classes, (27,), generator=generator)
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
-    assert norm_pass.threads == 3
     expected = reference(model, PER_EXAMPLE, inputs, targets)
-    for size in (
-        0,
-        1,
-        2,
-        9,
-        27,
-    ):  # some with fewer examples than threads, some whose parts are as long as a sequence
+    for size in (0, 1, 2, 9, 27):  # one is as long as a sequence
         norms, losses = norm_pass(inputs[:size], targets[:size])
         np.testing.assert_allclose(
             norms.numpy() / (1 + norm_pass.slack), expected[:size], rtol=1e-5
@@ -263,71 +227,24 @@ def test_threads_take_the_norms_of_parts_of_a_batch(case):
         torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach()[:size])
 
 
-class KeepsTargets(nn.Module):
-    """A loss that keeps what it was given, for a while."""
-
-    def forward(self, outputs, targets):
-        self.targets = targets
-        time.sleep(0.01)
-        return PER_EXAMPLE(outputs, self.targets)
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_each_thread_has_a_loss_of_its_own():
-    inputs, targets = blobs(32).tensors
-    model = mlp()
-    norm_pass = NormPass(model, KeepsTargets(), inputs, targets)
-    assert norm_pass.threads == 3
-    norms = norm_pass(inputs, targets)[0].numpy()
-    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
-
-
-class CannotBeCopied(nn.Module):
-    def __deepcopy__(self, memo):
-        raise TypeError("cannot pickle 'generator' object")
-
-    def forward(self, outputs, targets):
-        return PER_EXAMPLE(outputs, targets)
-
-
-@pytest.mark.usefixtures("three_threads")
-@pytest.mark.parametrize(
-    "loss",
-    [lambda kept: lambda outputs, targets: kept(outputs, targets), lambda _: CannotBeCopied()],
-)
-def test_a_loss_that_threads_would_share_or_that_cannot_be_copied_is_taken_in_one_thread(loss):
-    inputs, targets = blobs(32).tensors
-    model = mlp()
-    norm_pass = NormPass(model, loss(KeepsTargets()), inputs, targets)
-    assert (norm_pass.backend, norm_pass.threads, norm_pass.fallback) == ("layerwise", 1, "")
-    norms = norm_pass(inputs, targets)[0].numpy()
-    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
-
-
-@pytest.mark.usefixtures("three_threads")
-@pytest.mark.parametrize("error", [ValueError, InputError, RuntimeError])
-def test_a_loss_that_fails_in_several_threads_keeps_its_backend(error):
-    """Threads that share what a loss keeps can fail as well as disagree, and not at each attempt."""
-    main, calls = threading.current_thread(), Counter()
-
-    def loss(outputs, targets):
-        if threading.current_thread() is not main:
-            calls["beside"] += 1
-            if calls["beside"] > 6:  # the probe calls it twice in each of three threads
-                raise error("of another batch")
-        return PER_EXAMPLE(outputs, targets)
-
-    inputs, targets = blobs(32).tensors
-    norm_pass = NormPass(mlp(), loss, inputs, targets)
-    assert calls["beside"] > 6
-    assert (norm_pass.backend, norm_pass.threads, norm_pass.fallback) == ("layerwise", 1, "")
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_random_numbers_are_drawn_in_one_thread():
-    inputs, targets = blobs(16).tensors
-    norm_pass = NormPass(nn.Sequential(nn.Dropout(0.5), mlp()), PER_EXAMPLE, inputs, targets)
-    assert norm_pass.threads == 1
+def test_attention_in_several_threads_sees_its_own_projections():
+    """PyTorch's `linear` is another function for one thread, and itself again afterwards."""
+    build, draw, classes = MORE["attention"]
+    generator, linear = torch.Generator().manual_seed(3), nn.functional.linear
+    inputs, targets = draw(generator), torch.arange(9) % classes
+    models = [build() for _ in range(3)]
+    with torch.no_grad():
+        for factor, model in enumerate(models, 1):
+            model.head.weight.mul_(factor)
+    passes = [NormPass(model, PER_EXAMPLE, inputs, targets) for model in models]
+    with ThreadPoolExecutor(3) as pool:
+        several = pool.map(
+            lambda each: [each(inputs, targets)[0].numpy() for _ in range(8)], passes
+        )
+    for model, norms in zip(models, several, strict=True):
+        expected = reference(model, PER_EXAMPLE, inputs, targets)
+        np.testing.assert_allclose(norms, [expected] * 8, rtol=1e-4)
+    assert nn.functional.linear is linear
 
 
 class Counts(nn.Module):
@@ -504,7 +421,9 @@ class MixesExamples(nn.Module):
 def test_a_model_that_mixes_examples_is_refused():
     inputs, targets = blobs(8).tensors
     with pytest.raises(InputError, match=r"^MixesExamples mixes examples in its own forward"):
-        per_example_gradient_norms(MixesExamples(), PER_EXAMPLE, inputs, targets, backend="hooks")
+        per_example_gradient_norms(
+            MixesExamples(), PER_EXAMPLE, inputs, targets, backend="functorch"
+        )
 
 
 class MixesLargeBatches(MixesExamples):
@@ -512,7 +431,7 @@ class MixesLargeBatches(MixesExamples):
         return super().forward(inputs) if len(inputs) > 20 else self.layer(inputs)
 
 
-@pytest.mark.parametrize("backend", ["auto", "hooks"])
+@pytest.mark.parametrize("backend", ["auto", "functorch"])
 def test_a_model_that_mixes_examples_in_large_batches_only_is_refused(backend):
     inputs, targets = blobs(32).tensors
     with pytest.raises(InputError, match="does the model or the loss mix examples"):
@@ -520,7 +439,7 @@ def test_a_model_that_mixes_examples_in_large_batches_only_is_refused(backend):
             MixesLargeBatches(), PER_EXAMPLE, inputs, targets, backend=backend
         )
     with pytest.raises(InputError, match="does the model or the loss mix examples"):
-        NormPass(MixesLargeBatches(), PER_EXAMPLE, inputs, targets, backend="hooks")
+        NormPass(MixesLargeBatches(), PER_EXAMPLE, inputs, targets, backend="functorch")
 
 
 def test_a_reduced_loss_is_refused():
@@ -539,27 +458,7 @@ def test_microbatches_have_no_individual_gradient():
         per_example_gradient_norms(mlp(), loss_of_pairs, inputs, targets)
 
 
-def test_one_batch_is_taken_without_timing(monkeypatch):
-    def timed(*arguments, **options):
-        raise AssertionError("a variant was timed")
-
-    for module, name in [
-        (autotune, "fastest"),
-        (autotune, "best_seconds"),
-        (autotune, "fastest_size"),
-        (layer_choice, "fastest"),
-    ]:
-        monkeypatch.setattr(module, name, timed)
-    inputs, targets = blobs(64).tensors
-    model = mlp()
-    norms = per_example_gradient_norms(model, PER_EXAMPLE, inputs, targets)
-    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
-    with pytest.raises(AssertionError, match="timed"):
-        NormPass(model, PER_EXAMPLE, inputs, targets)
-
-
-@pytest.mark.parametrize("tune", [True, False])
-def test_a_backend_that_fails_the_check_is_passed_over(tune, monkeypatch):
+def test_a_backend_that_fails_the_check_is_passed_over(monkeypatch):
     """Not even a backend that comes first is trusted."""
 
     class TooSmall(LayerwiseNorms):
@@ -567,16 +466,13 @@ def test_a_backend_that_fails_the_check_is_passed_over(tune, monkeypatch):
             norms, losses = super().__call__(batch)
             return 0.9 * norms, losses
 
-    monkeypatch.setitem(autotune.BACKENDS, "layerwise", TooSmall)
+    monkeypatch.setattr(norm_passes, "LayerwiseNorms", TooSmall)
     model, inputs, targets = a_batch_of("cnn")
-    with NormPass(model, PER_EXAMPLE, inputs, targets, tune=tune) as norm_pass:
-        assert norm_pass.backend != "layerwise"
+    with NormPass(model, PER_EXAMPLE, inputs, targets) as norm_pass:
+        assert norm_pass.backend == "functorch"
         assert "within its batch" in norm_pass.fallback
         norms = norm_pass(inputs, targets)[0].numpy()
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-3)
-    if not tune:
-        norms = per_example_gradient_norms(model, PER_EXAMPLE, inputs, targets).numpy()
-        np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-3)
 
 
 def test_no_examples_have_no_norms():
@@ -584,10 +480,11 @@ def test_no_examples_have_no_norms():
     assert per_example_gradient_norms(mlp(), PER_EXAMPLE, inputs[:0], targets[:0]).shape == (0,)
 
 
-def test_unknown_backend_is_refused():
+@pytest.mark.parametrize("backend", ["magic", "ghost", "hooks"])
+def test_unknown_backend_is_refused(backend):
     inputs, targets = blobs(8).tensors
-    with pytest.raises(InputError, match="backend='magic'"):
-        per_example_gradient_norms(mlp(), PER_EXAMPLE, inputs, targets, backend="magic")
+    with pytest.raises(InputError, match=f"backend='{backend}' .* leave it out, or .*'layerwise'"):
+        per_example_gradient_norms(mlp(), PER_EXAMPLE, inputs, targets, backend=backend)
 
 
 def a_batch_of(case):

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from indpriv.recording.norms import layer_squares
+from indpriv.recording.norms import layer_rules
 
 SIZE = 4
 EPS = torch.finfo(torch.float32).eps
 
 
 def check(layer, inputs, variants=()):
-    """Weight, bias and both, in every variant worth timing and in these, are exact; so are the gradients themselves."""
+    """Weight, bias and both, as chosen and in these variants, are exact; so are the gradients themselves."""
     gradient = torch.randn_like(layer(inputs))
     truth = {name: [] for name, _ in layer.named_parameters()}
     exact = copy.deepcopy(layer).double()
@@ -29,11 +29,11 @@ def check(layer, inputs, variants=()):
             truth[name].append(value.to_dense() if value.is_sparse else value)
     with torch.no_grad():
         for name, values in truth.items():
-            found = layer_squares.gradient_of(layer, name, inputs, gradient)
+            found = layer_rules.gradient_of(layer, name, inputs, gradient)
             torch.testing.assert_close(found.double(), torch.stack(values), rtol=1e-4, atol=1e-4)
         for names in [{name} for name in truth] + [set(truth)]:
             expected = sum(torch.stack(truth[name]).square().flatten(1).sum(1) for name in names)
-            for variant in {*variants, *layer_squares.variants_of(layer, inputs, gradient)}:
+            for variant in {*variants, layer_rules.rule_of(layer, inputs, gradient)}:
                 found = variant(layer, frozenset(names), inputs, gradient)
                 assert found.dtype == torch.float64
                 rtol = 1e-5 + 8 * EPS * gradient[0].numel()
@@ -47,9 +47,9 @@ def rounding_of_pairs(variant, layer, names, inputs, gradient):
 
     It is what rounding could take from that sum, and large beside it where positions cancel.
     """
-    if variant not in (layer_squares._conv_ghost, layer_squares._conv_pixels):
+    if variant not in (layer_rules._conv_ghost, layer_rules._conv_pixels):
         return 0.0
-    patches, gradients = layer_squares._patches(layer, inputs.double(), gradient.double())
+    patches, gradients = layer_rules._patches(layer, inputs.double(), gradient.double())
     inner = patches @ patches.mT if "weight" in names else torch.zeros(())
     products = (inner + ("bias" in names)) * (gradients @ gradients.mT)
     return 8 * EPS * products.abs().sum((1, 2)).reshape(len(inputs), -1).sum(1)
@@ -85,7 +85,7 @@ def test_convolutions(kind, options, channels_last):
     few = (
         layer(inputs)[0, 0].numel() <= 64
     )  # of more, what the ghost variants add for rounding would show
-    check(layer, inputs, (layer_squares._conv_pixels, layer_squares._conv_ghost) if few else ())
+    check(layer, inputs, (layer_rules._conv_pixels, layer_rules._conv_ghost) if few else ())
 
 
 @given(
@@ -101,7 +101,7 @@ def test_linear(positions, d_in, d_out, bias):
     check(
         nn.Linear(d_in, d_out, bias=bias),
         inputs,
-        (layer_squares._direct, layer_squares._linear_ghost),
+        (layer_rules._direct, layer_rules._linear_ghost),
     )
 
 
@@ -145,24 +145,19 @@ def test_cancelling_positions_are_never_under_reported():
     gradient[:, 1] = -1 + 1e-4
     exact = (inputs.double().transpose(1, 2) @ gradient.double()).square().sum((1, 2))
     assert torch.all(
-        layer_squares._linear_ghost(layer, frozenset({"weight"}), inputs, gradient) >= exact
+        layer_rules._linear_ghost(layer, frozenset({"weight"}), inputs, gradient) >= exact
     )
 
 
-def test_hopeless_variants_are_not_timed():
-    def variants(layer, *shape):
+def test_the_rule_with_the_fewest_multiplications_is_taken():
+    def rule(layer, *shape):
         inputs = torch.randn(1, *shape)
-        return {
-            variant.__name__ for variant in layer_squares.variants_of(layer, inputs, layer(inputs))
-        }
+        return layer_rules.rule_of(layer, inputs, layer(inputs)).__name__
 
-    assert variants(nn.Linear(200, 200), 2, 200) == {"_linear_ghost"}
-    assert variants(nn.Linear(2, 2), 50, 2) == {"_direct"}
-    assert variants(nn.Linear(20, 20), 8, 20) == {"_linear_ghost", "_direct"}
-    assert variants(nn.Conv2d(1, 2, 3), 1, 12, 12) == {"_direct", "_conv_patches"}
-    assert variants(nn.Conv2d(64, 64, 3, padding=1), 64, 8, 8) == {
-        "_conv_pixels",
-        "_direct",
-        "_conv_patches",
-    }
-    assert variants(nn.Conv2d(64, 64, 3, stride=2, padding=1), 64, 4, 4) == {"_conv_ghost"}
+    assert rule(nn.Linear(200, 200), 200) == "_linear_single"
+    assert rule(nn.Linear(200, 200), 2, 200) == "_linear_ghost"
+    assert rule(nn.Linear(2, 2), 50, 2) == "_direct"
+    assert rule(nn.Conv2d(1, 2, 3), 1, 12, 12) == "_conv_patches"
+    assert rule(nn.Conv2d(16, 16, 3, padding=1), 16, 32, 32) == "_direct"
+    assert rule(nn.Conv2d(64, 64, 3, padding=1), 64, 8, 8) == "_conv_pixels"
+    assert rule(nn.Conv2d(64, 64, 3, stride=2, padding=1), 64, 4, 4) == "_conv_ghost"

@@ -1,18 +1,19 @@
-"""Squared norms of a layer's per-example gradients, from inputs and output gradients. Sensitive.
+"""The rule of a layer: squared norms of its per-example gradients. Sensitive.
 
 A layer with input a and output gradient g at T positions has the per-example gradient
-Σ_t g_t a_tᵀ. There are two exact variants of its squared norm (Goodfellow 2015; Li et al. 2022,
-"ghost norms"), with these numbers of multiplications:
+Σ_t g_t a_tᵀ. There are two exact ways to its squared norm (Goodfellow 2015; Li et al. 2022,
+"ghost norms"); the one with fewer multiplications is taken:
 
     direct   ‖Σ_t g_t a_tᵀ‖²               T · d_in · d_out
     ghost    Σ_{t,u} (a_tᵀa_u)(g_tᵀg_u)    T² · (d_in + d_out)
 
 In a convolution, a_t is the patch under the kernel at position t, and a_tᵀa_u is a sum of
-products of pairs of pixels, one for each place in the kernel. Where that is less work, the ghost
-variant computes the products of all pixels once and adds them up.
+products of pairs of pixels, one for each place in the kernel. Where that is less work, the products
+of all pixels are computed once and added up.
 
 Squares are summed in float32 over at most 1,024 terms and in float64 beyond. Inputs and gradients
-have the batch first and are float32 or float64: callers widen half precision.
+have the batch first and are float32 or float64: callers widen half precision. Names of parameters
+are weight and bias; squared norms are (batch,) float64.
 """
 
 from __future__ import annotations
@@ -23,33 +24,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _CHUNK = 1024
-_HOPELESS = 4  # times the multiplications: a variant that needs more is never faster, nor timed
 _ADDED = 16  # multiplications take as long as adding two numbers in memory
+_SHORT_PATCH = 64  # entries: up to here, patches are copied faster than examples are grouped
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_KNOWN = {
+GROUP_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_WITH_RULE = {
     nn.Linear,
     nn.Embedding,
     nn.LayerNorm,
     nn.RMSNorm,
-    nn.GroupNorm,
     *CONVOLUTIONS,
-    *_INSTANCE_NORMS,
+    *GROUP_NORMS,
 }
 
+
 Squares = Callable[[Any, frozenset[str], Tensor, Tensor], Tensor]
-"""(layer, names of its trainable parameters, inputs, gradient) -> squared norms (batch,) float64.
-
-The names are among weight and bias.
-"""
+"""(layer, names of its trainable parameters, inputs, gradient) -> squared norms of all together."""
 
 
-def is_known(layer: nn.Module) -> bool:
-    """Whether this module knows the layer. A subclass is not known: it may differ."""
-    return type(layer) in _KNOWN and not getattr(layer, "track_running_stats", False)
+def has_rule(layer: nn.Module) -> bool:
+    """Whether a layer has a rule here. A subclass has none: it may differ."""
+    return type(layer) in _WITH_RULE and not getattr(layer, "track_running_stats", False)
 
 
 def sum_squares(values: Tensor) -> Tensor:
@@ -79,33 +78,24 @@ def gradient_of(layer: nn.Module, name: str, inputs: Tensor, gradient: Tensor) -
     return _normalised(layer, inputs, gradient)
 
 
-def variants_of(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Squares, ...]:
-    """The variants worth timing for these shapes, those with the fewest multiplications first."""
+def rule_of(layer: Any, inputs: Tensor, gradient: Tensor) -> Squares:
+    """The way with the fewest multiplications at these shapes."""
     if isinstance(layer, nn.Embedding):
-        return (_embedding,)
+        return _embedding
     if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
-        return (_direct,)
+        return _direct
     d_in, d_out = layer.weight[0].numel(), layer.weight.shape[0]
     if isinstance(layer, nn.Linear):
         positions = gradient[0].numel() // d_out
         if positions == 1:
-            return (_linear_single,)
-        direct: tuple[Squares, ...] = (_direct,)
-        ghost: Squares = _linear_ghost
-        pairs = positions**2 * d_in
-    else:
-        positions, d_out = gradient[0, 0].numel(), d_out // layer.groups
-        direct, ghost = (_direct, _conv_patches), _conv_ghost
-        pairs, of_pixels = positions**2 * d_in, _work_on_pixels(layer, inputs, positions)
-        if of_pixels < pairs:
-            ghost, pairs = _conv_pixels, of_pixels
-    # multiplications of the ghost variant / those of the direct variants
-    ratio = (pairs + positions**2 * d_out) / (positions * d_in * d_out)
-    if ratio > _HOPELESS:
-        return direct
-    if ratio < 1 / _HOPELESS:
-        return (ghost,)
-    return (ghost, *direct) if ratio < 1 else (*direct, ghost)
+            return _linear_single
+        return _linear_ghost if positions * (d_in + d_out) < d_in * d_out else _direct
+    positions, d_out = gradient[0, 0].numel(), d_out // layer.groups
+    pairs, of_pixels = positions**2 * d_in, _work_on_pixels(layer, inputs, positions)
+    if min(pairs, of_pixels) + positions**2 * d_out < positions * d_in * d_out:
+        return _conv_pixels if of_pixels < pairs else _conv_ghost
+    # GPUs multiply matrices of patches faster than they convolve with many groups.
+    return _conv_patches if d_in <= _SHORT_PATCH or gradient.is_cuda else _direct
 
 
 def _positions(values: Tensor) -> Tensor:
@@ -329,3 +319,64 @@ def _bias_gradient(layer: Any, gradient: Tensor) -> Tensor:
         return _positions(gradient).sum(1)
     # Channels come second in all other layers.
     return gradient.sum(tuple(range(2, gradient.ndim))) if gradient.ndim > 2 else gradient
+
+
+def group_norm_fits(layer: nn.Module, inputs: Tensor) -> bool:
+    """Whether `group_norm` can replace the layer: on a CPU, full precision, contiguous inputs."""
+    return (
+        inputs.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and inputs.dtype == layer.weight.dtype
+        and inputs.dtype in (torch.float32, torch.float64)
+        and inputs.ndim > (1 if isinstance(layer, nn.GroupNorm) else 2)
+        and inputs.is_contiguous()
+    )
+
+
+def group_norm(layer: Any, inputs: Tensor, add: Callable[[Tensor, Tensor], None]) -> Tensor:
+    """The output, for inputs (batch, channels, ...), where `group_norm_fits`.
+
+    The backward pass calls `add` with gradients of weight and bias, both (batch, channels).
+    PyTorch's backward pass of a group norm computes a sum per example and channel for the gradients
+    of the inputs anyway, and then adds up the examples of a batch. Given all channels of all
+    examples as the channels of one example, it returns every summand at no extra cost.
+    """
+    start = torch.zeros((), requires_grad=True)  # in a first layer the graph starts here
+    output: Tensor = _GroupNorm.apply(inputs, layer, add, start)
+    return output
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, layer: Any, add: Callable[[Tensor, Tensor], None], _: Tensor
+    ) -> Tensor:
+        size, channels = inputs.shape[:2]
+        groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
+        positions = inputs[0, 0].numel()
+        ctx.layer, ctx.add, ctx.sizes = layer, add, (size, channels, positions, groups)
+        output, mean, rstd = torch.native_group_norm(
+            inputs, layer.weight, layer.bias, size, channels, positions, groups, layer.eps
+        )
+        ctx.save_for_backward(inputs, mean, rstd)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        inputs, mean, rstd = ctx.saved_tensors
+        size, channels, positions, groups = ctx.sizes
+        to_inputs, weights, biases = torch.ops.aten.native_group_norm_backward(
+            gradient.contiguous(),
+            inputs,
+            mean,
+            rstd,
+            ctx.layer.weight.repeat(size),
+            1,
+            size * channels,
+            positions,
+            size * groups,
+            [ctx.needs_input_grad[0], True, True],
+        )
+        ctx.add(weights.view(size, channels), biases.view(size, channels))
+        return (to_inputs if ctx.needs_input_grad[0] else None), None, None, None

@@ -1,0 +1,121 @@
+"""Norms by autograd: of one example at a time, as a check, and by torch.func. Sensitive."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from indpriv.errors import InputError
+from indpriv.recording.norms.batches import Batch, call, check_losses, map_tensors
+from indpriv.recording.norms.shadow_model import ModelInTraining
+
+N_CHECKED = 8  # examples on which norms are compared
+_TWICE = 2  # of these are differentiated again; the losses of all are computed again
+# Each way to norms does the same float32 arithmetic in another order. Norms that are further apart
+# than this belong to different gradients.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+TINY = 1e-12  # norms below it count as 0
+
+
+def norms_one_by_one(model: ModelInTraining, batch: Batch) -> Tensor:
+    """Norms (batch,) float64 by autograd on one example at a time: slow and obvious."""
+    shadow = model.shadow()
+    trainable = [p for p in shadow.parameters() if p.requires_grad]
+    norms = []
+    with torch.enable_grad():
+        model.losses(shadow, batch)  # a reduced loss passes as per-example on one example
+        for i in range(len(batch)):
+            shadow.zero_grad()
+            loss = model.losses(shadow, batch.rows(i, i + 1)).sum()
+            if not loss.requires_grad:
+                raise InputError("losses have no gradient; leave out detach() and no_grad()")
+            loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
+            squares = [p.grad.double().square().sum() for p in trainable if p.grad is not None]
+            norms.append(torch.as_tensor(sum(squares) ** 0.5))
+    return torch.stack(norms)
+
+
+class AutogradCheck:
+    """Norms of a few examples by autograd, with which others are compared.
+
+    Attributes:
+        few: the examples.
+        is_random: the forward pass draws random numbers, so that norms cannot be compared.
+        tolerance: relative difference that rounding may cause.
+    """
+
+    def __init__(self, model: ModelInTraining, batch: Batch) -> None:
+        """Differentiate the first examples of a batch one by one, some of them twice."""
+        self.few = batch.rows(0, N_CHECKED)
+        self._norms = norms_one_by_one(model, self.few)
+        again = norms_one_by_one(model, self.few.rows(0, _TWICE))
+        shadow = model.shadow()
+        with torch.enable_grad():  # as in training: a counter may count such passes alone
+            losses, others = (model.losses(shadow, self.few).detach() for _ in range(2))
+        self.is_random = not (
+            torch.allclose(self._norms[:_TWICE], again, rtol=1e-6, equal_nan=True)
+            and torch.allclose(losses, others, rtol=1e-6, equal_nan=True)
+        )
+        self.tolerance = _TOLERANCE[model.compute_dtype]
+
+    def disagreement(self, norms: Tensor) -> str:
+        """How the norms of the first examples differ from autograd's; "" if they do not."""
+        ours, expected = norms[: len(self._norms)], self._norms
+        if self.is_random or torch.allclose(
+            ours, expected, rtol=self.tolerance, atol=TINY, equal_nan=True
+        ):
+            return ""
+        worst = int((ours - expected).abs().argmax())
+        return (
+            f"example {worst} has norm {ours[worst]:.6g} within its batch and "
+            f"{expected[worst]:.6g} on its own; does the model or the loss mix examples?"
+        )
+
+
+class FunctorchNorms:
+    """torch.func: vmap over the gradient of one example's loss; fits almost every model.
+
+    It holds the gradients of all examples of a batch in memory.
+    """
+
+    def __init__(self, model: ModelInTraining) -> None:
+        self._model, self._shadow = model, model.shadow()
+
+    def update(self) -> None:
+        """Take the model's current parameters."""
+        self._model.update(self._shadow)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(norms float64, losses) of a batch, both (batch,)."""
+        model, shadow = self._model, self._shadow
+        named = dict(shadow.named_parameters())
+        trained = {name: p.detach() for name, p in named.items() if p.requires_grad}
+        fixed: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad}
+        fixed |= dict(shadow.named_buffers())
+
+        def loss_of_one(parameters: dict[str, Tensor], example: Any, target: Any) -> Tensor:
+            inputs, targets = (map_tensors(x, lambda t: t.unsqueeze(0)) for x in (example, target))
+
+            def of_one(*args: Any, **kwargs: Any) -> Any:
+                return functional_call(shadow, (parameters, fixed), args, kwargs)
+
+            return check_losses(model.loss_fn(call(of_one, inputs), targets), targets)[0]
+
+        compute = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+        with torch.enable_grad(), model.precision():
+            gradients, losses = compute(trained, batch.inputs, batch.targets)
+        squares = [self._squares(g, index) for index, g in enumerate(gradients.values())]
+        return torch.stack(squares).sum(0).sqrt(), losses.detach()
+
+    def _squares(self, gradients: Tensor, index: int) -> Tensor:
+        """(batch,) squared norms of the gradients of one tensor of parameters, as clipped."""
+        if self._model.transforms:
+            centre, factor = self._model.transforms[index]
+            gradients = (gradients - centre) * factor
+        limit = self._model.limits[index] if self._model.limits else math.inf
+        flat = gradients.reshape(len(gradients), -1).double()
+        return flat.square().sum(1).clamp(max=limit**2)
