@@ -188,7 +188,8 @@ def _inherited(kind: str, key: str) -> dict[str, Any]:
     entry = dict(_entries(kind)[key])
     of, _, other = entry.pop("like", "").rpartition(".")
     like = _inherited(of or kind, other) if other else {}
-    return {**_entries(kind).get("_", {}), **like, **entry}
+    texts = {**like.get("texts", {}), **entry.get("texts", {})}
+    return {**_entries(kind).get("_", {}), **like, **entry, "texts": texts}
 
 
 class _Texts(string.Formatter):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from indpriv._facts import text
 from indpriv.recording.compared.deliveries import Delivered
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import HALF
@@ -127,19 +128,19 @@ class LossComparison:
             if expected is None:
                 if inside or not bool(actual.any()):
                     continue
-                return "training sent gradients into outputs that loss_fn does not use"
+                return text("check.loss", "unused")
             tolerance = TOLERANCES.get(actual.dtype, 5e-5)
             factor = _factor(actual, expected)
             error = relative(actual, factor * expected)
             if error > tolerance:
-                return f"gradients at the model's outputs differ from loss_fn's by {error:.2g}"
+                return text("check.loss", "differ", error=error)
             if bool(expected.any()) and (moved := self._moved(factor, tolerance)):
                 return moved
             if clip is not None and number in call.second:
                 weights = clip.view(-1, *[1] * (expected.ndim - 1)).to(expected) * factor
                 error = relative(call.second[number], weights * expected)
                 if error > 2 * tolerance:
-                    return f"in ghost mode's second backward pass gradients differ by {error:.2g}"
+                    return text("check.loss", "second", error=error)
         return ""
 
     def _moved(self, factor: float, tolerance: float) -> str:
@@ -147,11 +148,7 @@ class LossComparison:
         self.factors = min(least, factor), max(most, factor)
         if self.factors[1] - self.factors[0] <= 4 * tolerance * abs(self.factors[1]):
             return ""
-        return (
-            "gradients at the model's outputs are those of loss_fn times a factor that changes, "
-            f"from {self.factors[0]:.4g} to {self.factors[1]:.4g} (a mean over weights of the "
-            "batch, a scale or a step that depends on it?)"
-        )
+        return text("check.loss", "factor", least=self.factors[0], most=self.factors[1])
 
 
 def output_gradients(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from indpriv._facts import text
 from indpriv.recording.compared.deliveries import collated, read
 from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Findings
 from indpriv.recording.compared.outputs import Call, output_gradients, relative
@@ -139,47 +140,24 @@ class Replay:
         same = errors(one.arguments, one.targets)
         detail = f"by {float(found.abs().max()):.2g} of their norm"
         if float(same.abs().max()) > tolerance and float(same.min()) >= -tolerance:
-            return self.findings.add(
-                "replay", UNKNOWN, f"ghost mode clipped by norms larger than autograd's, {detail}"
-            )
+            detail = text("check.replay", "larger_norms", off=detail)
+            return self.findings.add("replay", UNKNOWN, detail)
         self._differs(one, keep, swapped, float(same.abs().max()) <= tolerance, detail)
 
     def _differs(self, one: Call, keep: Tensor, swapped: Any, mixes: bool, detail: str) -> None:
         """Say why gradients of the rows that stayed are others."""
         if mixes and self._mixes_by_draws(one, keep, swapped[0]):
-            self.findings.add(
-                "replay",
-                UNKNOWN,
-                "not compared: what random numbers a row gets depends on the values of other rows",
-            )
+            word, detail = UNKNOWN, text("check.replay", "draws")
         elif mixes:
             where = self._first_that_mixes(one, keep, swapped[0])
-            self.findings.add(
-                "replay",
-                REFUTED,
-                "training mixes examples: gradients of the same rows beside other rows differ "
-                f"{detail}; first in {where}",
-            )
-        elif self._repeats(one) and not self._is_linear(one):
-            self.findings.add(
-                "replay",
-                UNKNOWN,
-                "not compared: the backward pass is not linear (a hook that clamps gradients?)",
-            )
-        elif self._repeats(one):
-            self.findings.add(
-                "replay",
-                REFUTED,
-                "the gradients that training clipped are not those of loss_fn on the same rows: "
-                f"they differ {detail}",
-            )
+            word, detail = REFUTED, text("check.replay", "mixes", off=detail, where=where)
+        elif not self._repeats(one):
+            word, detail = UNKNOWN, text("check.replay", "other_outputs")
+        elif not self._is_linear(one):
+            word, detail = UNKNOWN, text("check.replay", "not_linear")
         else:
-            self.findings.add(
-                "replay",
-                UNKNOWN,
-                "not compared: the forward pass gives other outputs when it is repeated with the "
-                "same random state (a generator of its own, or state outside the module?)",
-            )
+            word, detail = REFUTED, text("check.replay", "other_gradients", off=detail)
+        self.findings.add("replay", word, detail)
 
     def _repeats(self, one: Call) -> bool:
         with torch.no_grad():
@@ -241,11 +219,10 @@ class Replay:
                 outputs.append(tensors_of(self._outputs(twin, one, mine)))
         moved = [name for name, value in buffers[0].items() if relative(buffers[1][name], value)]
         if moved:
-            detail = f"a forward pass writes what its examples are into the buffer {moved[0]!r}"
+            detail = text("check.replay", "buffer", name=moved[0])
             self.findings.add("replay", REFUTED, detail)
         elif any(relative(*pair) > _SAME for pair in zip(*outputs, strict=True)):
-            detail = "a forward pass depends on examples of an earlier one: the model keeps them"
-            self.findings.add("replay", REFUTED, detail)
+            self.findings.add("replay", REFUTED, text("check.replay", "keeps_examples"))
 
     def _outliers(self, one: Call) -> None:
         """Outputs beside rows that are far larger, which few batches hold."""
@@ -265,8 +242,7 @@ class Replay:
             return
         if not self._mixes_by_draws(one, keep, others):
             where = self._first_that_mixes(one, keep, others)
-            detail = f"outputs of the same rows beside far larger ones differ; first in {where}"
-            self.findings.add("replay", REFUTED, f"training mixes examples: {detail}")
+            self.findings.add("replay", REFUTED, text("check.replay", "outliers", where=where))
 
     def _later(self, one: Call, max_grad_norm: float) -> None:
         """Gradients of a few rows of the first call, asked again at the parameters of then."""
@@ -290,34 +266,25 @@ class Replay:
         for each in calls:
             error = _distance(self._gradients(each, _ONE, arguments, targets), before)
             if error > _SAME * max(_distance(before), _SMALL * max_grad_norm):
-                detail = (
-                    "the gradient of the same rows at the same parameters is another than at an "
-                    "earlier step: a global, an argument or an attribute moves it, which the loop "
-                    "sets (to the step number, to what training saw?)"
-                )
-                return self.findings.add("replay", UNKNOWN, detail)
+                return self.findings.add("replay", UNKNOWN, text("check.replay", "moves"))
 
     def _loss_function(self, one: Call) -> None:
         """Ask loss_fn for the same losses twice, and later again."""
         loss_fn, targets = _fresh(self.loss_fn), one.targets
         losses = [_asked(loss_fn, one.outputs, targets, one.random_state) for _ in range(2)]
         if _differ(*losses):
-            detail = "loss_fn gives other losses when it is asked again: it keeps examples"
+            detail = text("check.loss_function", "keeps_examples")
             return self.findings.add("loss_function", REFUTED, detail)
         self.findings.add("loss_function", EQUAL)
         known, self._kept = self._kept, self._kept[: _BATCHES - 1]
         self._kept.append(((one.outputs, targets, one.random_state), losses[0]))
         if any(_differ(_asked(loss_fn, *asked), before) for asked, before in known):
-            detail = (
-                "loss_fn gives other losses than at an earlier step for the same outputs: what "
-                "moves it (the step number, what training saw?) is not known"
-            )
-            self.findings.add("loss_function", UNKNOWN, detail)
+            self.findings.add("loss_function", UNKNOWN, text("check.loss_function", "moves"))
 
     def _alone(self, one: Call, max_grad_norm: float) -> None:
         """A row that is collated alone, and beside others; randomness is held still."""
         if not one.intact:
-            return self.findings.add("alone", UNKNOWN, "not compared: the loop changed the inputs")
+            return self.findings.add("alone", UNKNOWN, text("check.alone", "changed"))
         examples, gradients, loaded = one.loaded.examples, [], list[list[Tensor]]()
         fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
         cast = partial(_as_type, next(iter(fed)) if len(fed) == 1 else None)
@@ -335,20 +302,12 @@ class Replay:
         alone, among, again = gradients
         scale = max(_distance(among), self._small(one) * max_grad_norm)
         if _distance(alone, again) > _ALONE * scale:
-            return self.findings.add("alone", UNKNOWN, "not compared: the row alone is random")
+            return self.findings.add("alone", UNKNOWN, text("check.alone", "random"))
         error = _distance(alone, among) / scale
         if error <= (_ALONE_HALF if self.is_half(one) else _ALONE):
             return self.findings.add("alone", EQUAL)
-        detail = (
-            f"the gradient of a row changes by {error:.2g} of its length with the rows that it is "
-            "collated with (padding without a mask, a collate function or a model that uses the "
-            "whole batch?)"
-        )
-        if _stands_elsewhere(*loaded[:2]):
-            detail = (
-                "the collate function puts rows in another order, so that norms are other "
-                "people's; sort in the model, and let collate keep the order"
-            )
+        order = _stands_elsewhere(*loaded[:2])
+        detail = text("check.alone", "order" if order else "changes", error=error)
         self.findings.add("alone", REFUTED, detail)
 
     def _batches(self, one: Call) -> list[Callable[[], Any]]:
@@ -381,16 +340,10 @@ class Replay:
             if kept.is_complex() or kept.layout is not torch.strided:
                 continue
             if any(_share(row, kept) for row in rows):
-                detail = (
-                    f"model or loss read a tensor of shape {tuple(kept.shape)} that holds rows of "
-                    "the data set: what they make of one example depends on the others there"
-                )
+                detail = text("check.replay", "holds_rows", shape=tuple(kept.shape))
                 return self.findings.add("replay", REFUTED, detail)
             if len(one.loaded.examples) in kept.shape:
-                detail = (
-                    f"model or loss read a tensor of shape {tuple(kept.shape)}, which may hold "
-                    "something of each example of the data set"
-                )
+                detail = text("check.replay", "of_each", shape=tuple(kept.shape))
                 self.findings.add("replay", UNKNOWN, detail)
 
     def _sum(
@@ -402,7 +355,7 @@ class Replay:
         if batch.each is None:
             own, small = lengths.to(batch.norms), _SMALL * batch.max_grad_norm
             if bool((batch.norms + small < own * (1 - _TOO_SHORT)).any()):
-                self.findings.add("replay", REFUTED, "gradients were clipped by too small norms")
+                self.findings.add("replay", REFUTED, text("check.replay", "small_norms"))
             return _weighted(samples, batch.factors)
         return [
             torch.einsum("i,i...", (c / (_row_norms([g]) + STABILISER)).clamp(max=1).to(g), g)
@@ -499,7 +452,7 @@ def sum_differs(
     allowed = (_SUM_HALF if half else _SUM) * math.sqrt(max(size, 1))
     if error <= allowed:
         return ""
-    return f"the sum of a step's gradients is off by {error:.2g} of max_grad_norm before the noise"
+    return text("check.replay", "other_sum", error=error)
 
 
 def _asked(loss_fn: LossFn, outputs: Any, targets: Any, state: Any) -> list[Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from indpriv._facts import text
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.recording.compared.prints import held_in
@@ -18,7 +19,6 @@ PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
 _OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
 _AHEAD = 512  # numbers of steps or epochs at which a law is asked before training gets there
-_SAY_IT = "if its rule reads the step alone, say it: Recorder(public_settings=...)"
 # What the steps of a scheduler move; its parts are asked for themselves.
 _OF_STEPS = frozenset(["last_epoch", "_last_lr", "_step_count", "T_cur", "T_i", "_schedulers"])
 _OF_STEPS |= {"_get_lr_called_within_step", "_is_initial", "verbose", "_scale_fn_ref"}
@@ -53,37 +53,27 @@ class Settings:
         last, self._last = self._last or now, now
         said, is_law = ({}, True) if self._public is None else self._public.at(step)
         if not is_law:
-            return (
-                f"public_settings gives other settings for step {step} than when it was asked "
-                "ahead: it reads more than the step number"
-            )
+            return text("check.settings", "no_law", step=step)
         if unknown := sorted(set(said) - set(now)):
-            return f"public_settings names {unknown[0]!r}, which is no setting of the optimizer"
+            return text("check.settings", "no_setting", name=unknown[0])
         for name, value in said.items():
             values = now[name] if isinstance(now[name], list) else [now[name]]
             if any(one != _plain(value) for one in values):
-                return (
-                    f"{name} is {values[0]!r} at step {step}, where the public law says {value!r}"
+                return text(
+                    "check.settings", "not_said", name=name, is_=values[0], step=step, said=value
                 )
         for one in self._schedulers:
             one.follow(step)
         if late := [one.kind for one in self._schedulers if one.has_stopped(step) and not said]:
-            return (
-                f"the scheduler {late[0]}, which had moved settings, did not go on at its pace at "
-                f"step {step}; {_SAY_IT}"
-            )
+            return text("check.settings", "stopped", kind=late[0], step=step)
         changed = [name for name, value in now.items() if name not in said]
         changed = [name for name in changed if last.get(name, now[name]) != now[name]]
         unexplained = [n for n in changed if not self._by_law(n, now[n], last.get(n))]
         if not unexplained:
             return ""
-        kinds = dict.fromkeys(one.kind for one in self._schedulers)
-        seen = (
-            f" ({', '.join(kinds)} did not step at one pace from the first step, as it was made; "
-            f"{_SAY_IT})"
-        )
-        moved = f"{', '.join(unexplained)} moved at step {step} by no law that the recorder saw"
-        return moved + seen * bool(kinds)
+        kinds = ", ".join(dict.fromkeys(one.kind for one in self._schedulers))
+        moved = text("check.settings", "moved", names=", ".join(unexplained), step=step)
+        return f"{moved} {text('check.settings', 'uneven', kinds=kinds)}" if kinds else moved
 
     def _by_law(self, name: str, now: Any, last: Any) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):

@@ -11,7 +11,6 @@ comparison is a finding, "not compared".
 from __future__ import annotations
 
 import copy
-import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
 from indpriv._arrays import IntArray
+from indpriv._facts import text
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import AdaClip
 from indpriv.recording.compared.deliveries import Deliveries, collated
@@ -200,11 +200,7 @@ class Comparison:
             self._plain = given
         loaded = [] if call.delivered is None else _plain_of(call.delivered.unpacked[0])
         if given not in (self._plain, loaded):
-            detail = (
-                f"arguments of the model that are no tensors moved, such as {given[0]}: by the "
-                "step number alone this is harmless, by what training saw it is not"
-            )
-            self.findings.add("fed", UNKNOWN, detail)
+            self.findings.add("fed", UNKNOWN, text("check.fed", "arguments", one=given[0]))
 
     def _keep(self, call: Call) -> None:
         """Keep all that it takes to repeat a forward pass."""
@@ -243,21 +239,17 @@ class Comparison:
             return
         with self._careful(*_OF_A_BATCH):
             if len(calls) != 1 or calls[0].delivered is None:
-                text = (
-                    "not compared: what the model was given is not a batch of the attached loader"
-                    if len(calls) == 1
-                    else f"not compared: {len(calls)} forward passes of the attached model had a "
-                    "backward pass before gradients were clipped, where one is expected"
-                )
+                one = len(calls) == 1
+                detail = text("check.fed", "not_loaded" if one else "passes", n=len(calls))
                 self._sums = None
                 for key in _OF_A_BATCH:
-                    self.findings.add(key, UNKNOWN, text)
+                    self.findings.add(key, UNKNOWN, detail)
                 return
             call = calls[0]
             self._compare_fed(call, batch)
             factors = batch.factors if self._run.is_ghost else None
             if [t._version for t in tensors_of(call.outputs)] != call.versions:
-                self.findings.add("loss", UNKNOWN, "not compared: outputs were changed in place")
+                self.findings.add("loss", UNKNOWN, text("check.loss", "in_place"))
             else:
                 is_mean = self._run.optimizer.loss_reduction == "mean"
                 with kept_random_state():
@@ -269,16 +261,11 @@ class Comparison:
     def _compare_fed(self, call: Call, batch: ClippedBatch) -> None:
         ids = call.loaded.ids
         if batch.positions is None or not np.array_equal(ids, batch.positions):
-            detail = (
-                "a step trained on other rows than the next that were drawn (was the attached "
-                "loader also read for something else, or its iterator made before attaching?)"
-            )
-            self.findings.add("fed", REFUTED, detail)
+            self.findings.add("fed", REFUTED, text("check.fed", "other_rows"))
         elif len(np.unique(ids)) < len(ids):
-            self.findings.add("fed", REFUTED, "a row was drawn twice into one batch")
+            self.findings.add("fed", REFUTED, text("check.fed", "twice"))
         else:
-            detail = "the loop changed the inputs after the loader gave them"
-            self.findings.compare("fed", call.intact, detail, UNKNOWN)
+            self.findings.compare("fed", call.intact, text("check.fed", "changed"), UNKNOWN)
 
     def _repeat(self, call: Call, batch: ClippedBatch) -> None:
         with self._careful("replay", "alone", "loss_function", kind="drawn"):
@@ -305,7 +292,7 @@ class Comparison:
         """Rows as loaded beside the data set's own items."""
         loaded = tensors_of(call.loaded.batch)
         if call.loaded.is_changed:
-            return self.findings.add("rows", UNKNOWN, "not compared: the loop wrote into the batch")
+            return self.findings.add("rows", UNKNOWN, text("check.rows", "written"))
         state, first = random_state(), tensors_of(call.loaded.read_again())
         if equal(loaded, first):
             self._read_equal = True
@@ -313,17 +300,12 @@ class Comparison:
         set_random_state(state)
         again = (tensors_of(call.loaded.read_again()) for _ in range(_OFTEN))
         if not equal(first, next(again)):
-            detail = (
-                "items of the data set differ when they are read again from the same random state: "
-                "it keeps what it read, or draws from a generator of its own"
-            )
-            self.findings.add("rows", REFUTED, detail)
+            self.findings.add("rows", REFUTED, text("check.rows", "keeps_items"))
         elif self._read_equal or not all(equal(first, other) for other in again):
             self.random_rows = True
-            self.findings.add("rows", UNKNOWN, "augmentation in the data set: its items are random")
+            self.findings.add("rows", UNKNOWN, text("check.rows", "random"))
         else:
-            detail = "the loader gives other rows than the Recorder's data set has for these ids"
-            self.findings.add("rows", REFUTED, detail)
+            self.findings.add("rows", REFUTED, text("check.rows", "other_rows"))
 
     def _compare_items(self) -> None:
         """Some items of the data set, beside what they were when training began."""
@@ -337,12 +319,7 @@ class Comparison:
                 first = next(few)
                 self.random_rows = not all(equal(first, other) for other in few)
         if not equal(now, before):
-            detail = (
-                "items of the data set, or what unpack makes of them, are others than when the "
-                "Recorder was attached: by the epoch alone this is harmless, by other rows or what "
-                "training saw it is not"
-            )
-            self.findings.add("fed", UNKNOWN, detail)
+            self.findings.add("fed", UNKNOWN, text("check.fed", "items"))
 
     # The update
 
@@ -379,8 +356,7 @@ class Comparison:
         with self._careful("gradient_taken"):
             optimizer = self._run.optimizer
             if not self._own_noise:
-                detail = "add_noise is not Opacus's own, so nothing is known of the noise's law"
-                self.findings.add("gradient_taken", UNKNOWN, detail)
+                self.findings.add("gradient_taken", UNKNOWN, text("check.gradient_taken", "noise"))
             self._noisy = [local(p.grad).clone() for p in optimizer.params]
             is_mean = optimizer.loss_reduction == "mean"
             self._divisor = optimizer.expected_batch_size if is_mean else 1.0
@@ -413,8 +389,7 @@ class Comparison:
                 t is not None and same_values(local(t), e)
                 for t, e in zip(taken, expected, strict=True)
             )
-            detail = "the inner optimizer took another gradient than the noisy sum over its divisor"
-            self.findings.compare("gradient_taken", same, detail)
+            self.findings.compare("gradient_taken", same, text("check.gradient_taken", "other"))
 
     def _taking(self, inner: Any, *_: Any) -> None:
         """The last moment before parameters move."""
@@ -447,11 +422,9 @@ class Comparison:
                 getattr(step, "__wrapped__", step)(self._copy)  # without hooks
                 pairs = [tuple(map(local, pair)) for pair in self._pairs(inner)]
                 off = max(max(relative(a, b), relative(b, a)) for a, b in pairs)
-                detail = "a copy of the inner optimizer made other parameters of the same gradient"
-                if not f"{type(inner).__module__}.".startswith("torch.optim."):
-                    detail = "not compared: an optimizer of another library may read anything"
-                    off = math.inf
-                self.findings.compare("step", off <= _SAME_STEP, detail, UNKNOWN)
+                of_torch = f"{type(inner).__module__}.".startswith("torch.optim.")
+                detail = text("check.step", "other" if of_torch else "library")
+                self.findings.compare("step", of_torch and off <= _SAME_STEP, detail, UNKNOWN)
             self._copy = None
         self._deliveries.end_step()
         self.budget.end_step()
@@ -472,8 +445,7 @@ class Comparison:
             return False
         end = -1 if but_buffers else None  # a forward pass may write what is published, too
         same = bool(last[but_buffers:end] == self._state[but_buffers:end])
-        detail = f"parameters, buffers, extra state or the optimizer's state changed {when}"
-        self.findings.compare("state", same, detail, UNKNOWN)
+        self.findings.compare("state", same, text("check.state", "changed", when=when), UNKNOWN)
         return same
 
     @torch.no_grad()
