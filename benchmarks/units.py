@@ -17,7 +17,6 @@ from scipy import special, stats
 
 from indpriv import NormLog, account
 from indpriv.accountant.steps import StepKinds
-from indpriv.accountant.unit_cells import EqualRows
 
 DELTA = 1e-6
 N_PEOPLE, MOST_ROWS, N_RECORDS, TOTAL_STEPS = 50_000, 20, 30, 3_000
@@ -69,9 +68,7 @@ def main() -> None:
     excess = []
     for k in PEER_ROWS:
         for noise in PEER_NOISE:
-            mine = EqualRows.at_clipping_norm(
-                np.array([k]), StepKinds(np.array([1 / noise]), np.array([RATE]))
-            )
+            mine = StepKinds(np.array([1 / noise]), np.array([RATE]), np.array([k]))
             found = mine.divergences_at(np.zeros(len(PEER_ORDERS), np.int64), np.array(PEER_ORDERS))
             excess += [
                 value / peer_divergence(k, noise, order) - 1

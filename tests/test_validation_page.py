@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from indpriv._files import read_json
-from indpriv.accountant.predicted_evidence import PredictedEvidence
+from indpriv.accountant.risk import PredictedEvidence
 from indpriv.analysis.attacks.evidence import Evidence
 from reports.validation.figures import rates
 from reports.validation.page import render

@@ -11,8 +11,7 @@ from indpriv.accountant.historical_rules import composed_epsilons
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.risk import RiskTable, membership_risk
-from indpriv.accountant.runs import compose
-from indpriv.accountant.tuning import Tuning
+from indpriv.accountant.runs import Tuning, compose
 from indpriv.accountant.units import cap_rows
 
 __all__ = [

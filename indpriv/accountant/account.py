@@ -6,11 +6,11 @@ rows of one unit are taken together (see units.py for the proofs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,32 +18,41 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import warn_caller
+from indpriv._files import ROW_GROUP_SIZE
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import (
     BlockAccount,
-    Epsilons,
     Workers,
     block_size,
+    epsilon_table,
     one_blas_thread,
-    tables_of_epsilons,
     workers_of,
 )
-from indpriv.accountant.claims import ESTIMATE, claim_of, uses_batch_norms
 from indpriv.accountant.clipping_norm import with_clipping_norm
 from indpriv.accountant.known import known_blocks
 from indpriv.accountant.loss_pairs import Pairs, clipped_in_every_step
-from indpriv.accountant.method import Method, account_of, check_coins, owners_of, warn_of_delta
-from indpriv.accountant.pairs import PairsEngine, fixed_size_blocks, rare_truncations, uses_pairs
+from indpriv.accountant.method import (
+    ESTIMATE,
+    Method,
+    account_of,
+    check_coins,
+    claim_of,
+    claim_of_worst_case,
+    owners_of,
+    uses_batch_norms,
+    warn_of_delta,
+)
+from indpriv.accountant.pairs import pair_laws, rare_truncations, tight_worst_case, uses_pairs
 from indpriv.accountant.privacy_filter import under_filter
-from indpriv.accountant.rdp import Counts, RdpAccountant, RdpEpsilons
-from indpriv.accountant.steps import Steps, clipped_steps
+from indpriv.accountant.rdp import Counts, Epsilons, RdpAccountant
+from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
 from indpriv.accountant.tight import Met
 from indpriv.accountant.unit_cells import UnitCells
 from indpriv.accountant.units import (
     Units,
     first_rows,
     rows_together,
-    unit_epsilons,
+    unit_epsilon,
     unit_steps,
     worst_cases,
 )
@@ -53,75 +62,108 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Levels, Records
 from indpriv.norm_log.validation import is_covered
 
-_SEARCH_BYTES = 4096  # that the walk to the best order takes for one example
+_SEARCH_BYTES = 4096  # that the walk to the best order takes for one example and direction
 _CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
 
 
-class Engine(Protocol):
-    """The account of the rows of one log by one accountant; it can be pickled."""
+@dataclass(frozen=True)
+class Engine:
+    """Bounds of the rows of one log, block by block; it can be pickled.
+
+    Attributes:
+        method: how to account.
+        steps: how norms are counted; they never say that an example is always clipped unless it is.
+        directions: Rényi bounds of each neighbouring direction that may be the larger one.
+        worst_case: bounds of one example that is clipped in every step.
+        alike: of a replacement with the example's own norms, which is no bound; None unless
+            examples are replaced.
+        pairs: what steps are, where tight bounds of each example are computed.
+        below: where lower ends are computed, too, steps of which none costs more than its own,
+            and what they are.
+    """
+
+    method: Method
+    steps: Steps
+    directions: Sequence[RdpAccountant]
+    worst_case: Epsilons
+    alike: RdpAccountant | None = None
+    pairs: Pairs | None = None
+    below: tuple[Steps, Pairs] | None = None
 
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> Engine:
         """Do what all blocks share; the log is as `checked` returns it."""
-        ...
-
-    @property
-    def worst_case(self) -> Epsilons:
-        """Bounds of one example that is clipped in every step."""
-        ...
-
-    @property
-    def steps(self) -> Steps:
-        """How norms are counted; it never says that an example is always clipped unless it is."""
-        ...
-
-    @property
-    def bytes_per_example(self) -> int:
-        """Memory that `block` takes for one example."""
-        ...
-
-    def block(self, block: NormLog) -> Epsilons:
-        """Bounds of the examples of a block, none above the worst case."""
-        ...
-
-
-@dataclass(frozen=True)
-class RdpEngine:
-    """See Engine: upper bounds by Rényi divergences.
-
-    Attributes:
-        steps: how norms are counted.
-        accountant: turns counts into epsilons.
-        worst_case: of the run.
-    """
-
-    steps: Steps
-    accountant: RdpAccountant
-    worst_case: Epsilons
-
-    @classmethod
-    def prepare(cls, log: NormLog, method: Method) -> RdpEngine:
-        """See Engine."""
-        steps = Steps.of(log, method.between_records)
-        return cls(steps, RdpAccountant(steps, method), rdp_bounds(worst_case_rdp(log, method)))
+        steps, delta = Steps.of(log, method.between_records), method.delta
+        if uses_pairs(log, method):
+            laws, alike = pair_laws(log, method, steps.laws, steps.clipped)
+            directions = [
+                RdpAccountant(partial(steps.divergences, of_laws=law), method)
+                for law in (*laws, *([alike] if alike else []))
+            ]
+            of_alike = directions.pop() if alike else None
+            return cls(method, steps, directions, _worst_of_pairs(log, method), of_alike)
+        directions, worst = [RdpAccountant(steps.divergences, method)], worst_case_rdp(log, method)
+        if method.accountant != "pld":
+            return cls(method, steps, directions, worst)
+        below = lower = None
+        if method.brackets:
+            least = steps.below()
+            below = least, Pairs.of(least, delta)
+            lower = clipped_in_every_step(log, delta, down=True)
+        worst = _tightened(worst, clipped_in_every_step(log, delta, down=False), lower)
+        pairs = Pairs.of(steps, delta)
+        return cls(method, steps, directions, worst, pairs=pairs, below=below)
 
     @property
     def bytes_per_example(self) -> int:
-        """See Engine."""
-        return self.steps.bytes_per_example + _SEARCH_BYTES
+        """Memory that a block takes for one example."""
+        tight = 0 if self.pairs is None else 16 * self.pairs.steps.shape[0]
+        return self.steps.bytes_per_example + _SEARCH_BYTES * len(self.directions) + tight
 
-    def block(self, block: NormLog) -> Epsilons:
-        """See Engine."""
-        found = rdp_bounds(self.accountant.epsilons(self.steps.counts(block)))
+    def __call__(self, block: NormLog) -> Epsilons:
+        """Bounds of the rows of a block; one that is always clipped has the worst case, exactly."""
+        block = as_read(block, self.method.preset)
+        worst, found = self.worst_case, self._bounds(block)
+        epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
+        close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
+        if len(close):
+            clipped = close[self.steps.norms.always_clipped(block.take(close))]
+            epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
+        return Epsilons(epsilon, lower, found.details)
+
+    def _bounds(self, block: NormLog) -> Epsilons:
+        """The same, none above the worst case."""
+        counts, worst = self.steps.counts(block), self.worst_case
+        found = _largest(self.directions, counts)
         # The divergence grows with the norm, so the worst case bounds each example; its search may
         # have found a better order than an example's own.
-        return replace(found, epsilon=np.minimum(found.epsilon, self.worst_case.epsilon))
+        limit = worst.details.get("rdp_epsilon", worst.epsilon)
+        found = replace(found, epsilon=np.minimum(found.epsilon, limit))
+        if self.pairs is not None:
+            below = None
+            if self.below is not None:
+                steps, pairs = self.below
+                below = pairs, Met.of(steps.counts(block))
+            found = _tightened(found, (self.pairs, Met.of(counts)), below)
+            epsilon = np.minimum(found.epsilon, worst.epsilon)
+            lower = np.minimum(found.epsilon_lower, epsilon)
+            found = Epsilons(epsilon, lower, found.details)
+        elif self.method.accountant == "pld":
+            found = found.tightened(worst.epsilon)
+        if self.alike is not None:
+            alike = np.minimum(self.alike.epsilons(counts).epsilon, found.epsilon)
+            found = replace(found, details={**found.details, "epsilon_if_replaced_alike": alike})
+        return found
 
 
-def worst_case_rdp(log: NormLog, method: Method) -> RdpEpsilons:
+def worst_case_rdp(log: NormLog, method: Method) -> Epsilons:
     """The Rényi bound of an example that is clipped in every step; InputError if it is infinite."""
     kinds, steps = clipped_steps(log)
-    found = RdpAccountant(kinds, method).epsilons(Counts(steps[None]))
+    return _finite([kinds.accountant(method)], kinds, steps)
+
+
+def _finite(directions: Sequence[RdpAccountant], kinds: StepKinds, steps: FloatArray) -> Epsilons:
+    found = _largest(directions, steps[None])
     if not np.isfinite(found.epsilon[0]):
         raise InputError(
             f"noise_multiplier={1 / kinds.shift.max():g} leaves no finite epsilon: "
@@ -131,77 +173,33 @@ def worst_case_rdp(log: NormLog, method: Method) -> RdpEpsilons:
     return found
 
 
-def rdp_bounds(found: RdpEpsilons) -> Epsilons:
-    """Rényi bounds as an engine's: with no lower end."""
-    names = ("best_order", "order_at_boundary", "true_positive_limit")
-    details = {name: getattr(found, name) for name in names}
-    return Epsilons(found.epsilon, np.zeros(len(found.epsilon)), details)
+def _worst_of_pairs(log: NormLog, method: Method) -> Epsilons:
+    """The same by the accountant, where a step is not the Poisson pair of add/remove."""
+    kinds, steps = condensed(*clipped_steps(log))
+    laws, _ = pair_laws(log, method, kinds, kinds.shift)
+    found = _finite([RdpAccountant(law, method) for law in laws], kinds, steps)
+    if method.accountant != "pld":
+        return found
+    return found.tightened(np.array([tight_worst_case(log, method, float(found.epsilon[0]))]))
 
 
-@dataclass(frozen=True)
-class PldEngine:
-    """See Engine: upper bounds that are tight, and lower ends where they are asked for.
-
-    Attributes:
-        rdp: gives upper bounds, which the tight ones never exceed.
-        pairs: what steps are.
-        worst_case: of the run.
-        below: where lower ends are computed, too, steps of which none costs more than its own,
-            and what they are.
-    """
-
-    rdp: RdpEngine
-    pairs: Pairs
-    worst_case: Epsilons
-    below: tuple[Steps, Pairs] | None
-
-    @classmethod
-    def prepare(cls, log: NormLog, method: Method) -> PldEngine:
-        """See Engine."""
-        rdp, delta = RdpEngine.prepare(log, method), method.delta
-        below = lower = None
-        if method.brackets:
-            steps = rdp.steps.below()
-            below = steps, Pairs.of(steps, delta)
-            lower = clipped_in_every_step(log, delta, down=True)
-        worst = _bounds(clipped_in_every_step(log, delta, down=False), rdp.worst_case, lower)
-        return cls(rdp, Pairs.of(rdp.steps, delta), worst, below)
-
-    @property
-    def steps(self) -> Steps:
-        """See Engine."""
-        return self.rdp.steps
-
-    @property
-    def bytes_per_example(self) -> int:
-        """See Engine."""
-        return self.rdp.bytes_per_example + 16 * self.pairs.steps.shape[0]
-
-    def block(self, block: NormLog) -> Epsilons:
-        """See Engine."""
-        met, below = Met.of(self.steps.counts(block).matrix), None
-        if self.below is not None:
-            steps, pairs = self.below
-            below = pairs, Met.of(steps.counts(block).matrix)
-        found = _bounds((self.pairs, met), self.rdp.block(block), below)
-        epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
-        return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
+def _largest(directions: Sequence[RdpAccountant], counts: Counts) -> Epsilons:
+    """The bounds of the direction with the largest epsilon."""
+    found = [accountant.epsilons(counts) for accountant in directions]
+    which = np.argmax([one.epsilon for one in found], axis=0)
+    limit = np.max([one.details["true_positive_limit"] for one in found], axis=0)
+    each = np.arange(len(which))
+    parts = Epsilons.joined(found).take(which * len(which) + each)
+    return replace(parts, details={**parts.details, "true_positive_limit": limit})
 
 
-def _bounds(
-    above: tuple[Pairs, Met], by_orders: Epsilons, below: tuple[Pairs, Met] | None
+def _tightened(
+    by_orders: Epsilons, above: tuple[Pairs, Met], below: tuple[Pairs, Met] | None
 ) -> Epsilons:
-    """Bounds of what was met, none above those by Rényi divergences.
-
-    above, below: steps of which none costs less, and none more, than what was met.
-    """
     pairs, met = above
     epsilon = np.minimum(pairs.epsilons(met), by_orders.epsilon)
     lower = None if below is None else below[0].lower_epsilons(below[1], epsilon)
     return by_orders.tightened(epsilon, lower)
-
-
-ENGINES: dict[str, type[Engine]] = {"rdp": RdpEngine, "pld": PldEngine}  # of each accountant
 
 
 def account(
@@ -340,7 +338,7 @@ def _of_steps(log: NormLog, method: Method) -> BlockAccount[Any]:
     if uses_pairs(log, method):
         log = _as_pairs(log, method)
         if log.sampler == "fixed_size":
-            return fixed_size_blocks(log, method)
+            return _fixed_size_account(log, method)
     if owners is None:
         return under_filter(row_account(log, method), method)
     units = Units.of(owners)
@@ -381,12 +379,13 @@ def _as_pairs(log: NormLog, method: Method) -> NormLog:
 def row_account(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
     """The account of each row of a log; raises and warns as `checked` does."""
     read = checked(log, method)
-    engine = _engine(read, method)
+    engine = Engine.prepare(read, method)
     return BlockAccount(
         replace(log, batch_norms=read.batch_norms),
         log.example_ids,
-        partial(_row_bounds, engine, method.preset),
-        tables_of_epsilons(
+        engine,
+        partial(
+            epsilon_table,
             float(engine.worst_case.epsilon[0]),
             claim_of(read, method.between_records),
             account_of(read, method),
@@ -395,24 +394,35 @@ def row_account(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
     )
 
 
-def _engine(log: NormLog, method: Method) -> Engine:
-    kind = PairsEngine if uses_pairs(log, method) else ENGINES[method.accountant]
-    return kind.prepare(log, method)
+def _fixed_size_account(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
+    """The account of fixed-size batches under replace-one, whose norms are not read.
 
-
-def _row_bounds(engine: Engine, preset: str | None, block: NormLog) -> Epsilons:
-    """Bounds of each row of a block; one that is clipped in every step has the worst case, exactly.
-
-    preset: of the account, which may read norms in another rounding than the log's.
+    InputError if units have several rows.
     """
-    block = as_read(block, preset)
-    worst, found = engine.worst_case, engine.block(block)
-    epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
-    close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
-    if len(close):
-        clipped = close[engine.steps.norms.always_clipped(block.take(close))]
-        epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
-    return Epsilons(epsilon, lower, found.details)
+    people = owners_of(log)
+    if people is not None and len(np.unique(people)) < log.n_examples:
+        raise _several_rows(log, "fixed-size batches")
+    warn_of_delta(log, method)
+    worst = _worst_of_pairs(log, method)
+    nothing = replace(
+        log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0], batch_norms=None
+    )
+    account, claim = account_of(log, method), claim_of_worst_case(log)
+    table = partial(epsilon_table, float(worst.epsilon[0]), claim, account)
+    work = partial(_same_for_all, worst)
+    return BlockAccount(nothing, log.example_ids, work, table, ROW_GROUP_SIZE)
+
+
+def _same_for_all(one: Epsilons, block: NormLog) -> Epsilons:
+    """Every example of a block has the bounds of one."""
+    return one.take(np.zeros(block.n_examples, np.int64))
+
+
+def _several_rows(log: NormLog, what: str) -> InputError:
+    return InputError(
+        f"{what}: there is no account of several rows of one {log.unit} with secret "
+        'participation; pass participation="known"'
+    )
 
 
 def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount[Epsilons]:
@@ -426,10 +436,7 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount[Eps
     """
     if uses_pairs(log, method):
         what = "truncated batches" if log.truncation else 'neighbouring="replace_one"'
-        raise InputError(
-            f"{what}: there is no account of several rows of one {log.unit} with secret "
-            'participation; pass participation="known"'
-        )
+        raise _several_rows(log, what)
     check_coins(log)
     warn_of_delta(log, method)
     log, first_row = rows_together(log, units)
@@ -440,21 +447,20 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount[Eps
     worst = worst_cases(read, method, n_rows)
     claim = claim_of(without_batches, method.between_records)
     cells = UnitCells.of(without_batches, method.between_records, most)
-    size, row_bounds, batch_norms = block_size(cells.bytes_per_unit), None, None
+    size, engine, batch_norms = block_size(cells.bytes_per_unit), None, None
     if n_rows[0] == 1:
         single = with_norms_it_uses(replace(read, unit_ids=None), method)
-        engine, batch_norms = _engine(single, method), single.batch_norms
-        row_bounds = partial(_row_bounds, engine, method.preset)
+        engine, batch_norms = Engine.prepare(single, method), single.batch_norms
         worst[0] = engine.worst_case.epsilon[0]
         size = min(size, block_size(engine.bytes_per_example))
         of_single = claim_of(single, method.between_records)
         claim = of_single if of_single[0] == ESTIMATE else claim
-    account = replace(account_of(read, method), rows_per_unit=most)
+    account = account_of(read, method, most)
     return BlockAccount(
         replace(log, batch_norms=batch_norms),
         units.ids,
-        _UnitBounds(method, cells, RdpAccountant(cells, method), row_bounds, n_rows, worst),
-        tables_of_epsilons(float(worst.max()), claim, account),
+        _UnitBounds(method, cells, cells.mechanisms.accountant(method), engine, n_rows, worst),
+        partial(epsilon_table, float(worst.max()), claim, account),
         size,
         first_row,
     )
@@ -468,7 +474,7 @@ class _UnitBounds:
         method: of the account.
         cells: how the norms of units with several rows are counted.
         rdp: turns these counts into epsilons.
-        row_bounds: of units of one row; None if there are none.
+        engine: of units of one row; None if there are none.
         n_rows: (n,) numbers of rows that units have, ascending.
         worst: (n,) epsilon that the run guarantees to units with as many rows.
     """
@@ -476,7 +482,7 @@ class _UnitBounds:
     method: Method
     cells: UnitCells
     rdp: RdpAccountant
-    row_bounds: Callable[[NormLog], Epsilons] | None
+    engine: Engine | None
     n_rows: IntArray
     worst: FloatArray
 
@@ -486,9 +492,9 @@ class _UnitBounds:
         n_rows = np.diff(np.append(first_row, block.n_examples))
         worst = self.worst[np.searchsorted(self.n_rows, n_rows)]
         one, parts = n_rows == 1, []
-        if self.row_bounds is not None and one.any():
+        if self.engine is not None and one.any():
             alone = replace(block.take(first_row[one]), unit_ids=None)
-            parts.append(self.row_bounds(alone))
+            parts.append(self.engine(alone))
         if not one.all():
             rows = replace(block, batch_norms=None)
             if one.any():
@@ -503,11 +509,12 @@ class _UnitBounds:
     def _of_several_rows(self, block: NormLog) -> Epsilons:
         """The same before they are limited by their worst case."""
         first_row = first_rows(block)
-        found = rdp_bounds(self.rdp.epsilons(self.cells.counts(block, first_row)))
+        found = self.rdp.epsilons(self.cells.counts(block, first_row))
         if self.method.accountant != "pld":
             return found
         steps = unit_steps(self.cells.norms, block, first_row)
-        return found.tightened(unit_epsilons(steps, self.method.delta))
+        delta = self.method.delta
+        return found.tightened(np.array([unit_epsilon(*each, delta) for each in steps]))
 
 
 def checked(log: NormLog, method: Method) -> NormLog:

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, Ids, IntArray
+from indpriv._arrays import Ids, IntArray
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv._progress import Progress
 from indpriv.accountant.cluster import RayPool, n_cores, run_ahead
+from indpriv.accountant.rdp import Epsilons
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
@@ -37,51 +38,6 @@ Workers = int | RayPool | None  # threads, by default one for each core, or a cl
 Result = TypeVar("Result")
 Found = TypeVar("Found", bound=Sized)  # about the units of a block, whose number is its length
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Epsilons:
-    """Bounds of the epsilon of each of n examples; arrays have shape (n,).
-
-    Attributes:
-        epsilon: never below the truth.
-        epsilon_lower: never above it.
-        details: further columns of the accountant.
-    """
-
-    epsilon: FloatArray
-    epsilon_lower: FloatArray
-    details: dict[str, NDArray[np.generic]]
-
-    def __len__(self) -> int:
-        return len(self.epsilon)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Epsilons]) -> Epsilons:
-        """The examples of all parts, which have the same details."""
-        return cls(
-            np.concatenate([part.epsilon for part in parts]),
-            np.concatenate([part.epsilon_lower for part in parts]),
-            {
-                name: np.concatenate([part.details[name] for part in parts])
-                for name in parts[0].details
-            },
-        )
-
-    def tightened(self, epsilon: FloatArray, lower: FloatArray | None = None) -> Epsilons:
-        """These Rényi bounds, lowered to tight ones (n,) where those are smaller.
-
-        lower: (n,) lower ends of the tight ones; by default 0.
-        """
-        least = np.minimum(epsilon, self.epsilon)
-        ends = np.zeros(len(self)) if lower is None else np.minimum(lower, least)
-        limit = self.details["true_positive_limit"]
-        return Epsilons(least, ends, {"rdp_epsilon": self.epsilon, "true_positive_limit": limit})
-
-    def take(self, examples: IntArray) -> Epsilons:
-        """The bounds of the examples at these positions."""
-        details = {name: values[examples] for name, values in self.details.items()}
-        return Epsilons(self.epsilon[examples], self.epsilon_lower[examples], details)
 
 
 @dataclass(frozen=True)
@@ -158,32 +114,29 @@ class BlockAccount(Generic[Found]):
                     yield block
 
 
-def tables_of_epsilons(
-    worst_case: float, claim: tuple[str, str], account: Account
-) -> Callable[[NDArray[np.generic], Sequence[Epsilons]], EpsilonTable]:
-    """`BlockAccount.table` where epsilons are found block by block, and the rest is known before.
+def epsilon_table(
+    worst_case: float,
+    claim: tuple[str, str],
+    account: Account,
+    ids: NDArray[np.generic],
+    found: Sequence[Epsilons],
+) -> EpsilonTable:
+    """The table of some blocks; a `BlockAccount.table` once what all blocks share is given.
 
-    Args:
-        worst_case: epsilon of the run.
-        claim: and its reason.
-        account: what epsilons mean.
+    claim: and its reason. account: what epsilons mean.
     """
-
-    def table(ids: NDArray[np.generic], found: Sequence[Epsilons]) -> EpsilonTable:
-        units = Epsilons.joined(found)
-        return EpsilonTable(
-            example_ids=ids,
-            epsilon=units.epsilon,
-            epsilon_lower=units.epsilon_lower,
-            epsilon_upper=units.epsilon,
-            worst_case_epsilon=worst_case,
-            claim=claim[0],
-            claim_reason=claim[1],
-            account=account,
-            details=units.details,
-        )
-
-    return table
+    units = Epsilons.joined(found)
+    return EpsilonTable(
+        example_ids=ids,
+        epsilon=units.epsilon,
+        epsilon_lower=units.epsilon_lower,
+        epsilon_upper=units.epsilon,
+        worst_case_epsilon=worst_case,
+        claim=claim[0],
+        claim_reason=claim[1],
+        account=account,
+        details=units.details,
+    )
 
 
 def block_size(bytes_per_example: int) -> int:

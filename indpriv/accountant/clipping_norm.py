@@ -1,31 +1,8 @@
 """A run whose clipping norm C is a private release, and what that costs. Sensitive.
 
 C is drawn from the data before the first step by a mechanism that is (c, 0)-private when one row is
-added or removed, e.g. the private median of the norms at the initial parameters (footnote 3 of Yu
-et al. 2023, arXiv:2206.02617v7). Then C is the first part of the output (C, theta_1, ..., theta_T),
-and the steps are a mechanism that is run with that C.
-
-Worst case. For every C the steps are (epsilon, delta)-private, whatever C is, since noise is in
-proportion to it. By adaptive composition the whole output is (epsilon + c, delta)-private. Over
-several runs the costs add up like those of any adaptively chosen mechanisms.
-
-Individual epsilon. Theorem 3.1 of Yu et al. fixes the outputs before each step, of which C is now
-the first. Given them, a step of an example is a Gaussian mechanism of its own clipped norm, as
-before, and the release of C is one more mechanism of the product along the trajectory. What it
-costs an example is at most c, and not 0: C changes its odds with every example, also with one whose
-norm is far from the median. So each example's epsilon grows by c, like the worst case. Anything
-less would need the odds of the drawn C with and without the example, which are sensitive, and would
-hold for this one C only.
-
-Rows and relations. k rows of one unit move k norms, which costs k * c by group privacy; replacing
-them removes and adds as many, 2 * k * c. A unit that contributes nothing ("zero_out") has no norm
-among those that the median is of, as if it were removed.
-
-Odds. Let g(x) be the largest true-positive rate of a test of the steps at false-positive rate x,
-for any C: concave and increasing. Given C, a test of the whole output has rates x_C and at most
-g(x_C). With P and Q the laws of C with the example and without it, g concave and e^-c <= P/Q <=
-e^c, its true-positive rate is at most E_P g(x_C) <= g(E_P x_C) <= g(y), with y the smaller of e^c x
-and 1 - e^-c (1 - x), where x = E_Q x_C: the best test of C alone, and then g.
+added or removed. Each epsilon then grows by c for each row, or by 2 c if rows are replaced [9.5];
+what that does to odds is [9.6] of docs/explanation/proofs.md.
 """
 
 from __future__ import annotations

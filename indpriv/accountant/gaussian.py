@@ -1,15 +1,8 @@
 """Privacy curves of Gaussian mechanisms: delta, and epsilon and mu at a delta.
 
 mu is the sensitivity over the noise's standard deviation. delta(epsilon, mu), the hockey-stick
-divergence of N(mu, 1) from N(0, 1), has a closed form (Balle and Wang 2018, arXiv:1805.06530v2,
-Theorem 8).
-
-epsilon(mu), at a fixed delta, is convex. With b = epsilon / mu + mu / 2 and h(b) = density / tail
-of the normal law at b, delta(epsilon, mu) gives d epsilon / d mu = h(b), since the densities at
-epsilon / mu - mu / 2 and at b differ by the factor exp(epsilon). h increases, and so does b: its
-derivative times mu is h(b) - b + mu, which is positive because h(b) > b. Up to the mu whose delta
-at epsilon 0 is this delta, epsilon is 0. So between two nodes a chord is never below epsilon, and a
-tangent never above it.
+divergence of N(mu, 1) from N(0, 1), has a closed form, and epsilon(mu) is convex: a chord is never
+below it, a tangent never above it, by [9.8] of docs/explanation/proofs.md.
 """
 
 from __future__ import annotations

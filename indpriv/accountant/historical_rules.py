@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.accountant.method import Method
-from indpriv.accountant.rdp import Counts, RdpAccountant
 from indpriv.accountant.steps import StepKinds
 from indpriv.errors import InputError
 
@@ -82,7 +81,7 @@ def composed_epsilons(
     squares = float(count @ np.square(epsilon))
     zcdp = float(count @ np.square(settings[:, 1] / settings[:, 0]))
     kinds = StepKinds(1 / settings[:, 0], settings[:, 1])
-    moments = RdpAccountant(kinds, Method(delta=delta, conversion="mironov2017"))
+    moments = kinds.accountant(Method(delta=delta, conversion="mironov2017"))
     with np.errstate(over="ignore"):
         classic_drift = float(count @ (epsilon * np.expm1(epsilon)))
     drift = float(count @ (epsilon * np.tanh(epsilon / 2)))
@@ -94,7 +93,7 @@ def composed_epsilons(
         advanced_as_printed=drift + spread,
         optimal=optimal,
         zcdp=zcdp + 2 * math.sqrt(math.log(1 / delta) * zcdp),
-        moments=float(moments.epsilons(Counts(count[None, :].astype(np.float64))).epsilon[0]),
+        moments=float(moments.epsilons(count[None].astype(np.float64)).epsilon[0]),
     )
 
 

@@ -1,15 +1,8 @@
 """The account against anyone who knows who took part in which step. Sensitive.
 
-Participation is drawn without looking at data, so it may be fixed. That holds for every sampler
-whose choices depend on no data, and no amplification by sampling is claimed. Given who took part
-when, a unit meets one Gaussian mechanism in each of its steps, and nothing in any other. Its
-sensitivity over noise is the sum of its rows' contributions over the noise (by the triangle
-inequality). Together these mechanisms are one Gaussian mechanism whose squared mu is the sum of
-their squares.
-
-Two neighbouring data sets have the same units, of which one contributes nothing ("zero_out",
-Kairouz et al. 2021, arXiv:2103.00039v3, Definition 1.1), or has other rows in its place
-("replace_one"); who takes part when is the same in both.
+Given who took part when, a unit meets one Gaussian mechanism whose squared mu is the sum over its
+steps, by [9.7] of docs/explanation/proofs.md. Its neighbour contributes nothing ("zero_out"), or
+has other rows ("replace_one").
 
 What is known about units is an array of records, one for each unit (`KNOWN`). Squared mu are
 rounded up.
@@ -33,18 +26,16 @@ from scipy.special import ndtr, ndtri
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import BlockAccount, Workers
-from indpriv.accountant.claims import claim_if_known
-from indpriv.accountant.clipping_norm import clipping_norm_cost
+from indpriv.accountant.blocks import BlockAccount, Workers, epsilon_table
 from indpriv.accountant.gaussian import gaussian_epsilons
-from indpriv.accountant.method import Method, account_of
+from indpriv.accountant.method import Method, account_of, claim_if_known
+from indpriv.accountant.rdp import Epsilons
 from indpriv.accountant.units import Units, first_rows, rows_together
-from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import BatchNormEntries
 
-GAUSSIAN = "gaussian"
 KNOWN = np.dtype(
     [
         ("n_rows", np.int64),
@@ -74,58 +65,37 @@ def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAcco
         log = replace(log, unit_ids=None)
     else:
         log, first_row = rows_together(log, units)
-    claim, reason = claim_if_known(log)
-    account = known_account(log, method, units)
+    claim = claim_if_known(log)
+    account = account_of(log, method, None if units is None else int(units.n_rows.max()))
 
     def table(ids: NDArray[np.generic], blocks: Sequence[KnownUnits]) -> EpsilonTable:
         known = _in_all_steps(log, method, blocks)
-        own, least = known["own"], known["least"]
-        mu, worst_mu = np.sqrt(own), np.sqrt(known["clipped"].max())
-        lower, epsilon = gaussian_epsilons(mu, method.delta)
-        if not np.array_equal(least, own):
-            lower = gaussian_epsilons(np.sqrt(least), method.delta)[0]
-        worst = float(gaussian_epsilons(np.array([worst_mu]), method.delta)[1][0])
-        epsilon = np.where(mu >= worst_mu, worst, np.minimum(epsilon, worst))
-        limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
-        details = {
-            "participations": known["participations"],
-            "mu": mu,
-            "true_positive_limit": limit,
-        }
+        own, most = gaussian_bounds(known["own"], method.delta), known["clipped"].max()
+        lower = own.epsilon_lower
+        if not np.array_equal(known["least"], known["own"]):
+            lower = gaussian_epsilons(np.sqrt(known["least"]), method.delta)[0]
+        worst = float(gaussian_bounds(np.array([most]), method.delta).epsilon[0])
+        clipped = own.details["mu"] >= np.sqrt(most)
+        epsilon = np.where(clipped, worst, np.minimum(own.epsilon, worst))
+        details = {"participations": known["participations"], **own.details}
         if _opposite(log, method):
-            alike = gaussian_epsilons(np.sqrt(known["alike"]), method.delta)[1]
+            alike = gaussian_bounds(known["alike"], method.delta).epsilon
             details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
         if units is not None:
             details |= {"n_rows": known["n_rows"], "unit_worst_case": np.full(len(ids), worst)}
-        return EpsilonTable(
-            example_ids=ids,
-            epsilon=epsilon,
-            epsilon_lower=np.minimum(lower, epsilon),
-            epsilon_upper=epsilon,
-            worst_case_epsilon=worst,
-            claim=claim,
-            claim_reason=reason,
-            account=account,
-            details=details,
-        )
+        found = Epsilons(epsilon, np.minimum(lower, epsilon), details)
+        return epsilon_table(worst, claim, account, ids, [found])
 
     of_all = log.example_ids if units is None else units.ids
     return BlockAccount(log, of_all, partial(_in_batches, method), table, _AT_ONCE, first_row)
 
 
-def known_account(log: NormLog, method: Method, units: Units | None) -> Account:
-    """What such an account means; units: those of a log whose unit is not the example."""
-    steps = () if log.batch_norms is None else log.batch_norms.steps
-    account, rows = account_of(log, method), None if units is None else int(units.n_rows.max())
-    return replace(
-        account,
-        accountant=GAUSSIAN,
-        conversion="none",
-        between_records="none",
-        recorded_share=len(steps) / log.total_steps,
-        rows_per_unit=rows,
-        clipping_norm_epsilon=clipping_norm_cost(log, account.neighbouring, rows or 1),
-    )
+def gaussian_bounds(squared_mu: FloatArray, delta: float) -> Epsilons:
+    """Of Gaussian mechanisms with these squared mu (n,)."""
+    mu = np.sqrt(squared_mu)
+    lower, upper = gaussian_epsilons(mu, delta)
+    limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
+    return Epsilons(upper, lower, {"mu": mu, "true_positive_limit": limit})
 
 
 def known_units(

@@ -1,7 +1,11 @@
-"""How a log is accounted: the checked arguments of `indpriv.account`, and what epsilons mean."""
+"""How a log is accounted: the checked arguments of `indpriv.account`, and what epsilons mean.
+
+An account is called "exact" if it is never too small for this trajectory, else an "estimate".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +28,8 @@ ACCOUNTANTS = tuple(NUMERICAL_NOISE)  # an engine of each is in `indpriv.account
 CONVERSIONS = ("canonne2020", "mironov2017")
 PRESETS = ("yu2023",)
 PARTICIPATION = ("secret", "known")
+EXACT, ESTIMATE = "exact", "estimate"
+GAUSSIAN = "gaussian"  # of accounts with known participation, which have a closed form
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -145,21 +151,147 @@ def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
         )
 
 
-def account_of(log: NormLog, method: Method) -> Account:
-    """What an epsilon of one row of this log by this method means."""
+def account_of(log: NormLog, method: Method, rows: int | None = None) -> Account:
+    """What the epsilons of this log by this method mean.
+
+    rows: the largest number of rows of a unit, where rows of a unit are taken together.
+    """
+    relation, known = method.relation_of(log.neighbouring), method.participation == "known"
+    with_norms = () if log.batch_norms is None else log.batch_norms.steps
     return Account(
         delta=method.delta,
         unit=log.unit,
-        neighbouring=method.relation_of(log.neighbouring),
+        neighbouring=relation,
         sampler=log.sampler,
         participation=method.participation,
-        accountant=method.accountant,
-        conversion=method.conversion,
-        between_records=method.between_records,
+        accountant=GAUSSIAN if known else method.accountant,
+        conversion="none" if known else method.conversion,
+        between_records="none" if known else method.between_records,
         rounding=0.0 if log.levels is None else log.levels.rounding,
         rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
         total_steps=log.total_steps,
-        recorded_share=log.coverage,
+        recorded_share=len(with_norms) / log.total_steps if known else log.coverage,
         max_batch_size=None if log.truncation is None else log.truncation.max_batch_size,
-        clipping_norm_epsilon=clipping_norm_cost(log, method.relation_of(log.neighbouring), 1),
+        rows_per_unit=rows,
+        clipping_norm_epsilon=clipping_norm_cost(log, relation, rows or 1),
     )
+
+
+def uses_batch_norms(log: NormLog, between_records: str) -> bool:
+    """Whether an account of this log uses its batch norms.
+
+    It does not if steps without a full record count at max_grad_norm, or if training clipped each
+    example at its last full record: such an account is exact without them.
+    """
+    some = log.batch_norms is not None and log.n_records < log.total_steps
+    return some and between_records in ("last", "closest") and not log.individually_clipped
+
+
+def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
+    """The claim of an account of this log, and its reason in plain sentences.
+
+    An exact account needs norms that are rounded up or not at all, Poisson sampling, no caveat from
+    recording, and every step either recorded, counted at max_grad_norm, or individually clipped at
+    its last recorded level. The reason of an estimate names all that makes it one.
+    """
+    doubts, further = _rounding_doubts(log), []
+    if log.sampler not in ("poisson", "truncated_poisson"):
+        which = "another" if log.sampler == "other" else f"a {log.sampler}"
+        doubts.append(
+            f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling"
+        )
+    doubts.extend(log.caveats)
+    by_batch = uses_batch_norms(log, between_records)
+    covered = None if by_batch else _coverage(log, between_records)
+    if covered is None:
+        doubts.append(
+            f"only {log.n_records - log.n_unreadable} of {log.total_steps} steps were recorded in "
+            f"full, and the norms in between are taken from the {between_records} record"
+            f"{' or batch norm of the example' if by_batch else ''}"
+        )
+    if log.n_unreadable:
+        further.append(
+            f"{log.n_unreadable} of the {log.n_records} records cannot be read: the steps that "
+            "they govern count at max_grad_norm"
+        )
+    return _claim(doubts, f"{covered}, and {_rounding(log)}", further)
+
+
+def claim_if_known(log: NormLog) -> tuple[str, str]:
+    """The claim of an account of this log with known participation, and its reason.
+
+    It reads batch norms only. It is exact if they are rounded up or not at all, if who takes part
+    is drawn without looking at data, and if nothing that was recorded speaks against that.
+    """
+    doubts = _rounding_doubts(log)
+    if log.sampler == "other":
+        doubts.append(
+            "batches were drawn by another sampler, and nothing shows that it looks at no data"
+        )
+    doubts.extend(log.known_caveats)
+    known = 0 if log.batch_norms is None else len(log.batch_norms.steps)
+    if known == log.total_steps:
+        covered = "the norms of every batch were recorded as it was trained on, dropout included"
+    elif known:
+        covered = (
+            f"the norms of {known:,} of {log.total_steps:,} batches were recorded, and every "
+            "example counts at max_grad_norm in the others"
+        )
+    else:
+        covered = (
+            "no norms of batches were recorded, so that every example counts at max_grad_norm in "
+            "as many steps as it can have taken part in"
+        )
+    return _claim(doubts, f"{covered}, and {_rounding(log)}" if known else covered)
+
+
+def claim_of_worst_case(log: NormLog) -> tuple[str, str]:
+    """The claim of an account that reads no norms, and its reason.
+
+    Caveats that concern the sampler or full records do not matter to it.
+    """
+    return _claim(
+        list(log.known_caveats),
+        "every example has the worst case, at max_grad_norm in every step: with fixed-size "
+        "batches and replaced examples, no smaller epsilon of one example is proven",
+    )
+
+
+def _claim(doubts: list[str], covered: str, further: Sequence[str] = ()) -> tuple[str, str]:
+    claim = ESTIMATE if doubts else EXACT
+    reasons = (part.strip().rstrip(".") for part in [*(doubts or [covered]), *further])
+    return claim, " ".join(f"{reason[:1].upper()}{reason[1:]}." for reason in reasons)
+
+
+def _rounding_doubts(log: NormLog) -> list[str]:
+    if log.levels is None or log.levels.rounding_mode == "up":
+        return []
+    return [f"norms were rounded to the {log.levels.rounding_mode} level, which can under-report"]
+
+
+def _rounding(log: NormLog) -> str:
+    return "norms are not rounded" if log.levels is None else "norms are rounded up"
+
+
+def _coverage(log: NormLog, between_records: str) -> str | None:
+    """Why the norm of no step is too small, or None."""
+    if log.n_records == 0:
+        return "nothing was recorded, so that every step counts at max_grad_norm"
+    unrecorded_start = int(log.recorded_steps[0])
+    if log.n_records == log.total_steps - unrecorded_start:
+        before = (
+            ""
+            if unrecorded_start == 0
+            else f" from step {unrecorded_start} on, earlier ones count at max_grad_norm"
+        )
+        recorded = (
+            "every step was recorded"
+            if not log.n_unreadable
+            else "every step has a record, readable or not"
+        )
+        return recorded + before
+    if between_records == "worst_case":
+        return "steps without a record count at max_grad_norm"
+    if log.individually_clipped and between_records == "last":
+        return "training clipped each example at its last recorded level"
+    return None

@@ -2,11 +2,9 @@
 
 Full records are rows of all examples; batch norms add entries of single examples between them. A
 norm governs the steps until the next one ("last") or half-way to its neighbours ("closest"; of two
-equally close ones the larger). Half-way is the trapezoid rule for the divergence. Earlier
-boundaries (e.g. at the geometric mean of the steps) suit runs whose norms fall from the start, but
-are worse if norms are clipped at first: with batch norms and a pass every other epoch over 10,000
-images of MNIST they raise the mean error of epsilon from 2.3 to 4.1 % of the median. Frequent
-passes at the start help in both cases (benchmarks/fidelity.py).
+equally close ones the larger), which is the trapezoid rule for the divergence. Earlier boundaries
+suit runs whose norms fall from the start, but are worse if norms are clipped at first
+(benchmarks/fidelity.py).
 """
 
 from __future__ import annotations
@@ -246,7 +244,11 @@ class GoverningNorms:
         With batch norms: of each step.
         """
         if self.log.batch_norms is not None:
-            return self.known(block).spans(self.between_records, self.log.total_steps).by_step()
+            return (
+                self.known(block)
+                .spans(self.between_records, self.log.total_steps)
+                .by_step(self.log.total_steps)
+            )
         rows = self.full(block)
         if not len(self.pairs):
             return rows
@@ -307,33 +309,24 @@ def _governing(
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of steps of single examples, ordered by example, then by step.
+    """Spans of steps of single examples, which together are all steps of a block.
 
-    Together they are all steps of a block. A span may be followed by a tie: one step at which the
-    norms of two spans are equally close.
+    Arrays have shape (n_spans,), ordered by example, then by step.
 
     Attributes:
-        example: (n_spans,) position in the block.
-        norm, tie_norm: (n_spans,) comparable values that govern the span and its tie.
-        begin: (n_spans,) first step. length: (n_spans,) may be 0.
-        tie: (n_spans,) whether a tie follows.
-        n_examples: of the block. total_steps: of the run.
+        example: position in the block.
+        norm: comparable value that governs the span.
+        begin, stop: first step, and the one after the last; a span may be empty.
     """
 
     example: NDArray[np.int32]
     norm: NDArray[Any]
     begin: NDArray[np.int32]
-    length: NDArray[np.int32]
-    tie: NDArray[np.bool_]
-    tie_norm: NDArray[Any]
-    n_examples: int
-    total_steps: int
+    stop: NDArray[np.int32]
 
-    def by_step(self) -> NDArray[Any]:
+    def by_step(self, total_steps: int) -> NDArray[Any]:
         """(total_steps, n_examples) value that governs each step."""
-        values = np.stack([self.norm, self.tie_norm], axis=1).ravel()
-        lengths = np.stack([self.length, self.tie.astype(np.int32)], axis=1).ravel()
-        return np.repeat(values, lengths).reshape(self.n_examples, self.total_steps).T
+        return np.repeat(self.norm, self.stop - self.begin).reshape(-1, total_steps).T
 
 
 @dataclass(frozen=True)
@@ -408,27 +401,28 @@ class KnownNorms:
         return np.where(prefer_after & same_example & known_before, after, before)
 
     def spans(self, between_records: str, total_steps: int) -> Spans:
-        """What governs each step, by "last" or "closest"."""
+        """What governs each step, by "last" or "closest".
+
+        A step half-way between two norms is a span of its own.
+        """
         last = np.append(self.first[1:], len(self.step)) - 1
         ahead = np.empty_like(self.step)  # the step of the next norm of the same example
         ahead[:-1] = self.step[1:]
         ahead[last] = total_steps
-        gap = ahead - self.step
-        begin, end, tie = self.step.copy(), ahead.copy(), np.zeros(len(gap), bool)
-        if between_records == "closest":
-            between = np.ones(len(gap), bool)
-            between[self.first] = between[last] = False
-            end[between] = (self.step + (gap + 1) // 2)[between]
-            after = np.flatnonzero(between) + 1
-            begin[after] = (self.step + gap // 2 + 1)[after - 1]
-            tie = between & (gap % 2 == 0)
+        if between_records == "last":
+            return Spans(self.example, self.norm, self.step, ahead)
+        gap, between = ahead - self.step, np.ones(len(ahead), bool)
+        between[self.first] = between[last] = False
+        begin, stop = self.step.copy(), np.where(between, self.step + (gap + 1) // 2, ahead)
+        after = np.flatnonzero(between) + 1
+        begin[after] = (self.step + gap // 2 + 1)[after - 1]
+        tied = between & (gap % 2 == 0)
+        each = np.repeat(np.arange(len(gap)), 1 + tied)
+        tie = np.append(False, each[1:] == each[:-1])  # the second of two: one step
+        larger = np.maximum(self.norm, np.append(self.norm[1:], self.norm[-1:]))
         return Spans(
-            example=self.example,
-            norm=self.norm,
-            begin=begin,
-            length=end - begin,
-            tie=tie,
-            tie_norm=np.maximum(self.norm, np.append(self.norm[1:], self.norm[-1:])),
-            n_examples=len(self.first),
-            total_steps=total_steps,
+            self.example[each],
+            np.where(tie, larger[each], self.norm[each]),
+            np.where(tie, stop[each], begin[each]),
+            stop[each] + tie,
         )

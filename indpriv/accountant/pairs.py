@@ -1,48 +1,13 @@
 """Secret sampling where a step is not the Poisson pair of add/remove. Sensitive.
 
-**Replaced examples.** The replacement is unknown, so its gradient has norm max_grad_norm = 1 and
-points away from the example's own. Given which other examples are sampled, a step of an example
-with clipped gradient g that another with gradient h replaces has the laws P = (1 - q) N(0, 1) + q
-N(g, 1) and Q = (1 - q) N(0, 1) + q N(h, 1), in units of the noise, with |g| <= a and |h| <= b. Of
-all these pairs the one in one dimension with g = a and h = -b is the worst, for every f-divergence:
-with x = exp(<z, g> - g^2 / 2) and y likewise for h, it is E F(x, y) for z ~ N(0, 1) and F(x, y) = r
-f(p / r), p = 1 - q + q x, r = 1 - q + q y, a convex function, homogeneous in (p, r), so that F_12
-<= 0 <= F_11, F_22. By the heat equation its derivative in <g, h> is E[x y F_12] <= 0: opposite
-directions are the worst. Along them its derivative in a is E[a x^2 F_11 - b x y F_12] >= 0, and
-likewise in b. These laws compose over steps (Zhu, Dong and Wang 2022, arXiv:2106.08567v4, Theorem
-10).
-
-**Truncated batches** (Ganesh 2025, arXiv:2508.15089). A step draws each of n examples with
-probability q, and if these are more than B it keeps a random B of them. Let K be the number of the
-others that were drawn, on which an example has no influence. If K < B, no one is left out, and the
-step is one of Poisson sampling. If K >= B, the batch without the example is a random set of B
-others: a random set S of B - 1 of them, and one more, y. The example is in the batch with
-probability q' = q E[B / (K + 1) | K >= B], and then takes the place of y beside a random S, since
-a random set of random others is a random set of others. So for g = x - y, whose length is at most
-|x| + 1, the laws are mixtures over S and y of (1 - q') N(0) + q' N(g) and N(0) if x is removed; of
-N(-y) or of N(x' - y) in place of this N(0) with probability q' if x is zeroed or replaced. By joint
-convexity mixtures cost at most the most expensive pair, and exp((order - 1) * divergence) is at
-most the mean over both cases, as if K >= B were revealed.
-
-**Fixed-size batches** without replacement are the second case alone, with q' = m / n, where one of
-n examples is replaced. With u = 2 / noise_multiplier, Wang, Balle and Kasiviswanathan 2019
-(arXiv:1808.00087v2, Theorem 27) bound whole orders: exp((order - 1) * divergence) <= 1 + sum over j
-= 2..order of C(order, j) q^j t_j, where t_j = min(4 sqrt(B(2 floor(j / 2)) B(2 ceil(j / 2))), 2
-exp(j (j - 1) u^2 / 2)) and B(j) = E[(exp(z u - u^2 / 2) - 1)^j], z ~ N(0, 1). Orders in between lie
-below the chord of (order - 1) * divergence, which is convex (their Corollary 10). This bound does
-not depend on the norm of an example: each one has the worst case.
-
-**Loss distributions** of the second case, if x is zeroed or replaced, need no pair. The laws (1 -
-q') N(0) + q' N(g) and (1 - q') N(0) + q' N(h) have |g|, |h|, |g - h| <= 2, so for c >= 1 their
-hockey-stick divergence is at most q' times the largest one of N(g) from N(0) or N(h), at 1 + (c -
-1) / q' (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647v2, Theorem 2). That is the divergence of
-(1 - q') N(0) + q' N(2) from N(0). It holds in both directions, and `Cells.symmetric` has it.
+Examples are replaced, batches are truncated, or they have a fixed size. Which pairs of laws are the
+worst is proven in docs/explanation/proofs.md, whose lines the numbers in brackets are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, reduce
 
 import numpy as np
@@ -50,22 +15,18 @@ from scipy import stats
 from scipy.special import gammaln, logsumexp, rel_entr
 
 from indpriv._arrays import FloatArray
-from indpriv._files import ROW_GROUP_SIZE
-from indpriv.accountant.blocks import BlockAccount, Epsilons, tables_of_epsilons
-from indpriv.accountant.claims import claim_of_worst_case
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
-from indpriv.accountant.method import Method, account_of, owners_of, warn_of_delta
-from indpriv.accountant.rdp import Counts, RdpAccountant, renyi_divergences
-from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
-from indpriv.errors import InputError
+from indpriv.accountant.method import Method
+from indpriv.accountant.rdp import divergences_of_pairs, renyi_divergences
+from indpriv.accountant.steps import StepKinds, clipped_steps
 from indpriv.norm_log.norm_log import NormLog
+
+Law = Callable[[FloatArray], FloatArray]  # (n_orders,) orders to (n_orders, n) divergences
 
 _SLACK = 1e-9  # relative; of divergences and probabilities, far above the error of sums and logs
 _MOST_SETTINGS = 200  # whose loss distributions are composed
 _LEAST_LOG = -690.0  # of a probability that floats can hold
-_REACH = 10.0  # standard deviations beyond the outer peaks of an integrand
-_LOG_PRECISION = 45.0  # a trapezoid sum is wrong by less than exp(-45) of itself
 _WIDEST = 250.0  # order * (a + b) beyond which the bound without sampling is used
 _LARGEST = 256  # powers j whose B(j) is computed, as in dp_accounting
 _EXPONENT = 30.0  # of j u^2, above which the other term of t_j is the smaller one
@@ -90,70 +51,27 @@ def replaced_divergences(
     Returns:
         (n_orders, n) nats.
     """
+    # One dimension and opposite directions are the worst [9.1].
     # By quasi-convexity, revealing whether the example was sampled can only raise the divergence.
-    found = orders[:, None] * np.square(own + other) / 2
-    for row in np.flatnonzero((sample_rate < 1) & (own + other > 0)):
-        a, b, q = float(own[row]), float(other[row]), float(sample_rate[row])
-        # Orders of an octave share a grid, which depends on no order, and so does the result.
-        octaves = np.where(orders * (a + b) <= _WIDEST, np.ceil(np.log2(orders)), np.nan)
-        for octave in np.unique(octaves[~np.isnan(octaves)]).tolist():
-            chosen = np.flatnonzero(octaves == octave)
-            moments = _log_moments(a, b, q, orders[chosen], 2.0**octave)
-            values = moments * (1 + _SLACK) / (orders[chosen] - 1)
-            found[chosen, row] = np.minimum(found[chosen, row], values)
+    length = own + other
+    found = orders[:, None] * np.square(length) / 2
+    summed = (sample_rate < 1) & (length > 0) & (orders[:, None] * length <= _WIDEST)
+    place, column = np.nonzero(summed)
+    # Orders of an octave share a grid, which depends on no order, and so does the result.
+    octave = np.ceil(np.log2(orders[place]))
+    (pair, _), row = np.unique(np.stack([column, octave]), axis=1, return_inverse=True)
+    pair = pair.astype(np.int64)
+    values = divergences_of_pairs(
+        own[pair], sample_rate[pair], row.ravel(), orders[place], against=other[pair]
+    )
+    found[summed] = np.minimum(found[summed], values * (1 + _SLACK))
     return found
-
-
-def _log_moments(a: float, b: float, q: float, orders: FloatArray, most: float) -> FloatArray:
-    """(n_orders,) log E_z [p^order r^(1 - order)] by a trapezoid sum over z ~ N(0, 1).
-
-    most: an order that is at least as large as these.
-    """
-    end, spacing = most * (a + b) + _REACH, _spacing(a, b, most)
-    z = np.arange(-_REACH - b, end + spacing, spacing)
-    log_weight = -np.square(z) / 2 + np.log(spacing / np.sqrt(2 * np.pi))
-    log_p, rise = _log_ratio(z * a - a * a / 2, q)
-    log_r, other_rise = _log_ratio(-z * b - b * b / 2, q)
-    order = orders[:, None]
-    exponent = order * log_p + (1 - order) * log_r
-    peak = (exponent + log_weight).max(axis=1, keepdims=True)
-    result = np.log(np.exp(exponent + log_weight - peak).sum(axis=1)) + peak[:, 0]
-    small = np.flatnonzero((result < 1e-2) & (exponent.max(axis=1) < 600))
-    if len(small):
-        # Less its tangent at (1, 1), whose mean is 0, so that a small moment keeps its precision.
-        tangent = order[small] * rise + (1 - order[small]) * other_rise
-        excess = np.expm1(exponent[small]) - tangent
-        rounding = 1e-16 * np.abs(tangent)
-        result[small] = np.log1p((np.exp(log_weight) * (excess + rounding)).sum(axis=1))
-    return np.asarray(np.maximum(result, 0.0))
-
-
-def _spacing(a: float, b: float, order: float) -> float:
-    """Trapezoid spacing for a relative error of exp(-_LOG_PRECISION).
-
-    Where |Im z| <= y, y a <= pi and y b < pi / 2, p has no zero, |p| is at most its value at Re z,
-    and |r| at least its value there times cos(y b). So the modulus of the integrand is at most
-    exp(y^2 / 2) cos(y b)^(1 - order) times its value at Re z, and a spacing h errs by at most twice
-    that times exp(-2 pi y / h) of the result. Any such y is valid; this one is nearly the best.
-    """
-    y = np.sqrt(2 * _LOG_PRECISION / (1 + (order - 1) * b * b))
-    y = min(y, np.pi / max(a, 1e-300), 1.2 / max(b, 1e-300))
-    growth = y * y / 2 - (order - 1) * np.log(np.cos(y * b))
-    return float(2 * np.pi * y / (_LOG_PRECISION + np.log(2) + growth))
-
-
-def _log_ratio(tilt: FloatArray, q: float) -> tuple[FloatArray, FloatArray]:
-    """log(1 - q + q exp(tilt)), and what is inside less 1, up to e^600."""
-    rise = q * np.expm1(np.minimum(tilt, 600.0))
-    near = np.abs(rise) < 0.5
-    far = np.logaddexp(np.log1p(-q), np.log(q) + tilt)
-    return np.where(near, np.log1p(np.where(near, rise, 0.0)), far), rise
 
 
 def fixed_size_divergences(
     shift: FloatArray, sample_rate: FloatArray, orders: FloatArray
 ) -> FloatArray:
-    """(n_orders, n) bounds of the Rényi divergence of one step, in both neighbouring directions.
+    """(n_orders, n) bounds of the Rényi divergence of one step, in both directions [9.3].
 
     shift: (n,) u, twice the clipping norm over the noise; sample_rate: (n,) q in (0, 1]; orders:
     above 1.
@@ -220,7 +138,7 @@ class Case:
 
 
 def cases_of(log: NormLog, sample_rate: FloatArray) -> list[Case]:
-    """The cases of a step; their log moments less 1 are to be added up.
+    """The cases of a step [9.2]; their log moments less 1 are to be added up.
 
     sample_rate: (n,) of mechanisms: those of the log's steps, or what these were rounded up to. The
     cases of the latter have probabilities that are too large.
@@ -251,7 +169,7 @@ def cases_of(log: NormLog, sample_rate: FloatArray) -> list[Case]:
 
 
 def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
-    """Epsilon of an example at max_grad_norm in every step, by loss distributions of these pairs.
+    """Epsilon of an example at max_grad_norm in every step, by losses of these pairs [9.4].
 
     limit: another upper bound, which is never exceeded; also that of very many settings.
     """
@@ -339,132 +257,26 @@ def pair_divergences(
     return np.asarray(np.logaddexp(0.0, excess) / (orders - 1)[:, None])
 
 
-@dataclass(frozen=True)
-class _Law:
-    """Divergences of kinds of steps; of the cells of steps, where these are given. See Divergences.
+def pair_laws(
+    log: NormLog, method: Method, kinds: StepKinds, one: FloatArray
+) -> tuple[list[Law], Law | None]:
+    """What a step of each kind (n,) costs in each neighbouring direction that may be the larger.
 
-    of_kinds: (n_orders,) orders to (n_orders, n_kinds) divergences of one step.
+    Args:
+        log: of the run.
+        method: of the account.
+        kinds: with the example's own norms.
+        one: (n,) shift of a gradient at max_grad_norm.
+
+    Returns:
+        these; and that of a replacement with the example's own norms, if examples are replaced.
     """
-
-    of_kinds: Callable[[FloatArray], FloatArray]
-    steps: Steps | None = None
-
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """See Divergences."""
-        found = self.of_kinds(orders)
-        return found if self.steps is None else self.steps.per_count(found)
-
-
-@dataclass(frozen=True)
-class PairsEngine:
-    """See Engine. Norms and settings between nodes are rounded up.
-
-    Attributes:
-        steps: how norms are counted.
-        accountants: of each neighbouring direction that may be the larger one.
-        alike: of a replacement with the example's own norms, which is no bound; None unless
-            examples are replaced.
-        worst_case: of the run.
-        tight: whether that is by loss distributions.
-    """
-
-    steps: Steps
-    accountants: Sequence[RdpAccountant]
-    alike: RdpAccountant | None
-    worst_case: Epsilons
-    tight: bool
-
-    @classmethod
-    def prepare(cls, log: NormLog, method: Method) -> PairsEngine:
-        """See Engine."""
-        steps = Steps.of(log, method.between_records)
-        relation = method.relation_of(log.neighbouring)
-
-        def accountants(kinds: StepKinds, steps: Steps | None) -> list[RdpAccountant]:
-            cases, own = cases_of(log, kinds.rate), kinds.shift
-            one = own if steps is None else steps.clipped
-            pairs: list[tuple[FloatArray, FloatArray | None]] = [(own, None)]
-            if relation != "add_remove":
-                other = one if relation == "replace_one" else 0 * one
-                pairs = [(own, other), (other, own)]
-            if relation == "replace_one" and steps is not None:
-                pairs.append((own, own))
-            laws = [partial(pair_divergences, cases, *pair, one) for pair in pairs]
-            return [RdpAccountant(_Law(law, steps), method) for law in laws]
-
-        of_each = accountants(steps.laws, steps)
-        alike = of_each.pop() if relation == "replace_one" else None
-        clipped, counts = condensed(*clipped_steps(log))
-        worst = _worst_case(log, method, accountants(clipped, None), counts)
-        return cls(steps, of_each, alike, worst, method.accountant == "pld")
-
-    @property
-    def bytes_per_example(self) -> int:
-        """See Engine."""
-        return self.steps.bytes_per_example + 8192
-
-    def block(self, block: NormLog) -> Epsilons:
-        """See Engine."""
-        counts = self.steps.counts(block)
-        found = _largest(self.accountants, counts)
-        epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
-        found = found.tightened(epsilon) if self.tight else replace(found, epsilon=epsilon)
-        if self.alike is None:
-            return found
-        alike = np.minimum(self.alike.epsilons(counts).epsilon, epsilon)
-        return replace(found, details={**found.details, "epsilon_if_replaced_alike": alike})
-
-
-def fixed_size_blocks(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
-    """The account of a log of fixed-size batches under replace-one, whose norms are not read.
-
-    InputError if units have several rows.
-    """
-    people = owners_of(log)
-    if people is not None and len(np.unique(people)) < log.n_examples:
-        raise InputError(
-            f"fixed-size batches: there is no account of several rows of one {log.unit} with "
-            'secret participation; pass participation="known"'
-        )
-    warn_of_delta(log, method)
-    kinds, counts = condensed(*clipped_steps(log))
-    law = _Law(partial(fixed_size_divergences, 2 * kinds.shift, kinds.rate))
-    worst = _worst_case(log, method, [RdpAccountant(law, method)], counts)
-    nothing = replace(
-        log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0], batch_norms=None
-    )
-    epsilon, claim = float(worst.epsilon[0]), claim_of_worst_case(log)
-    table = tables_of_epsilons(epsilon, claim, account_of(log, method))
-    work = partial(_same_for_all, worst)
-    return BlockAccount(nothing, log.example_ids, work, table, ROW_GROUP_SIZE)
-
-
-def _same_for_all(one: Epsilons, block: NormLog) -> Epsilons:
-    """Every example of a block has the bounds of one."""
-    return one.take(np.zeros(block.n_examples, np.int64))
-
-
-def _worst_case(
-    log: NormLog, method: Method, accountants: Sequence[RdpAccountant], counts: FloatArray
-) -> Epsilons:
-    """Bounds of one example at max_grad_norm in every step; counts: steps of each kind."""
-    worst = _largest(accountants, Counts(counts[None]))
-    if not np.isfinite(worst.epsilon).all():
-        raise InputError("this noise_multiplier leaves no finite epsilon; check the optimizer")
-    if method.accountant != "pld":
-        return worst
-    epsilon = tight_worst_case(log, method, float(worst.epsilon[0]))
-    return replace(worst, epsilon=np.array([epsilon]))
-
-
-def _largest(accountants: Sequence[RdpAccountant], counts: Counts) -> Epsilons:
-    """The largest epsilon of all directions."""
-    found = [accountant.epsilons(counts) for accountant in accountants]
-    epsilons = np.stack([one.epsilon for one in found])
-    which, columns = epsilons.argmax(axis=0), np.arange(epsilons.shape[1])
-    details = {
-        name: np.stack([getattr(one, name) for one in found])[which, columns]
-        for name in ("best_order", "order_at_boundary")
-    }
-    details["true_positive_limit"] = np.max([one.true_positive_limit for one in found], axis=0)
-    return Epsilons(epsilons.max(axis=0), np.zeros(len(columns)), details)
+    relation, own = method.relation_of(log.neighbouring), kinds.shift
+    if log.sampler == "fixed_size":
+        return [partial(fixed_size_divergences, 2 * own, kinds.rate)], None
+    law = partial(pair_divergences, cases_of(log, kinds.rate))
+    if relation == "add_remove":
+        return [partial(law, own, None, one)], None
+    other = one if relation == "replace_one" else 0 * one
+    both: list[Law] = [partial(law, own, other, one), partial(law, other, own, one)]
+    return both, partial(law, own, own, one) if relation == "replace_one" else None

@@ -1,21 +1,8 @@
 """A privacy filter: a guarantee set before training, from Rényi divergence at one fixed order.
 
-Feldman and Zrnic 2021 (arXiv:2008.11193), Theorem 4.3: let every example's individual divergence of
-the next step be known before the step, from the trajectory and the example alone, and let an
-example take part only while its sum, including the next step, stays within a cap. Then the whole
-run satisfies Rényi differential privacy of that order with the cap. Here the next step is charged
-at the example's clip threshold: its last recorded level under individual clipping, else
-max_grad_norm.
-
-The theorem leaves an example out of the data set. Here its clip threshold becomes 0: it may still
-be sampled, and its gradient is multiplied by 0. That is the same mechanism: each example is sampled
-independently, the noise and the divisor (the expected batch size) do not depend on the sample, and
-no layer mixes examples, so that the law of the step is the same with the example and without it.
-Which examples were left out, and when, is sensitive.
-
-If a unit has several rows, the theorem is applied to units: all rows of a unit together are charged
-the most that units.py proves a step to cost them, and are left out together. Adding up what the
-rows would be charged is no bound.
+An example, or a unit with all its rows, takes part only while the sum of its divergences, the next
+step included, stays within a cap, which then holds for the whole run by [9.9] of
+docs/explanation/proofs.md. Which examples were left out, and when, is sensitive.
 """
 
 from __future__ import annotations
@@ -31,10 +18,11 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.blocks import BlockAccount, Epsilons
+from indpriv.accountant.blocks import BlockAccount
 from indpriv.accountant.method import Method, owners_of
-from indpriv.accountant.rdp import FLOAT_SLACK, compute_rdp, epsilon_offsets
-from indpriv.accountant.unit_cells import MOST_ROWS, EqualRows
+from indpriv.accountant.rdp import FLOAT_SLACK, Epsilons, compute_rdp, epsilon_offsets
+from indpriv.accountant.steps import StepKinds
+from indpriv.accountant.unit_cells import MOST_ROWS
 from indpriv.accountant.units import Units, first_rows
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError
@@ -152,7 +140,7 @@ class PrivacyFilter:
     ) -> FloatArray:
         """(n_units,) charge for all rows of each unit.
 
-        By units.py a step is interpolated between two whole numbers of equal rows.
+        A step is interpolated between two whole numbers of equal rows [8.3].
         """
         total = np.bincount(units, norms) * _SUMMED
         largest = np.zeros(len(total))
@@ -164,7 +152,7 @@ class PrivacyFilter:
         wanted = np.stack([np.tile(norm, 2), np.append(fewer, np.minimum(fewer + 1, MOST_ROWS))])
         (shift, k), place = np.unique(wanted, axis=1, return_inverse=True)
         rate, order = np.full(len(k), sample_rate), np.full(len(k), self.order)
-        cells = EqualRows(shift / noise_multiplier, rate, k.astype(np.int64))
+        cells = StepKinds(shift / noise_multiplier, rate, k.astype(np.int64))
         low, high = cells.divergences_at(np.arange(len(k)), order)[place.reshape(2, -1)]
         rdp = (1 - rest) * low + np.where(rest > 0, rest * high, 0.0)
         return np.asarray(rdp * (1 + FLOAT_SLACK))

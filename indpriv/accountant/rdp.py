@@ -1,32 +1,20 @@
 """Rényi differential privacy of the Poisson-sampled Gaussian mechanism, for many norms and orders.
 
 With shift u = relative_norm / noise_multiplier and z ~ N(0, 1), the density ratio of one step is
-f(z) = 1 - q + q * exp(z * u - u**2 / 2), and (order - 1) * rdp = log E[f(z)**order] (Mironov,
-Talwar and Zhang 2019, arXiv 1908.10530v1, Theorem 4 and section 3.3; this direction dominates the
-other one, Theorem 5).
-
-If one owner has k rows, each of this norm and sampled independently, the worst case is that their
-gradients all point in one direction: f(z) = sum over j of Binomial(k, q)(j) * exp(j z u - (j u)**2
-/ 2), of which the above is k = 1; units.py says why this bounds what the owner's rows reveal. As a
-polynomial in exp(z u) it has only real zeros, all negative: those of (1 - q + q x)**k, and
-multiplying the coefficients by exp(-(j u)**2 / 2) keeps zeros real (a multiplier sequence of
-Laguerre; Pólya and Schur 1914). So, for every k, f has no zero where |Im z| < pi / u.
-
-The integrand is analytic in the strip |Im z| < pi / u and its modulus there is at most f(x)**order
-* exp(y**2 / 2), so the trapezoid rule of spacing h is wrong by at most 2 * exp(y**2 / 2 - 2 * pi *
-y / h) of the result: h is chosen from this bound. What is left is rounding: every value is within
-FLOAT_SLACK (relative) of the truth.
+f(z) = 1 - q + q * exp(z * u - u**2 / 2), and (order - 1) * rdp = log E[f(z)**order]; for an owner
+of k equal rows f is a sum of k + 1 such terms [7.1]. Numbers in brackets are lines of
+docs/explanation/proofs.md.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from indpriv import _checks
@@ -50,6 +38,9 @@ _ORDERS: FloatArray = 1.0 + 1e-4 * np.power(_RATIO, np.arange(66 * _EVERY + 1.0)
 _GATHERED_BYTES = 1 << 18  # of counts that are gathered together: they stay in cache
 _GAIN = 2e-3  # of epsilon; a walk ends where no other order of the grid can give more
 _KEPT_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
+# In how many steps each example met each cell, (n_examples, n_cells): dense where cells are few,
+# which is 8 times as fast there
+Counts = FloatArray | csr_array
 _FILLING = threading.Lock()  # of all accountants, so that one can be sent to another process
 
 
@@ -102,16 +93,29 @@ def renyi_divergences(
 
 
 def divergences_of_pairs(
-    shifts: FloatArray, sample_rates: FloatArray, row: IntArray, order: FloatArray, k: int
+    shifts: FloatArray,
+    sample_rates: FloatArray,
+    row: IntArray,
+    order: FloatArray,
+    k: int = 1,
+    against: FloatArray | None = None,
 ) -> FloatArray:
-    """(n_pairs,) divergences of mechanism row[i] at order[i]; see `renyi_divergences`."""
-    log_moments = np.zeros(len(row))
-    unfilled = np.flatnonzero(
-        _fill_closed_form(log_moments, shifts[row], sample_rates[row], order, k)
-    )
-    shift, longest = shifts[row[unfilled]], np.zeros(len(shifts))  # longest: in nodes, by row
-    nodes = (order[unfilled] * k * shift + 2 * _REACH) / _spacing(shift) + 3
-    np.maximum.at(longest, row[unfilled], nodes)
+    """(n_pairs,) divergences of mechanism row[i] at order[i]; see `renyi_divergences`.
+
+    against: (n,) shifts, the other way, of what takes the example's place [9.1]; rates are then
+        below 1, and the orders of a mechanism between the same powers of 2.
+    """
+    other, most = np.zeros(len(shifts)), np.full(len(shifts), 2.0)
+    log_moments, unfilled = np.zeros(len(row)), np.arange(len(row))
+    if against is None:
+        filled = _fill_closed_form(log_moments, shifts[row], sample_rates[row], order, k)
+        unfilled = np.flatnonzero(~filled)
+    else:
+        other = against
+        np.maximum.at(most, row, 2.0 ** np.ceil(np.log2(order)))
+    spacing, longest = _spacing(shifts, other, most), np.zeros(len(shifts))  # in nodes, by row
+    reach = order * (k * shifts + other)[row] + other[row] + 2 * _REACH
+    np.maximum.at(longest, row[unfilled], (reach / spacing[row])[unfilled] + 3)
     rows = np.flatnonzero(longest)
     rows = rows[np.argsort(-longest[rows], kind="stable")]
     place = np.zeros(len(shifts), np.int64)
@@ -121,9 +125,9 @@ def divergences_of_pairs(
     while begin < len(rows):
         end = begin + max(1, int(_ELEMENTS_AT_ONCE // longest[rows[begin]]))
         batch, pairs = rows[begin:end], slice(*np.searchsorted(where, (begin, end)))
-        chosen = unfilled[pairs]
-        log_moments[chosen] = _quadrature(
-            shifts[batch], sample_rates[batch], k, where[pairs] - begin, order[chosen]
+        some = _Mechanisms(shifts[batch], other[batch], sample_rates[batch], spacing[batch], k)
+        log_moments[unfilled[pairs]] = some.log_moments(
+            where[pairs] - begin, order[unfilled[pairs]]
         )
         begin = end
     return log_moments / (order - 1)
@@ -137,7 +141,7 @@ def _log_binomial(k: int, j: int, q: FloatArray) -> FloatArray:
 def _fill_closed_form(
     out: FloatArray, shifts: FloatArray, q: FloatArray, orders: FloatArray, k: int
 ) -> BoolArray:
-    """Fill pairs (n,) where two closed-form bounds agree; return a mask of the others."""
+    """Fill pairs (n,) where two closed-form bounds agree; return a mask of those."""
     unsampled = q == 1.0
     with np.errstate(over="ignore"):  # infinity is right where there is almost no noise
         exponent = 0.5 * np.square(k * shifts) * (orders - 1)
@@ -156,14 +160,19 @@ def _fill_closed_form(
         (excess < -math.log(1e14)) & (orders * gap <= 1e-14 * np.maximum(upper, 1.0)) & ~unsampled
     )
     out[closed] = upper[closed]
-    return np.asarray(~closed & (shifts > 0) & ~unsampled)
+    return np.asarray(closed | (shifts == 0) | unsampled)
 
 
-def _spacing(shift: FloatArray) -> FloatArray:
-    """Trapezoid spacing for a relative error of exp(-_LOG_PRECISION), as the module proves."""
-    widest = math.sqrt(2 * _LOG_PRECISION)  # the best height where no singularity limits it
-    height = np.minimum(widest, math.pi / np.maximum(shift, 1e-300))
-    return np.asarray(2 * math.pi * height / (_LOG_PRECISION + np.square(height) / 2))
+def _spacing(shift: FloatArray, other: FloatArray, order: FloatArray) -> FloatArray:
+    """Trapezoid spacing for a relative error of exp(-_LOG_PRECISION), see [7.2] and [9.1].
+
+    Any height where the integrand is bounded is valid; this one is nearly the best.
+    """
+    height = np.sqrt(2 * _LOG_PRECISION / (1 + (order - 1) * np.square(other)))
+    height = np.minimum(height, math.pi / np.maximum(shift, 1e-300))
+    height = np.minimum(height, 1.2 / np.maximum(other, 1e-300))
+    growth = np.square(height) / 2 - (order - 1) * np.log(np.cos(height * other))
+    return np.asarray(2 * math.pi * height / (_LOG_PRECISION + growth))
 
 
 @dataclass(frozen=True)
@@ -179,35 +188,47 @@ class _Grid:
     gain: FloatArray
 
 
-def _grid(u: FloatArray, q: FloatArray, k: int, first: FloatArray, n_nodes: int) -> _Grid:
-    h = _spacing(u)
-    z = (first[:, None] + np.arange(n_nodes)) * h[:, None]
-    log_weight = -0.5 * np.square(z) + np.log(h / math.sqrt(2 * math.pi))[:, None]
-    weight = np.exp(log_weight)
-    log_f, rise = _density_ratio(z, u[:, None], q[:, None], k)
-    gain = weight * rise
-    far = rise > 1.0  # f may overflow where its product with the weight does not
-    gain[far] = np.exp(np.minimum(log_f[far] + log_weight[far], 700.0)) - weight[far]
-    return _Grid(log_f, log_weight, weight, gain)
+@dataclass(frozen=True)
+class _Mechanisms:
+    """Mechanisms whose moments are sums over a grid: shift, what is against it, rate, spacing."""
 
+    u: FloatArray
+    other: FloatArray
+    q: FloatArray
+    h: FloatArray
+    k: int
 
-def _quadrature(
-    u: FloatArray, q: FloatArray, k: int, row: IntArray, order: FloatArray
-) -> FloatArray:
-    """(n_cells,) log moments of (row, order) cells: one grid per row serves all its orders."""
-    h = _spacing(u)
-    first = -np.ceil(_REACH / h)
-    end = order * k * u[row] + _REACH
-    needed = np.ceil(end / h[row]) - first[row] + 1
-    # A few fixed widths, so that the bits of a sum do not depend on what else is computed.
-    n_nodes = np.ceil(1.2 ** np.ceil(np.log(needed) / math.log(1.2))).astype(np.int64)
-    grid = _grid(u, q, k, first, int(n_nodes.max(initial=1)))
-    values = np.zeros(len(row))
-    for width in np.unique(n_nodes).tolist():
-        alike = np.flatnonzero(n_nodes == width)
-        for cells in np.array_split(alike, -(-len(alike) * width // _ELEMENTS_AT_ONCE)):
-            values[cells] = _log_moments(grid, row[cells], order[cells, None], width)
-    return values
+    def log_moments(self, row: IntArray, order: FloatArray) -> FloatArray:
+        """(n_cells,) of (row, order) cells: one grid per row serves all its orders."""
+        first = -np.ceil((_REACH + self.other) / self.h)
+        end = order * (self.k * self.u + self.other)[row] + _REACH
+        needed = np.ceil(end / self.h[row]) - first[row] + 1
+        # A few fixed widths, so that the bits of a sum do not depend on what else is computed.
+        n_nodes = np.ceil(1.2 ** np.ceil(np.log(needed) / math.log(1.2))).astype(np.int64)
+        grid = self._grid(first, int(n_nodes.max(initial=1)))
+        values = np.zeros(len(row))
+        for width in np.unique(n_nodes).tolist():
+            alike = np.flatnonzero(n_nodes == width)
+            for cells in np.array_split(alike, -(-len(alike) * width // _ELEMENTS_AT_ONCE)):
+                values[cells] = _log_moments(grid, row[cells], order[cells, None], width)
+        return values
+
+    def _grid(self, first: FloatArray, n_nodes: int) -> _Grid:
+        h = self.h[:, None]
+        z = (first[:, None] + np.arange(n_nodes)) * h
+        log_weight = -0.5 * np.square(z) + np.log(h / math.sqrt(2 * math.pi))
+        weight = np.exp(log_weight)
+        log_f, rise = _density_ratio(z, self.u[:, None], self.q[:, None], self.k)
+        if self.other.any():  # f is the ratio to a law that is no N(0, 1), which is the weight then
+            log_other, other_rise = _density_ratio(-z, self.other[:, None], self.q[:, None], 1)
+            rise, log_f = rise - other_rise, log_f - log_other
+            gain, log_weight = weight * rise, log_weight + log_other
+            weight = np.exp(log_weight)
+        else:
+            gain = weight * rise
+        far = rise > 1.0  # f may overflow where its product with the weight does not
+        gain[far] = np.exp(np.minimum(log_f[far] + log_weight[far], 700.0)) - weight[far]
+        return _Grid(log_f, log_weight, weight, gain)
 
 
 def _density_ratio(
@@ -300,114 +321,86 @@ def true_positive_limit(rdp: FloatArray, orders: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class RdpEpsilons:
-    """epsilon, best_order, order_at_boundary, true_positive_limit: each (n_examples,)."""
+class Epsilons:
+    """Bounds of the epsilon of each of n examples; arrays have shape (n,).
 
-    epsilon: FloatArray
-    best_order: FloatArray
-    order_at_boundary: BoolArray
-    true_positive_limit: FloatArray
-
-
-class Divergences(Protocol):
-    """What RDP needs to know of the cells of steps, or of kinds of steps."""
-
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """(n_orders, n_cells) Rényi divergence of one count of each cell."""
-        ...
-
-
-@runtime_checkable
-class SlowDivergences(Protocol):
-    """Cells whose divergences are slow to compute: only those that are needed are computed."""
-
-    @property
-    def n_cells(self) -> int:
-        """Number of cells."""
-        ...
-
-    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
-        """(n,) Rényi divergence of one count of cells[i] at orders[i]."""
-        ...
-
-
-@dataclass(frozen=True)
-class Counts:
-    """In how many steps each example met each cell; tables have shape (n_rows, n_cells).
-
-    matrix: (n_examples, n_cells), dense where cells are few: 8 times as fast as sparse there.
+    Attributes:
+        epsilon: never below the truth.
+        epsilon_lower: never above it.
+        details: further columns of the accountant.
     """
 
-    matrix: FloatArray | csr_array
+    epsilon: FloatArray
+    epsilon_lower: FloatArray
+    details: dict[str, NDArray[np.generic]]
 
     def __len__(self) -> int:
-        return int(self.matrix.shape[0])
+        return len(self.epsilon)
 
-    def totals(self, table: FloatArray) -> FloatArray:
-        """(n_examples, n_rows) sums over steps of each row of a table."""
-        return np.asarray(self.matrix @ np.ascontiguousarray(table.T))
+    @classmethod
+    def joined(cls, parts: Sequence[Epsilons]) -> Epsilons:
+        """The examples of all parts, which have the same details."""
+        return cls(
+            np.concatenate([part.epsilon for part in parts]),
+            np.concatenate([part.epsilon_lower for part in parts]),
+            {
+                name: np.concatenate([part.details[name] for part in parts])
+                for name in parts[0].details
+            },
+        )
 
-    def totals_at(self, examples: IntArray, table: FloatArray, rows: IntArray) -> FloatArray:
-        """(len(examples),) sums over steps of one row of a table for each of these examples."""
-        totals = np.empty(len(examples))
-        n_entries = getattr(self.matrix, "nnz", self.matrix.size)
-        size = max(1, _GATHERED_BYTES // 8 * len(self) // max(n_entries, 1))
-        for start in range(0, len(examples), size):
-            part = slice(start, start + size)
-            counts, row = self.matrix[examples[part]], rows[part]
-            if isinstance(counts, np.ndarray):
-                totals[part] = np.einsum("ij,ij->i", counts, table.take(row, axis=0))
-            else:
-                place = np.repeat(np.arange(len(row)), np.diff(counts.indptr))
-                values = counts.data * table[row[place], counts.indices]
-                totals[part] = np.bincount(place, values, minlength=len(row))
-        return totals
+    def tightened(self, epsilon: FloatArray, lower: FloatArray | None = None) -> Epsilons:
+        """These Rényi bounds, lowered to tight ones (n,) where those are smaller.
 
-    def used_cells(self, examples: IntArray) -> BoolArray:
-        """(n_cells,) in which any of these examples has steps."""
-        return np.asarray(self.matrix[examples].sum(axis=0) > 0)
+        lower: (n,) lower ends of the tight ones; by default 0.
+        """
+        least = np.minimum(epsilon, self.epsilon)
+        ends = np.zeros(len(self)) if lower is None else np.minimum(lower, least)
+        limit = self.details["true_positive_limit"]
+        return Epsilons(least, ends, {"rdp_epsilon": self.epsilon, "true_positive_limit": limit})
+
+    def take(self, examples: IntArray) -> Epsilons:
+        """The bounds of the examples at these positions."""
+        details = {name: values[examples] for name, values in self.details.items()}
+        return Epsilons(self.epsilon[examples], self.epsilon_lower[examples], details)
 
 
 class RdpAccountant:
     """Turns counts over fixed cells into epsilons. Threads may share it.
 
-    Every order gives a bound, so the choice of one can only be loose, never wrong. The bound of
-    canonne2020 is B = N / (order - 1) with N = K + (order - 1) log(1 - 1 / order) - log(order *
-    delta), that of mironov2017 the same with N = K - log(delta). K = (order - 1) * rdp is convex in
-    the order, and so is N: B has one valley, which an example walks down. Where three orders, less
-    1, are in the ratio r, the lines through N at two of them show that no order between is lower
-    than the middle one by more than (B_below - B) / r or r * (B_above - B).
+    Every order gives a bound, so the choice of one can only be loose, never wrong. The bound of an
+    example has one valley over the orders, which it walks down [7.3].
     """
 
-    def __init__(self, source: Divergences | SlowDivergences, method: Method) -> None:
+    def __init__(
+        self, divergences: Callable[..., FloatArray], method: Method, *, slow: bool = False
+    ) -> None:
         """Compute the divergences that every block needs.
 
         Args:
-            source: the cells.
+            divergences: of one count, from orders to the (n_orders, n_cells) of all cells. If they
+                are slow, from (n,) cells and an order each to (n,), of those that are needed.
             method: delta, conversion and orders; if no orders are given, those of a fixed grid.
+            slow: whether divergences are slow to compute.
         """
         own = method.rdp_orders
-        self._source, self._stride = source, _EVERY if own is None else 1
+        self._divergences, self._stride = divergences, _EVERY if own is None else 1
         self._orders = _ORDERS if own is None else np.unique(own)
         self._offsets = epsilon_offsets(self._orders, method.delta, method.conversion)
         self._rows: dict[int, FloatArray] = {}  # divergences of all cells, by place
-        self._table = None
-        if isinstance(source, SlowDivergences):
-            self._n_cells = source.n_cells
-        else:
-            self._table = source.divergences(self._orders[:: self._stride])
-            self._n_cells = self._table.shape[1]
+        self._slow = slow
+        self._table = None if slow else divergences(self._orders[:: self._stride])
 
-    def epsilons(self, counts: Counts) -> RdpEpsilons:
-        """Epsilon of each example."""
-        each = np.arange(len(counts))
+    def epsilons(self, counts: Counts) -> Epsilons:
+        """Upper bounds for each example."""
+        each = np.arange(counts.shape[0])
         if self._table is None:
             small = max(1, int(np.searchsorted(self._orders, _SMALL, side="right")))
             stride, places = self._stride, np.arange(0, small, self._stride)
             rdp = self._totals(counts, each, np.tile(places, (len(each), 1)))
         else:
             stride, places = self._stride // 2, np.arange(0, len(self._orders), self._stride)
-            rdp = counts.totals(self._table)
+            rdp = np.asarray(counts @ np.ascontiguousarray(self._table.T))
         bounds = rdp + self._offsets[places]
         best = np.argmin(bounds, axis=1)
         place, bound = places[best], bounds[each, best]
@@ -416,7 +409,12 @@ class RdpAccountant:
         self._walk(counts, np.flatnonzero(costs), stride, place, bound, limit)
         epsilon = np.where(costs, np.maximum(bound, 0.0), 0.0)
         boundary = (place == 0) | (place == len(self._orders) - 1)
-        return RdpEpsilons(epsilon, self._orders[place], boundary & (epsilon > 0), limit)
+        details = {
+            "best_order": self._orders[place],
+            "order_at_boundary": boundary & (epsilon > 0),
+            "true_positive_limit": limit,
+        }
+        return Epsilons(epsilon, np.zeros(len(each)), details)
 
     def _walk(
         self,
@@ -452,24 +450,42 @@ class RdpAccountant:
         rows = rows.reshape(places.shape)
         with _FILLING:
             table = self._table_at(wanted, counts, examples, rows)
-        return np.stack([counts.totals_at(examples, table, row) for row in rows.T], axis=1)
+        return np.stack([totals_at(counts, examples, table, row) for row in rows.T], axis=1)
 
     def _table_at(
         self, places: IntArray, counts: Counts, examples: IntArray, rows: IntArray
     ) -> FloatArray:
         """(n_places, n_cells) divergences, of slow cells those that the examples of a row met."""
-        source, n_cells = self._source, self._n_cells
+        n_cells = counts.shape[1]
         if (len(self._rows) + len(places)) * n_cells > _KEPT_VALUES:
             self._rows = {}
-        if not isinstance(source, SlowDivergences):
+        if not self._slow:
             new = [place for place in places.tolist() if place not in self._rows]
             if new:
-                self._rows |= zip(new, source.divergences(self._orders[new]), strict=True)
+                self._rows |= zip(new, self._divergences(self._orders[new]), strict=True)
             return np.stack([self._rows[place] for place in places.tolist()])
         unknown = np.full(n_cells, np.nan)
         table = np.stack([self._rows.get(place, unknown) for place in places.tolist()])
-        met = [counts.used_cells(examples[(rows == row).any(axis=1)]) for row in range(len(places))]
-        row, cell = np.nonzero(np.stack(met) & np.isnan(table))
-        table[row, cell] = source.divergences_at(cell, self._orders[places[row]])
+        by_row = (counts[examples[(rows == row).any(axis=1)]] for row in range(len(places)))
+        met = np.stack([np.asarray(those.sum(axis=0) > 0) for those in by_row])
+        row, cell = np.nonzero(met & np.isnan(table))
+        table[row, cell] = self._divergences(cell, self._orders[places[row]])
         self._rows |= zip(places.tolist(), map(np.copy, table), strict=True)
         return np.where(np.isnan(table), 0.0, table)
+
+
+def totals_at(counts: Counts, examples: IntArray, table: FloatArray, rows: IntArray) -> FloatArray:
+    """(len(examples),) sums over steps of one row of a table (n_rows, n_cells) for each."""
+    totals = np.empty(len(examples))
+    n_entries = getattr(counts, "nnz", counts.size)
+    size = max(1, _GATHERED_BYTES // 8 * counts.shape[0] // max(n_entries, 1))
+    for start in range(0, len(examples), size):
+        part = slice(start, start + size)
+        some, row = counts[examples[part]], rows[part]
+        if isinstance(some, np.ndarray):
+            totals[part] = np.einsum("ij,ij->i", some, table.take(row, axis=0))
+        else:
+            place = np.repeat(np.arange(len(row)), np.diff(some.indptr))
+            values = some.data * table[row[place], some.indices]
+            totals[part] = np.bincount(place, values, minlength=len(row))
+    return totals

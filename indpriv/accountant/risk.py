@@ -1,4 +1,4 @@
-"""`membership_risk`: the privacy curve of every example as attack success rates. Sensitive.
+"""What an account says of attacks: success rates, and the strongest one's evidence. Sensitive.
 
 An attacker sees the whole trajectory and must decide whether an example was in the training set.
 "Absent" is the null hypothesis ("replaced" where another takes its place): the false-positive rate
@@ -9,7 +9,8 @@ it happened; only those of the worst case limit attacks in general.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pandas as pd
@@ -17,27 +18,29 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
+from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._likelihood import log_likelihood_ratio
 from indpriv._progress import Progress
 from indpriv.accountant.account import checked, worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
-from indpriv.accountant.claims import claim_if_known, claim_of
 from indpriv.accountant.clipping_norm import (
     advantage_with_release,
     mu_with_release,
     rate_after_release,
 )
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
-from indpriv.accountant.known import known_account, known_units
+from indpriv.accountant.known import known_units
 from indpriv.accountant.loss_pairs import Pairs, clipped_in_every_step, larger_epsilons
 from indpriv.accountant.method import (
     Method,
     account_of,
     check_poisson_pairs,
+    claim_if_known,
+    claim_of,
     owners_of,
     warn_of_delta,
 )
-from indpriv.accountant.steps import Steps
+from indpriv.accountant.steps import StepKinds, Steps
 from indpriv.accountant.tight import Met
 from indpriv.accountant.units import Units
 from indpriv.epsilon_table import DISCLAIMER, Account
@@ -46,6 +49,9 @@ from indpriv.norm_log.norm_log import NormLog
 _LARGEST_RATE = 1 - 1e-9  # of false positives, at which curves are read
 _LEAST_DELTA = 1e-30  # curves are read down to such deltas
 _MU_POINTS = 5  # epsilons at which a Gaussian curve is compared with an example's
+_KL_SPACING = 1 / 16  # of a trapezoid sum, in standard deviations, over the largest shift above 1
+_KL_REACH = 9.0  # standard deviations beyond the outer peaks, 0 and u: 81 * exp(-81 / 2) is 2e-16
+_KL_AT_ONCE = 512  # shifts
 # Of a worst case whose curve is read: beyond them that takes minutes.
 _MOST_STEPS, _MOST_KINDS, _MOST_OF_BOTH = 10**6, 1000, 10**7
 
@@ -76,10 +82,6 @@ class Risk:
     mu: FloatArray
     mu_error: FloatArray
 
-    def take(self, examples: NDArray[np.intp]) -> Risk:
-        """The risk of some examples, in this order."""
-        return Risk(**{field.name: getattr(self, field.name)[examples] for field in fields(self)})
-
     @classmethod
     def concatenated(cls, parts: list[Risk]) -> Risk:
         """The risk of the examples of all parts."""
@@ -92,15 +94,21 @@ class Readings:
     """Which figures to read off a privacy curve (see `membership_risk`).
 
     Attributes:
-        largest_epsilon: bounds the epsilon of every example's steps.
         clipping_norm_cost: of a private clipping norm, with which each curve is composed.
+        largest_epsilon: bounds the epsilon of every example's steps.
     """
 
     false_positive_rate: FloatArray
     epsilon: FloatArray
     delta: float
-    largest_epsilon: float
     clipping_norm_cost: float
+    largest_epsilon: float = np.inf
+
+    def of_steps_of(self, log: NormLog, method: Method) -> Readings:
+        """The same of the steps of a log, with one row that is added or removed."""
+        largest = float(worst_case_rdp(log, method).epsilon[0])
+        cost = log.clipping_norm_epsilon
+        return replace(self, clipping_norm_cost=cost, largest_epsilon=largest)
 
     @classmethod
     def of(
@@ -109,7 +117,6 @@ class Readings:
         epsilon: ArrayLike,
         *,
         delta: float,
-        largest_epsilon: float = np.inf,
         clipping_norm_cost: float = 0.0,
     ) -> Readings:
         """Check the arguments."""
@@ -125,7 +132,7 @@ class Readings:
             lambda x: np.isfinite(x) & (x >= 0),
             "finite numbers of at least 0, e.g. 1.0",
         )
-        return cls(rates, epsilons, delta, largest_epsilon, clipping_norm_cost)
+        return cls(rates, epsilons, delta, clipping_norm_cost)
 
     @property
     def _of_steps(self) -> tuple[FloatArray, FloatArray]:
@@ -343,17 +350,13 @@ def membership_risk(
         between_records=between_records,
         participation=participation,
     )
+    readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
     risk_of = _known_risk if participation == "known" else _secret_risk
-    return risk_of(log, method, false_positive_rate, epsilon, progress, workers)
+    return risk_of(log, method, readings, progress, workers)
 
 
 def _secret_risk(
-    log: NormLog,
-    method: Method,
-    false_positive_rate: ArrayLike,
-    epsilon: ArrayLike,
-    progress: Progress | None,
-    workers: int | None,
+    log: NormLog, method: Method, readings: Readings, progress: Progress | None, workers: int | None
 ) -> RiskTable:
     """The table by privacy losses, for whoever does not know the batches."""
     relation = method.relation_of(log.neighbouring)
@@ -363,12 +366,12 @@ def _secret_risk(
     least, below = min(method.delta, _LEAST_DELTA), steps.below()
     pairs = Pairs.of(steps, least)
     below_pairs = pairs if below is steps else Pairs.of(below, least)
-    readings = _readings(read, method, false_positive_rate, epsilon)
+    readings = readings.of_steps_of(read, method)
     worst = _worst_case(read, method, readings, lower=True)
 
     def of_block(block: NormLog) -> Risk:
-        met = Met.of(steps.counts(block).matrix)
-        less = met if below is steps else Met.of(below.counts(block).matrix)
+        met = Met.of(steps.counts(block))
+        less = met if below is steps else Met.of(below.counts(block))
         found = readings.off(pairs, met, (below_pairs, less))
         clipped = np.zeros(block.n_examples, bool)
         close = np.flatnonzero(found.advantage >= worst.advantage * (1 - 1e-3))
@@ -396,22 +399,15 @@ def _secret_risk(
 
 
 def _known_risk(
-    log: NormLog,
-    method: Method,
-    false_positive_rate: ArrayLike,
-    epsilon: ArrayLike,
-    progress: Progress | None,
-    workers: int | None,
+    log: NormLog, method: Method, readings: Readings, progress: Progress | None, workers: int | None
 ) -> RiskTable:
     """Of Gaussian mechanisms, in closed form."""
     warn_of_delta(log, method)
     owners = owners_of(log)
     units = None if owners is None else Units.of(owners)
-    account = known_account(log, method, units)
-    cost = account.clipping_norm_epsilon  # of the largest unit: no other one costs more
-    readings = Readings.of(
-        false_positive_rate, epsilon, delta=method.delta, clipping_norm_cost=cost
-    )
+    account = account_of(log, method, None if units is None else int(units.n_rows.max()))
+    # Of the largest unit: no other one costs more
+    readings = replace(readings, clipping_norm_cost=account.clipping_norm_epsilon)
     known = known_units(log, method, units, progress=progress, workers=workers)
     claim, reason = claim_if_known(log)
     mu, least = (np.sqrt(known[name]) for name in ("own", "least"))
@@ -437,10 +433,10 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
     """
     check_poisson_pairs(log, "add_remove", "the privacy curve of a run")
     method = Method(delta=delta, accountant="pld")
-    readings = _readings(log, method, false_positive_rate, ())
+    readings = Readings.of(false_positive_rate, (), delta=delta).of_steps_of(log, method)
     if not risk_takes_long(log):
         return _worst_case(log, method, readings, lower=False)
-    epsilon = min(float(worst_case_rdp(log, method).epsilon[0]) + log.clipping_norm_epsilon, 700.0)
+    epsilon = min(readings.largest_epsilon + readings.clipping_norm_cost, 700.0)
     rates = np.asarray(readings.false_positive_rate)[None]
     above = np.exp(epsilon) * rates + delta
     below = 1 - np.exp(-epsilon) * (1 - delta - rates)
@@ -471,18 +467,6 @@ def has_risk_curve(account: Account) -> bool:
     return account.neighbouring != "replace_one" and account.sampler != "truncated_poisson"
 
 
-def _readings(
-    log: NormLog, method: Method, false_positive_rate: ArrayLike, epsilon: ArrayLike
-) -> Readings:
-    return Readings.of(
-        false_positive_rate,
-        epsilon,
-        delta=method.delta,
-        largest_epsilon=float(worst_case_rdp(log, method).epsilon[0]),
-        clipping_norm_cost=log.clipping_norm_epsilon,  # of one row that is added or removed
-    )
-
-
 def _worst_case(log: NormLog, method: Method, readings: Readings, *, lower: bool) -> Risk:
     least = min(method.delta, _LEAST_DELTA)
     above = clipped_in_every_step(log, least, down=False)
@@ -501,3 +485,113 @@ def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:
         values = values if field.name == "mu_error" else np.minimum(values, limit)
         found[field.name] = np.where(at_limit, limit, values)
     return Risk(**found)
+
+
+@dataclass(frozen=True)
+class PredictedEvidence:
+    """What an account predicts of the strongest attack on each of n examples.
+
+    The attacker's evidence about an example is the sum over steps of the log-likelihood ratio
+    log f(z) (see `indpriv._likelihood`). With z ~ N(0, 1), its mean is the sum of KL(P||Q) =
+    E[f log f] if the example takes part, and minus the sum of KL(Q||P) = E[-log f] if it does not;
+    its exponential moments are the Rényi divergences that RDP accounts add up.
+
+    Attributes:
+        with_example: (n,) mean evidence if the example takes part: the sum of KL(P||Q).
+        without_example: (n,) minus the mean evidence if it does not: the sum of KL(Q||P).
+        orders: (n_orders,) Rényi orders.
+        renyi: (n_orders, n) sums of the divergences of P from Q.
+    """
+
+    with_example: FloatArray
+    without_example: FloatArray
+    orders: FloatArray
+    renyi: FloatArray
+
+    @property
+    def separation(self) -> FloatArray:
+        """(n,) mean evidence with less mean evidence without the example: the square of a mu."""
+        return self.with_example + self.without_example
+
+    def take(self, examples: IntArray | BoolArray) -> PredictedEvidence:
+        """The sums of some examples."""
+        return PredictedEvidence(
+            self.with_example[examples],
+            self.without_example[examples],
+            self.orders,
+            self.renyi[:, examples],
+        )
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[PredictedEvidence]) -> PredictedEvidence:
+        """The sums of the examples of all parts, at equal orders."""
+        return cls(
+            np.concatenate([part.with_example for part in parts]),
+            np.concatenate([part.without_example for part in parts]),
+            parts[0].orders,
+            np.hstack([part.renyi for part in parts]),
+        )
+
+
+def predicted_evidence(
+    log: NormLog, *, between_records: str = "last", orders: tuple[float, ...] = (1.5, 2.0)
+) -> PredictedEvidence:
+    """What the account of a log predicts of the strongest attack on each of its examples.
+
+    Args:
+        log: the norm log of the run.
+        between_records: as of `indpriv.account`.
+        orders: Rényi orders, above 1.
+
+    >>> log = NormLog.from_arrays([[0.5, 2.0]], [0], total_steps=4, noise_multiplier=2.0,
+    ...                           max_grad_norm=1.0, sample_rate=1.0)
+    >>> predicted_evidence(log).separation
+    array([0.25, 1.  ])
+    """
+    check_poisson_pairs(log, log.neighbouring, "predicted_evidence")
+    steps = Steps.of(log, between_records)
+    wanted = np.asarray(orders, dtype=np.float64)
+    kl = steps.per_count(kl_divergences(steps.laws))
+    table = np.vstack([kl, steps.divergences(wanted)])
+
+    def sums(block: NormLog) -> FloatArray:
+        return np.asarray(steps.counts(block) @ table.T)
+
+    size = block_size(steps.bytes_per_example)
+    found = np.vstack(list(in_blocks(log, sums, size=size))).T
+    return PredictedEvidence(found[0], found[1], wanted, found[2:])
+
+
+def kl_divergences(kinds: StepKinds) -> FloatArray:
+    """(2, n) KL(P||Q) and KL(Q||P) of one step of each kind, by the trapezoid rule.
+
+    The integrand is analytic in the strip |Im z| < pi / u, so the rule converges exponentially.
+    """
+    pairs = np.stack([kinds.rate, kinds.shift], axis=1)
+    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    found = np.empty((2, len(distinct)))
+    rates, first = np.unique(distinct[:, 0], return_index=True)
+    for rate, begin, end in zip(rates, first, [*first[1:], len(distinct)], strict=True):
+        for start in range(begin, end, _KL_AT_ONCE):
+            part = slice(start, min(start + _KL_AT_ONCE, end))
+            found[:, part] = _kl_at_rate(distinct[part, 1], float(rate))
+    return found[:, inverse.ravel()]
+
+
+def _kl_at_rate(shifts: FloatArray, rate: float) -> FloatArray:
+    """(2, n) divergences at rising shifts (n,) and one sample rate."""
+    largest = float(shifts[-1])
+    step = _KL_SPACING / max(largest, 1.0)
+    z = np.arange(-_KL_REACH, _KL_REACH + largest + step, step)
+    ratio = log_likelihood_ratio(
+        z, relative_norm=shifts[:, None], noise_multiplier=1, sample_rate=rate
+    )
+    outside = np.exp(-(z**2) / 2) * (step / np.sqrt(2 * np.pi))
+    inside = np.exp(ratio - z**2 / 2) * (step / np.sqrt(2 * np.pi))
+    # E[f] - 1 = 0 is taken off each: its terms cancel most of the rounding.
+    return np.stack(
+        [
+            np.sum(inside * ratio - (inside - outside), axis=1),
+            np.sum((inside - outside) - outside * ratio, axis=1),
+        ]
+    )

@@ -10,39 +10,45 @@ epsilon of that run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.sparse import csr_array, hstack
-from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
-from indpriv.accountant.account import checked, rdp_bounds
-from indpriv.accountant.blocks import Epsilons, block_size, in_order, tables_of_epsilons
-from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
+from indpriv.accountant.account import checked
+from indpriv.accountant.blocks import block_size, epsilon_table, in_order
 from indpriv.accountant.clipping_norm import clipping_norm_cost, details_with_release
-from indpriv.accountant.gaussian import gaussian_epsilons
-from indpriv.accountant.known import GAUSSIAN, known_units
+from indpriv.accountant.known import gaussian_bounds, known_units
 from indpriv.accountant.loss_pairs import Pairs
-from indpriv.accountant.method import Method, account_of, check_poisson_pairs, warn_of_delta
-from indpriv.accountant.rdp import Counts, RdpAccountant
+from indpriv.accountant.method import (
+    ESTIMATE,
+    Method,
+    account_of,
+    check_poisson_pairs,
+    claim_if_known,
+    claim_of,
+    warn_of_delta,
+)
+from indpriv.accountant.rdp import Epsilons, RdpAccountant, epsilon_offsets
 from indpriv.accountant.steps import StepKinds, Steps
 from indpriv.accountant.tight import Met
-from indpriv.accountant.tuning import Tuning, least_epsilon
-from indpriv.accountant.unit_cells import EqualRows, UnitCells
+from indpriv.accountant.unit_cells import UnitCells
 from indpriv.accountant.units import Units, clipped_rows
-from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
+from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
 BY = ("example_id", "unit_id")
 _ORDERS = 1 + np.geomspace(1e-3, 1e5, 600)  # of the price of tuning
-_GAUSSIAN = EqualRows(np.ones(1), np.ones(1), np.ones(1, np.int64))  # of squared mu 1
+_GAUSSIAN = StepKinds(np.ones(1), np.ones(1))  # of squared mu 1
 
 
 def compose(
@@ -133,7 +139,7 @@ def compose(
     account = _account(composed, None if by == "example_id" else int(largest.max()))
     account = replace(account, clipping_norm_epsilon=float(total[first]))
     bounds = Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), details)
-    return tables_of_epsilons(most, _claim(composed), account)(ids, [bounds])
+    return epsilon_table(most, _claim(composed), account, ids, [bounds])
 
 
 def methods_of(
@@ -191,6 +197,94 @@ def _checked(log: NormLog, method: Method, by: str, number: int) -> NormLog:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """The law from which the number of tried runs was drawn, of which the best is published.
+
+    It must be chosen beforehand; a fixed number can cost as much as publishing all runs. The score
+    that picks the best one must be a function of what a run publishes, and of nothing else in these
+    data: a score on training data would have to be counted as part of the run. Papernot and Steinke
+    2022 (arXiv:2110.03620v2).
+
+    Attributes:
+        mean: expected number of runs, at least 1.
+        shape: of the truncated negative binomial law: 1 is geometric, 0 logarithmic, and infinity
+            the Poisson law (where no run may be published at all if the number is 0).
+
+    Raises:
+        InputError: mean is below 1, or shape is negative.
+
+    >>> Tuning(mean=5.0).law
+    'geometric'
+    """
+
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and self.mean >= 1):
+            raise InputError(f"mean={self.mean} runs; pass the expected number, at least 1")
+        if not self.shape >= 0:
+            raise InputError(f"shape={self.shape}; pass 0 (logarithmic), 1 (geometric), a number "
+                             "between or above, or inf (Poisson)")  # fmt: skip
+
+    @property
+    def law(self) -> str:
+        """The name of the law."""
+        names = {0.0: "logarithmic", 1.0: "geometric", math.inf: "Poisson"}
+        return names.get(self.shape, f"truncated negative binomial of shape {self.shape:g}")
+
+    def rdp(self, orders: FloatArray, rdp: FloatArray) -> FloatArray:
+        """The Rényi curve of publishing the best run.
+
+        Theorem 2 of the paper, or Theorem 6 for the Poisson law.
+
+        Args:
+            orders: (n_orders,) above 1, ascending.
+            rdp: (n_orders,) curve of one run, or an upper bound of the curves of all that could be
+                tried.
+
+        Returns:
+            (n_orders,).
+        """
+        price = math.log(self.mean) / (orders - 1)
+        if math.isinf(self.shape):
+            return np.asarray(rdp + price + self.mean * _deltas(orders, rdp))
+        gamma = self._gamma()
+        least = np.min((1 - 1 / orders) * rdp - math.log(gamma) / orders)
+        published = rdp + price + (1 + self.shape) * least
+        return np.minimum.accumulate(published[::-1])[::-1]  # the divergence grows with the order
+
+    def _gamma(self) -> float:
+        """The parameter of the law with this mean, rounded down, which costs more."""
+        mean, low = max(self.mean, 1 + 1e-9), -1.0
+        while self._mean(low) < mean:
+            low *= 2
+        log_gamma = brentq(lambda x: self._mean(x) - mean, low, -1e-12, xtol=1e-14)
+        return math.exp(float(log_gamma) * (1 + 1e-9) - 1e-12)
+
+    def _mean(self, log_gamma: float) -> float:
+        """Expected number of runs at this logarithm of gamma, which falls as gamma grows."""
+        odds = math.expm1(-log_gamma)  # 1 / gamma - 1
+        if self.shape == 0:
+            return odds / -log_gamma
+        return self.shape * odds / -math.expm1(self.shape * log_gamma)
+
+
+def _deltas(orders: FloatArray, rdp: FloatArray) -> FloatArray:
+    """(n_orders,) the delta of one run at epsilon log(1 + 1 / (order - 1)); see Theorem 6."""
+    epsilon = np.log1p(1 / (orders - 1))
+    log_delta = (orders - 1) * (rdp - epsilon[:, None]) + np.log1p(-1 / orders) * orders
+    log_delta -= np.log(orders - 1)
+    return np.asarray(np.exp(np.minimum(log_delta.min(axis=1), 0.0)))
+
+
+def least_epsilon(orders: FloatArray, rdp: FloatArray, delta: float, conversion: str) -> float:
+    """The smallest epsilon that a Rényi curve gives at delta."""
+    _checks.check_delta(delta)
+    return max(0.0, float(np.min(rdp + epsilon_offsets(orders, delta, conversion))))
+
+
+@dataclass(frozen=True)
 class _Run:
     """One run, and what it is to each of the n people of all runs.
 
@@ -225,9 +319,9 @@ class _Run:
             return csr_array(shape)
         block = self.log.part(int(rows[0]), int(rows[-1]))
         if isinstance(self.cells, Steps):
-            found = csr_array(self.cells.counts(block).matrix)
+            found = csr_array(self.cells.counts(block))
         else:
-            found = csr_array(self.cells.counts(block, rows[:-1][inside] - rows[0]).matrix)
+            found = csr_array(self.cells.counts(block, rows[:-1][inside] - rows[0]))
         starts = found.indptr[np.append(0, np.cumsum(inside))]
         return csr_array((found.data, found.indices, starts), shape=shape)
 
@@ -277,22 +371,6 @@ def _laid_out(
     return ids, n_rows, runs
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """Cells of single rows side by side, then one whose counts are a squared mu."""
-
-    parts: Sequence[Steps | StepKinds]
-
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """See Divergences."""
-        return np.hstack([*(part.divergences(orders) for part in self.parts), orders[:, None] / 2])
-
-
-def _joined(parts: Sequence[EqualRows]) -> EqualRows:
-    names = ("shift", "sample_rate", "n_rows")
-    return EqualRows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
 def _epsilons(
     runs: Sequence[_Run], n: int, method: Method, progress: Progress | None, workers: int | None
 ) -> Epsilons:
@@ -300,14 +378,16 @@ def _epsilons(
     squared_mu = np.sum([run.squared_mu for run in runs], axis=0)
     secret = [run for run in runs if run.cells is not None]
     if not secret:
-        mu = np.sqrt(squared_mu)
-        limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
-        details = {"mu": mu, "true_positive_limit": limit}
-        return Epsilons(gaussian_epsilons(mu, method.delta)[1], np.zeros(n), details)
+        found = gaussian_bounds(squared_mu, method.delta)
+        return replace(found, epsilon_lower=np.zeros(n))
     of_rows = [run.cells for run in runs if isinstance(run.cells, Steps)]
     of_units = [run.cells.mechanisms for run in runs if isinstance(run.cells, UnitCells)]
-    cells = _joined([*of_units, _GAUSSIAN]) if of_units else _Cells(of_rows)
-    accountant, pairs = RdpAccountant(cells, method), None
+    if of_units:
+        accountant = StepKinds.concatenated([*of_units, _GAUSSIAN]).accountant(method)
+    else:
+        parts = [*(cells.divergences for cells in of_rows), _GAUSSIAN.divergences]
+        accountant = RdpAccountant(lambda orders: np.hstack([of(orders) for of in parts]), method)
+    pairs = None
     if method.accountant == "pld":
         laws = StepKinds.concatenated([cells.laws for cells in of_rows])
         steps = float(sum(run.log.total_steps for run in secret))
@@ -318,7 +398,7 @@ def _epsilons(
         every = hstack([*counts, gaussian[:, None]], format="csr")
         if every.shape[1] <= 4 * np.diff(every.indptr).max():  # dense ones are faster there
             every = every.toarray()
-        found = rdp_bounds(accountant.epsilons(Counts(every)))
+        found = accountant.epsilons(every)
         if pairs is None:
             return stop, found
         by_law = [own @ cells.steps for own, cells in zip(counts, of_rows, strict=True)]
@@ -326,13 +406,13 @@ def _epsilons(
         return stop, found.tightened(pairs.epsilons(met))
 
     width = sum(run.n_cells for run in secret)
-    size, parts = block_size(8 * width), []
+    size, done_parts = block_size(8 * width), []
     blocks = ((start, min(start + size, n)) for start in range(0, n, size))
     for done, part in in_order(work, blocks, workers):
-        parts.append(part)
+        done_parts.append(part)
         if progress is not None:
             progress(done, n)
-    return Epsilons.joined(parts)
+    return Epsilons.joined(done_parts)
 
 
 def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> FloatArray:
@@ -346,12 +426,12 @@ def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> Fl
             clipped.append(own)
             steps.append((rows[:, None] == numbers) @ each)
     if not clipped:
-        return gaussian_epsilons(np.sqrt(squared_mu), method.delta)[1]
-    rows, counts = _joined(clipped), np.hstack(steps)
-    laws = StepKinds(rows.shift, rows.sample_rate)  # of single rows
-    source = _Cells([laws]) if patterns.max() == 1 else _joined([rows, _GAUSSIAN])
-    met = Counts(np.column_stack([counts, squared_mu]))
-    epsilon = RdpAccountant(source, method).epsilons(met).epsilon
+        return gaussian_bounds(squared_mu, method.delta).epsilon
+    laws, counts = StepKinds.concatenated(clipped), np.hstack(steps)
+    if patterns.max() == 1:
+        laws = replace(laws, rows=None)
+    met = np.column_stack([counts, squared_mu])
+    epsilon = StepKinds.concatenated([laws, _GAUSSIAN]).accountant(method).epsilons(met).epsilon
     if method.accountant == "pld":
         most_steps = float(counts.sum(axis=1).max())
         pairs = Pairs.sampled(laws, delta=method.delta, most_steps=most_steps)
@@ -401,13 +481,13 @@ def _account(runs: Sequence[_Run], rows_per_unit: int | None) -> Account:
     steps = sum(account.total_steps for account in accounts)
     recorded = sum(account.recorded_share * account.total_steps for account in accounts)
     coarsest = max(accounts, key=lambda account: account.rounding)
-    if not secret:
-        coarsest = replace(coarsest, accountant=GAUSSIAN, conversion="none", between_records="none")
     some_known = 0 < len(secret) < len(accounts)
     return replace(
-        coarsest,
+        (secret or accounts)[0],
+        rounding=coarsest.rounding,
+        rounding_mode=coarsest.rounding_mode,
         sampler=samplers.pop() if len(samplers) == 1 else "other",
-        participation="known in some runs" if some_known else coarsest.participation,
+        participation="known in some runs" if some_known else accounts[0].participation,
         total_steps=steps,
         recorded_share=recorded / steps,
         rows_per_unit=rows_per_unit,

@@ -8,7 +8,7 @@ one of fewer, which costs at least as much (or *down*, for lower bounds).
 Steps are counted by *cell*: a code of a record, with all the steps that the record governs. Records
 of one *mix* govern the same numbers of steps under the same settings, up to a factor. A cell is
 (mix, code), the code running fastest: however many settings the steps of a record have, an example
-meets one cell per record.
+meets one cell per record. [7.4] is a line of docs/explanation/proofs.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.sparse import csr_array, eye_array
+from scipy.sparse import coo_array, csr_array, eye_array
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.cluster import n_cores
+from indpriv.accountant.method import Method
 from indpriv.accountant.norms import (
     AT_CLIPPING_NORM,
     GoverningNorms,
@@ -30,7 +31,7 @@ from indpriv.accountant.norms import (
     places,
     snapped_rates,
 )
-from indpriv.accountant.rdp import Counts, renyi_divergences
+from indpriv.accountant.rdp import Counts, RdpAccountant, divergences_of_pairs, renyi_divergences
 from indpriv.norm_log.norm_log import NormLog
 
 # Relative distances of shifts, and of rates, that are snapped. Of rates an example meets many, so
@@ -50,10 +51,17 @@ _WORTH_THREADS = 20_000  # divergences that take longer than starting a thread
 
 @dataclass(frozen=True)
 class StepKinds:
-    """Kinds of steps, shift and sample rate of each: (n,) arrays."""
+    """Kinds of steps; arrays have shape (n,).
+
+    Attributes:
+        shift: clipped norm over the noise's standard deviation.
+        rate: Poisson sampling rate.
+        rows: equal rows of one unit, each with this shift; None if all are single rows.
+    """
 
     shift: FloatArray
     rate: FloatArray
+    rows: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.rate)
@@ -61,15 +69,37 @@ class StepKinds:
     @classmethod
     def concatenated(cls, parts: Sequence[StepKinds]) -> StepKinds:
         """The kinds of all parts."""
-        columns = [part.shift for part in parts], [part.rate for part in parts]
-        return cls(*map(np.concatenate, columns))
+        rows = None
+        if any(part.rows is not None for part in parts):
+            one = [np.ones(len(p), np.int64) if p.rows is None else p.rows for p in parts]
+            rows = np.concatenate(one)
+        shifts, rates = [part.shift for part in parts], [part.rate for part in parts]
+        return cls(np.concatenate(shifts), np.concatenate(rates), rows)
 
-    def take(self, index: IntArray) -> StepKinds:
-        """Some of the kinds."""
-        return StepKinds(self.shift[index], self.rate[index])
+    def accountant(self, method: Method) -> RdpAccountant:
+        """Of counts of these kinds."""
+        if self.rows is None:
+            return RdpAccountant(self.divergences, method)
+        return RdpAccountant(self.divergences_at, method, slow=True)
+
+    def divergences_at(self, kinds: IntArray, orders: FloatArray) -> FloatArray:
+        """(n,) Rényi divergence of one step of kinds[i] at orders[i]."""
+        values = np.zeros(len(kinds))
+        rows = np.ones(len(kinds), np.int64) if self.rows is None else self.rows[kinds]
+
+        def fill(k: int) -> None:
+            chosen = np.flatnonzero(rows == k)
+            distinct, row = np.unique(kinds[chosen], return_inverse=True)
+            values[chosen] = divergences_of_pairs(
+                self.shift[distinct], self.rate[distinct], row, orders[chosen], k
+            )
+
+        with ThreadPoolExecutor(n_cores()) as pool:
+            list(pool.map(fill, np.unique(rows)[::-1].tolist()))  # the longest first
+        return values
 
     def divergences(self, orders: FloatArray) -> FloatArray:
-        """(n_orders, n) Rényi divergences of one step; of very many kinds slightly above them."""
+        """(n_orders, n) divergences of steps of single rows; of very many slightly above them."""
         pairs = np.stack([self.shift, self.rate], axis=1)
         distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
         found = StepKinds(*distinct.T)
@@ -88,17 +118,7 @@ class StepKinds:
         return values.T
 
     def _between_nodes(self, orders: FloatArray) -> FloatArray:
-        """The same on chords in u^2 and log q, above the curve.
-
-        For K = (order - 1) * rdp = log E[f^order] is convex in v = u^2 and l = log q:
-
-        * In v: with M = exp(B_v - v / 2), F = (1 - q + q M)^order and the generator
-          L = (m^2 / 2) d^2/dm^2 one has d/dv E F = E LF, and F * LLF >= (LF)^2 pointwise, so that
-          E F * E LLF >= (E LF)^2 (Cauchy-Schwarz).
-        * In l: with a = dlog f/dl = 1 - 1/f < 1 and T the mean under the law tilted by f^order,
-          K'' = order T[a] + order (order - 1) T[a^2] - order^2 T[a]^2 >= order (T[a] - T[a]^2)
-          >= 0, since 0 <= K' = order T[a] < order.
-        """
+        """The same on chords in u^2 and log q, above the curve [7.4]."""
         for shifts, rates in _axes(self.shift, self.rate, _CHORDS_APART):
             n_nodes = len(shifts) * len(rates)
             if n_nodes <= _MOST_NODES or len(self) <= _MOST_NODES:
@@ -159,14 +179,14 @@ def collected(
                 length = own.shape[1] * n_cells
                 seen = np.bincount(flat.ravel(), weights[:, part].ravel(), minlength=length)
                 counts[part] += seen.reshape(-1, n_cells)
-        return Counts(counts)
+        return counts
     always = np.flatnonzero(certain)[:, None]
     every = [(np.repeat(always, n, axis=1), certain[always]), *entries]
     column = np.concatenate([cell for cell, _ in every], dtype=np.int32, casting="same_kind")
     value = np.concatenate([np.broadcast_to(steps, cell.shape) for cell, steps in every])
     starts = np.arange(n + 1) * len(column)
     parts = (value.T.ravel().astype(np.float64), column.T.ravel(), starts)
-    return Counts(csr_array(parts, shape=(n, n_cells)))
+    return csr_array(parts, shape=(n, n_cells))
 
 
 @dataclass(frozen=True)
@@ -208,7 +228,7 @@ class Steps:
         """
         norms = GoverningNorms.of(log, between_records, down=down)
         n_codes, mixes, apart = norms.codes.n_codes, _Mixes.of(norms), 0.0
-        while len(mixes.setting) * n_codes > _MOST_ENTRIES and apart < 1:
+        while mixes.shares.nnz * n_codes > _MOST_ENTRIES and apart < 1:
             apart = max(2 * apart, _SETTINGS_APART)
             norms = GoverningNorms.of(log, between_records, apart=apart, down=down)
             mixes = _Mixes.of(norms)
@@ -248,9 +268,14 @@ class Steps:
         counts = 8 * len(self.certain) if self._dense else 0
         return self.norms.bytes_per_example + 16 * n_entries + counts
 
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """(n_orders, n_cells) Rényi divergences of one count of each cell."""
-        return self.per_count(self.laws.divergences(orders))
+    def divergences(
+        self, orders: FloatArray, of_laws: Callable[[FloatArray], FloatArray] | None = None
+    ) -> FloatArray:
+        """(n_orders, n_cells) Rényi divergences of one count of each cell.
+
+        of_laws: from orders to the (n_orders, n_laws) of one step; by default of Poisson sampling.
+        """
+        return self.per_count((of_laws or self.laws.divergences)(orders))
 
     def per_count(self, values: FloatArray) -> FloatArray:
         """(n_rows, n_cells) of one count of each cell; values: (n_rows, n_laws) of one step."""
@@ -269,19 +294,13 @@ class Steps:
         """Counts with batch norms, where each example has spans of its own."""
         norms, n_cells = self.norms, len(self.certain)
         spans = norms.known(block).spans(norms.between_records, norms.log.total_steps)
-        tied, end = np.flatnonzero(spans.tie), spans.begin + spans.length
-        example = np.append(spans.example, spans.example[tied]).astype(np.int64)
-        begin, stop = np.append(spans.begin, end[tied]), np.append(end, end[tied] + 1)
-        values = np.append(spans.norm, spans.tie_norm[tied])
-        codes, counts = (
-            norms.codes.codes(values, down=norms.down),
-            np.zeros(spans.n_examples * n_cells),
-        )
+        codes = norms.codes.codes(spans.norm, down=norms.down)
+        counts, example = np.zeros(block.n_examples * n_cells), spans.example.astype(np.int64)
         for mix, cell in enumerate(self.cell):
             before = np.append(0, np.cumsum(self.weight * (self.mix == mix)))
-            steps = before[stop] - before[begin]
+            steps = before[spans.stop] - before[spans.begin]
             counts += np.bincount(example * n_cells + cell[codes], steps, minlength=len(counts))
-        return Counts(counts.reshape(-1, n_cells))
+        return np.asarray(counts.reshape(-1, n_cells))
 
 
 @dataclass(frozen=True)
@@ -290,62 +309,44 @@ class _Mixes:
 
     Attributes:
         record, mix, weight: (n_entries,) see Steps.
-        setting, share: steps under each setting of one count, mix by mix. ends: (n_mixes + 1,).
+        shares: (n_mixes, n_settings) steps under each setting of one count.
     """
 
     record: IntArray
     mix: IntArray
     weight: IntArray
-    setting: IntArray
-    share: IntArray
-    ends: IntArray
+    shares: csr_array
 
     @classmethod
     def of(cls, norms: GoverningNorms) -> _Mixes:
         """The mixes of records: single settings, if each record has one or cells are few."""
         n_settings = len(norms.settings)
-        single = np.arange(n_settings + 1)
-        plain = cls(
-            norms.record, norms.setting, norms.steps, single[:-1], np.ones_like(single[:-1]), single
-        )
         records, starts = np.unique(norms.record, return_index=True)
         if len(records) == len(norms.record) or n_settings * norms.codes.n_codes <= _MOST_DENSE:
-            return plain
-        weight = np.gcd.reduceat(norms.steps, starts)
-        lengths = np.diff(np.append(starts, len(norms.steps)))
-        steps = norms.steps // np.repeat(weight, lengths)
-        seen: dict[tuple[bytes, bytes], int] = {}
-        mix, parts = [], []
-        for start, stop in zip(starts, starts + lengths, strict=True):
-            setting, share = norms.setting[start:stop], steps[start:stop]
-            key = (setting.tobytes(), share.tobytes())
-            if key not in seen:
-                seen[key] = len(seen)
-                parts.append((setting, share))
-            mix.append(seen[key])
-        settings, shares = zip(*parts, strict=True)
-        ends = np.cumsum([0, *map(len, settings)])
-        return cls(
-            records, np.array(mix), weight, np.concatenate(settings), np.concatenate(shares), ends
-        )
+            return cls(norms.record, norms.setting, norms.steps, csr_array(eye_array(n_settings)))
+        weight, ends = np.gcd.reduceat(norms.steps, starts), np.append(starts, len(norms.steps))
+        share = norms.steps // np.repeat(weight, np.diff(ends))
+        parts = [slice(*each) for each in pairwise(ends)]
+        keys = [(norms.setting[part].tobytes(), share[part].tobytes()) for part in parts]
+        place = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        mix = np.array([place[key] for key in keys])
+        shape = (len(records), n_settings)
+        shares = csr_array((share.astype(np.float64), norms.setting, ends), shape=shape)
+        return cls(records, mix, weight, shares[np.unique(mix, return_index=True)[1]])
 
     def cells(self, law: IntArray, n_laws: int) -> tuple[csr_array, IntArray]:
         """(n_cells, n_laws) steps of one count, and the (n_mixes, n_codes) cells.
 
         law: (n_settings, n_codes). Where mixes are single settings, cells are laws.
         """
-        n_mixes, n_codes = len(self.ends) - 1, law.shape[1]
-        if len(self.setting) == n_mixes and (self.share == 1).all():
-            return csr_array(eye_array(n_laws)), law[self.setting]
-        lengths = np.diff(self.ends)
-        parts = [slice(*ends) for ends in pairwise(self.ends)]
-        index = np.concatenate([law[self.setting[part]].T.ravel() for part in parts])
-        steps = np.concatenate([np.tile(self.share[part], n_codes) for part in parts])
-        starts = np.append(0, np.cumsum(np.repeat(lengths, n_codes)))
-        shape = (n_mixes * n_codes, n_laws)
-        found = csr_array((steps.astype(np.float64), index, starts), shape=shape)
-        found.sum_duplicates()
-        return found, np.arange(shape[0]).reshape(n_mixes, n_codes)
+        n_mixes, n_codes = self.shares.shape[0], law.shape[1]
+        setting, share = self.shares.indices, self.shares.data
+        if len(setting) == n_mixes and (share == 1).all():
+            return csr_array(eye_array(n_laws)), law[setting]
+        mix = np.repeat(np.arange(n_mixes), np.diff(self.shares.indptr))
+        cell = np.arange(n_mixes * n_codes).reshape(n_mixes, n_codes)
+        steps = np.repeat(share, n_codes), (cell[mix].ravel(), law[setting].ravel())
+        return csr_array(coo_array(steps, shape=(cell.size, n_laws))), cell
 
 
 def _laws(norms: GoverningNorms, *, own: bool) -> tuple[StepKinds, FloatArray, IntArray]:

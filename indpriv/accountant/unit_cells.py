@@ -1,13 +1,12 @@
 """Cells of units with several rows: each stands for a number of equal rows of one norm. Sensitive.
 
-units.py proves what is used here.
+[8.3] and [8.4] of docs/explanation/proofs.md say why this bounds what they cost.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.cluster import n_cores
 from indpriv.accountant.norms import AT_CLIPPING_NORM, GoverningNorms
-from indpriv.accountant.rdp import Counts, divergences_of_pairs
+from indpriv.accountant.rdp import Counts
 from indpriv.accountant.steps import StepKinds, collected, neighbours
 from indpriv.norm_log.norm_log import NormLog
 
@@ -30,45 +28,6 @@ _MAX_RATES = 32  # distinct sample rates; if there are more, they are rounded up
 _NODE_RATIO, _SMALLEST = 1.02, 1e-3
 _ROUNDING = 1e-12  # relative; far more than the floating-point error of sums of norms
 _AT_ONCE = 1 << 19  # norms that are summed together
-
-
-@dataclass(frozen=True)
-class EqualRows:
-    """Mechanisms of equal rows of one unit; arrays have shape (n,).
-
-    shift: relative norm of one row / noise_multiplier.
-    """
-
-    shift: FloatArray
-    sample_rate: FloatArray
-    n_rows: IntArray
-
-    @classmethod
-    def at_clipping_norm(cls, n_rows: IntArray, kinds: StepKinds) -> EqualRows:
-        """Units whose rows are all clipped; for more than MOST_ROWS, as many larger rows."""
-        counted = np.minimum(n_rows, MOST_ROWS)
-        return cls(n_rows / counted * kinds.shift, kinds.rate, counted)
-
-    @property
-    def n_cells(self) -> int:
-        """Number of mechanisms."""
-        return len(self.shift)
-
-    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
-        """(n,) Rényi divergence of one step of cells[i] at orders[i]."""
-        values = np.zeros(len(cells))
-        n_rows = self.n_rows[cells]
-
-        def fill(k: int) -> None:
-            chosen = np.flatnonzero(n_rows == k)
-            rows, row = np.unique(cells[chosen], return_inverse=True)
-            values[chosen] = divergences_of_pairs(
-                self.shift[rows], self.sample_rate[rows], row, orders[chosen], k
-            )
-
-        with ThreadPoolExecutor(n_cores()) as pool:
-            list(pool.map(fill, np.unique(n_rows)[::-1].tolist()))  # the longest first
-        return values
 
 
 def row_numbers(largest: int) -> IntArray:
@@ -98,7 +57,7 @@ class UnitCells:
         between_nodes: whether norms lie between nodes, not on them.
     """
 
-    mechanisms: EqualRows
+    mechanisms: StepKinds
     norms: GoverningNorms
     row_numbers: IntArray
     nodes: FloatArray
@@ -130,7 +89,7 @@ class UnitCells:
     @property
     def n_cells(self) -> int:
         """Number of cells."""
-        return self.mechanisms.n_cells
+        return len(self.mechanisms)
 
     @property
     def bytes_per_unit(self) -> int:
@@ -145,10 +104,6 @@ class UnitCells:
     @property
     def _n_entries(self) -> int:
         return (4 if self.between_nodes else 2) * len(self.norms.record)
-
-    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
-        """(n,) Rényi divergence of one step of cells[i] at orders[i]."""
-        return self.mechanisms.divergences_at(cells, orders)
 
     def counts(self, block: NormLog, starts: IntArray) -> Counts:
         """Counts over the cells of the units whose rows are consecutive examples of a block.
@@ -196,7 +151,7 @@ class UnitCells:
     ) -> Iterator[tuple[IntArray, FloatArray]]:
         """Cells of the first setting, and the shares of a step that count there.
 
-        units.py proves that sharing a step between neighbouring cells is a bound.
+        Sharing a step between neighbouring cells is a bound [8.3] [8.4].
         """
         n_nodes = len(self.nodes)
         if self.between_nodes:
@@ -213,10 +168,10 @@ class UnitCells:
             yield more * n_nodes + node, part * rest
 
 
-def _all_rows(shifts: FloatArray, rates: FloatArray, numbers: IntArray) -> EqualRows:
+def _all_rows(shifts: FloatArray, rates: FloatArray, numbers: IntArray) -> StepKinds:
     """Mechanisms by setting, number of rows and node; shifts has shape (n_settings, n_nodes)."""
     shape = (len(rates), len(numbers), shifts.shape[1])
-    return EqualRows(
+    return StepKinds(
         np.broadcast_to(shifts[:, None, :], shape).ravel(),
         np.broadcast_to(rates[:, None, None], shape).ravel(),
         np.broadcast_to(numbers[None, :, None], shape).ravel(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import to_json
-from indpriv.accountant.tuning import Tuning
+from indpriv.accountant.runs import Tuning
 from indpriv.analysis.guarantee import DELTA_TOO_LARGE, UNPROVEN, VOID
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable

@@ -29,8 +29,7 @@ from indpriv._columns import Partition
 from indpriv._plain import AtLeastZero, Columns, Count, Share
 from indpriv.accountant.account import worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
-from indpriv.accountant.claims import uses_batch_norms
-from indpriv.accountant.method import Method
+from indpriv.accountant.method import Method, uses_batch_norms
 from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.steps import Steps
@@ -339,7 +338,7 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
     ):
         return None
     # The best order for the worst case: a choice that looks at no norm.
-    order = float(worst_case_rdp(log, method).best_order[0])
+    order = float(worst_case_rdp(log, method).details["best_order"][0])
     cost, norms = _step_costs(log, order), GoverningNorms.of(log, method.between_records)
     each = log.n_records + 1 + int(log.settings.sample_rate.sum())
     size = block_size(_NORM_BYTES * each)
@@ -398,7 +397,7 @@ def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
     table = steps.divergences(np.array([order]))
 
     def work(block: NormLog) -> float:
-        return float(steps.counts(block).totals(table).sum())
+        return float((steps.counts(block) @ table.T).sum())
 
     size = block_size(steps.bytes_per_example)
     return sum(in_blocks(log, work, size=size)) / log.n_examples

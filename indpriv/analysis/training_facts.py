@@ -20,7 +20,6 @@ from indpriv._facts import FAILED, Fact, fact
 from indpriv._files import first_at
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
-from indpriv.accountant.rdp import Counts, RdpAccountant
 from indpriv.accountant.steps import StepKinds
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import assumptions, delta_is_too_large
@@ -61,8 +60,8 @@ class Plan:
     def epsilon(self, delta: float) -> float:
         """Worst-case epsilon of one example under RDP, for adding or removing it."""
         kind = StepKinds(np.array([1 / self.noise_multiplier]), np.array([self.sample_rate]))
-        counts = Counts(np.array([[float(self.total_steps)]]))
-        steps = RdpAccountant(kind, Method(delta=delta)).epsilons(counts).epsilon[0]
+        counts = np.array([[float(self.total_steps)]])
+        steps = kind.accountant(Method(delta=delta)).epsilons(counts).epsilon[0]
         return float(steps) + self.clipping_norm_epsilon
 
     def with_epsilon(self, epsilon: float, delta: float) -> Plan | None:

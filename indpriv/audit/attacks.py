@@ -10,7 +10,7 @@ import pandas as pd
 from indpriv._checks import check_choice
 from indpriv._files import first_at
 from indpriv.accountant.account import table_for
-from indpriv.accountant.predicted_evidence import PredictedEvidence, predicted_evidence
+from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
 from indpriv.analysis.attacks.attributes import attribute_attacks
 from indpriv.analysis.attacks.canaries import CanaryResults, measure_gradient_canaries
 from indpriv.analysis.attacks.evidence import Evidence

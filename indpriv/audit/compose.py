@@ -13,8 +13,7 @@ from indpriv._folders import make_folder
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.accountant.runs import compose, methods_of
-from indpriv.accountant.tuning import Tuning
+from indpriv.accountant.runs import Tuning, compose, methods_of
 from indpriv.analysis.composed_runs import ComposedRun, Composition, composed_statement
 from indpriv.analysis.guarantee import STATUSES, Guarantee, divisor_of_run, guarantee_of
 from indpriv.analysis.recorded_run import RecordedRun, recorded_run, with_units

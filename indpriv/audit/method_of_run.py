@@ -10,8 +10,7 @@ from typing import Any, TypedDict
 
 from indpriv._facts import FAILED, Fact
 from indpriv._formatting import format_delta, sentence
-from indpriv.accountant.claims import ESTIMATE
-from indpriv.accountant.method import Method
+from indpriv.accountant.method import ESTIMATE, Method
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.variants import usual_participation, usual_relation

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from indpriv._plain import to_json
-from indpriv.accountant.predicted_evidence import PredictedEvidence
+from indpriv.accountant.risk import PredictedEvidence
 from indpriv.analysis.attacks.evidence import (
     Evidence,
     Separation,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog
-from indpriv.accountant.claims import claim_of
+from indpriv.accountant.method import claim_of
 
 
 def make_log(recorded_steps=(0, 1, 2, 3), **changes):

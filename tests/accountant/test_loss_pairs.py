@@ -28,9 +28,10 @@ def among_and_alone(shift, rate, chosen):
     """What a few examples met, among all pairs and among their own."""
     counts = np.zeros((len(chosen), len(shift)))
     counts[np.arange(len(chosen)), chosen] = STEPS
-    kinds = StepKinds(shift, rate)
-    many = Pairs.sampled(kinds, delta=DELTA, most_steps=STEPS)
-    own = Pairs.sampled(kinds.take(chosen), delta=DELTA, most_steps=STEPS)
+    many, own = (
+        Pairs.sampled(kinds, delta=DELTA, most_steps=STEPS)
+        for kinds in (StepKinds(shift, rate), StepKinds(shift[chosen], rate[chosen]))
+    )
     return (many, Met.of(csr_array(counts))), (own, Met.of(csr_array(np.eye(len(chosen)) * STEPS)))
 
 

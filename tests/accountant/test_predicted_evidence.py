@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indpriv import NormLog
-from indpriv.accountant.predicted_evidence import kl_divergences, predicted_evidence
 from indpriv.accountant.rdp import compute_rdp
+from indpriv.accountant.risk import kl_divergences, predicted_evidence
 from indpriv.accountant.steps import StepKinds
 
 

@@ -11,14 +11,11 @@ import oracles
 from indpriv.accountant.method import CONVERSIONS, Method
 from indpriv.accountant.rdp import (
     FLOAT_SLACK,
-    Counts,
-    RdpAccountant,
     compute_rdp,
     epsilon_offsets,
     renyi_divergences,
 )
 from indpriv.accountant.steps import StepKinds
-from indpriv.accountant.unit_cells import EqualRows
 from indpriv.errors import InputError
 
 MOST = 2e-3  # by which an epsilon may be above that of the best of all orders
@@ -211,13 +208,13 @@ def best_of_dense(divergence, epsilon, delta, conversion):
 def test_no_order_of_a_hundred_thousand_is_much_better(conversion, seed):
     for kinds, steps, delta in runs_to_order(5, seed):
         method = Method(delta=delta, conversion=conversion)
-        found = RdpAccountant(kinds, method).epsilons(Counts(steps[None]))
+        found = kinds.accountant(method).epsilons(steps[None])
 
         def divergence(orders, law=kinds, steps=steps):
             return steps @ renyi_divergences(law.shift, law.rate, orders)
 
-        offset = epsilon_offsets(found.best_order, delta, conversion)
-        allowed = max((divergence(found.best_order) + offset)[0], 0.0)
+        offset = epsilon_offsets(found.details["best_order"], delta, conversion)
+        allowed = max((divergence(found.details["best_order"]) + offset)[0], 0.0)
         assert found.epsilon[0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
         best = best_of_dense(divergence, found.epsilon[0], delta, conversion)
         assert found.epsilon[0] <= best * (1 + MOST), (kinds, steps, delta)
@@ -228,16 +225,16 @@ def test_nor_for_units_of_several_rows_which_start_from_small_orders(seed):
     rng = np.random.default_rng(seed)
     for kinds, steps, delta in runs_to_order(3, 100 + seed):
         k = rng.integers(2, 30, 2)
-        cells = EqualRows(kinds.shift, np.minimum(kinds.rate, 0.5), k)
-        found = RdpAccountant(cells, Method(delta=delta)).epsilons(Counts(steps[None]))
+        cells = StepKinds(kinds.shift, np.minimum(kinds.rate, 0.5), k)
+        found = cells.accountant(Method(delta=delta)).epsilons(steps[None])
 
         def divergence(orders, cells=cells, steps=steps):
             each = np.repeat([0, 1], len(orders))
             one = cells.divergences_at(each, np.tile(orders, 2)).reshape(2, -1)
             return steps @ one
 
-        offset = epsilon_offsets(found.best_order, delta, "canonne2020")
-        allowed = max((divergence(found.best_order) + offset)[0], 0.0)
+        offset = epsilon_offsets(found.details["best_order"], delta, "canonne2020")
+        allowed = max((divergence(found.details["best_order"]) + offset)[0], 0.0)
         assert found.epsilon[0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
         best = best_of_dense(divergence, found.epsilon[0], delta, "canonne2020")
         assert found.epsilon[0] <= best * (1 + MOST), (cells, steps, delta)

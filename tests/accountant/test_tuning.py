@@ -7,7 +7,7 @@ import pytest
 
 from indpriv import InputError
 from indpriv.accountant import Tuning
-from indpriv.accountant.tuning import least_epsilon
+from indpriv.accountant.runs import least_epsilon
 
 dp = pytest.importorskip("dp_accounting")
 ORDERS = 1 + np.geomspace(1.1e-2, 1e3, 120)  # the peer leaves out those below 1.01 for Poisson

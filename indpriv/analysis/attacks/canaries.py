@@ -20,7 +20,7 @@ from indpriv._formatting import format_epsilon, format_lower_bound
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv._plain import AtLeastZero, Share
 from indpriv.accountant.account import account
-from indpriv.accountant.predicted_evidence import predicted_evidence
+from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.lower_bound import (
     LEAST_GUESSES,

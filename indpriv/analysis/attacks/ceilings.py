@@ -118,7 +118,7 @@ def _tight_deltas(log: NormLog, account: Account, rows: IntArray, at: float) -> 
     pairs = Pairs.of(steps, account.delta)
 
     def of_block(block: NormLog) -> FloatArray:
-        met = Met.of(steps.counts(block).matrix)
+        met = Met.of(steps.counts(block))
         return deltas(pairs.above[0], met, np.full(len(met), at))
 
     size = block_size(steps.bytes_per_example + 16 * len(steps.laws))

@@ -8,7 +8,7 @@ from scipy import stats
 
 from indpriv import InputError, NormLog
 from indpriv._likelihood import log_likelihood_ratio
-from indpriv.accountant.predicted_evidence import PredictedEvidence, predicted_evidence
+from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
 from indpriv.analysis.attacks.canaries import simulated_evidence
 from indpriv.analysis.attacks.evidence import Evidence, identities, separation_of
 from indpriv.norm_log.step_settings import StepSettings
