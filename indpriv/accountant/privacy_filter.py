@@ -20,6 +20,7 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.blocks import BlockAccount
 from indpriv.accountant.method import Method, owners_of
+from indpriv.accountant.norms import NormCodes
 from indpriv.accountant.rdp import FLOAT_SLACK, Epsilons, compute_rdp, epsilon_offsets
 from indpriv.accountant.steps import StepKinds
 from indpriv.accountant.unit_cells import MOST_ROWS
@@ -165,6 +166,7 @@ class PrivacyFilter:
         """
         total, owners, settings = np.zeros(log.n_examples), owners_of(log), log.settings
         units = None if owners is None else Units.of(owners).numbers
+        codes, clips = NormCodes.of(log), settings.max_grad_norm[log.recorded_steps]
         steps = np.arange(log.total_steps)
         record = np.searchsorted(log.recorded_steps, steps, side="right") - 1
         if not log.individually_clipped:
@@ -175,7 +177,10 @@ class PrivacyFilter:
         changes = np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1
         for start, stop in pairwise([0, *changes.tolist(), log.total_steps]):
             row, clip, noise, rate = columns[:, start].tolist()
-            norms = np.ones(log.n_examples) if row < 0 else _relative(log, int(row), clip)
+            norms = np.ones(log.n_examples)
+            if row >= 0:
+                kept = log.records.read(log.rows[int(row) :][:1], 0, log.n_examples)
+                norms = codes.relative(codes.read(kept, clips[[int(row)]])[0], norms * clip)
             charge = self.charges(norms, noise_multiplier=noise, sample_rate=rate, units=units)
             total += charge * np.clip(left_out_at - start, 0, stop - start)
         return total
@@ -183,16 +188,6 @@ class PrivacyFilter:
     def describe(self) -> str:
         """One phrase for a report."""
         return f"privacy filter: Rényi order {self.order:.4g} capped at {self.rdp_cap:.4g}"
-
-
-def _relative(log: NormLog, row: int, max_grad_norm: float) -> FloatArray:
-    """(n_examples,) clip thresholds by one record, as fractions of the max_grad_norm of a step."""
-    kept = log.records.read(log.rows[row : row + 1], 0, log.n_examples)[0]
-    recorded_at = float(log.settings.max_grad_norm[log.recorded_steps[row]])
-    if log.levels is None:
-        return np.asarray(np.minimum(kept.astype(np.float64) / max_grad_norm, 1.0))
-    inside = np.minimum(log.levels.relative(kept) * (recorded_at / max_grad_norm), 1.0)
-    return np.asarray(np.where(kept > log.levels.top, 1.0, inside))
 
 
 def _bounds(

@@ -19,7 +19,6 @@ from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
 from indpriv._arrays import BoolArray, FloatArray, IntArray
-from indpriv._likelihood import log_likelihood_ratio
 from indpriv._progress import Progress
 from indpriv.accountant.account import checked, worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
@@ -40,7 +39,8 @@ from indpriv.accountant.method import (
     owners_of,
     warn_of_delta,
 )
-from indpriv.accountant.steps import StepKinds, Steps
+from indpriv.accountant.rdp import kl_divergences
+from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met
 from indpriv.accountant.units import Units
 from indpriv.epsilon_table import DISCLAIMER, Account
@@ -49,9 +49,6 @@ from indpriv.norm_log.norm_log import NormLog
 _LARGEST_RATE = 1 - 1e-9  # of false positives, at which curves are read
 _LEAST_DELTA = 1e-30  # curves are read down to such deltas
 _MU_POINTS = 5  # epsilons at which a Gaussian curve is compared with an example's
-_KL_SPACING = 1 / 16  # of a trapezoid sum, in standard deviations, over the largest shift above 1
-_KL_REACH = 9.0  # standard deviations beyond the outer peaks, 0 and u: 81 * exp(-81 / 2) is 2e-16
-_KL_AT_ONCE = 512  # shifts
 # Of a worst case whose curve is read: beyond them that takes minutes.
 _MOST_STEPS, _MOST_KINDS, _MOST_OF_BOTH = 10**6, 1000, 10**7
 
@@ -551,7 +548,7 @@ def predicted_evidence(
     check_poisson_pairs(log, log.neighbouring, "predicted_evidence")
     steps = Steps.of(log, between_records)
     wanted = np.asarray(orders, dtype=np.float64)
-    kl = steps.per_count(kl_divergences(steps.laws))
+    kl = steps.per_count(kl_divergences(steps.laws.shift, steps.laws.rate))
     table = np.vstack([kl, steps.divergences(wanted)])
 
     def sums(block: NormLog) -> FloatArray:
@@ -560,38 +557,3 @@ def predicted_evidence(
     size = block_size(steps.bytes_per_example)
     found = np.vstack(list(in_blocks(log, sums, size=size))).T
     return PredictedEvidence(found[0], found[1], wanted, found[2:])
-
-
-def kl_divergences(kinds: StepKinds) -> FloatArray:
-    """(2, n) KL(P||Q) and KL(Q||P) of one step of each kind, by the trapezoid rule.
-
-    The integrand is analytic in the strip |Im z| < pi / u, so the rule converges exponentially.
-    """
-    pairs = np.stack([kinds.rate, kinds.shift], axis=1)
-    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    found = np.empty((2, len(distinct)))
-    rates, first = np.unique(distinct[:, 0], return_index=True)
-    for rate, begin, end in zip(rates, first, [*first[1:], len(distinct)], strict=True):
-        for start in range(begin, end, _KL_AT_ONCE):
-            part = slice(start, min(start + _KL_AT_ONCE, end))
-            found[:, part] = _kl_at_rate(distinct[part, 1], float(rate))
-    return found[:, inverse.ravel()]
-
-
-def _kl_at_rate(shifts: FloatArray, rate: float) -> FloatArray:
-    """(2, n) divergences at rising shifts (n,) and one sample rate."""
-    largest = float(shifts[-1])
-    step = _KL_SPACING / max(largest, 1.0)
-    z = np.arange(-_KL_REACH, _KL_REACH + largest + step, step)
-    ratio = log_likelihood_ratio(
-        z, relative_norm=shifts[:, None], noise_multiplier=1, sample_rate=rate
-    )
-    outside = np.exp(-(z**2) / 2) * (step / np.sqrt(2 * np.pi))
-    inside = np.exp(ratio - z**2 / 2) * (step / np.sqrt(2 * np.pi))
-    # E[f] - 1 = 0 is taken off each: its terms cancel most of the rounding.
-    return np.stack(
-        [
-            np.sum(inside * ratio - (inside - outside), axis=1),
-            np.sum((inside - outside) - outside * ratio, axis=1),
-        ]
-    )

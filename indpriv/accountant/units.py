@@ -226,8 +226,8 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
             not the Poisson samples that a cap is accounted for.
 
     >>> log = NormLog.from_arrays(
-    ...     [[0.5] * 4], recorded_steps=[0], total_steps=10, noise_multiplier=1.0, max_grad_norm=1.0,
-    ...     sample_rate=0.1, unit="user", unit_ids=["a", "a", "a", "b"],
+    ...     [[0.5] * 4], recorded_steps=[0], total_steps=10, noise_multiplier=1.0,
+    ...     max_grad_norm=1.0, sample_rate=0.1, unit="user", unit_ids=["a", "a", "a", "b"],
     ... )
     >>> (half,) = cap_rows(log, Method(delta=1e-5), [2])
     >>> half.rows_dropped, half.units_affected
