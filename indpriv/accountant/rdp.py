@@ -114,8 +114,9 @@ def divergences_of_pairs(
         other = against
         np.maximum.at(most, row, 2.0 ** np.ceil(np.log2(order)))
     spacing, longest = _spacing(shifts, other, most), np.zeros(len(shifts))  # in nodes, by row
-    reach = order * (k * shifts + other)[row] + other[row] + 2 * _REACH
-    np.maximum.at(longest, row[unfilled], (reach / spacing[row])[unfilled] + 3)
+    some = row[unfilled]
+    reach = order[unfilled] * (k * shifts + other)[some] + other[some] + 2 * _REACH
+    np.maximum.at(longest, some, reach / spacing[some] + 3)
     rows = np.flatnonzero(longest)
     rows = rows[np.argsort(-longest[rows], kind="stable")]
     place = np.zeros(len(shifts), np.int64)

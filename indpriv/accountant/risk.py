@@ -101,7 +101,7 @@ class Readings:
     clipping_norm_cost: float
     largest_epsilon: float = np.inf
 
-    def of_steps_of(self, log: NormLog, method: Method) -> Readings:
+    def of_log(self, log: NormLog, method: Method) -> Readings:
         """The same of the steps of a log, with one row that is added or removed."""
         largest = float(worst_case_rdp(log, method).epsilon[0])
         cost = log.clipping_norm_epsilon
@@ -363,7 +363,7 @@ def _secret_risk(
     least, below = min(method.delta, _LEAST_DELTA), steps.below()
     pairs = Pairs.of(steps, least)
     below_pairs = pairs if below is steps else Pairs.of(below, least)
-    readings = readings.of_steps_of(read, method)
+    readings = readings.of_log(read, method)
     worst = _worst_case(read, method, readings, lower=True)
 
     def of_block(block: NormLog) -> Risk:
@@ -430,7 +430,7 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
     """
     check_poisson_pairs(log, "add_remove", "the privacy curve of a run")
     method = Method(delta=delta, accountant="pld")
-    readings = Readings.of(false_positive_rate, (), delta=delta).of_steps_of(log, method)
+    readings = Readings.of(false_positive_rate, (), delta=delta).of_log(log, method)
     if not risk_takes_long(log):
         return _worst_case(log, method, readings, lower=False)
     epsilon = min(readings.largest_epsilon + readings.clipping_norm_cost, 700.0)
