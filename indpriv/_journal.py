@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class _OnDisk:
         os.close(self._descriptor)
 
 
-class JournalWriter:
+class JournalWriter(AbstractContextManager["JournalWriter"]):
     """The one writer of a journal. It holds a lock; a line that `append` waited for is kept.
 
     Attributes:
