@@ -150,15 +150,17 @@ class Losses:
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
-    def line(self, key: _Key) -> Line:
-        """The line with this key, once made."""
+    def line(self, key: _Key, n_frequencies: int = 0) -> Line:
+        """The line with this key, which keeps at least these many frequencies, once made."""
+        few = int(np.clip(_KEPT // max(len(self.miss), 1), 32, 192))
+        kept = min(max(few, 1 << n_frequencies.bit_length()), key.n_frequencies)
         with self._lock:  # while it is made, too: another thread would make the same
-            if key not in self._lines:
+            known = self._lines.get(key)
+            if known is None or (n_frequencies and known.log_modulus.shape[1] < kept):
                 if sum(line.n_bytes for line in self._lines.values()) > _CACHE_BYTES:
                     self._lines.clear()
-                kept = int(np.clip(_KEPT // max(len(self.miss), 1), 32, 192))
-                self._lines[key] = Line.of(self, key, min(key.n_frequencies, kept))
-            return self._lines[key]
+                known = self._lines[key] = Line.of(self, key, kept)
+            return known
 
 
 def _blended(blend: csr_array, psi: FloatArray) -> FloatArray:
@@ -555,17 +557,18 @@ def _lines(
     epsilon: FloatArray,
 ) -> Iterator[tuple[OnLine, IntArray]]:
     """The examples of a key on its line; those that need more frequencies than it keeps apart."""
-    first = OnLine(losses, losses.line(key), met.take(who), log_target[who], epsilon[who])
-    if not first.more.any():
-        yield first, who
-        return
-    enough, hard = who[~first.more], who[first.more]
-    if len(enough):
-        line = losses.line(key)
-        yield OnLine(losses, line, met.take(enough), log_target[enough], epsilon[enough]), enough
-    most = 2 * int(first.needed.max())
-    line = Line.of(losses, key, min(most, key.n_frequencies))
-    yield OnLine(losses, line, met.take(hard), log_target[hard], epsilon[hard]), hard
+
+    def on(line: Line, mine: IntArray) -> OnLine:
+        return OnLine(losses, line, met.take(mine), log_target[mine], epsilon[mine])
+
+    line = losses.line(key)
+    found = on(line, who)
+    if found.more.any():
+        enough, hard = who[~found.more], who[found.more]
+        if len(enough):
+            yield on(line, enough), enough
+        who, found = hard, on(losses.line(key, int(found.needed.max())), hard)
+    yield found, who
 
 
 def _root(
