@@ -29,7 +29,7 @@ LOG_LARGEST = -TILTS * np.log1p(1 / TILTS) - np.log1p(TILTS)
 _CUT = 1e-5  # what may be cut off, as a share of the Rényi bound [2.3]
 _MOST_POINTS = 1 << 25  # of the lattices of all laws on a line
 _KEPT = 1 << 17  # transforms of all kinds of steps that a line keeps
-_CACHE_BYTES = 1 << 27  # of the lines of one direction
+_CACHE_BYTES = 1 << 28  # of the lines of one direction
 _AT_ONCE = 1 << 18
 _SPREAD = 1.2534  # mu of a Gaussian mechanism over the epsilon that it is to have [3.2]
 _BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out [3.3]
@@ -481,9 +481,11 @@ def _keys(
     n_laws = max(len(losses.cells), 1)
     most = int(np.clip(_MOST_POINTS // n_laws, 1 << 16, 1 << 21))
     frequencies = np.ceil(period / np.pi * np.sqrt(12 / smooth)) + 8
-    frequencies = np.minimum(frequencies, most // 4).astype(np.int64)
-    smooth = np.maximum(smooth, 12 * np.square(period / np.pi / frequencies))
-    wanted = np.maximum(2 * frequencies, np.minimum(period / spacing, most)).astype(np.int64)
+    wanted = np.maximum(2 * frequencies, period / spacing)
+    steep = wanted > 0.8 * most  # these share the longest lines
+    frequencies = np.where(steep, most // 4, frequencies).astype(np.int64)
+    smooth = 12 * np.square(period / np.pi / frequencies)
+    wanted = np.where(steep, most, wanted).astype(np.int64)
     points = [fft.next_fast_len(n, real=True) for n in wanted.tolist()]
     parts = zip(column, period, points, frequencies, smooth, strict=True)
     return [_Key(int(c), float(p), n, int(f), float(s), near is BELOW) for c, p, n, f, s in parts]
