@@ -169,6 +169,7 @@ def test_the_first_screen_states_claim_delta_unit_relation_and_sampler(in_proces
         assert screen.endswith("again/report.html" if more else "again/report.html | --verbose")
 
 
+@pytest.mark.slow
 def test_the_audit_of_before_is_compared_even_if_it_is_replaced(audited, in_process, tmp_path):
     shutil.copytree(audited / "audit", tmp_path / "audit", copy_function=shutil.copy)
     words = ("--output-dir", tmp_path / "audit", "--set", "accountant=pld")
@@ -500,6 +501,7 @@ def test_unwritable_output_is_one_message(audited, in_process):
     assert_bad_input(in_process("audit", "run", "--output-dir", "file/audit", code=2), "file/audit")
 
 
+@pytest.mark.slow
 def test_a_seeded_run_is_labelled(tmp_path):
     (tmp_path / "small.toml").write_text(SMALL)
     trained = indpriv(

@@ -126,6 +126,7 @@ def test_shuffled_batches_are_caught_by_how_often_examples_are_drawn(tmp_path, m
     assert "participation of each example" in failed(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_white_box_agrees_with_sound_runs(tmp_path, capsys):
     folders = attacked_runs(tmp_path, 8)
     found = identities(evidence_of_runs(folders))

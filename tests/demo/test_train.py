@@ -83,6 +83,7 @@ def test_a_run_without_a_seed_is_supported_and_exact(unseeded):
     assert indpriv.account(log, delta=1e-5).claim == "exact"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["examples.parquet", "examples-non-dp.parquet"])
 def test_a_seed_makes_the_same_losses_again(seeded, again, unseeded, name):
     first, second, other = (

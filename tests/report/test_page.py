@@ -182,6 +182,7 @@ def test_an_escaped_text_is_itself(text):
     assert MarkdownIt("commonmark").render(escape(text)).count("<p>") == 1
 
 
+@pytest.mark.slow
 def test_no_backslash_of_an_escape_is_seen(audits):
     for name in ("groups", "units", "attributes", "estimate", "gradient canaries"):
         assert "\\" not in Page(render_audit(audits[name])).text, name

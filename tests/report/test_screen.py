@@ -54,6 +54,7 @@ def renamed(table, by, names, sizes, ratio):
     return table | odd | {"lowest_accuracy_ratio": None}
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

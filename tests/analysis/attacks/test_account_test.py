@@ -60,6 +60,7 @@ def forgets_one_record_in_ten(norms):
     return np.where(np.arange(len(norms))[:, None] % 10 == 0, 0.0, norms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("account", "rate"),
     [

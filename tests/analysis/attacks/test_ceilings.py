@@ -90,6 +90,7 @@ def scores(norm, member, rng, *, noise=1.0, rate=0.05, steps=200):
     return total
 
 
+@pytest.mark.slow
 def test_an_optimal_attacker_exceeds_the_mean_of_limits_and_not_the_ceiling():
     """With one threshold on the likelihood ratio it accuses 3.5 % where each example's own limit is 1.9 % on average."""
     rng, n = np.random.default_rng(0), 30_000

@@ -33,6 +33,7 @@ def test_planted_effects_are_found_where_they_are():
     assert found.correlation < r - 0.1  # the raw correlation is diluted by noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [None, np.arange(N) // 3])
 def test_p_values_are_uniform_without_an_effect(units):
     """Signals share a shock of each model, which no test that takes examples as independent survives."""

@@ -36,6 +36,7 @@ def same(found, expected, where):
         assert found == expected, where
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_code_before(tmp_path):
     for name, found in make_rates.audits(tmp_path):
         same(found, EXPECTED[name], name)

@@ -380,6 +380,7 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
     assert table.worst_case_epsilon <= record["guarantee"]["epsilon"] * (1 + 5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "shape"),
     [("tanh_cnn", (1, 16, 16)), ("resnet20_gn", (3, 32, 32)), ("wrn16_4", (3, 8, 8))],

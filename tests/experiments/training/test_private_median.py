@@ -290,6 +290,7 @@ def test_what_lint_reads_of_a_plan_and_of_a_run(run):
     assert plan.plan.epsilon(DELTA) == pytest.approx(facts.plan.epsilon(DELTA), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_seeded_run_draws_the_same_norm_and_an_unseeded_one_another(tmp_path):
     plan = config(median_epsilon=0.02, epochs=1)
     norms = []
@@ -302,6 +303,7 @@ def test_a_seeded_run_draws_the_same_norm_and_an_unseeded_one_another(tmp_path):
     assert len(set(norms)) == 3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_norm(tmp_path):
     plan, run_dir = config(median_epsilon=0.02), tmp_path / "run"  # two draws would differ
 

@@ -138,7 +138,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "plain" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+)
 def test_a_seeded_run_that_crashed_ends_as_if_it_had_not(kind, tmp_path):
     """Its last checkpoint lies within the first epoch, and the crash within the second."""
     plan = config(**KINDS[kind])

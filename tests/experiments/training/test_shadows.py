@@ -88,6 +88,7 @@ def test_references_for_a_run_begin_with_its_own_signals(tmp_path, run_dir, sett
     assert found.signal[0] == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_an_interrupted_series_goes_on(tmp_path):
     class StopError(Exception):
         pass

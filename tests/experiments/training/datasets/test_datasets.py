@@ -37,6 +37,7 @@ def test_the_environment_names_the_folder_and_an_argument_overrides_it(monkeypat
         load_dataset("mnist", tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATASETS)
 def test_the_size_of_the_data_is_known_before_they_are_loaded(name):
     if DATASETS[name].from_files and not SHARED.is_dir():
