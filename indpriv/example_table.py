@@ -5,7 +5,7 @@ The table is in memory, or in a file whose rows are read a range at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -57,7 +57,8 @@ class ExampleTable:
     frame: pd.DataFrame
 
     def __post_init__(self) -> None:
-        check_columns(self.frame.columns)
+        if missing := [name for name in FIXED_COLUMNS if name not in self.frame]:
+            raise InputError(f"the example table lacks the columns {', '.join(missing)}")
         if not set(self.frame["split"].unique()) <= set(_SPLITS):
             raise InputError(
                 f"split holds {sorted(self.frame['split'].unique())}; it is 'train' or 'test'"
@@ -344,13 +345,6 @@ def _check_ids(splits: Sequence[Rows]) -> None:
         raise InputError(
             f"{len(repeated)} example ids occur twice within a split, e.g. {repeated[0]!r}"
         )
-
-
-def check_columns(columns: Collection[str]) -> None:
-    """Raise InputError unless these are columns of an example table."""
-    missing = [name for name in FIXED_COLUMNS if name not in columns]
-    if missing:
-        raise InputError(f"the example table lacks the columns {', '.join(missing)}")
 
 
 def labels_fit(labels: pd.Series[Any], n_names: int) -> bool:
