@@ -57,7 +57,7 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
 def writer_of(folder: Path) -> str | None:
     """Process id of the process that writes a folder now; None if none does, as far as we see."""
     lock, writer = folder / _LOCK, folder / _WRITER
-    if not lock.is_file():
+    if is_remote(folder) or not lock.is_file():
         return None
     refuse_links(lock)
     refuse_links(writer)

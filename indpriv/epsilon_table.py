@@ -275,7 +275,7 @@ class EpsilonTable:
             return parts[0]
         worst = max(part.worst_case_epsilon for part in parts)
         parts = [part.with_worst_case(worst) for part in parts]
-        columns = {
+        columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in ("example_ids", *_ENDS[:2])
         }
