@@ -148,7 +148,7 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
         InputError: a key is absent, or a value is of another kind.
     """
     try:
-        value: T = _validator(cast(Hashable, kind)).validate_python(content)
+        value: T = _validator(typing.cast(Hashable, kind)).validate_python(content)
     except ValidationError as error:
         raise InputError(first_wrong(error, where, "make the audit again")) from error
     return value
