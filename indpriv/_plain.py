@@ -13,7 +13,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, NotRequired, TypeVar
 
 import numpy as np
@@ -148,7 +148,7 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
         InputError: a key is absent, or a value is of another kind.
     """
     try:
-        value: T = _validator(typing.cast(Hashable, kind)).validate_python(content)
+        value: T = _validator(typing.cast(Any, kind)).validate_python(content)
     except ValidationError as error:
         raise InputError(first_wrong(error, where, "make the audit again")) from error
     return value
@@ -168,7 +168,7 @@ def _top(kinds: tuple[tuple[str, tuple[Any, str]], ...]) -> Any:
 
 
 @functools.cache
-def _validator(kind: Hashable) -> SchemaValidator:
+def _validator(kind: Any) -> SchemaValidator:
     return SchemaValidator(_strict(TypeAdapter(kind).core_schema))
 
 
