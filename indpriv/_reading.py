@@ -39,7 +39,7 @@ YesNo = Annotated[bool, Field(strict=True)]
 # Memory that a file may ask for: at least so many bytes, and then so many times its size.
 _ROOM, _TIMES = 1 << 27, 16
 _DEEPEST, _DIGITS = 64, 300  # of JSON
-_OBJECT = re.compile(r"(a )?(valid )?dictionary( or (an )?instance of \w+)?")  # of pydantic
+_OBJECT = re.compile(r"(valid )?dictionary( or (an )?instance of \w+)?")  # as pydantic calls it
 _LONGEST = 300  # characters of another library's message
 
 # What libraries raise at broken content, besides their own InputError.

@@ -284,7 +284,7 @@ def groups_of(
         within: "label" if only tables within label are wanted; a column without them is refused.
         min_size: a group with fewer training examples is too small to read.
     """
-    table, examples = read_audit(Path(audit_dir))
+    table, examples = read_audit(audit_dir)
     train = examples.aligned(table.example_ids)
     columns, _ = choose_groups(train, by, ())
     if within is not None:
