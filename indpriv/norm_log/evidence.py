@@ -39,14 +39,7 @@ from indpriv.norm_log.session_counts import (
 )
 from indpriv.norm_log.step_settings import StepSettings
 
-SEEDED = (
-    "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and "
-    "sampling"
-)
-LARGEST_NORM = (
-    "the noise of a step is scaled by the largest norm in its batch (no privacy): anyone who sees "
-    "the update sees that norm, in the size of the noise"
-)
+SEEDED, LARGEST_NORM = text("line.source", "seeded"), text("line.noise", "largest_norm")
 CHECKS, LINES = templates("check"), templates("line")
 # Keys of what a Recorder compares with its own recomputation of training.
 COMPARISONS = tuple(key for key, one in CHECKS.items() if "never" in one.texts)
