@@ -216,7 +216,7 @@ class SessionCounts(_Counts):
         Raises:
             EvidenceError: a count is absent, or it is of another kind.
         """
-        where = "the counts of a session"
+        where = "the counts of a session in the journal"
         parts: dict[str, type[_Counts]] = {"draws": DrawCounts, "training": TrainingCounts}
         nested: dict[str, BaseModel | None] = {}
         for name, kind in parts.items():
