@@ -10,6 +10,7 @@ clients drop out. Read from flwr 1.41.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def recorded(
             return arrays, metrics
 
         def start(self, *settings: Any, **named: Any) -> Any:
-            with rounds:
+            with rounds.files:
                 return super().start(*settings, **named)
 
     found = Recorded.__new__(Recorded)  # the given strategy, whose state it shares
@@ -140,9 +141,10 @@ def _check_strategy(strategy: Any) -> None:
 
 
 class _Rounds:
-    """The log of one strategy, begun with its first round. Use it as a context manager around all.
+    """The log of one strategy: start(ids, sampler=) makes its recorder when the first round begins.
 
-    start(ids, sampler=) makes its recorder.
+    Attributes:
+        files: closes the log; a context manager around all rounds.
     """
 
     def __init__(
@@ -155,14 +157,7 @@ class _Rounds:
         self._strategy, self._start, self._client_ids = strategy, start, client_ids
         self._client_of = client_of or (lambda reply: str(reply.metadata.src_node_id))
         self._recorder: RoundRecorder | None = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *failure: Any) -> None:
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.__exit__(*failure)
+        self.files = ExitStack()
 
     def begin(self, model: Any, nodes: Sequence[int], n_chosen: int) -> None:
         """A round in which n_chosen of the connected nodes get the model."""
@@ -182,7 +177,8 @@ class _Rounds:
             own = type(self._strategy.strategy).configure_train
             known = own in (FedAvg.configure_train, FedProx.configure_train)
             ids = [str(node) for node in nodes] if self._client_ids is None else self._client_ids
-            self._recorder = self._start(ids, sampler="fixed_size" if known else "other")
+            recorder = self._start(ids, sampler="fixed_size" if known else "other")
+            self._recorder = self.files.enter_context(recorder)
 
     def lengths(self, replies: Sequence[Any]) -> FloatArray:
         """(n,) lengths of the updates in replies, of which errors count as 0."""
