@@ -43,14 +43,15 @@ def described(run: OpacusRun) -> dict[str, Any]:
     """What the header of a log says about the optimizer, the sampler and the model."""
     optimizer: Any = run.optimizer
     settings: dict[str, float | None] = {}
-    for key, name in (("learning_rate", "lr"), ("momentum",) * 2, ("weight_decay",) * 2):
+    for name in ("lr", "momentum", "weight_decay"):
         values = {group.get(name) for group in optimizer.param_groups}
         # None if the groups differ, or the optimizer has no such setting.
         (value,) = values if len(values) == 1 else (None,)
-        settings[key] = float(value) if isinstance(value, int | float) else None
+        settings[name] = float(value) if isinstance(value, int | float) else None
     truncated = run.sampler == "truncated_poisson"
     return {
         "optimizer": type(optimizer.original_optimizer).__name__,
+        "learning_rate": settings.pop("lr"),
         **settings,
         "loss_reduction": optimizer.loss_reduction,
         "expected_batch_size": optimizer.expected_batch_size,
