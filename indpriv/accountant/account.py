@@ -345,8 +345,7 @@ def _of_steps(log: NormLog, method: Method) -> BlockAccount[Any]:
     if len(units) < log.n_examples:
         return under_filter(unit_account(log, units, method), method)
     rows = replace(log, example_ids=units.ids, unit_ids=None)
-    found = under_filter(row_account(rows, method), method)
-    return found.then(lambda table: replace(table, account=replace(table.account, rows_per_unit=1)))
+    return under_filter(row_account(rows, method, 1), method)
 
 
 def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAccount[Any]:
@@ -376,7 +375,9 @@ def _as_pairs(log: NormLog, method: Method) -> NormLog:
     return replace(log, filtered=None)
 
 
-def row_account(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
+def row_account(
+    log: NormLog, method: Method, rows_per_unit: int | None = None
+) -> BlockAccount[Epsilons]:
     """The account of each row of a log; raises and warns as `checked` does."""
     read = checked(log, method)
     engine = Engine.prepare(read, method)
@@ -388,7 +389,7 @@ def row_account(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
             epsilon_table,
             float(engine.worst_case.epsilon[0]),
             claim_of(read, method.between_records),
-            account_of(read, method),
+            account_of(read, method, rows_per_unit),
         ),
         block_size(engine.bytes_per_example),
     )

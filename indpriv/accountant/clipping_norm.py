@@ -81,18 +81,11 @@ def rate_after_release(false_positive_rate: ArrayLike, cost: ArrayLike) -> Float
 
 
 def advantage_with_release(advantage: FloatArray, cost: ArrayLike) -> FloatArray:
-    """Membership advantage of a run with C, from that of its steps.
-
-    Both laws of C agree but for tanh(cost / 2) of their mass; where they do, the steps' laws agree
-    but for `advantage`.
-    """
+    """Membership advantage of a run with C, from that of its steps [9.6]."""
     return np.asarray(1 - (1 - advantage) * (1 - np.tanh(np.asarray(cost, np.float64) / 2)))
 
 
 def mu_with_release(mu: FloatArray, cost: ArrayLike) -> FloatArray:
-    """Mu of a Gaussian mechanism together with C, which is post-processing of another one.
-
-    That one's mu is 2 Phi^-1(e^cost / (1 + e^cost)): cut at its middle, it is randomised response.
-    """
+    """Mu of a Gaussian mechanism together with C, which is post-processing of another one [9.6]."""
     own = -2 * ndtri(expit(-np.asarray(cost, np.float64)))
     return np.asarray(np.hypot(mu, own))

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
 from indpriv.accountant.method import Method
 from indpriv.accountant.steps import StepKinds
 from indpriv.errors import InputError
@@ -77,7 +76,9 @@ def composed_epsilons(
             )
     by_step = np.stack([np.broadcast_to(column, steps) for column in (noise, rate)], axis=1)
     settings, count = np.unique(by_step, axis=0, return_counts=True)
-    epsilon = _step_epsilons(settings[:, 0], settings[:, 1], delta)
+    plain = math.sqrt(2 * math.log(1.25 / delta)) / settings[:, 0]
+    with np.errstate(divide="ignore"):  # log(1 + q (e^plain - 1)) of each step
+        epsilon = np.logaddexp(np.log1p(-settings[:, 1]), np.log(settings[:, 1]) + plain)
     squares = float(count @ np.square(epsilon))
     zcdp = float(count @ np.square(settings[:, 1] / settings[:, 0]))
     kinds = StepKinds(1 / settings[:, 0], settings[:, 1])
@@ -95,12 +96,3 @@ def composed_epsilons(
         zcdp=zcdp + 2 * math.sqrt(math.log(1 / delta) * zcdp),
         moments=float(moments.epsilons(count[None].astype(np.float64)).epsilon[0]),
     )
-
-
-def _step_epsilons(
-    noise_multiplier: FloatArray, sample_rate: FloatArray, delta: float
-) -> FloatArray:
-    """log(1 + q (e^e0 - 1)), e0 = sqrt(2 ln(1.25 / delta)) / noise_multiplier, for each step."""
-    plain = math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + plain))

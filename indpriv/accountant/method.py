@@ -65,11 +65,6 @@ class Method:
             object.__setattr__(self, "accountant", "rdp")
             object.__setattr__(self, "conversion", "mironov2017")
             object.__setattr__(self, "between_records", "last")
-
-        self._check_relation()
-
-    def _check_relation(self) -> None:
-        """Refuse relations that an account of this kind cannot be of."""
         _checks.check_choice("participation", self.participation, PARTICIPATION)
         if self.neighbouring is not None:
             _checks.check_choice("neighbouring", self.neighbouring, NEIGHBOURING)

@@ -162,7 +162,7 @@ class GoverningNorms:
         setting: (n_groups,) index into the distinct settings.
         steps: (n_groups,) number of steps.
         settings: the distinct ones, (n_settings,) each; snapped if `apart`.
-        largest: (n_records + n_pairs,) max_grad_norm of the steps that a record or pair governs.
+        largest: (n_rows,) the largest max_grad_norm of the steps that each row of `read` governs.
         down: whether norms and settings between nodes cost too little, not too much.
     """
 
@@ -208,6 +208,8 @@ class GoverningNorms:
         largest, known = np.full(len(recorded) + len(pairs), 1e-300), record != AT_CLIPPING_NORM
         clips = np.maximum.reduceat(log.settings.max_grad_norm, starts)
         np.maximum.at(largest, record[known], clips[known])
+        if not known.all():
+            largest = np.append(largest, log.settings.max_grad_norm.max())
         setting, distinct = settings.distinct()
         if setting is None:
             setting = np.zeros(len(record), np.int64)
@@ -241,7 +243,7 @@ class GoverningNorms:
     def read(self, block: NormLog) -> NDArray[Any]:
         """(n_rows, n_examples) values that govern: of each record, then of each tied pair.
 
-        With batch norms: of each step.
+        With batch norms: of each step. A last row is at AT_CLIPPING_NORM, where that governs any.
         """
         if self.log.batch_norms is not None:
             return (
@@ -249,10 +251,12 @@ class GoverningNorms:
                 .spans(self.between_records, self.log.total_steps)
                 .by_step(self.log.total_steps)
             )
-        rows = self.full(block)
-        if not len(self.pairs):
-            return rows
-        return np.concatenate([rows, np.maximum(rows[self.pairs], rows[self.pairs + 1])])
+        rows = [full := self.full(block)]
+        if len(self.pairs):
+            rows.append(np.maximum(full[self.pairs], full[self.pairs + 1]))
+        if self.record[0] == AT_CLIPPING_NORM:
+            rows.append(np.full((1, block.n_examples), self.codes.clipped, full.dtype))
+        return np.concatenate(rows) if len(rows) > 1 else full
 
     def known(self, block: NormLog) -> KnownNorms:
         """The norms of full records and batch norms together, of a log with batch norms."""

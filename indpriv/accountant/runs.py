@@ -307,8 +307,6 @@ class _Run:
     @property
     def n_cells(self) -> int:
         """Number of columns of the counts."""
-        if isinstance(self.cells, Steps):
-            return len(self.cells.certain)
         return 0 if self.cells is None else self.cells.n_cells
 
     def counts(self, start: int, stop: int) -> csr_array:

@@ -25,7 +25,6 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.cluster import n_cores
 from indpriv.accountant.method import Method
 from indpriv.accountant.norms import (
-    AT_CLIPPING_NORM,
     GoverningNorms,
     nodes_from_zero,
     places,
@@ -152,23 +151,18 @@ def neighbours(
 
 
 def collected(
-    entries: Iterable[tuple[IntArray, FloatArray | IntArray]],
-    n: int,
-    *,
-    certain: FloatArray,
-    dense: bool,
+    entries: Iterable[tuple[IntArray, FloatArray | IntArray]], n: int, n_cells: int, *, dense: bool
 ) -> Counts:
     """Counts of n examples.
 
     Args:
         entries: parts of the cells, and steps that broadcast to them: (k, n).
         n: number of examples.
-        certain: (n_cells,) steps that every example spends in a cell besides.
+        n_cells: number of cells.
         dense: whether the matrix is.
     """
-    n_cells = len(certain)
     if dense:
-        counts = np.tile(certain, (n, 1))
+        counts = np.zeros((n, n_cells))
         size = max(1, _TABLE_BYTES // (8 * n_cells))
         for cell, steps in entries:
             weights = np.broadcast_to(steps, cell.shape)
@@ -180,8 +174,7 @@ def collected(
                 seen = np.bincount(flat.ravel(), weights[:, part].ravel(), minlength=length)
                 counts[part] += seen.reshape(-1, n_cells)
         return counts
-    always = np.flatnonzero(certain)[:, None]
-    every = [(np.repeat(always, n, axis=1), certain[always]), *entries]
+    every = list(entries)
     column = np.concatenate([cell for cell, _ in every], dtype=np.int32, casting="same_kind")
     value = np.concatenate([np.broadcast_to(steps, cell.shape) for cell, steps in every])
     starts = np.arange(n + 1) * len(column)
@@ -200,9 +193,8 @@ class Steps:
             one where laws were snapped.
         steps: (n_cells, n_laws) whole steps of one count of each cell.
         cell: (n_mixes, n_codes) of each mix and code.
-        record: (n_entries,) records that examples are counted at.
+        record: (n_entries,) rows of norms that examples are counted at.
         mix: (n_entries,) of each. weight: (n_entries,) counts.
-        certain: (n_cells,) counts of every example, for steps at max_grad_norm.
         exact: nothing is snapped.
     """
 
@@ -214,7 +206,6 @@ class Steps:
     record: IntArray
     mix: IntArray
     weight: IntArray
-    certain: FloatArray
     exact: bool
 
     @classmethod
@@ -235,19 +226,15 @@ class Steps:
         exact = len(norms.settings) * n_codes <= _MOST_EXACT
         laws, clipped, law = _laws(norms, own=exact)
         steps, cell = mixes.cells(law, len(laws))
-        known = mixes.record != AT_CLIPPING_NORM
-        certain = np.zeros(steps.shape[0])
-        np.add.at(certain, cell[mixes.mix[~known], -1], mixes.weight[~known])
         return cls(
             norms=norms,
             laws=laws,
             clipped=clipped,
             steps=steps,
             cell=cell,
-            record=mixes.record[known],
-            mix=mixes.mix[known],
-            weight=mixes.weight[known],
-            certain=certain,
+            record=mixes.record,
+            mix=mixes.mix,
+            weight=mixes.weight,
             exact=exact and norms.codes.exact and apart == 0,
         )
 
@@ -258,14 +245,19 @@ class Steps:
         return Steps.of(self.norms.log, self.norms.between_records, down=True)
 
     @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return int(self.steps.shape[0])
+
+    @property
     def _dense(self) -> bool:
-        return len(self.certain) <= _MOST_DENSE
+        return self.n_cells <= _MOST_DENSE
 
     @property
     def bytes_per_example(self) -> int:
         """Memory that the counts of one example take, and what they are made from."""
         n_entries = (1 if self._dense else 2) * len(self.record)
-        counts = 8 * len(self.certain) if self._dense else 0
+        counts = 8 * self.n_cells if self._dense else 0
         return self.norms.bytes_per_example + 16 * n_entries + counts
 
     def divergences(
@@ -288,11 +280,11 @@ class Steps:
         codes = self.norms.codes.codes(self.norms.read(block), down=self.norms.down)
         place = codes[self.record] + self.mix[:, None] * self.cell.shape[1]
         entries = [(self.cell.take(place), self.weight[:, None])]
-        return collected(entries, block.n_examples, certain=self.certain, dense=self._dense)
+        return collected(entries, block.n_examples, self.n_cells, dense=self._dense)
 
     def _by_span(self, block: NormLog) -> Counts:
         """Counts with batch norms, where each example has spans of its own."""
-        norms, n_cells = self.norms, len(self.certain)
+        norms, n_cells = self.norms, self.n_cells
         spans = norms.known(block).spans(norms.between_records, norms.log.total_steps)
         codes = norms.codes.codes(spans.norm, down=norms.down)
         counts, example = np.zeros(block.n_examples * n_cells), spans.example.astype(np.int64)

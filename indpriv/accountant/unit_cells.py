@@ -111,8 +111,7 @@ class UnitCells:
         starts: (n_units,) position of each unit's first example.
         """
         entries = self._entries(self.norms.read(block), starts)
-        nothing = np.zeros(self.n_cells)
-        return collected(entries, len(starts), certain=nothing, dense=self._dense)
+        return collected(entries, len(starts), self.n_cells, dense=self._dense)
 
     def _entries(
         self, values: NDArray[Any], starts: IntArray

@@ -26,7 +26,7 @@ from indpriv.accountant.clipping_norm import clipping_norm_cost
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method, check_poisson_pairs, owners_of
-from indpriv.accountant.norms import AT_CLIPPING_NORM, GoverningNorms
+from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.steps import StepKinds, clipped_steps
 from indpriv.accountant.unit_cells import MOST_ROWS
 from indpriv.errors import InputError
@@ -95,13 +95,11 @@ def unit_steps(
     """
     values, settings = norms.read(block), norms.settings
     clip = settings.max_grad_norm[norms.setting][:, None]
-    known = norms.record != AT_CLIPPING_NORM
     noise = settings.noise_multiplier[norms.setting][:, None]
     rate, steps = settings.sample_rate[norms.setting], norms.steps.astype(np.float64)
     for first, last in zip(starts, np.append(starts[1:], block.n_examples), strict=True):
-        relative = np.ones((len(steps), last - first))
-        own = values[norms.record[known], first:last]
-        relative[known] = norms.codes.relative(own, np.broadcast_to(clip[known], own.shape))
+        own = values[norms.record, first:last]
+        relative = norms.codes.relative(own, np.broadcast_to(clip, own.shape))
         yield relative / noise, rate, steps
 
 
