@@ -52,7 +52,7 @@ from indpriv.norm_log.run_files import (
 )
 from indpriv.norm_log.sealing import signing_key
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
-from indpriv.recording.clipping.filtered import Filter
+from indpriv.recording.clipping.thresholds import Filter
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from indpriv.recording.checkpoints.run_settings import StepOptions
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.losses import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
-from indpriv.recording.opacus.truncated import TruncatedPoissonSampler
+from indpriv.recording.opacus.samplers import TruncatedPoissonSampler
 from indpriv.recording.random_states import private_generator
 from indpriv.recording.recorder import Recorder
 

@@ -43,8 +43,12 @@ from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.validation import check_norms
 from indpriv.norm_log.writer import LogHeader, fingerprint
-from indpriv.recording.clipping.filtered import Filter, FilteredClipping
-from indpriv.recording.clipping.individual import ClipLevels, check_headroom
+from indpriv.recording.clipping.thresholds import (
+    ClipLevels,
+    Filter,
+    FilteredClipping,
+    check_headroom,
+)
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.settings import PublicSettings
 from indpriv.recording.compared.training import Comparison
@@ -53,11 +57,16 @@ from indpriv.recording.norms.batches import LossFn
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_anywhere
-from indpriv.recording.opacus.clipping_watch import Thresholds
+from indpriv.recording.opacus.gradients import Thresholds
 from indpriv.recording.opacus.ranks import Batch, Ranks, check_together, whole_batch
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.opacus.run_attack import AttackedRun, RunAttack, StartedAttack
-from indpriv.recording.opacus.watch import TrainedBatch, Watch
+from indpriv.recording.opacus.watch import (
+    AttackedRun,
+    RunAttack,
+    StartedAttack,
+    TrainedBatch,
+    Watch,
+)
 from indpriv.recording.process import deferred_interrupts, environment_of
 from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.run_log import RunLog, described
@@ -640,7 +649,7 @@ class _Session:
         others = [part for rank, part in enumerate(parts) if rank != self._ranks.rank]
         self._watch.found_by_others = [part.found for part in others]
         for part in others:
-            self._watch.tally.add(part.counted)
+            self._watch.tally.add(part)
         return whole_batch(moment, parts)
 
     def _after_step(self, setting: StepSetting) -> None:

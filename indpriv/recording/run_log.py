@@ -29,8 +29,7 @@ from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
-from indpriv.recording.clipping.filtered import FilteredClipping
-from indpriv.recording.clipping.individual import with_headroom
+from indpriv.recording.clipping.thresholds import FilteredClipping, with_headroom
 from indpriv.recording.norms.shadow_model import described_parameters
 from indpriv.recording.opacus.ranks import Batch
 from indpriv.recording.opacus.run import OpacusRun

@@ -35,8 +35,7 @@ from indpriv.recording.norms.batches import (
     unpacked,
 )
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.opacus.ranks import Ranks, check_together
-from indpriv.recording.opacus.whole_model import WholeModel
+from indpriv.recording.opacus.ranks import Ranks, WholeModel, check_together
 from indpriv.recording.random_states import kept_random_state
 
 _FEW = 32  # examples that are read twice

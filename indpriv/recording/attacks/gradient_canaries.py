@@ -26,7 +26,7 @@ from indpriv._likelihood import log_likelihood_ratio
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import GRADIENT_CANARIES
-from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
+from indpriv.recording.opacus.watch import AttackedRun, AttackedStep
 
 METHOD = "likelihood ratio of gradient canaries"
 _TOO_LONG = 10.0  # max_grad_norms: a canary of full length that clipping has to shorten

@@ -19,7 +19,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
 from indpriv.recording.norms.batches import call, precise_losses
-from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
+from indpriv.recording.opacus.watch import AttackedRun, AttackedStep
 from indpriv.recording.training_data import Examples, length
 
 METHOD = "final loss of mislabelled canaries"

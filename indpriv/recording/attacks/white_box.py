@@ -28,7 +28,7 @@ from indpriv.norm_log.run_files import WHITE_BOX
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
-from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
+from indpriv.recording.opacus.watch import AttackedRun, AttackedStep
 from indpriv.recording.random_states import kept_random_state
 from indpriv.recording.training_data import Examples
 

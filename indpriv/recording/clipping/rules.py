@@ -41,6 +41,7 @@ class ClippingRule(DPOptimizer):
     max_grad_norm: float
     clipping: ClassVar[str] = "flat"
     no_privacy: ClassVar[str] = ""
+    _kept: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, optimizer: DPOptimizer, **options: Any) -> Self:
@@ -84,10 +85,15 @@ class ClippingRule(DPOptimizer):
 
     def state(self) -> dict[str, Any]:
         """What earlier steps have left in the rule, in tensors and numbers; `restore` takes it."""
-        return {}
+        return {name.lstrip("_"): getattr(self, name) for name in self._kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where another object of the rule had come to."""
+        for name in self._kept:
+            held = state[name.lstrip("_")]
+            if isinstance(held, list):  # of tensors, one for each parameter
+                held = [value.to(p) for value, p in zip(held, self.params, strict=True)]
+            setattr(self, name, held)
 
     def _norms(self) -> Tensor:
         """(n,) norms of the gradients of this micro-batch, as Opacus computes them."""
@@ -118,6 +124,7 @@ class QuantileClipping(ClippingRule):
     """
 
     clipping = "quantile"
+    _kept = ("max_grad_norm", "_first")
 
     def __init__(
         self,
@@ -156,14 +163,6 @@ class QuantileClipping(ClippingRule):
         sigma, clip = setting.noise_multiplier, setting.max_grad_norm
         share = np.minimum(norms / clip, 1.0) / self.gradient_multiplier(sigma)
         return np.asarray(clip * sigma * np.hypot(share, 1 / (2 * self.count_noise)))
-
-    def state(self) -> dict[str, Any]:
-        """See ClippingRule: the clipping norm, and the first one."""
-        return {"max_grad_norm": float(self.max_grad_norm), "first": self._first}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """See ClippingRule."""
-        self.max_grad_norm, self._first = state["max_grad_norm"], state["first"]
 
     def clip_and_accumulate(self) -> None:
         """Clip, and count the gradients that are not clipped."""
@@ -206,6 +205,7 @@ class AdaClip(ClippingRule):
     """
 
     clipping = "adaclip"
+    _kept = ("_means", "_variances")
     _MEAN, _VARIANCE = 0.99, 0.9  # shares of the old estimates that are kept
     _LEAST, _MOST = 1e-12, 10.0  # of a coordinate's variance
 
@@ -217,16 +217,6 @@ class AdaClip(ClippingRule):
         start = float(self.max_grad_norm) ** 2 / size
         self._means = [torch.zeros_like(p) for p in self.params]
         self._variances = [torch.full_like(p, start) for p in self.params]
-
-    def state(self) -> dict[str, Any]:
-        """See ClippingRule: mean and variance of each coordinate."""
-        return {"means": self._means, "variances": self._variances}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """See ClippingRule."""
-        for name in ("means", "variances"):
-            held = [value.to(p) for value, p in zip(state[name], self.params, strict=True)]
-            setattr(self, f"_{name}", held)
 
     def _scales(self) -> list[Tensor]:
         """The width of each coordinate: b = sqrt(s) sqrt(sum of all s), with s the deviation."""

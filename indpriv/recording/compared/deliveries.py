@@ -1,7 +1,11 @@
-"""What the attached loader gave, for which drawn ids, and which of it training used. Sensitive."""
+"""What the attached loader gave, for which ids, which of it training used, and whether it is right.
+
+Sensitive.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +20,14 @@ from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from indpriv._arrays import IntArray
+from indpriv._facts import text
+from indpriv.recording.compared.findings import REFUTED, UNKNOWN, Findings
 from indpriv.recording.norms.batches import map_tensors, same_values, tensors_of
+from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
 from indpriv.recording.training_data import Examples
 
+_OFTEN = 12  # times that rows are read again to see whether they are random
+_ROWS = 32  # of the data set, secret ones, that are read again
 _DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
 
 
@@ -72,12 +81,21 @@ class Delivered:
 
 
 class Deliveries:
-    """Batches of the loader that no step has used yet."""
+    """Batches of the loader that no step has used yet, and comparisons of what they hold.
 
-    def __init__(self, sampler: Any, examples: Examples) -> None:
-        self._sampler, self._examples = sampler, examples
+    Attributes:
+        random_rows: items of the data set were seen to be random.
+    """
+
+    def __init__(self, sampler: Any, examples: Examples, findings: Findings) -> None:
+        self._sampler, self._examples, self._findings = sampler, examples, findings
         self._waiting: list[Delivered] = []
         self._used, self._split = -1, 0  # the last of them that was used; rows of it, if in parts
+        count = min(len(examples), _ROWS)
+        chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
+        self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
+        self._read_equal = False  # at some step, what the loader gave was read again
+        self.random_rows = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -142,6 +160,49 @@ class Deliveries:
                 self._used = max(self._used, number)
                 return
 
+    def compare_fed(self, ids: IntArray, positions: IntArray | None, intact: bool) -> None:
+        """Rows of the batch that was fed, beside the next that were drawn."""
+        if positions is None or not np.array_equal(ids, positions):
+            self._findings.add("fed", REFUTED, text("check.fed", "other_rows"))
+        elif len(np.unique(ids)) < len(ids):
+            self._findings.add("fed", REFUTED, text("check.fed", "twice"))
+        else:
+            self._findings.compare("fed", intact, text("check.fed", "changed"), UNKNOWN)
+
+    def compare_rows(self, batch: Delivered) -> None:
+        """Rows as loaded beside the data set's own items."""
+        loaded = tensors_of(batch.batch)
+        if batch.is_changed:
+            return self._findings.add("rows", UNKNOWN, text("check.rows", "written"))
+        state, first = random_state(), tensors_of(batch.read_again())
+        if _equal(loaded, first):
+            self._read_equal = True
+            apart = not _mixes(self._examples, batch.ids)
+            return self._findings.compare("rows", apart, text("check.rows", "together"))
+        set_random_state(state)
+        again = (tensors_of(batch.read_again()) for _ in range(_OFTEN))
+        if not _equal(first, next(again)):
+            self._findings.add("rows", REFUTED, text("check.rows", "keeps_items"))
+        elif self._read_equal or not all(_equal(first, other) for other in again):
+            self.random_rows = True
+            self._findings.add("rows", UNKNOWN, text("check.rows", "random"))
+        else:
+            self._findings.add("rows", REFUTED, text("check.rows", "other_rows"))
+
+    def compare_items(self) -> None:
+        """Some items of the data set, beside what they were when training began."""
+        chosen, state, before = self._items
+        with kept_random_state():
+            set_random_state(state)
+            now = tensors_of(self._examples.unpacked(collated(self._examples, chosen)))
+            if not before:
+                before += [tensor.clone() for tensor in now]
+                few = (tensors_of(collated(self._examples, chosen[:2])) for _ in range(_OFTEN))
+                first = next(few)
+                self.random_rows = not all(_equal(first, other) for other in few)
+        if not _equal(now, before):
+            self._findings.add("fed", UNKNOWN, text("check.fed", "items"))
+
     def end_step(self) -> None:
         """Forget what was used, and what was read before it."""
         del self._waiting[: self._used + 1]
@@ -159,6 +220,34 @@ def read(examples: Examples, positions: IntArray) -> Any:
 def collated(examples: Examples, positions: IntArray) -> Any:
     """A batch of these rows, as the loader makes it."""
     return (examples.collate_fn or default_collate)(read(examples, positions))
+
+
+def _mixes(examples: Examples, ids: IntArray) -> bool:
+    """Whether the data set makes something else of a row when it is asked for several at once."""
+    if not hasattr(examples.dataset, "__getitems__"):
+        return False
+    place = secrets.randbelow(len(ids))
+
+    def among_others() -> list[Tensor]:
+        items = read(examples, ids)
+        is_list = isinstance(items, list) and len(items) == len(ids)
+        return (
+            tensors_of((examples.collate_fn or default_collate)([items[place]]))
+            if is_list
+            else alone()
+        )
+
+    def alone() -> list[Tensor]:
+        return tensors_of(collated(examples, ids[[place]]))
+
+    mine, theirs = alone(), among_others()
+    return not _equal(mine, theirs) and all(  # or items are random
+        _equal(mine, alone()) and _equal(theirs, among_others()) for _ in range(_OFTEN)
+    )
+
+
+def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(same_values, one, other))
 
 
 def _of_rows(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from indpriv._facts import text
 from indpriv.recording.compared.deliveries import Delivered
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import HALF
+from indpriv.recording.random_states import set_random_state
 
 # Relative to the largest entry; larger differences than rounding makes on any loop that was tried.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -32,6 +34,7 @@ class Call:
         gradients: number of a tensor of the outputs -> gradient; of ghost mode's first backward.
         second: the same of ghost mode's second backward.
         inside: gradients of the tensors before the loss that the model itself computes.
+        twin: a copy of the module as it was before; like the rest, only where it will be repeated.
     """
 
     arguments: tuple[Any, Any] | None
@@ -43,7 +46,7 @@ class Call:
     gradients: dict[int, Tensor] = field(default_factory=dict)
     second: dict[int, Tensor] = field(default_factory=dict)
     inside: dict[int, Tensor] = field(default_factory=dict)
-    twin: nn.Module | None = None
+    twin: Any = None
     random_state: Any = None
     precision: Any = None
 
@@ -76,21 +79,34 @@ class Call:
         return self.delivered
 
     @property
-    def copied(self) -> nn.Module:
-        """The module as it was before this pass, where that was kept."""
-        if self.twin is None:
-            raise LookupError("no copy of the model")
-        return self.twin
+    def has_rows(self) -> bool:
+        """Whether every tensor of inputs and targets has a row for each example."""
+        fed = tensors_of((self.arguments, self.targets))
+        return all(not t.ndim or len(t) == self.size for t in fed)
+
+    def new_twin(self) -> nn.Module:
+        """A copy of the module as it was before this pass."""
+        return copy.deepcopy(self.twin)
+
+    def again(self, arguments: Any = None, twin: nn.Module | None = None) -> Any:
+        """Outputs of a twin, by default a new one, at the random state of this pass."""
+        args, kwargs = map_tensors(  # forward passes may write in place
+            self.arguments if arguments is None else arguments, Tensor.clone
+        )
+        twin = self.new_twin() if twin is None else twin
+        set_random_state(self.random_state)
+        with self.precision():
+            return twin(*args, **kwargs)
 
     @property
     def size(self) -> int:
         """Number of rows."""
-        return 0 if self.delivered is None else len(self.delivered.ids)
+        return len(self.loaded.ids)
 
     @property
     def targets(self) -> Any:
         """Targets of the rows, on the model's device."""
-        return None if self.delivered is None else self.delivered.unpacked[1]
+        return self.loaded.unpacked[1]
 
     @property
     def is_half(self) -> bool:

@@ -12,7 +12,7 @@ import copy
 import math
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,28 +27,33 @@ from indpriv._facts import text
 from indpriv.recording.compared.deliveries import collated, read
 from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Findings
 from indpriv.recording.compared.outputs import Call, output_gradients, relative
-from indpriv.recording.compared.still import Still
 from indpriv.recording.norms.batches import LossFn, call, check_losses, map_tensors, tensors_of
 from indpriv.recording.norms.model_checks import first_that_mixes
-from indpriv.recording.opacus.clipping_watch import STABILISER, ClippedBatch
-from indpriv.recording.random_states import kept_random_state, set_random_state
+from indpriv.recording.opacus.gradients import STABILISER, ClippedBatch
+from indpriv.recording.random_states import Still, kept_random_state, set_random_state
 
-_SAME, _SAME_HALF = 3e-4, 0.1  # of the weighted sum
-_SUM, _SUM_HALF = 2e-4, 0.06  # of max_grad_norm, times the root of the number of rows
-_ALONE, _ALONE_HALF = 1e-3, 0.1
-_NORMS, _NORMS_HALF = 1e-3, 0.06  # ghost mode's, of one row
+# Differences that rounding makes, in float32 and in half precision.
+_TOLERANCES = {
+    "same": (3e-4, 0.1),  # of the weighted sum
+    "sum": (2e-4, 0.06),  # of max_grad_norm, times the root of the number of rows
+    "alone": (1e-3, 0.1),
+    "norms": (1e-3, 0.06),  # ghost mode's, of one row
+    "small": (1e-3, 0.1),  # of max_grad_norm: gradients below count as this long
+}
+_SAME, _ALONE, _SMALL = (_TOLERANCES[name][0] for name in ("same", "alone", "small"))
 _TOO_SHORT = 0.02  # sums in float32 fall short by less; half precision too
 _ROWS = 4  # whose norms are taken one by one in ghost mode
 _FEW = 64  # rows, at most, by which it is seen whether a model remembers rows
 _SKIPPED = 0.5  # of the drawn steps after the first, at which outliers are looked at instead
 _BATCHES = 8  # whose losses are asked again, the first ones and the last
-_COMPANIONS = 4  # of a row that is also collated alone
+_COMPANIONS = 4  # of a row that is also collated alone, and as many again
+_TAKEN = 3  # rows that are collated alone
+_WHOLE = 0.5  # of the times the whole batch is collated with them, which may be treated otherwise
 _VALUES = 3  # different ones, by which a row of whole numbers is known again
 _SAME_ROW = 1e-9
 _EXTREME = 30.0  # times as large as they are, some inputs stand for outliers
 _NOTHING = 1e-6  # of max_grad_norm
 _ONE = torch.ones(())  # the weight of each row
-_SMALL, _SMALL_HALF = 1e-3, 0.1  # of max_grad_norm: gradients below count as this long
 
 
 @dataclass
@@ -115,20 +120,18 @@ class Replay:
         theirs, floor = _weighted(samples, weights), _NOTHING * batch.max_grad_norm
         scale = max(math.sqrt(float((weights * lengths.cpu()).square().sum())), floor)
         mine = self._gradients(one, weights, *swapped)
-        error = _distance(mine, theirs) / scale
-        if error <= self._same(one):
+        error, tolerance = _distance(mine, theirs) / scale, self._within("same", one)
+        if error <= tolerance:
             return self.findings.add("replay", EQUAL)
         again = _distance(self._gradients(one, weights, one.arguments, one.targets), theirs) / scale
-        self._differs(
-            one, keep, swapped, again <= self._same(one), f"by {error:.2g} of their length"
-        )
+        self._differs(one, keep, swapped, again <= tolerance, f"by {error:.2g} of their length")
 
     def _norms_of(self, one: Call, batch: ClippedBatch, keep: Tensor, swapped: Any) -> None:
         """In ghost mode no gradient of one row exists in training, only its norm."""
         rows = self._random.permutation(np.flatnonzero(keep.numpy()))[:_ROWS]
-        tolerance = _NORMS_HALF if self.is_half(one) else _NORMS
+        tolerance = self._within("norms", one)
         theirs = batch.norms.cpu().double()[torch.as_tensor(rows)]
-        floor = self._small(one) * batch.max_grad_norm
+        floor = self._within("small", one) * batch.max_grad_norm
 
         def errors(arguments: Any, targets: Any) -> Tensor:
             mine = self._row_norms(one, rows, arguments, targets)
@@ -136,7 +139,8 @@ class Replay:
 
         found = errors(*swapped)
         if float(found.abs().max()) <= tolerance:
-            return self.findings.add("replay", EQUAL)
+            adds_up, detail = self._adds_up(one), text("check.replay", "not_linear")
+            return self.findings.compare("replay", adds_up, detail, UNKNOWN)
         same = errors(one.arguments, one.targets)
         detail = f"by {float(found.abs().max()):.2g} of their norm"
         if float(same.abs().max()) > tolerance and float(same.min()) >= -tolerance:
@@ -161,9 +165,16 @@ class Replay:
 
     def _repeats(self, one: Call) -> bool:
         with torch.no_grad():
-            outputs = tensors_of(self._outputs(self._twin(one), one, one.arguments))
+            outputs = tensors_of(one.again())
         pairs = zip(outputs, tensors_of(one.outputs), strict=True)
-        return all(relative(*pair) <= self._same(one) for pair in pairs)
+        return all(relative(*pair) <= self._within("same", one) for pair in pairs)
+
+    def _draws_itself(self, one: Call) -> bool:
+        """Whether a twin gives other outputs the second time, at the same random state."""
+        twin = one.new_twin()
+        with torch.no_grad():
+            pairs = zip(*(tensors_of(one.again(twin=twin)) for _ in range(2)), strict=True)
+            return any(relative(*pair) > self._within("same", one) for pair in pairs)
 
     def _is_linear(self, one: Call) -> bool:
         """Whether the gradient of a multiple of the losses is that multiple, small or large."""
@@ -171,7 +182,17 @@ class Replay:
             self._gradients(one, _ONE * k, one.arguments, one.targets) for k in (1e-3, 1e3)
         )
         off = _distance(torch._foreach_mul(small, 1e6), large)
-        return off <= self._same(one) * _distance(large)
+        return off <= self._within("same", one) * _distance(large)
+
+    def _adds_up(self, one: Call) -> bool:
+        """Whether the gradient of a sum of weighted losses is the sum of their gradients."""
+        weights = torch.as_tensor(self._random.standard_normal((2, one.size)))
+        mine, more, both = (
+            self._gradients(one, each, one.arguments, one.targets)
+            for each in (*weights, weights.sum(0))
+        )
+        off = _distance(torch._foreach_add(mine, more), both)
+        return off <= self._within("same", one) * math.hypot(_distance(mine), _distance(more))
 
     def _mixes_by_draws(self, one: Call, keep: Tensor, others: Any) -> bool:
         """Whether outputs of the rows that stayed change by the random numbers alone.
@@ -184,7 +205,7 @@ class Replay:
             outputs = []
             for arguments in (one.arguments, others):
                 with torch.no_grad(), held:
-                    outputs.append(tensors_of(self._outputs(self._twin(one), one, arguments)))
+                    outputs.append(tensors_of(one.again(arguments)))
             same.append(self._are_same(one, keep, *outputs))
         return same == [False, True]
 
@@ -194,12 +215,12 @@ class Replay:
         """Whether two outputs of the model are alike in the rows that stayed."""
         pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.ndim and b.ndim]
         pairs = [(a[keep], b[keep]) for a, b in pairs if len(a) == len(b) == one.size]
-        return all(relative(*pair) <= self._same(one) for pair in pairs)
+        return all(relative(*pair) <= self._within("same", one) for pair in pairs)
 
     def _first_that_mixes(self, one: Call, keep: Tensor, others: Any) -> str:
         """The first module whose output for a row that stayed changes with the other rows."""
-        twin = self._twin(one)
-        passes = (partial(self._outputs, twin, one, each) for each in (one.arguments, others))
+        twin = one.new_twin()
+        passes = (partial(one.again, each, twin) for each in (one.arguments, others))
         with torch.no_grad():
             found = first_that_mixes(twin, passes, keep)
         return "loss_fn" if found is None else "".join(found)
@@ -212,11 +233,11 @@ class Replay:
         mine, others = map(_few, (one.arguments, swapped[0]))
         outputs, buffers = [], []
         for arguments in (mine, others):
-            twin = self._twin(one)
+            twin = one.new_twin()
             with torch.enable_grad():  # as in training
-                self._outputs(twin, one, arguments)
+                one.again(arguments, twin)
                 buffers.append({name: b.clone() for name, b in twin.named_buffers()})
-                outputs.append(tensors_of(self._outputs(twin, one, mine)))
+                outputs.append(tensors_of(one.again(mine, twin)))
         moved = [name for name, value in buffers[0].items() if relative(buffers[1][name], value)]
         if moved:
             detail = text("check.replay", "buffer", name=moved[0])
@@ -227,7 +248,7 @@ class Replay:
     def _outliers(self, one: Call) -> None:
         """Outputs beside rows that are far larger, which few batches hold."""
         keep = torch.as_tensor(self._random.random(one.size) < 0.5)
-        if not _has_rows(one) or not bool(keep.any()):
+        if not one.has_rows or not bool(keep.any()):
             return
         factors = torch.where(keep, 1.0, _EXTREME)
 
@@ -237,7 +258,7 @@ class Replay:
 
         others, found = map_tensors(one.arguments, grown), tensors_of(one.outputs)
         with suppress(Exception), torch.no_grad():  # a model need not take such rows
-            found = tensors_of(self._outputs(self._twin(one), one, others))
+            found = tensors_of(one.again(others))
         if self._are_same(one, keep, found, tensors_of(one.outputs)) or not self._repeats(one):
             return
         if not self._mixes_by_draws(one, keep, others):
@@ -247,7 +268,7 @@ class Replay:
     def _later(self, one: Call, max_grad_norm: float) -> None:
         """Gradients of a few rows of the first call, asked again at the parameters of then."""
         if self._first is None:
-            if not _has_rows(one):
+            if not one.has_rows:
                 return
             arguments, targets = map(_few, (one.arguments, one.targets))
             kept = copy.copy(one)
@@ -258,8 +279,8 @@ class Replay:
         kept, arguments, targets, before = self._first
         calls = [kept]
         if not self.counts_itself:  # what the modules hold by now, at the parameters of then
-            twin = self._twin(one)
-            now, then = ([*m.parameters(), *m.buffers()] for m in (twin, kept.copied))
+            twin = one.new_twin()
+            now, then = ([*m.parameters(), *m.buffers()] for m in (twin, kept.twin))
             for mine, theirs in zip(now, then, strict=True):
                 mine.data = theirs.data.clone()
             calls.append(replace(kept, twin=twin))
@@ -281,55 +302,81 @@ class Replay:
         if any(_differ(_asked(loss_fn, *asked), before) for asked, before in known):
             self.findings.add("loss_function", UNKNOWN, text("check.loss_function", "moves"))
 
-    def _alone(self, one: Call, max_grad_norm: float) -> None:
-        """A row that is collated alone, and beside others; randomness is held still."""
+    def _alone(self, one: Call, max_grad_norm: float, *, first: bool = False) -> None:
+        """Some rows, each collated alone, and beside others; randomness is held still.
+
+        first: one row, in the first place: a generator that the model keeps gives it the same.
+        """
         if not one.intact:
             return self.findings.add("alone", UNKNOWN, text("check.alone", "changed"))
-        examples, gradients, loaded = one.loaded.examples, [], list[list[Tensor]]()
-        fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
-        cast = partial(_as_type, next(iter(fed)) if len(fed) == 1 else None)
         self._turn += 1  # chances are seldom taken: once low, once high, once anywhere
-        place = (0.02, 0.98, float(self._random.random()))[self._turn % 3]
-        for number, batch in enumerate(self._batches(one)):
-            set_random_state(one.random_state)
-            if number == 2:  # for what does not hold still
-                torch.rand(1), np.random.rand(), random.random()
-            with Still(place) as still:
-                inputs, targets = examples.on_device(examples.unpacked(batch()))
-                gradients.append(self._first_row(one, map_tensors(inputs, cast), targets, still))
-            loaded.append(tensors_of((inputs, targets)))
+        held_at = (0.02, 0.98, float(self._random.random()))[self._turn % 3]
+        places, each, together = self._batches(one, first)
+        singly = [(batch, {0: k}) for k, batch in enumerate(each, 1)]
+        jointly = [(together, {place: k for k, place in enumerate(places, 1)})]
+        gradients, loaded, length = [], list[list[Tensor]](), 0.0
+        for number, batches in enumerate((singly, jointly, singly)):
+            found = []
+            for batch, weights in batches:
+                set_random_state(one.random_state)
+                if number == 2:  # for what does not hold still
+                    torch.rand(1), np.random.rand(), random.random()
+                with Still(held_at) as still:
+                    found.append(self._of_rows(one, batch, weights, still, loaded))
+            length = length or math.hypot(*map(_distance, found))  # which no cancelling shortens
+            gradients.append([torch.stack(parts).sum(0) for parts in zip(*found, strict=True)])
         self._stored(one, still.foreign)
         alone, among, again = gradients
-        scale = max(_distance(among), self._small(one) * max_grad_norm)
+        scale = max(length, self._within("small", one) * max_grad_norm)
         if _distance(alone, again) > _ALONE * scale:
             return self.findings.add("alone", UNKNOWN, text("check.alone", "random"))
         error = _distance(alone, among) / scale
-        if error <= (_ALONE_HALF if self.is_half(one) else _ALONE):
+        if error <= self._within("alone", one):
             return self.findings.add("alone", EQUAL)
-        order = _stands_elsewhere(*loaded[:2])
+        if not first and self._draws_itself(one):
+            return self._alone(one, max_grad_norm, first=True)
+        order = _stands_elsewhere(loaded[0], loaded[len(each)], places[0])
         detail = text("check.alone", "order" if order else "changes", error=error)
         self.findings.add("alone", REFUTED, detail)
 
-    def _batches(self, one: Call) -> list[Callable[[], Any]]:
-        """A row alone, among a few others and the largest of them, and alone again."""
+    def _batches(
+        self, one: Call, first: bool
+    ) -> tuple[list[int], Sequence[Callable[[], Any]], Callable[[], Any]]:
+        """Places of some rows, the shortest first; a batch of each alone, and one of all."""
         examples = one.loaded.examples
-        ids = self._random.permutation(one.loaded.ids)[: 2 * _COMPANIONS]
+        size = one.size if self._random.random() < _WHOLE else 2 * _COMPANIONS
+        ids = self._random.permutation(one.loaded.ids)[:size]
+        places = [0] if first else self._random.permutation(len(ids))[:_TAKEN].tolist()
         items, collate = read(examples, ids), examples.collate_fn or default_collate
         if not (isinstance(items, list) and len(items) == len(ids)):  # the data set makes batches
-            return [partial(collated, examples, rows) for rows in (ids[:1], ids, ids[:1])]
+            each = [partial(collated, examples, ids[[place]]) for place in places]
+            return places, each, partial(collated, examples, ids)
         sizes = [sum(t.numel() for t in tensors_of(item)) for item in items]
-        order = [int(np.argmin(sizes))] if len(set(sizes)) > 1 else [0]
-        order += [k for k in range(len(items)) if k not in order]
-        chosen = [items[k] for k in order]
-        return [partial(collate, rows) for rows in (chosen[:1], chosen, chosen[:1])]
+        if first:
+            items.insert(0, items.pop(int(np.argmin(sizes))))
+        elif len(set(sizes)) > 1:
+            places = list(dict.fromkeys([int(np.argmin(sizes)), *places]))[:_TAKEN]
+        return places, [partial(collate, [items[k]]) for k in places], partial(collate, items)
 
-    def _first_row(self, one: Call, inputs: Any, targets: Any, still: Still) -> list[Tensor]:
-        twin, loss_fn = self._twin(one), _fresh(self.loss_fn)
+    def _of_rows(
+        self,
+        one: Call,
+        batch: Callable[[], Any],
+        weights: Mapping[int, int],
+        still: Still,
+        loaded: list[list[Tensor]],
+    ) -> list[Tensor]:
+        """The weighted sum of the gradients of some rows of a batch, which is added to `loaded`."""
+        examples, twin, loss_fn = one.loaded.examples, one.new_twin(), _fresh(self.loss_fn)
+        inputs, targets = examples.on_device(examples.unpacked(batch()))
+        fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
+        inputs = map_tensors(inputs, partial(_as_type, next(iter(fed)) if len(fed) == 1 else None))
+        loaded.append(tensors_of((inputs, targets)))
         own = [p for p in twin.parameters() if p.requires_grad]
-        given = tensors_of((inputs, targets))
-        with torch.enable_grad(), one.precision(), still.reading([*own, *given]):
+        with torch.enable_grad(), one.precision(), still.reading([*own, *loaded[-1]]):
             losses = check_losses(loss_fn(call(twin, inputs), targets), targets)
-        losses[0].backward()
+            total = torch.stack([k * losses[place] for place, k in weights.items()]).sum()
+        total.backward()
         return self._taken(twin)
 
     def _stored(self, one: Call, foreign: Sequence[Tensor]) -> None:
@@ -364,14 +411,14 @@ class Replay:
 
     def _gradients(self, one: Call, weights: Tensor, arguments: Any, targets: Any) -> list[Tensor]:
         """Gradients of the weighted sum of losses, by autograd on a twin."""
-        twin = self._twin(one)
+        twin = one.new_twin()
         with torch.enable_grad():
             losses = self._losses(twin, one, arguments, targets)
             (losses * weights.to(losses)).sum().backward()
         return self._taken(twin)
 
     def _row_norms(self, one: Call, rows: Any, arguments: Any, targets: Any) -> Tensor:
-        twin, norms = self._twin(one), []
+        twin, norms = one.new_twin(), []
         for part in twin.modules():  # ghost mode counts the row of padding in norms
             if isinstance(part, nn.Embedding):
                 part.padding_idx = None
@@ -383,17 +430,8 @@ class Replay:
         return torch.tensor(norms, dtype=torch.float64)
 
     def _losses(self, twin: nn.Module, one: Call, arguments: Any, targets: Any) -> Tensor:
-        outputs = self._outputs(twin, one, arguments)
+        outputs = one.again(arguments, twin)
         return check_losses(_fresh(self.loss_fn)(outputs, targets), targets)
-
-    def _outputs(self, twin: nn.Module, one: Call, arguments: Any) -> Any:
-        args, kwargs = map_tensors(arguments, Tensor.clone)  # forward passes may write in place
-        set_random_state(one.random_state)
-        with one.precision():
-            return twin(*args, **kwargs)
-
-    def _twin(self, one: Call) -> nn.Module:
-        return copy.deepcopy(one.copied)
 
     def _taken(self, twin: nn.Module) -> list[Tensor]:
         own = list(twin.parameters())
@@ -411,7 +449,7 @@ class Replay:
         None if a tensor of them has another number of rows than the batch.
         """
         size, own = len(keep), (one.arguments, one.targets)
-        if size < 2 or not _has_rows(one):
+        if size < 2 or not one.has_rows:
             return None
         other = torch.as_tensor(self._random.integers(0, size, size))
         pool = tensors_of(self._last) if self._last is not None else []
@@ -433,11 +471,8 @@ class Replay:
         arguments, targets = map_tensors(own, swap)
         return arguments, targets
 
-    def _same(self, one: Call) -> float:
-        return _SAME_HALF if self.is_half(one) else _SAME
-
-    def _small(self, one: Call) -> float:
-        return _SMALL_HALF if self.is_half(one) else _SMALL
+    def _within(self, name: str, one: Call) -> float:
+        return _TOLERANCES[name][self.is_half(one)]
 
     def is_half(self, one: Call) -> bool:
         """Whether arithmetic is of half precision."""
@@ -449,10 +484,8 @@ def sum_differs(
 ) -> str:
     """Whether training's sum before the noise is not that of its clipped gradients; "" if it is."""
     error = _distance(found, [t.view_as(f) for f, t in zip(found, clipped, strict=True)]) / limit
-    allowed = (_SUM_HALF if half else _SUM) * math.sqrt(max(size, 1))
-    if error <= allowed:
-        return ""
-    return text("check.replay", "other_sum", error=error)
+    differs = error > _TOLERANCES["sum"][half] * math.sqrt(max(size, 1))
+    return text("check.replay", "other_sum", error=error) if differs else ""
 
 
 def _asked(loss_fn: LossFn, outputs: Any, targets: Any, state: Any) -> list[Tensor]:
@@ -487,14 +520,14 @@ def _share(rows: Tensor, kept: Tensor) -> bool:
     return int(((near - mine).abs().amin(0) <= _SAME_ROW * mine.abs()).sum()) > 1
 
 
-def _stands_elsewhere(alone: Sequence[Tensor], among: Sequence[Tensor]) -> bool:
-    """Whether a row that was collated alone stands among others, but not first."""
+def _stands_elsewhere(alone: Sequence[Tensor], among: Sequence[Tensor], place: int) -> bool:
+    """Whether a row that was collated alone stands among others, but not at its place."""
     rows = [t.ndim > 0 and t.shape[1:] == a.shape[1:] for a, t in zip(alone, among, strict=False)]
     if len(alone) != len(among) or not all(rows):
         return False
     same = [(t == a[:1]).flatten(1).all(1) for a, t in zip(alone, among, strict=True) if t.ndim > 1]
     places = torch.stack(same).all(0) if same else torch.zeros(1, dtype=torch.bool)
-    return bool(places.any()) and not bool(places[0])
+    return bool(places.any()) and not bool(places[place])
 
 
 def _as_type(kind: torch.dtype | None, tensor: Tensor) -> Tensor:
@@ -518,12 +551,6 @@ def _distance(one: Sequence[Tensor], other: Sequence[Tensor] | None = None) -> f
         found = [a - b.double() for a, b in zip(found, other, strict=True)]
     squares = [float(a.square().sum()) for a in found]
     return math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else math.inf
-
-
-def _has_rows(one: Call) -> bool:
-    """Whether every tensor of inputs and targets has a row for each example."""
-    fed = tensors_of((one.arguments, one.targets))
-    return all(not t.ndim or len(t) == one.size for t in fed)
 
 
 def _few(value: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from indpriv._facts import text
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import ClippingRule
-from indpriv.recording.compared.prints import held_in
+from indpriv.recording.compared.state import held_in
 
 PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
@@ -134,8 +134,8 @@ class _Followed:
     def __init__(self, scheduler: Any) -> None:
         self.scheduler, self.kind, self.made = scheduler, type(scheduler).__name__, _made(scheduler)
         self._last: tuple[int, Any] | None = None  # step and epoch of its last move
-        self._first: tuple[int, Any] | None = None  # steps and epochs up to its first move
-        self._paces: set[tuple[int, Any]] = set()  # the same of later ones
+        # Steps and epochs up to its first move, then, each once, those between later ones.
+        self._paces: list[tuple[int, Any]] = []
 
     def follow(self, step: int) -> None:
         """Note whether it moved since the last step."""
@@ -144,25 +144,22 @@ class _Followed:
             return
         if self._last is not None:
             pace = step - self._last[0], epoch - self._last[1]
-            if self._first is None:
-                self._first = pace
-            else:
-                self._paces.add(pace)
+            self._paces += [pace] if pace not in self._paces[1:] else []
         self._last = step, epoch
 
     def has_stopped(self, step: int) -> bool:
         """Whether it should have moved by now, by the pace that it had."""
-        if self._last is None or self._first is None or not self._paces:
+        if self._last is None or len(self._paces) < 2:
             return False
-        return step - self._last[0] > max(steps for steps, _ in {self._first, *self._paces})
+        return step - self._last[0] > max(steps for steps, _ in self._paces)
 
     @property
     def has_one_pace(self) -> bool:
         """Whether all its moves are alike; the first may come after the first step of an epoch."""
-        if self._first is None or not self._paces:
+        if len(self._paces) < 2:
             return True
-        pace, *others = self._paces
-        return not others and (self._first == pace or self._first[0] == pace[0] + 1)
+        first, pace, *others = self._paces
+        return not others and (first == pace or first[0] == pace[0] + 1)
 
 
 class _Law:

@@ -10,15 +10,12 @@ comparison is a finding, "not compared".
 
 from __future__ import annotations
 
-import copy
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from opacus.grad_sample import GradSampleModuleExpandedWeights
@@ -29,25 +26,21 @@ from indpriv._arrays import IntArray
 from indpriv._facts import text
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import AdaClip
-from indpriv.recording.compared.deliveries import Deliveries, collated
-from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Budget, Findings
-from indpriv.recording.compared.outputs import Call, LossComparison, relative
-from indpriv.recording.compared.prints import attributes, equal, held_in, print_of
+from indpriv.recording.compared.deliveries import Deliveries
+from indpriv.recording.compared.findings import UNKNOWN, Budget, Findings
+from indpriv.recording.compared.outputs import Call, LossComparison
 from indpriv.recording.compared.replay import Replay, sum_differs
 from indpriv.recording.compared.settings import PublicSettings, Settings
+from indpriv.recording.compared.state import PublishedState, attributes, held_in
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import autocast_now
-from indpriv.recording.opacus.clipping_watch import ClippedBatch, replaced_methods
-from indpriv.recording.opacus.ranks import Ranks
+from indpriv.recording.opacus.gradients import ClippedBatch, replaced_methods
+from indpriv.recording.opacus.ranks import Ranks, local
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.opacus.whole_model import local
-from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
+from indpriv.recording.random_states import kept_random_state, random_state
 from indpriv.recording.training_data import Examples
 
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
-_SAME_STEP = 1e-6
-_OFTEN = 12  # times that rows are read again to see whether they are random
-_ROWS = 32  # of the data set, secret ones, that are read again
 
 
 class _Hook(partial[Any]):
@@ -62,7 +55,13 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 class Comparison:
-    """Comparisons of one session, inside the block of `comparing`."""
+    """Comparisons of one session, inside the block of `comparing`.
+
+    Attributes:
+        findings: what they found.
+        budget: which of them are made at the current step.
+        same_state: nothing wrote to what is published since the last update, as far as known.
+    """
 
     def __init__(
         self,
@@ -75,18 +74,17 @@ class Comparison:
         expected: Callable[[int], IntArray | None],
     ) -> None:
         """Prepare; expected: positions of the next rows to train on, given their number."""
-        self._ranks = ranks
+        self._run, self._ranks, self._expected = run, ranks, expected
         self.findings = Findings()
         self.budget = Budget(next(run.module.parameters()).device.type)
-        self._run, self._expected = run, expected
-        self._deliveries = Deliveries(run.batch_sampler, examples)
+        self._deliveries = Deliveries(run.batch_sampler, examples, self.findings)
         self._loss = LossComparison(loss_fn)
         self._settings = Settings(run.optimizer, public_settings)
+        self._state = PublishedState(run.module, run.optimizer.original_optimizer, self.findings)
         parameters = run.optimizer.params
         places = {id(p): k for k, p in enumerate(run.module.parameters())}
-        self._replay = Replay(
-            self.findings, loss_fn, parameters, [places[id(p)] for p in parameters], run.is_ghost
-        )
+        in_module = [places[id(p)] for p in parameters]
+        self._replay = Replay(self.findings, loss_fn, parameters, in_module, run.is_ghost)
         self._trained = [
             part
             for part in run.module.modules()
@@ -98,20 +96,16 @@ class Comparison:
         self._calls: list[Call] = []  # since gradients were clipped last
         self._sums: list[Tensor] | None = []  # of this step, recomputed; None if not known
         self._size = 0
-        self._noisy: list[Tensor] = []  # gradients with noise, as they were left
-        self._divisor = 1.0
-        self._state: Any = None  # after the last update or forward pass
-        self._copy: Any = None  # of the inner optimizer, to repeat the step
+        self._coming: list[Tensor] = []  # the gradient that the inner optimizer is to be given
         self._begun = self._half = self.same_state = False
         self._held: list[Any] | None = None  # attributes after the last forward pass
         self._setting: Any = None
         self._plain: list[str] | None = None  # arguments of the first pass that are no tensors
-        count = min(len(examples), _ROWS)
-        chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
-        self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
-        self._examples = examples
-        self._read_equal = False  # at some step, what the loader gave was read again
-        self.random_rows = False  # items of the data set are random
+
+    @property
+    def random_rows(self) -> bool:
+        """Whether items of the data set were seen to be random."""
+        return self._deliveries.random_rows
 
     @contextmanager
     def comparing(self) -> Iterator[None]:
@@ -128,22 +122,22 @@ class Comparison:
             inner.register_step_pre_hook(self._taking),
         ]
         self._pre_hooks, self._last_hook = inner._optimizer_step_pre_hooks, handles[-1].id
-        reduce = getattr(self._run.optimizer, "reduce_gradients", None)
+        reduce = getattr(run.optimizer, "reduce_gradients", None)
         methods = {} if reduce is None else {"reduce_gradients": lambda: self._reduced(reduce)}
         with self._careful("state"):
-            self._state = self._print()  # nothing may change before the first forward pass either
+            self._state.keep()  # nothing may change before the first forward pass either
         with self._careful("fed"):
-            self._compare_items()
+            self._deliveries.compare_items()
         try:
-            with self._deliveries.watching(), replaced_methods(self._run.optimizer, **methods):
+            with self._deliveries.watching(), replaced_methods(run.optimizer, **methods):
                 yield
         finally:
             for handle in handles:
                 handle.remove()
             with self._careful("state"):
-                self._compare_state("after the last update")
+                self._state.compare("after the last update")
             with self._careful("fed"):
-                self._compare_items()
+                self._deliveries.compare_items()
             self.findings.end_step()
 
     @contextmanager
@@ -153,9 +147,10 @@ class Comparison:
             try:
                 yield
             except Exception as error:  # noqa: BLE001  # of model, loss or data
-                text = f"not compared: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                said = " ".join(str(error).split())[:200]
+                detail = f"not compared: {type(error).__name__}: {said}"
                 for key in keys:
-                    self.findings.add(key, UNKNOWN, text)
+                    self.findings.add(key, UNKNOWN, detail)
 
     # Forward and backward passes
 
@@ -168,13 +163,13 @@ class Comparison:
             return
         with self._careful(*_OF_A_BATCH):
             if not self._begun:
-                self._begun = True
+                self._begun, self.same_state = True, False
                 self.budget.begin_step()
                 if self.budget.every:
                     when = "between the last update and this forward pass"
-                    self.same_state = self._compare_state(when)
+                    self.same_state = self._state.compare(when)
                 else:
-                    self._state, self.same_state = None, False
+                    self._state.keep(known=False)
             if any(call.gradients for call in self._calls):
                 self._calls.clear()  # of a backward pass without a step
             if self._replay.counts_itself:  # after that it is not asked any more
@@ -223,7 +218,7 @@ class Comparison:
             ghost, model = self._run.is_ghost, self._run.model
             seen = call.came_out(outputs, lambda: ghost and not model.hooks_enabled)
         with self._careful("state"):
-            self._compare_state("inside the forward pass", but_buffers=True)
+            self._state.compare("inside the forward pass", but_buffers=True)
             if self._replay.counts_itself:
                 self._held = attributes(module)
         return seen
@@ -246,26 +241,17 @@ class Comparison:
                     self.findings.add(key, UNKNOWN, detail)
                 return
             call = calls[0]
-            self._compare_fed(call, batch)
-            factors = batch.factors if self._run.is_ghost else None
+            self._deliveries.compare_fed(call.loaded.ids, batch.positions, call.intact)
             if [t._version for t in tensors_of(call.outputs)] != call.versions:
                 self.findings.add("loss", UNKNOWN, text("check.loss", "in_place"))
             else:
+                factors = batch.factors if self._run.is_ghost else None
                 is_mean = self._run.optimizer.loss_reduction == "mean"
                 with kept_random_state():
                     found = self._loss.difference(call, len(batch.norms), is_mean, factors)
                 self.findings.compare("loss", not found, found)
         if self.budget.drawn:
             self._repeat(call, batch)
-
-    def _compare_fed(self, call: Call, batch: ClippedBatch) -> None:
-        ids = call.loaded.ids
-        if batch.positions is None or not np.array_equal(ids, batch.positions):
-            self.findings.add("fed", REFUTED, text("check.fed", "other_rows"))
-        elif len(np.unique(ids)) < len(ids):
-            self.findings.add("fed", REFUTED, text("check.fed", "twice"))
-        else:
-            self.findings.compare("fed", call.intact, text("check.fed", "changed"), UNKNOWN)
 
     def _repeat(self, call: Call, batch: ClippedBatch) -> None:
         with self._careful("replay", "alone", "loss_function", kind="drawn"):
@@ -274,52 +260,17 @@ class Comparison:
             found = self._replay.compare(call, batch, transforms)
             self._half |= self._replay.is_half(call)
             if self._run.is_ghost and not self._run.whole.is_sharded:
-                own = [p.grad for p in rule.params]
-                self._compare_sum(found, own, len(batch.norms))
+                self._compare_sum(found, [p.grad for p in rule.params], len(batch.norms))
             elif sums is not None:
                 self._sums = list(torch._foreach_add(sums, found)) if sums else found
         with self._careful("rows", kind="drawn"), kept_random_state():
-            self._compare_rows(call)
+            self._deliveries.compare_rows(call.loaded)
         with self._careful("fed", kind="drawn"):
-            self._compare_items()
+            self._deliveries.compare_items()
 
     def _compare_sum(self, found: Sequence[Tensor], own: Any, size: int) -> None:
-        limit, half = float(self._run.optimizer.max_grad_norm), self._half
-        detail = sum_differs(found, own, limit, size, half)
+        detail = sum_differs(found, own, float(self._run.optimizer.max_grad_norm), size, self._half)
         self.findings.compare("replay", not detail, detail)
-
-    def _compare_rows(self, call: Call) -> None:
-        """Rows as loaded beside the data set's own items."""
-        loaded = tensors_of(call.loaded.batch)
-        if call.loaded.is_changed:
-            return self.findings.add("rows", UNKNOWN, text("check.rows", "written"))
-        state, first = random_state(), tensors_of(call.loaded.read_again())
-        if equal(loaded, first):
-            self._read_equal = True
-            return self.findings.add("rows", EQUAL)
-        set_random_state(state)
-        again = (tensors_of(call.loaded.read_again()) for _ in range(_OFTEN))
-        if not equal(first, next(again)):
-            self.findings.add("rows", REFUTED, text("check.rows", "keeps_items"))
-        elif self._read_equal or not all(equal(first, other) for other in again):
-            self.random_rows = True
-            self.findings.add("rows", UNKNOWN, text("check.rows", "random"))
-        else:
-            self.findings.add("rows", REFUTED, text("check.rows", "other_rows"))
-
-    def _compare_items(self) -> None:
-        """Some items of the data set, beside what they were when training began."""
-        chosen, state, before = self._items
-        with kept_random_state():
-            set_random_state(state)
-            now = tensors_of(self._examples.unpacked(collated(self._examples, chosen)))
-            if not before:
-                before += [tensor.clone() for tensor in now]
-                few = (tensors_of(collated(self._examples, chosen[:2])) for _ in range(_OFTEN))
-                first = next(few)
-                self.random_rows = not all(equal(first, other) for other in few)
-        if not equal(now, before):
-            self.findings.add("fed", UNKNOWN, text("check.fed", "items"))
 
     # The update
 
@@ -349,25 +300,24 @@ class Comparison:
         self._compare_sum(found, torch._foreach_mul(taken, ranks.size), size)
 
     def after_noise(self) -> None:
-        """Keep what the optimizer is to be given, before it is scaled."""
-        self._noisy = []
+        """The gradient that the inner optimizer is to be given is the noisy one, scaled."""
+        self._coming = []
         if not self.budget.every:
             return
         with self._careful("gradient_taken"):
             optimizer = self._run.optimizer
             if not self._own_noise:
                 self.findings.add("gradient_taken", UNKNOWN, text("check.gradient_taken", "noise"))
-            self._noisy = [local(p.grad).clone() for p in optimizer.params]
-            is_mean = optimizer.loss_reduction == "mean"
-            self._divisor = optimizer.expected_batch_size if is_mean else 1.0
+            divisor = optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else 1.0
+            noisy = [local(p.grad) for p in optimizer.params]
+            self._coming = list(torch._foreach_div(noisy, float(divisor)))
 
     def before_step(self, setting: StepSetting) -> None:
         """Called in the optimizer's step hook: settings are those of the step."""
         self._setting, optimizer = setting, self._run.optimizer
         of_rule = type(optimizer).scale_grad is not DPOptimizer.scale_grad
-        if self._noisy and of_rule and "scale_grad" not in vars(optimizer):
-            self._noisy = [p.grad.clone() for p in optimizer.params]
-            self._divisor = 1.0
+        if self._coming and of_rule and "scale_grad" not in vars(optimizer):
+            self._coming = [p.grad.clone() for p in optimizer.params]
         self._pre_hooks.move_to_end(self._last_hook)  # other hooks may not follow ours
 
     def _reduced(self, reduce: Callable[[], None]) -> None:
@@ -375,94 +325,49 @@ class Comparison:
         self._compare_gradient()
         reduce()
         with self._careful("gradient_taken"):
-            if self._noisy:
-                self._noisy = [p.grad.clone() for p in self._run.optimizer.params]
-                self._divisor = 1.0
+            if self._coming:
+                self._coming = [p.grad.clone() for p in self._run.optimizer.params]
 
     def _compare_gradient(self) -> None:
         with self._careful("gradient_taken"):
-            if not self._noisy:
+            if not self._coming:
                 return
-            expected = torch._foreach_div(self._noisy, self._divisor)
             taken = [p.grad for p in self._run.optimizer.params]
             same = all(
                 t is not None and same_values(local(t), e)
-                for t, e in zip(taken, expected, strict=True)
+                for t, e in zip(taken, self._coming, strict=True)
             )
             self.findings.compare("gradient_taken", same, text("check.gradient_taken", "other"))
 
-    def _taking(self, inner: Any, *_: Any) -> None:
+    def _taking(self, *_: Any) -> None:
         """The last moment before parameters move."""
         self._compare_gradient()
-        self._noisy = []
+        self._coming = []
         with self._careful("settings"):
             moved = self._settings.moved(self._step, self._setting)
             self.findings.compare("settings", not moved, moved, UNKNOWN)
-        if not self.budget.every:
-            return
-        with self._careful("state"):
-            self._compare_state("between the forward pass and the update")
+        if self.budget.every:
+            with self._careful("state"):
+                self._state.compare("between the forward pass and the update")
         if self.budget.drawn:
             with self._careful("step", kind="drawn"):
-                self._copy, self._random = copy.deepcopy(inner), random_state()
-                for mine, theirs in self._pairs(inner):
-                    mine.grad = None if theirs.grad is None else theirs.grad.detach().clone()
-
-    def _pairs(self, inner: Any) -> Iterator[tuple[Any, Any]]:
-        groups = zip(self._copy.param_groups, inner.param_groups, strict=True)
-        return (pair for a, b in groups for pair in zip(a["params"], b["params"], strict=True))
+                self._state.copy_optimizer()
 
     def updated(self) -> list[str]:
         """The parameters moved; return keys of what was found for the first time."""
-        inner = self._run.optimizer.original_optimizer
-        if self._copy is not None:
-            with self._careful("step", kind="drawn"), kept_random_state():
-                set_random_state(self._random)
-                step = type(self._copy).step
-                getattr(step, "__wrapped__", step)(self._copy)  # without hooks
-                pairs = [tuple(map(local, pair)) for pair in self._pairs(inner)]
-                off = max(max(relative(a, b), relative(b, a)) for a, b in pairs)
-                of_torch = f"{type(inner).__module__}.".startswith("torch.optim.")
-                detail = text("check.step", "other" if of_torch else "library")
-                self.findings.compare("step", of_torch and off <= _SAME_STEP, detail, UNKNOWN)
-            self._copy = None
+        if self._state.is_copied:
+            with self._careful("step", kind="drawn"):
+                self._state.repeat_step()
         self._deliveries.end_step()
         self.budget.end_step()
         if self._run.whole.is_sharded:  # all ranks repeat the same steps
             coins = self._ranks.gather("the end of a step", (self.budget.every, self.budget.drawn))
             self.budget.every, self.budget.drawn = coins[0]
-        self._state, self._begun = None, False
-        if self.budget.every:
-            with self._careful("state"):
-                self._state = self._print()
+        self._begun = False
+        with self._careful("state"):
+            self._state.keep(known=self.budget.every)
         self._step += 1
         return self.findings.end_step()
-
-    def _compare_state(self, when: str, *, but_buffers: bool = False) -> bool:
-        """Whether it is what it was; False too if that is not known."""
-        last, self._state = self._state, self._print()
-        if last is None:
-            return False
-        end = -1 if but_buffers else None  # a forward pass may write what is published, too
-        same = bool(last[but_buffers:end] == self._state[but_buffers:end])
-        self.findings.compare("state", same, text("check.state", "changed", when=when), UNKNOWN)
-        return same
-
-    @torch.no_grad()
-    def _print(self) -> tuple[Any, ...]:
-        """Fingerprints of buffers, parameters, and the optimizer's state."""
-        module, state = self._run.module, self._run.optimizer.original_optimizer.state
-        leaves = torch.utils._pytree.tree_leaves([dict(one) for one in state.values()])
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        prints = [print_of(part) for part in (module.buffers(), module.parameters(), tensors)]
-        plain = repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)])
-        # What else a state dict publishes.
-        more = [
-            held_in(part.get_extra_state())
-            for part in module.modules()
-            if type(part).get_extra_state is not nn.Module.get_extra_state
-        ]
-        return *prints, plain, more
 
 
 def _plain_of(value: Any) -> list[str]:

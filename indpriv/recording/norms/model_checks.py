@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from indpriv.errors import InputError
-from indpriv.recording.compared.still import Still
 from indpriv.recording.norms.autograd_norms import TINY
 from indpriv.recording.norms.batches import (
     FAULTS,
@@ -37,7 +36,7 @@ from indpriv.recording.norms.batches import (
     tensors_of,
 )
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow, standard_module
-from indpriv.recording.random_states import kept_random_state, random_state
+from indpriv.recording.random_states import Still, kept_random_state, random_state
 
 _COMPARED = 7  # examples; a length or a width is seldom a multiple of it, so that rows are found
 _OFTEN = 4  # of six replacements: by no chance order of random numbers

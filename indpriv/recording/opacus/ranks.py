@@ -14,25 +14,34 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from opacus.grad_sample import (
+    AbstractGradSampleModule,
+    GradSampleModuleFastGradientClipping,
+    GradSampleModuleFastGradientClippingFSDP,
+)
 from opacus.optimizers import (
     DistributedDPOptimizer,
     DistributedDPOptimizerFastGradientClipping,
     FSDPOptimizerFastGradientClipping,
 )
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import Found
-from indpriv.recording.opacus.tally import RankCounts
+from indpriv.recording.norms.shadow_model import make_shadow
 
+# Models that Opacus clips in ghost mode, by norms that it computes without the gradients.
+GHOST_MODELS = (GradSampleModuleFastGradientClipping, GradSampleModuleFastGradientClippingFSDP)
 DISTRIBUTED = (
     DistributedDPOptimizer,
     DistributedDPOptimizerFastGradientClipping,
     FSDPOptimizerFastGradientClipping,
 )
-# Opacus's sampler drops an empty local batch. A run in which this is likelier is refused.
-DROPPED_BATCH = 1e-9
 
 Batch = tuple[IntArray, FloatArray]  # positions and norms
 T = TypeVar("T")
@@ -43,7 +52,8 @@ class RankStep:
     """What one rank reports to the others before a step.
 
     Attributes:
-        counted: since its last message.
+        drawn: positions of each of its local batches since its last message.
+        counts: since then, by the names of their fields of TrainingCounts.
         shared: name -> value of what must be equal on all ranks.
         sampling_seed: must differ between ranks; None if the generator has none.
         positions: (n,) of its part of the batch; None if that is not the one that was drawn.
@@ -51,7 +61,8 @@ class RankStep:
         found: by its comparisons, up to the last step.
     """
 
-    counted: RankCounts
+    drawn: tuple[IntArray, ...]
+    counts: Mapping[str, int]
     shared: Mapping[str, Any]
     sampling_seed: int | None
     positions: IntArray | None = None
@@ -78,8 +89,7 @@ class Ranks:
     def gather(self, moment: str, value: T) -> list[T]:
         """Values of all ranks, in their order. All must call this at the same moment.
 
-        Raises:
-            EvidenceError: a rank is gone, or is at another moment.
+        EvidenceError if a rank is gone, or is at another moment.
         """
         if self._group is None:
             return [value]
@@ -115,11 +125,7 @@ class Ranks:
 def check_together(
     moment: str, shared: Sequence[Mapping[str, Any]], seeds: Sequence[int | None]
 ) -> None:
-    """Compare the ranks with each other.
-
-    Raises:
-        EvidenceError: something differs that must be equal, or two ranks draw with the same seed.
-    """
+    """Raise EvidenceError if ranks differ in what must be equal, or two draw with the same seed."""
     for name in shared[0]:
         values = [part[name] for part in shared]
         if any(value != values[0] for value in values):
@@ -140,8 +146,7 @@ def check_together(
 def whole_batch(moment: str, parts: Sequence[RankStep]) -> Batch | None:
     """Positions and norms of the logical batch that the ranks drew; None if a part is not known.
 
-    Raises:
-        EvidenceError: two ranks drew the same example.
+    EvidenceError if two ranks drew the same example.
     """
     known = [part.positions for part in parts if part.positions is not None]
     positions = np.concatenate([*known, np.zeros(0, dtype=np.int64)])
@@ -154,24 +159,116 @@ def whole_batch(moment: str, parts: Sequence[RankStep]) -> Batch | None:
     return (positions, np.concatenate(norms)) if len(norms) == len(parts) else None
 
 
-def check_distributed_sampler(sampler: Any, optimizer: Any) -> None:
-    """Raise InputError unless the ranks' shards and batches are as the account assumes."""
-    size = dist.get_world_size()
-    for owner, (rank, ranks) in {
-        "sampler": (sampler.rank, sampler.num_replicas),
-        "optimizer": (optimizer.rank, optimizer.world_size),
-    }.items():
-        if (rank, ranks) != (dist.get_rank(), size):
-            raise InputError(
-                f"the {owner} is for rank {rank} of {ranks}, but this is rank {dist.get_rank()} of "
-                f"{size}; make it on this rank with make_private"
-            )
-    smallest = sampler.total_size // size
-    dropped = (1 - sampler.sample_rate) ** smallest * len(sampler) * size
-    if dropped >= DROPPED_BATCH:
-        raise InputError(
-            f"a rank's local batch has {sampler.sample_rate * smallest:.3g} examples on average, "
-            f"and in an epoch one is empty with probability {dropped:.1g}; Opacus's distributed "
-            "sampler drops empty batches, and the ranks would get out of step: take larger batches "
-            f"or fewer ranks, until this probability is below {DROPPED_BATCH:g}"
+class WholeModel:
+    """The module in training, or a copy with whole parameters on each rank if FSDP2 shards it.
+
+    Norms are taken on such a copy: the parts that ranks take of a pass then need no exchange. A
+    rank must have room for all parameters.
+
+    Attributes:
+        is_sharded: whether FSDP2 divides the parameters between the ranks.
+        module: with whole parameters.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Copy a module if it is sharded; all ranks must then call this together.
+
+        InputError if gradients are not the mean over all ranks, to which Opacus adds noise, or are
+        of another precision than the parameters.
+        """
+        self._source = module
+        self._shards = [part for part in module.modules() if isinstance(part, FSDPModule)]
+        self.is_sharded = bool(self._shards)
+        self.module = module
+        if self.is_sharded:
+            self._check_shards()
+            self.module = self.copy()
+
+    @torch.no_grad()
+    def copy(self) -> nn.Module:
+        """A copy as it stands now; of a sharded module, all ranks must call this together."""
+        if not self.is_sharded:
+            return make_shadow(self._source)
+        self._reshard()
+        return make_shadow(self._source, {id(p): _whole(p) for p in self._source.parameters()})
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Bring a copy up to date; all ranks must call this together."""
+        if not self.is_sharded:
+            return
+        self._reshard()
+        for mine, theirs in zip(self.module.parameters(), self._source.parameters(), strict=True):
+            mine.data = _whole(theirs).data
+            mine.requires_grad_(theirs.requires_grad)
+        for copied, buffer in zip(self.module.buffers(), self._source.buffers(), strict=True):
+            copied.data = buffer.data.clone()
+        for part, original in zip(self.module.modules(), self._source.modules(), strict=True):
+            part.training = original.training
+
+    def in_training(self, model: nn.Module) -> nn.Module:
+        """What computes per-example gradients as the model that make_private returned does.
+
+        Of a sharded one it is a copy in ghost mode, whose formulas for norms are the same.
+        """
+        if not (self.is_sharded and isinstance(model, AbstractGradSampleModule)):
+            return model
+        return GradSampleModuleFastGradientClipping(
+            make_shadow(self.module),
+            batch_first=model.batch_first,
+            loss_reduction=model.loss_reduction,
+            strict=False,
         )
+
+    def adds_noise(self, optimizer: Any) -> bool:
+        """Whether this rank adds noise: the first one, or each to its shard."""
+        return self.is_sharded or getattr(optimizer, "rank", 0) == 0
+
+    def noise_divisor(self, optimizer: Any) -> int:
+        """What Opacus divides noise by: gradients that FSDP2 adds up are means over the ranks."""
+        is_mean = self.is_sharded and optimizer.loss_reduction == "mean"
+        return dist.get_world_size() if is_mean else 1
+
+    def _reshard(self) -> None:
+        """After a forward pass alone, FSDP2 keeps parameters whole, which are then others."""
+        for part in self._shards:
+            part.reshard()
+
+    def _check_shards(self) -> None:
+        """Raise InputError unless Opacus's noise is that of the mean of gradients of all ranks."""
+        size = dist.get_world_size()
+        for name, p in self._source.named_parameters():
+            mesh = p.device_mesh if isinstance(p, DTensor) else None
+            if p.requires_grad and (mesh is None or mesh.ndim != 1 or mesh.size() != size):
+                raise InputError(
+                    f"the parameter {name!r} is not sharded over all {size} ranks, so that ranks "
+                    "would train parameters of their own; shard the model with "
+                    "opacus.utils.fsdp_utils.FSDP2Wrapper(model), without a mesh or ignored "
+                    "parameters"
+                )
+        for part in self._shards:
+            state = part._get_fsdp_state()
+            # One group in older versions of torch.
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+            if any(g is not None and g.gradient_divide_factor is not None for g in groups):
+                raise InputError(
+                    "set_gradient_divide_factor was called, but Opacus divides the noise by the "
+                    "number of ranks: the noise would not be what the account assumes; leave it out"
+                )
+            policy = state._mp_policy
+            if (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) != (None,) * 3:
+                raise InputError(
+                    "FSDP2's mp_policy makes gradients of another precision than recorded norms; "
+                    "leave it out"
+                )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(parameter: nn.Parameter) -> nn.Parameter:
+    value = parameter.data
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    return nn.Parameter(whole, requires_grad=parameter.requires_grad)

@@ -1,7 +1,12 @@
-"""An Opacus run as its own objects describe it: settings, sampler, generators, accountant."""
+"""An Opacus run as its own objects describe it, and what is required of them.
+
+Model, optimizer and loader are checked once, before anything is changed; settings are read at each
+step, never from a configuration.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -9,53 +14,96 @@ from typing import Any, TypeVar
 
 import torch
 from opacus.accountants.accountant import IAccountant
-from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.grad_sample import AbstractGradSampleModule
+from opacus.optimizers import (
+    AdaClipDPOptimizer,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+    FSDPOptimizerFastGradientClipping,
+    SimpleDistributedPerLayerOptimizer,
+)
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.step_settings import StepSetting
-from indpriv.recording.clipping.rules import AdaClip, ClippingRule
-from indpriv.recording.norms.shadow_model import standard_module
-from indpriv.recording.opacus.checks import (
-    NOT_AS_PROVEN,
-    check_loader,
-    check_optimizer,
-    check_parameters,
-    find_accountant,
-    sampler_kind,
+from indpriv.recording.clipping.rules import (
+    AdaClip,
+    ClippingRule,
+    LargestNormNoise,
+    QuantileClipping,
 )
-from indpriv.recording.opacus.memory_format import check_memory_format
-from indpriv.recording.opacus.whole_model import GHOST_MODELS, WholeModel
+from indpriv.recording.norms.shadow_model import standard_module
+from indpriv.recording.opacus.gradients import check_memory_format
+from indpriv.recording.opacus.ranks import DISTRIBUTED, GHOST_MODELS, WholeModel
+from indpriv.recording.opacus.samplers import sampler_kind
 from indpriv.recording.random_states import generator_of, is_guessable, private_generator, source_of
 
 T = TypeVar("T")
 _SAME_RATE = 1 - 1e-9  # sampling rates that differ by less are the same number, rounded
+_ACCOUNTED = (
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+    SimpleDistributedPerLayerOptimizer,
+    QuantileClipping,
+    AdaClip,
+    LargestNormNoise,
+    *DISTRIBUTED,
+)
+_NOT_AS_PROVEN = (
+    "Opacus's adaptive clipping is not supported: it does not centre the number of unclipped "
+    "gradients, so its noise is too little for the theorem, and it divides by the number of "
+    "sampled examples, which is data; use indpriv.recording.QuantileClipping.of(optimizer)"
+)
 
 
 class OpacusRun:
-    """One attached model, optimizer and loader; InputError at once if it cannot be accounted."""
+    """One attached model, optimizer and loader; InputError at once if it cannot be accounted.
+
+    Attributes:
+        module: the user's own, inside the model.
+        whole: the same with whole parameters, where FSDP2 shards them.
+        sampler: how batches are drawn; one of the samplers of a NormLog.
+        is_poisson: each batch is a Poisson sample, truncated or not.
+        is_ghost: Opacus clips in ghost mode, by norms that it computes without the gradients.
+        clipping: how gradients are clipped: "flat", "per_layer", "quantile" or "adaclip".
+        no_privacy: why the run is not differentially private, whatever its noise; "" if it may be.
+        norm_backend: what takes norms: "auto", or "functorch", where gradients are transformed
+            before they are clipped.
+        sampler_class: name of the class that draws the batches.
+        history: of Opacus's accountant.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], n_examples: int
     ) -> None:
         """Check and read what make_private returned; n_examples: of the Recorder's data set."""
-        check_optimizer(optimizer, model)
+        _check_optimizer(optimizer, model)
         self.model: Any = model
         self.module = standard_module(model)
         self.whole = WholeModel(self.module)
         self.optimizer: DPOptimizer = optimizer
-        self._rule = optimizer if isinstance(optimizer, ClippingRule) else None
-        self.loader = loader
-        self.n_examples = n_examples
+        self.loader, self.n_examples = loader, n_examples
         self.batch_sampler: Any = loader.batch_sampler
+        self.sampler_class = type(self.batch_sampler).__name__
         self.sampler = sampler_kind(self.batch_sampler, optimizer)
-        check_loader(loader, n_examples)
-        check_parameters(self.module, optimizer)
-        check_memory_format(model, self.module)
-        self.history = AccountantHistory(*find_accountant(optimizer))
+        self.is_poisson = self.sampler in ("poisson", "truncated_poisson")
+        self.is_ghost = isinstance(model, GHOST_MODELS)
+        self._rule = optimizer if isinstance(optimizer, ClippingRule) else None
+        self._each = isinstance(optimizer, DPPerLayerOptimizer)
+        self.clipping = "per_layer" if self._each else getattr(self._rule, "clipping", "flat")
+        self.no_privacy = getattr(self._rule, "no_privacy", "")
+        self.norm_backend = "functorch" if isinstance(optimizer, AdaClip) else "auto"
+        _check_loader(loader, n_examples)
+        _check_parameters(self.module, optimizer)
+        check_memory_format(model)
+        self.history = AccountantHistory(optimizer)
         if self.is_poisson and self.history.sample_rate < self.sample_rate * _SAME_RATE:
             raise InputError(
                 f"Opacus's accountant assumes sample_rate={self.history.sample_rate:.6g}, but the "
@@ -69,9 +117,8 @@ class OpacusRun:
     @property
     def limits(self) -> tuple[float, ...]:
         """Clipping norm of each trainable tensor, in the module's order; empty if all share one."""
-        if not isinstance(self.optimizer, DPPerLayerOptimizer):
-            return ()
-        return tuple(map(float, self._in_order(self.optimizer.max_grad_norms)))
+        each: Any = self.optimizer
+        return tuple(map(float, self._in_order(each.max_grad_norms))) if self._each else ()
 
     @property
     def transforms(self) -> list[tuple[Tensor, Tensor]]:
@@ -84,23 +131,6 @@ class OpacusRun:
         return [by_id[id(p)] for p in self.module.parameters() if id(p) in by_id]
 
     @property
-    def norm_backend(self) -> str:
-        """What takes norms: "functorch" if gradients are transformed before clipping, or "auto"."""
-        return "functorch" if isinstance(self._rule, AdaClip) else "auto"
-
-    @property
-    def clipping(self) -> str:
-        """How gradients are clipped: "flat", "per_layer", "quantile" or "adaclip"."""
-        if self._rule is not None:
-            return self._rule.clipping
-        return "per_layer" if isinstance(self.optimizer, DPPerLayerOptimizer) else "flat"
-
-    @property
-    def no_privacy(self) -> str:
-        """Why the run is not differentially private, whatever its noise; "" if it may be."""
-        return "" if self._rule is None else self._rule.no_privacy
-
-    @property
     def noise_std(self) -> float:
         """Standard deviation of the noise that the optimizer adds to the sum of gradients."""
         if self._rule is not None:
@@ -110,16 +140,6 @@ class OpacusRun:
     def contributions(self, norms: FloatArray, setting: StepSetting) -> FloatArray:
         """What examples with these norms (n,) contribute to a step, in units of max_grad_norm."""
         return norms if self._rule is None else self._rule.contributions(norms, setting)
-
-    @property
-    def is_poisson(self) -> bool:
-        """Whether each batch is a Poisson sample, truncated or not."""
-        return self.sampler in ("poisson", "truncated_poisson")
-
-    @property
-    def is_ghost(self) -> bool:
-        """Whether Opacus clips in ghost mode, by norms that it computes without the gradients."""
-        return isinstance(self.model, GHOST_MODELS)
 
     @property
     def sample_rate(self) -> float:
@@ -134,11 +154,6 @@ class OpacusRun:
     def steps_per_epoch(self) -> int:
         """Number of logical batches in an epoch."""
         return len(self.batch_sampler)
-
-    @property
-    def sampler_class(self) -> str:
-        """Name of the class that draws the batches."""
-        return type(self.batch_sampler).__name__
 
     @property
     def shared_by_ranks(self) -> dict[str, Any]:
@@ -167,6 +182,11 @@ class OpacusRun:
         given = (getattr(owner, "generator", None) for owner in owners)
         return next((one for one in given if one is not None), torch.default_generator)
 
+    @property
+    def noise_generator(self) -> torch.Generator | None:
+        """The generator that draws the noise; None if it is not known."""
+        return generator_of(self.optimizer.generator, next(self.module.parameters()).device)
+
     def draw_privately(self) -> None:
         """Give noise and batches private generators where they draw from torch's default ones."""
         given, at = self.noise_generator, next(self.module.parameters()).device
@@ -176,11 +196,6 @@ class OpacusRun:
         owner = self.batch_sampler if self.is_poisson else getattr(self.batch_sampler, "sampler", 0)
         if hasattr(owner, "generator") and self.sampling_generator is torch.default_generator:
             owner.generator = private_generator()
-
-    @property
-    def noise_generator(self) -> torch.Generator | None:
-        """The generator that draws the noise; None if it is not known."""
-        return generator_of(self.optimizer.generator, next(self.module.parameters()).device)
 
     @property
     def guessable_seed(self) -> bool:
@@ -215,12 +230,11 @@ class OpacusRun:
         """
         if max_grad_norm is None:
             max_grad_norm = self._checked_max_grad_norm()
+        rate = self.sample_rate if sample_rate is None else sample_rate
         return StepSetting(
             float(_checks.check_noise_multiplier(self.optimizer.noise_multiplier)),
             float(_checks.check_max_grad_norm(max_grad_norm)),
-            float(
-                _checks.check_sample_rate(self.sample_rate if sample_rate is None else sample_rate)
-            ),
+            float(_checks.check_sample_rate(rate)),
         )
 
     def _checked_max_grad_norm(self) -> float:
@@ -232,7 +246,7 @@ class OpacusRun:
                 "the account assumes"
             )
         if getattr(self.optimizer, "_adjusted_noise_multiplier", None) is not None:
-            raise InputError(NOT_AS_PROVEN)
+            raise InputError(_NOT_AS_PROVEN)
         limits = self.limits
         if limits and not math.isclose(math.hypot(*limits), max_grad_norm, rel_tol=1e-6):
             raise InputError(
@@ -246,9 +260,15 @@ class OpacusRun:
         """Numbers that change when something writes to the parameters."""
         return [p._version for p in self.module.parameters()]
 
-    def check_trained_parameters(self) -> None:
-        """Raise if this update would train an added parameter."""
-        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
+    def check_update(self) -> None:
+        """Raise unless this update is of one batch and trains the parameters of the beginning."""
+        optimizer: Any = self.optimizer
+        if optimizer.accumulated_iterations != 1:
+            raise InputError(
+                f"{optimizer.accumulated_iterations} batches were accumulated into one step; each "
+                "Poisson batch must be one step (use BatchMemoryManager if memory is short)"
+            )
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.requires_grad and id(p) not in self._trained:
                 raise EvidenceError(
                     f"the optimizer trains a parameter of shape {tuple(p.shape)} that it did not "
@@ -258,11 +278,26 @@ class OpacusRun:
 
 
 class AccountantHistory:
-    """What Opacus's accountant has counted since the Recorder was attached."""
+    """What Opacus's accountant has counted since the Recorder was attached.
 
-    def __init__(self, accountant: IAccountant | None, sample_rate: float) -> None:
-        """Begin; sample_rate: the rate at which the accountant, if there is one, counts steps."""
-        self._accountant, self.sample_rate = accountant, sample_rate
+    Attributes:
+        sample_rate: at which the accountant counts steps; 1 if there is none.
+        steps_before: that it had counted by then.
+    """
+
+    def __init__(self, optimizer: DPOptimizer) -> None:
+        """Find the accountant behind the step hook, perhaps called by another hook."""
+        self._accountant: IAccountant | None = None
+        self.sample_rate = 1.0
+        hooks = [optimizer.step_hook]
+        for hook in hooks:  # the list grows while it is searched
+            enclosed = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
+            accountant = enclosed.get("self")
+            if isinstance(accountant, IAccountant):
+                self._accountant, self.sample_rate = accountant, float(enclosed["sample_rate"])
+                break
+            found = filter(inspect.isfunction, enclosed.values())
+            hooks += [value for value in found if value not in hooks]
         self.steps_before = self._all_steps()
 
     @property
@@ -289,3 +324,100 @@ class AccountantHistory:
 
     def _all_steps(self) -> int:
         return 0 if self._accountant is None else sum(s for _, _, s in self._accountant.history)
+
+
+def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Raise InputError if the optimizer cannot be accounted, or does not belong to the model."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, DPOptimizer):
+        raise InputError(
+            f"the optimizer is a {name}, not an Opacus DPOptimizer; attach the one that "
+            "PrivacyEngine.make_private returned"
+        )
+    if type(optimizer) is AdaClipDPOptimizer:
+        raise InputError(_NOT_AS_PROVEN)
+    if type(optimizer) not in _ACCOUNTED:
+        raise InputError(
+            f"{name} is not supported: flat clipping is accounted, and per layer (not automatic or "
+            'sharded); use make_private(clipping="flat")'
+        )
+    if isinstance(optimizer, DISTRIBUTED):
+        _check_distributed(model, optimizer)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model is a {type(model).__name__}, as make_private(wrap_model=False) returns; "
+            "attach the module that it was made for"
+        )
+    if isinstance(model, AbstractGradSampleModule) and not model.batch_first:
+        raise InputError(
+            "make_private(batch_first=False) takes the second dimension of every layer's input for "
+            "the examples; leave it out, and give all layers inputs with the examples first"
+        )
+    if optimizer.step_hook is None:
+        raise InputError(
+            "the optimizer has no step hook: Opacus's accountant is not attached and would report "
+            "epsilon 0; attach the optimizer that PrivacyEngine.make_private returned"
+        )
+    is_ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
+    if is_ghost and not isinstance(model, GHOST_MODELS):
+        raise InputError(
+            f"the optimizer clips in ghost mode, but the model is a plain {type(model).__name__}, "
+            "whose clipping norm cannot be read; attach the model that make_private returned"
+        )
+    if optimizer.loss_reduction not in ("mean", "sum"):
+        raise InputError(f"loss_reduction={optimizer.loss_reduction!r} is not known")
+
+
+def _check_distributed(model: nn.Module, optimizer: Any) -> None:
+    """Raise InputError unless a model of several ranks is one that its optimizer is for."""
+    wrapped = model._module if isinstance(model, AbstractGradSampleModule) else model
+    needed: type = DifferentiallyPrivateDistributedDataParallel
+    remedy = "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
+    if isinstance(optimizer, FSDPOptimizerFastGradientClipping):
+        needed, remedy = FSDPModule, "opacus.utils.fsdp_utils.FSDP2Wrapper(model)"
+    if not isinstance(wrapped, needed):
+        raise InputError(
+            "the optimizer adds up the gradients of several ranks, but the model is a "
+            f"{type(wrapped).__name__}; pass {remedy} to make_private"
+        )
+
+
+def _check_loader(loader: DataLoader[Any], n_examples: int) -> None:
+    """Raise InputError if batches would not match their draws, or the data set is another one."""
+    sampler = loader.batch_sampler
+    if sampler is None:
+        raise InputError(
+            "the loader has no batch sampler (batch_size=None); pass the loader that make_private "
+            "returned"
+        )
+    if not getattr(loader, "in_order", True):
+        raise InputError(
+            "the loader has in_order=False, so batches would not match their draws; use "
+            "in_order=True"
+        )
+    sizes = {
+        "the loader's data set": len(loader.dataset),  # type: ignore[arg-type]
+        # With several ranks, num_samples is the size of a shard.
+        "the loader's sampler": getattr(sampler, "total_size", None)
+        or getattr(sampler, "num_samples", n_examples),
+    }
+    for name, size in sizes.items():
+        if size != n_examples:
+            raise InputError(
+                f"the Recorder's dataset has {n_examples} examples, {name} has {size}; pass the "
+                "training set to the Recorder"
+            )
+
+
+def _check_parameters(module: nn.Module, optimizer: DPOptimizer) -> None:
+    """Raise InputError unless the optimizer trains exactly the model's trainable parameters."""
+    trained = {id(p) for p in optimizer.params}
+    trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    missing = [name for key, name in trainable.items() if key not in trained]
+    foreign = len(trained - set(trainable))
+    if missing or foreign:
+        raise InputError(
+            "the optimizer does not train exactly the model's trainable parameters (not trained: "
+            f"{missing[:5]}; not in the model, or frozen: {foreign}), so norms would be those of "
+            "another gradient; freeze the rest with requires_grad_(False)"
+        )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +10,7 @@ import numpy as np
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
 from indpriv.norm_log.step_settings import StepSetting
+from indpriv.recording.opacus.ranks import RankStep
 
 # Training and the norm pass do the same arithmetic in another order; norms that differ by more than
 # this share of max_grad_norm are different norms. For norms above max_grad_norm, which contribute
@@ -34,19 +33,6 @@ _OF_ONE_RANK = (
     "repeated_draws",
     "moved",
 )
-
-
-@dataclass(frozen=True)
-class RankCounts:
-    """What one rank of several counted since its last message to the others.
-
-    Attributes:
-        drawn: positions of each of its local batches.
-        counts: by the names of their fields of TrainingCounts.
-    """
-
-    drawn: tuple[IntArray, ...]
-    counts: Mapping[str, int]
 
 
 class Draw(NamedTuple):
@@ -92,15 +78,15 @@ class Tally:
         self._waiting.append(Draw(positions, sample_rate, canaries))
         self._unsent.append(positions)
 
-    def since_last_message(self) -> RankCounts:
-        """What this rank counted since the last call."""
+    def since_last_message(self) -> tuple[tuple[IntArray, ...], dict[str, int]]:
+        """What this rank drew and counted since the last call; see `RankStep`."""
         counts = {name: getattr(self.counts, name) - self._sent[name] for name in _OF_ONE_RANK}
         drawn, self._unsent = tuple(self._unsent), []
         self._sent.update(counts)
-        return RankCounts(drawn, counts)
+        return drawn, counts
 
-    def add(self, other: RankCounts) -> None:
-        """Add what another rank counted: its part of the same logical batches."""
+    def add(self, other: RankStep) -> None:
+        """Add what another rank drew and counted: its part of the same logical batches."""
         for positions in other.drawn:
             np.add.at(self.participations, positions, 1)
         for name, count in other.counts.items():
@@ -185,14 +171,13 @@ class Tally:
         """
         counts, draws, steps = self.counts, self._epoch_draws, self._epoch_steps
         self._passes += steps > 0
+        counts.passes += steps > 1
+        counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0
         if exhausted and not final and not interrupted:
-            counts.dropped_batches += max(0, planned + self._carried - draws)
-            counts.passes += steps > 1
             self._epoch_draws = self._carried = len(self._waiting)  # loaded ahead: steps follow
             self._epoch_steps = 0
             return
         counts.undrawn_steps += max(0, steps - draws)
-        counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0
         self._carried = 0
         self._left[steps] += not exhausted and draws - steps > prefetched
         by_law = final or not steps or self._left[steps] == self._passes
@@ -201,7 +186,6 @@ class Tally:
         counts.unstepped_draws += max(0, draws - steps - allowed)
         counts.interrupted_batches += interrupted
         counts.peeks += not exhausted and draws > 0 and steps == 0
-        counts.passes += steps > 1
         self._epoch_draws = self._epoch_steps = 0
         self._waiting.clear()
         self._clipped = 0

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from torch import Tensor, nn
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import (
     DrawCounts,
@@ -24,20 +26,97 @@ from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.recording.compared.findings import worst_of
 from indpriv.recording.compared.training import Comparison
-from indpriv.recording.opacus.clipping_watch import (
+from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.opacus.gradients import (
     ClippedBatch,
+    NoiseWatch,
     Thresholds,
     clip_excess,
     clipping_watched,
     replaced_methods,
 )
-from indpriv.recording.opacus.memory_format import memory_format_watched
-from indpriv.recording.opacus.noise_watch import NoiseWatch
 from indpriv.recording.opacus.ranks import RankStep
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.opacus.run_attack import AttackedStep, StartedAttack
+from indpriv.recording.opacus.samplers import sampler_watched
 from indpriv.recording.opacus.tally import Tally
 from indpriv.recording.random_states import LeftStates, SeenStates
+from indpriv.recording.training_data import Examples, TrainingData
+
+
+@dataclass(frozen=True)
+class AttackedRun:
+    """A run that is about to train.
+
+    Attributes:
+        run: model, optimizer and loader.
+        data: what it trains on.
+        train, test: the same, as passes read it; test is None without a test set.
+        norm_pass: of the model.
+        clips_at_levels: examples have clip thresholds of their own.
+    """
+
+    run: OpacusRun
+    data: TrainingData
+    train: Examples
+    test: Examples | None
+    norm_pass: NormPass
+    clips_at_levels: bool
+
+    def check_one_rank_of_poisson(self, attack: str) -> None:
+        """Raise InputError unless one rank trains on Poisson batches."""
+        if type(self.run.batch_sampler) is not UniformWithReplacementSampler:
+            raise InputError(
+                f"{attack} need one rank that draws Poisson batches, but the loader draws with "
+                f"{self.run.sampler_class}; pass poisson_sampling=True to make_private and train "
+                "on one rank"
+            )
+
+
+@dataclass(frozen=True)
+class AttackedStep:
+    """One update whose noise is about to be added, or was added.
+
+    Attributes:
+        setting: realised settings.
+        drawn: positions of the examples in its batch.
+        drawn_canaries: numbers of the canaries that the sampler drew.
+    """
+
+    setting: StepSetting
+    drawn: IntArray
+    drawn_canaries: IntArray
+
+
+class StartedAttack(Protocol):
+    """An attack that watches every update of one run.
+
+    Attributes:
+        file_name: of its scores, in the run directory.
+        n_canaries: number of canaries that the run's sampler draws besides the examples.
+    """
+
+    file_name: str
+    n_canaries: int
+
+    def before_noise(self, step: AttackedStep) -> None:
+        """Called when the clipped gradients of a step are summed up."""
+        ...
+
+    def after_noise(self, step: AttackedStep) -> None:
+        """Called when p.grad holds the noisy sum, before it is divided by the batch size."""
+        ...
+
+    def scores(self, model: nn.Module) -> AttackScores:
+        """Scores at the end; model: the final model in eval mode."""
+        ...
+
+
+class RunAttack(Protocol):
+    """What a Recorder takes as `attack=`."""
+
+    def start(self, attacked: AttackedRun) -> StartedAttack:
+        """Prepare to watch a run; InputError if the attack does not fit it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +128,6 @@ class TrainedBatch:
 
 
 BeforeStep = Callable[[StepSetting, TrainedBatch | None], None]
-AfterStep = Callable[[StepSetting], None]
 
 
 class Watch:
@@ -78,7 +156,7 @@ class Watch:
             self.tally.counts.clip_excess = clip_excess(run.optimizer)
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
         self._left = LeftStates()
-        self.tally.counts.moved = 0
+        self.tally.counts.moved = self.tally.counts.unmoved = 0
         self._noise = NoiseWatch(run.optimizer.params, getattr(run.optimizer, "grad_state", None))
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self.limits: tuple[float, ...] = ()  # per layer, when noise was added
@@ -87,46 +165,56 @@ class Watch:
 
     @contextmanager
     def watching(
-        self, before_step: BeforeStep, after_step: AfterStep, *, thresholds: Thresholds | None
+        self,
+        before_step: BeforeStep,
+        after_step: Callable[[StepSetting], None],
+        *,
+        thresholds: Thresholds | None,
     ) -> Iterator[None]:
         """Count every draw, micro-batch and step of the block.
 
-        Args:
-            before_step: called before each parameter update with its setting and the examples of
-                its batch; None if the batch that was clipped is not the one that was drawn.
-            after_step: called after each parameter update.
-            thresholds: for individual clipping; None to clip at max_grad_norm.
+        before_step is called before each parameter update with its setting and the examples of its
+        batch, None if the batch that was clipped is not the one that was drawn; after_step after
+        it. thresholds are for individual clipping.
         """
-        run, individually = self._run, thresholds is not None
+        run, optimizer = self._run, self._run.optimizer
         self._versions = run.parameter_versions()
+        accountant_hook = optimizer.step_hook
 
-        def before_update() -> None:
-            setting, batch = self._begin_update(individually)
+        def step_hook(optimizer: Any) -> None:
+            if accountant_hook is not None:
+                # Opacus has one slot: without this call its accountant would stop, with no warning.
+                accountant_hook(optimizer)
+            setting, batch = self._begin_update(thresholds is not None)
             before_step(setting, batch)
             self._compared.before_step(setting)
             self._micro_batches.clear()
             self._updating = setting
 
+        def restore() -> None:
+            if optimizer.step_hook is step_hook:
+                optimizer.attach_step_hook(accountant_hook)
+
+        add_noise, inner = optimizer.add_noise, optimizer.original_optimizer
+        n_canaries = 0 if self._attack is None else self._attack.n_canaries
+        draws = self._before_draw, self._on_draw, self._on_epoch_end
+        clipping = clipping_watched(
+            run.model,
+            optimizer,
+            positions_of=self.tally.micro_batch,
+            on_batch=self._on_micro_batch,
+            thresholds=thresholds,
+        )
         with ExitStack() as stack:
-            n_canaries = 0 if self._attack is None else self._attack.n_canaries
-            draws = self._before_draw, self._on_draw, self._on_epoch_end
-            stack.enter_context(_sampler_watched(run.batch_sampler, n_canaries, *draws))
-            stack.enter_context(memory_format_watched(run.model, run.module))
-            clipping = clipping_watched(
-                run.model,
-                run.optimizer,
-                positions_of=self.tally.micro_batch,
-                on_batch=self._on_micro_batch,
-                thresholds=thresholds,
-            )
+            stack.enter_context(sampler_watched(run.batch_sampler, n_canaries, *draws))
             stack.enter_context(clipping)
-            updates = _updates_watched(
-                run.optimizer,
-                self._add_noise,
-                before_update,
-                lambda: after_step(self._end_update()),
-            )
-            stack.enter_context(updates)
+            optimizer.attach_step_hook(step_hook)
+            stack.callback(restore)
+            handle = inner.register_step_post_hook(lambda *_: after_step(self._end_update()))
+            stack.callback(handle.remove)
+            inner._optimizer_step_post_hooks.move_to_end(handle.id, last=False)
+            replaced = replaced_methods(optimizer, add_noise=lambda: self._add_noise(add_noise))
+            stack.enter_context(replaced)
             stack.enter_context(self._compared.comparing())
             yield
 
@@ -148,16 +236,9 @@ class Watch:
         norms: FloatArray | None,
     ) -> RankStep:
         """What the other ranks must know of this step; setting is None at the end of the run."""
-        settings = {} if setting is None else vars(setting)
-        shared = {**settings, **self._run.shared_by_ranks}
-        return RankStep(
-            self.tally.since_last_message(),
-            shared,
-            self._run.sampling_seed,
-            positions,
-            norms,
-            dict(self.compared),
-        )
+        shared = {**({} if setting is None else vars(setting)), **self._run.shared_by_ranks}
+        seed, found = self._run.sampling_seed, dict(self.compared)
+        return RankStep(*self.tally.since_last_message(), shared, seed, positions, norms, found)
 
     def _on_micro_batch(self, batch: ClippedBatch) -> None:
         self._compared.clipped(batch)
@@ -168,29 +249,39 @@ class Watch:
 
     def _add_noise(self, add_noise: Callable[[], None]) -> None:
         """Let Opacus add the noise, with an attack's view of it before and after."""
-        run, attack = self._run, self._attack
+        run, attack, optimizer = self._run, self._attack, self._run.optimizer
         self._compared.before_noise()
-        step = None if attack is None else _attacked_step(run, self.tally)
+        step = None if attack is None else self._attacked_step()
         if attack is not None and step is not None:
             attack.before_noise(step)
         self._noise.before()
         state = _state_of(run.noise_generator)
-        randomness, optimizer = self.tally.counts, run.optimizer
         if not isinstance(optimizer, ClippingRule):  # which draws from it in between
-            self._note_moved(self._left.moved(run.noise_generator))
+            self._note_moved(run.noise_generator)
         add_noise()
         self._left.leave(run.noise_generator)
         draws = run.noise_std and run.whole.adds_noise(optimizer) and not optimizer.secure_mode
         still = state is not None and state == _state_of(run.noise_generator)
-        randomness.unmoved = (randomness.unmoved or 0) + bool(draws and still)
-        randomness.guessable_seed |= run.guessable_seed
+        self.tally.counts.unmoved = (self.tally.counts.unmoved or 0) + bool(draws and still)
+        self.tally.counts.guessable_seed |= run.guessable_seed
         # Now, since another step hook may change settings before it calls ours.
         self._noised, self.limits = run.setting(), run.limits
-        if getattr(run.optimizer, "rank", 0) == 0:  # of several shards, the first is watched
-            self._noise.after(run.noise_std / run.whole.noise_divisor(run.optimizer))
+        if getattr(optimizer, "rank", 0) == 0:  # of several shards, the first is watched
+            self._noise.after(run.noise_std / run.whole.noise_divisor(optimizer))
         if attack is not None and step is not None:
             attack.after_noise(step)
         self._compared.after_noise()
+
+    def _attacked_step(self) -> AttackedStep:
+        """The step that noise is about to be added to."""
+        waiting = self.tally.waiting
+        if waiting is None:
+            raise EvidenceError(
+                "a step was taken on a batch that the attached loader did not draw, so the attack "
+                "on this run does not know its examples; take every batch from the loader"
+            )
+        setting = self._run.setting(sample_rate=waiting.sample_rate)
+        return AttackedStep(setting, waiting.positions, waiting.canaries)
 
     @property
     def random_rows(self) -> bool:
@@ -209,9 +300,9 @@ class Watch:
 
     def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
         """Count an update that is about to be made; return its setting and its batch."""
-        run, optimizer = self._run, self._run.optimizer
-        _check_one_batch(optimizer)
-        if run.whole.adds_noise(optimizer):
+        run = self._run
+        run.check_update()
+        if run.whole.adds_noise(run.optimizer):
             self._count_randomness(self._noise_states, run.noise_generator)
         drawn = self.tally.next_batch()
         now = run.setting(sample_rate=drawn[1] if drawn and run.is_poisson else None)
@@ -221,7 +312,6 @@ class Watch:
                 "step has; leave it as Opacus made it"
             )
         setting, self._noised = replace(self._noised, sample_rate=now.sample_rate), None
-        run.check_trained_parameters()
         written = run.parameter_versions() != self._versions
         self.tally.counts.changed_outside += written and not self._compared.same_state
         self._count_clipping(setting, drawn[0] if drawn else None, individually)
@@ -255,29 +345,28 @@ class Watch:
         self, setting: StepSetting, drawn: IntArray | None, individually: bool
     ) -> None:
         """Compare how gradients of this step were clipped with its setting and its batch."""
-        batches = self._micro_batches
+        batches, counts = self._micro_batches, self.tally.counts
         gradients = sum(len(batch.norms) for batch in batches)
         sound = sum(len(b.norms) for b in batches if b.max_grad_norm == setting.max_grad_norm)
-        self.tally.counts.gradients += gradients
-        self.tally.counts.misclipped_gradients += gradients - sound
+        counts.gradients += gradients
+        counts.misclipped_gradients += gradients - sound
         if individually and drawn is not None:
             known = [batch.positions for batch in batches if batch.positions is not None]
             if np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
-                self.tally.counts.gradients_at_levels += sound
+                counts.gradients_at_levels += sound
 
     def _count_randomness(self, states: SeenStates, generator: torch.Generator | None) -> None:
         """Count the draw just made if it repeats an earlier one."""
         if not self._run.optimizer.secure_mode:
             self.tally.counts.repeated_draws += states.repeated(generator)
 
+    def _note_moved(self, generator: torch.Generator | None, *, new_epoch: bool = False) -> None:
+        moved = self._left.moved(generator, new_epoch=new_epoch)
+        self.tally.counts.moved = (self.tally.counts.moved or 0) + moved
+
     def _before_draw(self, new_epoch: bool) -> None:
         if self._run.is_poisson:  # others draw an epoch at once
-            generator = self._run.sampling_generator
-            self._note_moved(self._left.moved(generator, new_epoch=new_epoch))
-
-    def _note_moved(self, moved: bool) -> None:
-        randomness = self.tally.counts
-        randomness.moved = (randomness.moved or 0) + moved
+            self._note_moved(self._run.sampling_generator, new_epoch=new_epoch)
 
     def _on_draw(self, positions: IntArray, canaries: IntArray, trains: bool) -> None:
         if trains:
@@ -306,7 +395,6 @@ class Watch:
             training.forget_norms()
         training.compared = worst_of([self.compared, *self.found_by_others])
         training.guessable_seed |= run.guessable_seed
-        training.unmoved = training.unmoved or 0
         training.source = run.random_source
         history = run.history
         training.earlier_steps = max(0, history.steps_before - self._steps_before)
@@ -319,105 +407,3 @@ class Watch:
 
 def _state_of(generator: torch.Generator | None) -> bytes | None:
     return None if generator is None else generator.get_state().numpy().tobytes()
-
-
-def _check_one_batch(optimizer: Any) -> None:
-    if optimizer.accumulated_iterations != 1:
-        raise InputError(
-            f"{optimizer.accumulated_iterations} batches were accumulated into one step; each "
-            "Poisson batch must be one step (use BatchMemoryManager if memory is short)"
-        )
-
-
-def _attacked_step(run: OpacusRun, tally: Tally) -> AttackedStep:
-    """The step that noise is about to be added to."""
-    waiting = tally.waiting
-    if waiting is None:
-        raise EvidenceError(
-            "a step was taken on a batch that the attached loader did not draw, so the attack on "
-            "this run does not know its examples; take every batch from the loader"
-        )
-    setting = run.setting(sample_rate=waiting.sample_rate)
-    return AttackedStep(setting, waiting.positions, waiting.canaries)
-
-
-@contextmanager
-def _sampler_watched(
-    sampler: Any,
-    n_canaries: int,
-    before_draw: Callable[[bool], None],
-    on_draw: Callable[[IntArray, IntArray, bool], None],
-    on_epoch_end: Callable[[bool, bool], None],
-) -> Iterator[None]:
-    """Report each batch that is drawn, and each epoch's end: whether its sampler was exhausted.
-
-    The sampler draws canaries as if they were further examples; the loop does not see them. A pass
-    that begins with gradients off evaluates, whatever it draws: no step may use a batch of it.
-    """
-    plain = type(sampler)
-    n = sampler.num_samples if n_canaries else np.inf
-    exhausted = False
-
-    # A DataLoader's batch_sampler cannot be reassigned, so its class is replaced.
-    class Watched(plain):  # type: ignore[misc, valid-type]
-        def __iter__(self) -> Iterator[list[int]]:
-            return self.reported(super().__iter__(), True)
-
-        def reported(self, draws: Any, from_the_start: bool = False) -> Iterator[list[int]]:
-            nonlocal exhausted
-            if trains := torch.is_grad_enabled():
-                on_epoch_end(exhausted, False)
-                exhausted = False
-            before_draw(True)
-            for indices in draws:
-                drawn = np.array(indices, dtype=np.int64)
-                positions, canaries = drawn[drawn < n], drawn[drawn >= n] - n
-                on_draw(positions, canaries, trains)
-                yield positions.tolist() if n_canaries else indices
-                before_draw(False)
-            exhausted = from_the_start if trains else exhausted
-
-    Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
-    sampler.__class__ = Watched
-    if n_canaries:
-        sampler.num_samples += n_canaries
-    try:
-        yield
-    finally:
-        sampler.__class__ = plain
-        if n_canaries:
-            sampler.num_samples -= n_canaries
-        on_epoch_end(exhausted, True)
-
-
-@contextmanager
-def _updates_watched(
-    optimizer: Any,
-    with_noise: Callable[[Callable[[], None]], None],
-    before_update: Callable[[], None],
-    after_update: Callable[[], None],
-) -> Iterator[None]:
-    """Report what comes before and after each parameter update.
-
-    with_noise is called in place of add_noise, with what Opacus would call.
-    """
-    accountant_hook = optimizer.step_hook
-    plain_noise = optimizer.add_noise
-
-    def step_hook(optimizer: Any) -> None:
-        if accountant_hook is not None:
-            # Opacus has one slot: without this call its accountant would stop, with no warning.
-            accountant_hook(optimizer)
-        before_update()
-
-    optimizer.attach_step_hook(step_hook)
-    inner = optimizer.original_optimizer
-    handle = inner.register_step_post_hook(lambda *_: after_update())
-    inner._optimizer_step_post_hooks.move_to_end(handle.id, last=False)
-    try:
-        with replaced_methods(optimizer, add_noise=lambda: with_noise(plain_noise)):
-            yield
-    finally:
-        handle.remove()
-        if optimizer.step_hook is step_hook:
-            optimizer.attach_step_hook(accountant_hook)

@@ -14,7 +14,7 @@ from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.reader import read_left_out
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording import Recorder
-from indpriv.recording.clipping.filtered import FilteredClipping
+from indpriv.recording.clipping.thresholds import FilteredClipping
 from runs import PER_EXAMPLE, blobs, failed, make_run
 
 SETTINGS = {"max_grad_norm": 2.0, "learning_rate": 0.5, "noise_multiplier": 0.7}

@@ -12,7 +12,7 @@ from indpriv.accountant.norms import GoverningNorms
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.records import Levels
 from indpriv.recording import Recorder, RecordingPolicy
-from indpriv.recording.clipping.individual import ClipLevels
+from indpriv.recording.clipping.thresholds import ClipLevels
 from runs import PER_EXAMPLE, blobs, failed, make_run
 
 STEP = 2**-148  # two of float32 where it is finest, below its normal range

@@ -12,7 +12,7 @@ from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, RecordingPolicy
-from indpriv.recording.clipping.individual import ClipLevels
+from indpriv.recording.clipping.thresholds import ClipLevels
 from indpriv.recording.opacus.watch import Watch
 from oracles import rdp_epsilon
 from runs import PER_EXAMPLE, blobs, failed, make_run, mlp

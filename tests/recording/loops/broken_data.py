@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from recording.loops.harness import blobs, broken, ce, normal, private_generator
-from recording.loops.parts import Items, vector, with_dropout
+from recording.loops.parts import Items, Several, vector, with_dropout
 
 ALL = "hooks ghost functorch ew"
 
@@ -672,3 +672,49 @@ def running_mean_in_unpack(s):
     s.train(
         model=with_dropout(), inputs=lambda x: x - mean, after=update, recorder={"unpack": unpack}
     )
+
+
+@broken("contribution", "hooks ghost functorch")
+def collate_that_mixes_the_second_half(s):
+    """With C below all norms, clipped norms say nothing, and the first row is as it should be."""
+
+    def collate(rows):
+        x, y = default_collate(rows)
+        half = (len(x) + 1) // 2
+        return torch.cat([x[:half], 0.5 * (x[half:] + x[half:].flip(0))]), y
+
+    s.train(collate=collate, clip=0.01)
+
+
+@broken("contribution", "hooks ghost", rare=True)
+def collate_that_repeats_the_first_row_at_the_end(s):
+    def collate(rows):
+        return default_collate([*rows[:-1], rows[0]])
+
+    s.train(collate=collate, clip=0.01)
+
+
+@broken("contribution", "hooks ghost")
+def collate_that_centres_large_batches_only(s):
+    def collate(rows):
+        x, y = default_collate(rows)
+        return (x - x.mean(0) if len(x) > 10 else x), y
+
+    s.train(collate=collate, clip=0.01)
+
+
+@broken("contribution", "hooks ghost", rare=True)
+def unpack_that_mixes_all_rows_but_the_first(s):
+    def unpack(batch):
+        x, y = batch
+        return torch.cat([x[:1], 0.5 * (x[1:] + x[:-1])]), y
+
+    s.make(clip=0.01)
+    with s.recorded(unpack=unpack):
+        for batch in s.batches():
+            s.step(*unpack(batch))
+
+
+@broken("batch", "hooks ghost ew")
+def data_set_that_mixes_rows_it_reads_at_once(s):
+    s.train(Several(lambda x: torch.cat([x[:1], 0.5 * (x[1:] + x[:-1])])), clip=0.01)

@@ -54,6 +54,18 @@ class Items(Dataset[Any]):
         return self.item(i)
 
 
+class Several(TensorDataset):
+    """Reads all rows of a batch at once; `change` is told their inputs."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(*blobs().tensors)
+        self.change = change
+
+    def __getitems__(self, ids: list[int]) -> list[Any]:
+        x, y = (t[ids] for t in self.tensors)
+        return list(zip(self.change(x), y, strict=True))
+
+
 def vector(i: int, size: int = 6) -> torch.Tensor:
     return normal(size, seed=i)
 

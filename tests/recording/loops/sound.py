@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from recording.loops.harness import blobs, ce, mlp, normal, sound
-from recording.loops.parts import Items, cnn, pictures, vector, with_dropout
+from recording.loops.parts import Items, Several, cnn, pictures, vector, with_dropout
 
 ALL = "hooks ghost functorch ew"
 
@@ -537,3 +537,16 @@ def batch_turned_at_times_by_the_collate_function(s):
         return (-x if torch.rand(1) < 0.3 else x), y
 
     s.train(collate=collate)
+
+
+@sound("hooks ghost", rare=True)
+def data_set_that_reads_several_rows_at_once(s):
+    s.train(Several(lambda x: x), clip=0.01)
+
+
+@sound("hooks functorch")
+def augmentation_of_several_rows_at_once(s):
+    def flipped(x):
+        return torch.where(torch.rand(len(x), 1) < 0.1, -x, x)
+
+    s.train(Several(flipped))

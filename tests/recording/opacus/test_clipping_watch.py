@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError, InputError
 from indpriv.recording.compared.training import Comparison
-from indpriv.recording.opacus.clipping_watch import clip_excess, clipping_watched
+from indpriv.recording.opacus.gradients import clip_excess, clipping_watched
 from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.watch import Watch

@@ -12,7 +12,7 @@ from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import GradientCanaries
-from indpriv.recording.opacus.noise_watch import NoiseWatch
+from indpriv.recording.opacus.gradients import NoiseWatch
 from runs import make_run, record
 
 SOUND = opacus_optimizer._generate_noise

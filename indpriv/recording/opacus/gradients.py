@@ -1,0 +1,458 @@
+"""What Opacus clips, at what norm, and what noise it adds, as training does it. Sensitive.
+
+Opacus divides max_grad_norm by the norms to get its clip factors: in
+`optimizer.clip_and_accumulate`, or in ghost mode in `model.get_clipping_coef`, inside
+`loss.backward()`. During that call max_grad_norm is replaced by an object that records the norms
+and can use a threshold of its own for each example. Opacus's arithmetic runs unchanged, and the
+noise, which is added later, stays at max_grad_norm. It leaves the clipped sum in p.summed_grad and
+the noisy sum in p.grad; their difference is the noise. Divided by noise_multiplier * max_grad_norm
+it must look like independent standard normal numbers: in all parameters and in each, unlike that of
+earlier steps, and unrelated to the sum.
+
+Opacus 1.6 cuts patches out of an image by the strides that a contiguous image would have
+(`unfold2d`). From images in channels-last format it therefore reads the wrong numbers, without a
+warning: hooks mode trains on wrong gradients, and ghost mode clips the right gradients by wrong
+norms, so that not even the worst-case epsilon holds. functorch mode is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
+from torch import Tensor, nn
+
+from indpriv._arrays import IntArray
+from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.session_counts import NoiseCounts
+from indpriv.recording.norms.shadow_model import plain_class, standard_module, trainable_names
+from indpriv.recording.opacus.ranks import GHOST_MODELS, local
+
+_MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 in float32
+# To the precision of the norms: of a parameter's norm, of all parameters', and of the clip factor.
+_ROUNDINGS = 3
+STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
+_SHORT = 1e-10  # norm of a sum that has no direction: of an empty batch, or lost in rounding
+_COMPARED = 10_000  # coordinates whose noise is compared with that of earlier steps
+_CONTIGUOUS = (
+    "Opacus then computes wrong per-example gradients without a warning; keep the model in "
+    "torch.contiguous_format and pass images.contiguous(), or train with "
+    'grad_sample_mode="functorch"'
+)
+
+Thresholds = Callable[[IntArray, float], Tensor]
+"""(positions (n,), max_grad_norm) -> clip thresholds (n,), in units of gradient norm."""
+
+
+def clip_excess(optimizer: DPOptimizer) -> float:
+    """How much longer than max_grad_norm clipped gradients are, as a fraction.
+
+    Opacus squares and sums each parameter's gradient in the parameter's own precision, so its norms
+    can be too small: on a CPU, float32 norms of 10^7 numbers by 0.0008, those of 4 * 10^7 by 0.004;
+    a GPU, which sums in a tree, is exact. Measured on random numbers distributed like gradients.
+    """
+    largest = max(optimizer.params, key=lambda p: p.numel())
+    if largest.numel() < _MANY_SQUARES:
+        return 0.0
+    # A generator of its own: those that training uses stay as they are.
+    generator = torch.Generator(largest.device).manual_seed(0)
+    with torch.no_grad():  # products of two normal numbers, as in the gradient of a linear layer
+        probe = torch.empty_like(largest).normal_(generator=generator)
+        probe *= torch.empty_like(largest).normal_(generator=generator)
+        taken = float(probe.reshape(1, -1).norm(2, dim=-1))
+        return max(0.0, float(probe.square_().sum(dtype=torch.float64).sqrt()) / taken - 1.0)
+
+
+@dataclass(frozen=True)
+class ClippedBatch:
+    """One micro-batch as Opacus clipped it.
+
+    Attributes:
+        norms: (n,) float64 gradient norms before clipping, on the model's device, in Opacus's own
+            precision; where layers are clipped one by one, of what clipping leaves.
+        positions: (n,) of its examples in the data set; None if it is not part of the batch drawn
+            for this step.
+        max_grad_norm: at the time.
+        rounding: how much longer than max_grad_norm a clipped gradient can be, as a fraction,
+            because norms in half precision are rounded.
+        limits: (n,) clip thresholds, if each example has its own.
+        each: clipping norms of the tensors of parameters, if they are clipped one by one.
+    """
+
+    norms: Tensor
+    positions: IntArray | None
+    max_grad_norm: float
+    rounding: float = 0.0
+    limits: Tensor | None = None
+    each: tuple[float, ...] | None = None
+
+    @property
+    def factors(self) -> Tensor:
+        """(n,) clip factors, where gradients are clipped as a whole."""
+        limits = self.max_grad_norm if self.limits is None else self.limits
+        return torch.as_tensor(limits / (self.norms + STABILISER)).clamp(max=1.0)
+
+
+@contextmanager
+def clipping_watched(
+    model: nn.Module,
+    optimizer: DPOptimizer,
+    *,
+    positions_of: Callable[[int], IntArray | None],
+    on_batch: Callable[[ClippedBatch], None],
+    thresholds: Thresholds | None = None,
+) -> Iterator[None]:
+    """Report each micro-batch that is clipped in the block, also empty ones.
+
+    positions_of gives the positions of the next micro-batch from its size, perhaps several times;
+    None if no batch of that size is expected. on_batch is called once for each micro-batch whose
+    gradients enter a step, in order. With thresholds, each example is clipped at its own.
+
+    EvidenceError while training: norms cannot be observed (another version of Opacus) or are less
+    precise than individual thresholds need, the examples of a batch are not known, or gradients
+    were changed after clipping.
+    """
+    trained = partial(_check_trained, trainable_names(model))
+    observer = _Observer(positions_of, thresholds, partial(trained, model, frozen_too=True))
+    is_ghost = isinstance(model, GHOST_MODELS)
+    mode = _ghost_clipping_watched if is_ghost else _hooks_clipping_watched
+    watched = mode(model, optimizer, observer, on_batch)
+    with _memory_format_watched(model), watched, model.register_forward_pre_hook(trained):
+        yield
+
+
+def _check_trained(
+    before: frozenset[str], model: nn.Module, *_: Any, frozen_too: bool = False
+) -> None:
+    """Raise InputError if other parameters are trained than at first; some may rest in between."""
+    now = trainable_names(model)
+    changed = now ^ before if frozen_too else now - before
+    if changed and (frozen_too or torch.is_grad_enabled()):
+        raise InputError(
+            f"parameters were {'unfrozen' if now - before else 'frozen'} during the run: "
+            f"{', '.join(sorted(changed)[:5])}; Opacus and recorded norms go on with those trained "
+            "at first: freeze before make_private, and train what comes next in a run of its own"
+        )
+
+
+@contextmanager
+def _hooks_clipping_watched(
+    _model: nn.Module,
+    optimizer: Any,
+    observer: _Observer,
+    on_batch: Callable[[ClippedBatch], None],
+) -> Iterator[None]:
+    plain = optimizer.clip_and_accumulate
+
+    def clip_and_accumulate() -> None:
+        batch = observer.clip(optimizer, plain)
+        if batch is None:
+            size = len(optimizer.grad_samples[0])
+            if size:
+                raise EvidenceError(
+                    f"Opacus clipped {size} gradients without dividing by their norms; recording "
+                    "does not support this version of Opacus: install the one in constraints.txt"
+                )
+            batch = observer.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
+        on_batch(batch)
+
+    with replaced_methods(optimizer, clip_and_accumulate=clip_and_accumulate):
+        yield
+
+
+@contextmanager
+def _ghost_clipping_watched(
+    model: Any,
+    optimizer: Any,
+    observer: _Observer,
+    on_batch: Callable[[ClippedBatch], None],
+) -> Iterator[None]:
+    """Norms appear in the backward pass; they count once the optimizer takes the gradients in.
+
+    In between, p.grad holds sums of clipped gradients, which training can change before the noise
+    is added.
+    """
+    plain_coefficients, plain_enable_hooks = model.get_clipping_coef, model.enable_hooks
+    plain_accumulate = optimizer.accumulate
+    pending: list[ClippedBatch] = []
+    # Gradients as the backward pass left them, and the versions of their values.
+    clipped: list[tuple[Tensor, int]] = []
+
+    def get_clipping_coef() -> Tensor:
+        found: list[Tensor] = []
+        batch = observer.clip(model, lambda: found.append(plain_coefficients()))
+        # Replaces the batch of an earlier backward pass, as its gradients are replaced.
+        pending[:] = [] if batch is None else [batch]
+        return found[0]
+
+    def enable_hooks() -> None:  # what Opacus does last in a backward pass
+        plain_enable_hooks()
+        gradients = [p.grad for p in optimizer.params if p.grad is not None]
+        clipped[:] = [(grad, grad._version) for grad in gradients] if pending else []
+
+    def accumulate() -> None:
+        observer.check()
+        gradients = [p.grad for p in optimizer.params]
+        if pending:
+            if len(gradients) != len(clipped) or any(
+                gradient is not kept or kept._version != version
+                for gradient, (kept, version) in zip(gradients, clipped, strict=True)
+            ):
+                raise EvidenceError(
+                    "gradients were changed between loss.backward() and optimizer.step(): in ghost "
+                    "mode they are already clipped then, and a term or factor applied to them "
+                    "reaches the model without the limit of max_grad_norm; leave p.grad alone "
+                    "(Opacus clips, the optimizer applies weight decay), or train in hooks mode"
+                )
+            on_batch(pending.pop())
+        elif not hasattr(optimizer, "_adjusted_noise_multiplier") and any(
+            grad is not None and bool(grad.any()) for grad in gradients
+        ):
+            raise EvidenceError(
+                "this step's gradients were not clipped: in ghost mode, call backward() on the "
+                "criterion that make_private returned, criterion(model(inputs), targets)"
+            )
+        clipped.clear()
+        plain_accumulate()
+
+    methods = {"get_clipping_coef": get_clipping_coef, "enable_hooks": enable_hooks}
+    with replaced_methods(model, **methods), replaced_methods(optimizer, accumulate=accumulate):
+        yield
+
+
+@contextmanager
+def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Call these functions instead of an object's methods in the block; then as before."""
+    own = {name: vars(owner)[name] for name in functions if name in vars(owner)}
+    vars(owner).update(functions)
+    try:
+        yield
+    finally:
+        for name in functions:
+            vars(owner).pop(name, None)
+        vars(owner).update(own)
+
+
+@dataclass(frozen=True)
+class _Observer:
+    positions_of: Callable[[int], IntArray | None]
+    thresholds: Thresholds | None
+    check: Callable[[], None]
+
+    def batch(self, norms: Tensor, max_grad_norm: float, rounding: float = 0.0) -> ClippedBatch:
+        return ClippedBatch(norms, self.positions_of(len(norms)), max_grad_norm, rounding)
+
+    def clip(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
+        """Run Opacus's clipping; return the batch whose norms it divided by, if it did so."""
+        self.check()
+        each = isinstance(owner, DPPerLayerOptimizer)
+        name = "max_grad_norms" if each else "max_grad_norm"
+        limits = getattr(owner, name)
+        stand_ins = [_StandIn(limit, self) for limit in (limits if each else [limits])]
+        setattr(owner, name, stand_ins if each else stand_ins[0])
+        try:
+            clip()
+        finally:
+            setattr(owner, name, limits)
+        batches = [one.seen for one in stand_ins if one.seen is not None]
+        if len(batches) < len(stand_ins):
+            return None
+        if not each:
+            return batches[0]
+        # Each tensor of parameters is clipped at a norm of its own.
+        left = [batch.norms.clamp(max=batch.max_grad_norm) for batch in batches]
+        rounding = max(batch.rounding for batch in batches)
+        whole = math.hypot(*limits)  # Opacus adds it up in float32
+        same = math.isclose(whole, owner.max_grad_norm, rel_tol=1e-6)
+        norms = torch.stack(left).norm(dim=0)
+        batch = self.batch(norms, owner.max_grad_norm if same else whole, rounding)
+        return replace(batch, each=tuple(map(float, limits)))
+
+
+class _StandIn:
+    """Stands for max_grad_norm while Opacus clips: divided by norms, or read by float()."""
+
+    def __init__(self, max_grad_norm: float, observer: _Observer) -> None:
+        self._max_grad_norm, self._observer = max_grad_norm, observer
+        self.seen: ClippedBatch | None = None
+
+    def __float__(self) -> float:
+        return float(self._max_grad_norm)
+
+    def __truediv__(self, stabilised: Tensor) -> Tensor:
+        norms = (stabilised.detach().double() - STABILISER).clamp_(min=0)
+        precision = torch.finfo(stabilised.dtype)
+        is_coarse = precision.bits < 32
+        rounding = _ROUNDINGS * precision.eps / 2 if is_coarse else 0.0
+        self.seen = self._observer.batch(norms, self._max_grad_norm, rounding)
+        if self._observer.thresholds is None:
+            return self._max_grad_norm / stabilised
+        if self.seen.positions is None:
+            raise EvidenceError(
+                f"a batch of {len(norms)} examples is not the one that was drawn for this step, so "
+                "the clip thresholds of its examples are not known; take every batch from the "
+                "attached loader and skip none"
+            )
+        if is_coarse:
+            raise EvidenceError(
+                f"Opacus computes the norms that it clips by in {stabilised.dtype}, which is too "
+                "coarse for individual thresholds; train in float32, without autocast, to clip "
+                "individually"
+            )
+        limits = self._observer.thresholds(self.seen.positions, self._max_grad_norm)
+        self.seen = replace(self.seen, limits=limits.to(norms))
+        return limits.to(stabilised) / stabilised
+
+
+def check_memory_format(model: nn.Module) -> None:
+    """Raise InputError if a trained convolution has channels-last weights, and so such outputs."""
+    for name, layer in _convolutions(model):
+        if not layer.weight.is_contiguous():
+            raise InputError(
+                f"the convolution {name!r} has its weights in channels-last memory format; "
+                f"{_CONTIGUOUS}"
+            )
+
+
+@contextmanager
+def _memory_format_watched(model: nn.Module) -> Iterator[None]:
+    """In the block, refuse images whose gradients Opacus would get wrong."""
+    handles = [
+        layer.register_forward_pre_hook(partial(_check_image, name))
+        for name, layer in _convolutions(model)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
+    """Trained convolutions that Opacus handles itself; it uses functorch for subclasses."""
+    if getattr(model, "force_functorch", False):
+        return []
+    return [
+        (name, layer)
+        for name, layer in standard_module(model).named_modules()
+        if plain_class(layer) is nn.Conv2d and any(p.requires_grad for p in layer.parameters())
+    ]
+
+
+def _check_image(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    images = inputs[0]
+    if not (isinstance(images, Tensor) and images.ndim == 4 and torch.is_grad_enabled()):
+        return
+    (height, width), (down, right) = images.shape[2:], images.stride()[2:]
+    if (width != 1 and right != 1) or (height != 1 and down != width):
+        raise InputError(
+            f"the convolution {name!r} got images that are not stored row by row in memory (shape "
+            f"{tuple(images.shape)}, strides {images.stride()}; channels last?); {_CONTIGUOUS}"
+        )
+
+
+class NoiseWatch:
+    """Sums over the noise of one session; they stay on the model's device until they are read."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        states: Mapping[nn.Parameter, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Prepare; parameters are those that the noise is added to.
+
+        With FSDP2, sums are in the optimizer's states of parameters, and this rank's shards of
+        parameters are watched, to which it adds noise.
+        """
+        self._parameters, self._states = parameters, states
+        self._sizes = np.array([local(p).numel() for p in parameters])
+        # MPS has no float64, and half precision rounds the noise.
+        self._measures = all(
+            p.device.type != "mps" and p.dtype in (torch.float32, torch.float64) for p in parameters
+        )
+        total, ends = int(self._sizes.sum()), np.cumsum(self._sizes)
+        chosen = np.unique(np.random.default_rng().integers(0, total, min(_COMPARED, total)))
+        parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+        self._compared = [
+            torch.as_tensor(part - end + size, device=p.device)
+            for p, part, end, size in zip(parameters, parts, ends, self._sizes, strict=True)
+        ]
+        self._n_compared = len(chosen)
+        self._steps = 0
+        self._powers = torch.zeros(len(parameters), 2, dtype=torch.float64)  # sums of 2nd and 4th
+        self._along = torch.zeros((), dtype=torch.float64)  # the clipped sum's direction
+        self._products = torch.zeros(2, dtype=torch.float64)  # with the previous, the first step
+        self._previous: Tensor | None = None
+        self._first: Tensor | None = None
+        self._sums: list[tuple[Tensor, int]] = []
+
+    def before(self) -> None:
+        """Remember the clipped sums of a step, to which noise is about to be added."""
+        if self._states is None:
+            sums = [getattr(p, "summed_grad", None) for p in self._parameters]
+        else:
+            sums = [self._states[p]["summed_grad"] for p in self._parameters]
+        self._sums = [(total, total._version) for total in sums if total is not None]
+        self._measures &= len(self._sums) == len(sums)
+
+    def after(self, standard_deviation: float) -> None:
+        """Measure the noise of a step; standard_deviation is what the account assumes of it."""
+        # A sum that was changed in place is gone.
+        known = all(total._version == version for total, version in self._sums)
+        self._measures &= known and all(p.grad is not None for p in self._parameters)
+        if self._measures:
+            self._add(standard_deviation)
+        self._sums = []
+
+    @torch.no_grad()
+    def _add(self, standard_deviation: float) -> None:
+        sums, compared = [], []
+        device = self._compared[0].device
+        for p, (total, _), chosen in zip(self._parameters, self._sums, self._compared, strict=True):
+            total = local(total).reshape(-1)
+            noisy: Any = p.grad
+            noise = (local(noisy).reshape(-1) - total).div_(standard_deviation)
+            compared.append(noise[chosen].double().to(device))
+            products = [noise * total, total.square(), second := noise.square_(), second.square()]
+            sums.append(torch.stack([one.sum(dtype=torch.float64) for one in products]).to(device))
+        found = torch.stack(sums)
+        self._powers = found[:, 2:] + self._powers.to(device)
+        along, squares = found[:, :2].sum(0)
+        direction = torch.where(squares.sqrt() > _SHORT, along / squares.sqrt(), 0.0)
+        self._along = direction + self._along.to(device)
+        mine = torch.cat(compared)
+        if self._first is None or self._previous is None:
+            self._first = mine
+        else:
+            products_with = torch.stack([mine @ self._previous, mine @ self._first])
+            self._products = products_with + self._products.to(device)
+        self._previous = mine
+        self._steps += 1
+
+    def counts(self) -> NoiseCounts | None:
+        """What was measured so far; None unless every step was, and its noise was finite."""
+        second, fourth = self._powers.cpu().numpy().T
+        if not (self._measures and self._steps and np.isfinite(fourth).all()):
+            return None
+        values = self._sizes * self._steps
+        variances = second / values
+        least = int(np.argmin((variances - 1) * np.sqrt(values)))
+        pairs = max(1, self._n_compared * (self._steps - 1))
+        previous, first = (self._products.cpu().numpy() / np.sqrt(pairs)).tolist()
+        return NoiseCounts(
+            values=int(values.sum()),
+            variance=float(second.sum() / values.sum()),
+            least_variance=float(variances[least]),
+            least_values=int(values[least]),
+            fourth_moment=float(fourth.sum() / values.sum()),
+            previous=previous,
+            first=first,
+            along_sum=float(self._along) / np.sqrt(self._steps),
+        )
