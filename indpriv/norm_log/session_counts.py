@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from indpriv._arrays import IntArray
-from indpriv._reading import check
+from indpriv._reading import AtLeastZero, Whole, check
 from indpriv.errors import EvidenceError
 
 NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm
@@ -29,13 +29,13 @@ class _Counts(BaseModel):
 class DrawCounts(_Counts):
     """How often each example was drawn."""
 
-    draws: int  # logical batches
-    expected_participations: float  # sum over draws of sample_rate times the number of examples
-    participations: int  # examples drawn, summed over all batches
-    participations_min: int  # of one example, as the next two
-    participations_max: int
-    participations_variance: float  # as independent draws at these rates have it
-    participations_spread: float  # sum over examples of the squared deviation from the expected one
+    draws: Whole  # logical batches
+    expected_participations: AtLeastZero  # of all examples: the sum of rates, times their number
+    participations: Whole  # examples drawn, summed over all batches
+    participations_min: Whole  # of one example, as the next two
+    participations_max: Whole
+    participations_variance: AtLeastZero  # as independent draws at these rates have it
+    participations_spread: AtLeastZero  # sum over examples of squared deviations from expected
 
     @classmethod
     def of(
@@ -137,10 +137,10 @@ class TrainingCounts(_Counts):
 class NoiseCounts(_Counts):
     """The noise that one session added, over noise_multiplier * max_grad_norm of its step."""
 
-    values: int  # measured: steps times trainable parameters
+    values: Whole  # measured: steps times trainable parameters
     variance: float  # mean square of all; 1 as accounted
     least_variance: float  # of the tensor whose variance is too small by the most standard errors
-    least_values: int  # of that tensor
+    least_values: Whole  # of that tensor
     fourth_moment: float  # mean fourth power of all; 3 for normal noise
     # Products with the noise of the previous and of the first step on the same coordinates, and the
     # part along each step's sum of clipped gradients: summed and in standard deviations.
