@@ -8,36 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from indpriv._checks import check_choice
 from indpriv.errors import InputError
-
-
-class HingeLoss(nn.Module):
-    """Multi-class hinge loss: the mean over classes of max(0, 1 + logit - logit of the label).
-
-    Weston and Watkins 1999. It equals `torch.nn.MultiMarginLoss`, which has no second derivative
-    and no batched gradients, and which attacks and federated runs would need.
-
-    >>> import torch
-    >>> HingeLoss()(torch.tensor([[3.0, 0.0], [0.5, 0.0]]), torch.tensor([0, 0]))
-    tensor(0.1250)
-    """
-
-    def __init__(self, reduction: str = "mean") -> None:
-        """Of a batch: "mean", "sum" or "none"."""
-        super().__init__()
-        self.reduction = check_choice("reduction", reduction, ("mean", "sum", "none"))
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of logits (batch, n_classes) and labels (batch,)."""
-        margins = F.relu(1 + outputs - outputs.gather(1, targets[:, None]))
-        losses = (margins.sum(1) - 1) / outputs.shape[1]  # that of the label itself is 1
-        if self.reduction == "none":
-            return losses
-        return losses.mean() if self.reduction == "mean" else losses.sum()
 
 
 @dataclass

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Dataset
 
+from audits.training.models import HingeLoss
 from indpriv import InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
-from indpriv.recording.losses import HingeLoss, described_loss, with_targets
+from indpriv.recording.losses import described_loss, with_targets
 from indpriv.recording.norms.batches import Keywords
 from runs import make_run
 

@@ -48,7 +48,7 @@ class TrainingConfig:
         noise_multiplier: noise standard deviation divided by max_grad_norm, a number or a schedule.
         noise_std: in its place, the noise standard deviation of a sum of gradients, a number or a
             schedule; noise_multiplier is then noise_std / max_grad_norm of each step.
-        loss: "cross_entropy", or "hinge" (see `indpriv.recording.losses.HingeLoss`); also of the
+        loss: "cross_entropy", or "hinge" (see `audits.training.models.HingeLoss`); also of the
             baseline.
         momentum: momentum of SGD.
         weight_decay: this times the parameters is added to the noisy gradient, which costs no

@@ -72,7 +72,6 @@ class GradientCanaries:
                 f"{self.count} gradient canaries need as many coordinates, but the model has "
                 f"{n_coordinates} trainable parameters; insert fewer"
             )
-        optimizer = attacked.run.optimizer
         if self.through_clipping and (attacked.run.is_ghost or attacked.clips_at_levels):
             raise InputError(
                 "canaries can pass the clipping of Opacus's hooks only, at max_grad_norm; leave "
@@ -85,7 +84,7 @@ class GradientCanaries:
             coordinates,
             lengths=np.resize(np.asarray(self.lengths, dtype=np.float64), self.count),
             member=rng.random(self.count) < 0.5,
-            clip=optimizer.clip_and_accumulate if self.through_clipping else None,
+            clip=attacked.run.optimizer.clip_and_accumulate if self.through_clipping else None,
         )
 
 
@@ -112,26 +111,39 @@ class Canaries:
         self.n_canaries = len(coordinates)
         self._lengths, self._member = lengths, member
         self._evidence = np.zeros(self.n_canaries)
+        # Where they live: a parameter, its canaries, and an index of their coordinates in it.
+        self._places: list[tuple[Any, IntArray, tuple[Tensor, ...]]] = []
         ends = np.cumsum([p.numel() for p in parameters])
         owner = np.searchsorted(ends, coordinates, side="right")
-        self._places = [
-            _Place(p, numbers, torch.as_tensor(coordinates[numbers] - end + p.numel()))
-            for k, (p, end) in enumerate(zip(parameters, ends.tolist(), strict=True))
-            if len(numbers := np.flatnonzero(owner == k))
-        ]
-        self._before: list[FloatArray] = []
+        for k, p in enumerate(parameters):
+            numbers = np.flatnonzero(owner == k)
+            positions = torch.as_tensor(coordinates[numbers] - ends[k] + p.numel())
+            index = torch.unravel_index(positions.to(p.device), p.shape)
+            self._places += [(p, numbers, index)] if len(numbers) else []
+        self._before = np.zeros(self.n_canaries)
 
     def before_noise(self, step: AttackedStep) -> None:
         """Add the gradients of the members that were drawn to the clipped sum."""
         added = np.zeros(self.n_canaries)
         added[step.drawn_canaries] = step.setting.max_grad_norm
         added *= self._lengths * self._member
-        self._before = [place.read(place.parameter.summed_grad) for place in self._places]
-        if self._clip is not None:
+        self._before = self._read("summed_grad")
+        if self._clip is None:
+            self._add(added)
+        else:
             self._add_clipped(added * np.where(self._lengths == 1, _TOO_LONG, 1.0), self._clip)
-            return
-        for place in self._places:
-            place.add(place.parameter.summed_grad, added[place.canaries])
+
+    def _read(self, name: str) -> FloatArray:
+        """Values (n_canaries,) of the parameters' summed_grad or grad at the coordinates."""
+        seen = np.zeros(self.n_canaries)
+        for p, canaries, index in self._places:
+            seen[canaries] = getattr(p, name).detach()[index].double().cpu().numpy()
+        return seen
+
+    def _add(self, added: FloatArray) -> None:
+        """Add to the clipped sum at the coordinates."""
+        for p, canaries, index in self._places:
+            p.summed_grad[index] += torch.as_tensor(added[canaries]).to(p.summed_grad)
 
     def _add_clipped(self, added: FloatArray, clip: Callable[[], None]) -> None:
         """Let the optimizer clip gradients of norms (n_canaries,), in batches of their own."""
@@ -141,11 +153,11 @@ class Canaries:
         for part in np.split(drawn, range(size, len(drawn), size)):
             for p in self._parameters:
                 p.grad_sample = p.new_zeros((len(part), *p.shape))
-            for place in self._places:
-                inside = np.flatnonzero(np.isin(place.canaries, part))
-                numbers = place.canaries[inside]
-                rows = torch.as_tensor(np.searchsorted(part, numbers))
-                place.set_rows(inside, rows, added[numbers])
+            for p, canaries, index in self._places:
+                inside = np.flatnonzero(np.isin(canaries, part))
+                rows = torch.as_tensor(np.searchsorted(part, canaries[inside])).to(p.device)
+                values = torch.as_tensor(added[canaries[inside]]).to(p.grad_sample)
+                p.grad_sample[(rows, *(one[inside] for one in index))] = values
             clip()
         for p, samples in zip(self._parameters, examples, strict=True):
             p.grad_sample = samples
@@ -153,11 +165,9 @@ class Canaries:
     def after_noise(self, step: AttackedStep) -> None:
         """Score what the update says along each coordinate."""
         setting = step.setting
-        seen = np.zeros(self.n_canaries)
-        for place, before in zip(self._places, self._before, strict=True):
-            seen[place.canaries] = place.read(place.parameter.grad) - before
+        noise = self._read("grad") - self._before
         self._evidence += log_likelihood_ratio(
-            seen / (setting.noise_multiplier * setting.max_grad_norm),
+            noise / (setting.noise_multiplier * setting.max_grad_norm),
             relative_norm=self._lengths,
             noise_multiplier=setting.noise_multiplier,
             sample_rate=setting.sample_rate,
@@ -173,29 +183,3 @@ class Canaries:
             fair_coins=True,
             adversary="updates",
         )
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where some canaries (n,) live in one parameter: positions (n,) in its flat order."""
-
-    parameter: Any  # an nn.Parameter to which Opacus adds the attribute summed_grad
-    canaries: IntArray
-    positions: Tensor
-
-    def _index(self, values: Tensor) -> tuple[Tensor, ...]:
-        return torch.unravel_index(self.positions.to(values.device), values.shape)
-
-    def set_rows(self, chosen: IntArray, rows: Tensor, values: FloatArray) -> None:
-        """Set one value in each of these rows of grad_sample, of the chosen of its canaries."""
-        samples = self.parameter.grad_sample
-        index = torch.unravel_index(self.positions[chosen].to(samples.device), samples.shape[1:])
-        samples[(rows.to(samples.device), *index)] = torch.as_tensor(values).to(samples)
-
-    def read(self, values: Tensor) -> FloatArray:
-        """Values of a tensor shaped as the parameter, at the canaries' coordinates."""
-        return values.detach()[self._index(values)].double().cpu().numpy()
-
-    def add(self, values: Tensor, added: FloatArray) -> None:
-        """Add to them in place."""
-        values[self._index(values)] += torch.as_tensor(added).to(values)

@@ -12,8 +12,9 @@ w_i loss_i, times v, is linear in w, and its derivative in w_i is <g_i, v>.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 import numpy as np
 import torch
@@ -88,6 +89,7 @@ class WhiteBoxAttack:
         self._attacked, self._members, self._others = attacked, members, others
         self._model = ModelInTraining(attacked.run.model, attacked.data.loss_fn)
         self._shadow = make_shadow(attacked.run.module)
+        self._parameters = [p for p in self._shadow.parameters() if p.requires_grad]
         self._evidence = np.zeros(len(members) + len(others))
 
     def before_noise(self, step: AttackedStep) -> None:
@@ -101,13 +103,11 @@ class WhiteBoxAttack:
             drawn = np.isin(self._members, step.drawn)
             drawn = np.pad(drawn, (0, len(self._others)))  # no test example is ever drawn
             start = 0
-            for examples, positions in self._targets():
-                for inputs, targets in examples.batches(self._batch_size, positions):
-                    batch = Batch(inputs, targets)
-                    stop = start + len(batch)
-                    ratio = self._ratio(batch, unexplained, step.setting, drawn[start:stop])
-                    self._evidence[start:stop] += ratio
-                    start = stop
+            for batch in self._attacked_batches():
+                stop = start + len(batch)
+                ratio = self._ratio(batch, unexplained, step.setting, drawn[start:stop])
+                self._evidence[start:stop] += ratio
+                start = stop
 
     def scores(self, model: nn.Module) -> AttackScores:
         """The evidence on every attacked example, training examples first."""
@@ -121,18 +121,11 @@ class WhiteBoxAttack:
             adversary="full",
         )
 
-    @property
-    def _batch_size(self) -> int:
-        return self._attacked.norm_pass.batch_size
-
-    def _targets(self) -> list[tuple[Examples, IntArray]]:
-        train = (self._attacked.train, self._members)
-        if self._attacked.test is None:
-            return [train]
-        return [train, (self._attacked.test, self._others)]
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [p for p in self._shadow.parameters() if p.requires_grad]
+    def _attacked_batches(self) -> Iterator[Batch]:
+        attacked, size = self._attacked, self._attacked.norm_pass.batch_size
+        yield from starmap(Batch, attacked.train.batches(size, self._members))
+        if attacked.test is not None:
+            yield from starmap(Batch, attacked.test.batches(size, self._others))
 
     def _norms(self, batch: Batch) -> FloatArray:
         """Gradient norms (n,) before clipping."""
@@ -144,8 +137,8 @@ class WhiteBoxAttack:
         """The noisy sum less what the examples of the batch should have added."""
         trained = (p for p in self._attacked.run.module.parameters() if p.requires_grad)
         left = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in trained]
-        for inputs, targets in self._attacked.train.batches(self._batch_size, step.drawn):
-            batch = Batch(inputs, targets)
+        size = self._attacked.norm_pass.batch_size
+        for batch in starmap(Batch, self._attacked.train.batches(size, step.drawn)):
             if not len(batch):
                 continue
             factors = _clip_factors(self._norms(batch), step.setting.max_grad_norm)
@@ -158,7 +151,7 @@ class WhiteBoxAttack:
         with torch.enable_grad():
             losses = self._model.losses(self._shadow, batch)
             total = losses @ torch.as_tensor(weights).to(losses)
-        return torch.autograd.grad(total, self._parameters(), materialize_grads=True)
+        return torch.autograd.grad(total, self._parameters, materialize_grads=True)
 
     def _products(self, batch: Batch, direction: Sequence[Tensor]) -> FloatArray:
         """Inner products (n,) of each example's gradient, before clipping, with a direction."""
@@ -166,7 +159,7 @@ class WhiteBoxAttack:
             losses = self._model.losses(self._shadow, batch)
             weights = torch.ones_like(losses, requires_grad=True)
             gradients = torch.autograd.grad(
-                losses @ weights, self._parameters(), create_graph=True, materialize_grads=True
+                losses @ weights, self._parameters, create_graph=True, materialize_grads=True
             )
             parts = [(g * v).sum() for g, v in zip(gradients, direction, strict=True)]
             total = torch.stack(parts).sum()

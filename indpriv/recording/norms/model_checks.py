@@ -33,6 +33,7 @@ from indpriv.recording.norms.batches import (
     check_losses,
     described,
     first_tensor,
+    same_values,
     tensors_of,
 )
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow, standard_module
@@ -220,8 +221,7 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
         _outputs(shadow, part)
     others = dict(second.named_buffers())
     for name, value in first.named_buffers():
-        both_nan = (value != value) & (others[name] != others[name])
-        if not bool(((value == others[name]) | both_nan).all()):
+        if not same_values(value, others[name]):
             raise InputError(
                 f"a forward pass changes the buffer {name!r} depending on its examples, {_LEAK}; "
                 "remove that, or fix the buffer before training"
@@ -301,29 +301,26 @@ def _norms_in_training(
 
     In ghost mode Opacus keeps norms, in the model's own precision; otherwise every gradient.
     """
-    shadow, kind, options = model.shadow(), GradSampleModuleExpandedWeights, dict[str, Any]()
+    kind: type[AbstractGradSampleModule] = GradSampleModuleExpandedWeights
+    options: dict[str, Any] = {}
     if not isinstance(wrapped, GradSampleModuleExpandedWeights):
-        kind, options = (
-            GradSampleModule,
-            {
-                "batch_first": wrapped.batch_first,
-                "force_functorch": wrapped.force_functorch,
-                "strict": False,
-            },
-        )
-    if isinstance(wrapped, GradSampleModuleFastGradientClipping):
+        kind, options["strict"] = GradSampleModule, False
+        options["batch_first"] = wrapped.batch_first
+        options["force_functorch"] = wrapped.force_functorch
+    if is_ghost := isinstance(wrapped, GradSampleModuleFastGradientClipping):
         kind = GradSampleModuleFastGradientClipping
         options["use_ghost_clipping"] = wrapped.use_ghost_clipping
-    again = kind(shadow, loss_reduction="sum", **options)
-    with torch.enable_grad(), warnings.catch_warnings():  # of Opacus's own hooks on a first layer
-        warnings.filterwarnings("ignore", "Full backward hook is firing")
+    again = kind(model.shadow(), loss_reduction="sum", **options)
+    with torch.enable_grad(), model.precision(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # on a first layer
         losses = model.losses(again, batch)
         losses.sum().backward()
     squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
-    for p in again.parameters():
-        if isinstance(again, GradSampleModuleFastGradientClipping):
-            squares += p._norm_sample.double().square() if p.requires_grad else 0.0
-        elif p.requires_grad and p.grad_sample is not None:
+    trained: list[Any] = [p for p in again.parameters() if p.requires_grad]
+    for p in trained:
+        if is_ghost:
+            squares += p._norm_sample.double().square()
+        elif p.grad_sample is not None:
             squares += p.grad_sample.double().flatten(1).square().sum(1)
     return squares.sqrt()
 

@@ -218,7 +218,9 @@ def trainable_names(module: nn.Module) -> frozenset[str]:
 def plain_class(module: nn.Module) -> type[nn.Module]:
     """The class that the user wrote; FSDP2 replaces it with a subclass."""
     kind = type(module)
-    return next(k for k in kind.__mro__[1:] if k is not FSDPModule) if _is_shard(module) else kind
+    if not isinstance(module, FSDPModule):
+        return kind
+    return next(k for k in kind.__mro__[1:] if k is not FSDPModule)
 
 
 @contextmanager
@@ -227,11 +229,11 @@ def _as_written(module: nn.Module) -> Iterator[None]:
     kept = [(part, type(part), dict(vars(part))) for part in module.modules()]
     try:
         for part, _, own in kept:
-            if _is_shard(part):
-                part.__class__ = plain_class(part)
+            part.__class__ = plain_class(part)
             for name in own:
                 if name in _HOOKS:
-                    vars(part)[name] = _of_the_user(own[name])
+                    kept_hooks = {k: hook for k, hook in own[name].items() if not _is_wrapper(hook)}
+                    vars(part)[name] = type(own[name])(kept_hooks)
                 elif name.startswith(_KEPT):
                     del vars(part)[name]
                 elif name not in _OF_TORCH and not all(t.is_leaf for t in tensors_of(own[name])):
@@ -242,14 +244,6 @@ def _as_written(module: nn.Module) -> Iterator[None]:
         for part, kind, own in kept:
             part.__class__ = kind
             vars(part).update(own)
-
-
-def _is_shard(module: nn.Module) -> bool:
-    return isinstance(module, FSDPModule)
-
-
-def _of_the_user(hooks: Any) -> Any:
-    return type(hooks)((key, hook) for key, hook in hooks.items() if not _is_wrapper(hook))
 
 
 def _is_wrapper(hook: Any) -> bool:

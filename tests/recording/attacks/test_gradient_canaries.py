@@ -103,7 +103,7 @@ def test_no_canary_moves_the_model_if_no_coin_is_heads(tmp_path, monkeypatch):
     for attack in (None, GradientCanaries(20, seed=5)):
         run = make_run(noise_multiplier=0.7)
         monkeypatch.setattr(
-            "indpriv.recording.attacks.gradient_canaries._Place.add", lambda *_: None
+            "indpriv.recording.attacks.gradient_canaries.Canaries._add", lambda *_: None
         )
         torch.manual_seed(2**40 + 11)
         monkeypatch.setattr(

@@ -215,7 +215,7 @@ def loss_of_a_module_with_settings(s):
 
 @sound("hooks ghost", rare=True)
 def hinge_loss(s):
-    from indpriv.recording.losses import HingeLoss
+    from audits.training.models import HingeLoss
 
     s.train(loss=HingeLoss("none"))
 
