@@ -776,7 +776,7 @@ def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
     from indpriv._folders import named_by_person
     from indpriv._reading import read_npz
     from indpriv.attack_signals import SignalsFolder
-    from indpriv.recording.checkpoints.discovery import discover
+    from indpriv.recording.checkpoints.saved_models import discover
     from runs import blobs, mlp
 
     saved = tmp_path / "saved"

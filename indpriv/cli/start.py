@@ -64,6 +64,8 @@ def audit(
     """Account, analyse and attack a run; options: as `indpriv.audit.audit` has them."""
     of_replay = {key: settings.pop(key) for key in keys_of("replay") if key in settings}
     if spec is None:
+        if path is not None and _holds_checkpoints(path):  # one message with all that is missing
+            _replayed(path, None, path, of_replay | {"delta": options["delta"]})
         if of_replay:
             names = ", ".join(of_replay)
             raise InputError(f"--set {names}: only for a folder of checkpoints with --spec")
@@ -107,7 +109,14 @@ def replay(
     say(f"{output_dir}: a run directory; type: indpriv audit {output_dir}")
 
 
-def _replayed(checkpoints: Path, spec: str, run_dir: Path, settings: dict[str, Any]) -> Path:
+def _holds_checkpoints(folder: Path) -> bool:
+    """Whether it is a folder of checkpoints, and no run."""
+    from indpriv.recording.checkpoints.safe_files import is_checkpoint
+
+    return folder.is_dir() and not holds_log(folder) and any(map(is_checkpoint, folder.iterdir()))
+
+
+def _replayed(checkpoints: Path, spec: str | None, run_dir: Path, settings: dict[str, Any]) -> Path:
     """The run directory that the norms of checkpoints were written to."""
     from indpriv.recording import StepOptions
     from indpriv.recording import replay as replay_checkpoints

@@ -23,8 +23,8 @@ from indpriv.leakage.inversion import INVERSIONS, LBFGS
 from indpriv.leakage.leak import leak
 from indpriv.leakage.observation import Observation
 from indpriv.recording import AuditSpec
-from indpriv.recording.checkpoints.discovery import SavedModel, discover
 from indpriv.recording.checkpoints.safe_files import read_content
+from indpriv.recording.checkpoints.saved_models import SavedModel, StepOf, discover
 from indpriv.recording.checkpoints.weights import fit, load_into, state_of
 
 LAST = "last"
@@ -105,7 +105,7 @@ def leak_run(
     progress: StageProgress = silent,
     *,
     pictures: int = 0,
-    step_of: Sequence[str] = (),
+    step_of: StepOf = (),
 ) -> tuple[AttackScores, Tensor]:
     """Reconstruct random training examples at checkpoints of a run, by one attack of a plan.
 
@@ -118,7 +118,7 @@ def leak_run(
         seed: makes the choice of examples reproducible, and all else as of `leak`.
         progress: called with (stage, examples done, examples in all), over all checkpoints.
         pictures: number of pairs to return.
-        step_of: rules for the numbers of updates, as of `StepOptions`.
+        step_of: numbers of updates of the checkpoints, as of `StepOptions`.
 
     Returns:
         scores with the column `step` in `details`, and (k, 2, ...) examples and their
@@ -168,11 +168,10 @@ def write_scores(scores: AttackScores, folder: Path, name: str) -> None:
 
 
 def _moments(
-    folder: Path, spec: AuditSpec, step_of: Sequence[str], at: Sequence[int | str]
+    folder: Path, spec: AuditSpec, step_of: StepOf, at: Sequence[int | str]
 ) -> list[SavedModel]:
     found = discover(folder, spec.load, step_of)
-    if found.problems:
-        raise InputError(f"{folder}: {found.problems[0]}")
+    found.check(folder)
     by_step = {model.step: model for model in found.models}
     wanted = dict.fromkeys(max(by_step) if moment == LAST else moment for moment in at)
     for step in wanted:

@@ -187,7 +187,7 @@ def test_checkpoints_with_a_spec(tmp_path, capsys):
     models.mkdir()
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-    torch.save(model.state_dict(), models / "step_5.pt")
+    torch.save({"step": 5, "model": model.state_dict()}, models / "step_5.pt")
     arguments = ["leak", str(models), "--spec", f"{tmp_path / 'train.py'}:spec", "--set", "at=5"]
     assert run(arguments) == 2
     assert "the same as before it" in in_one_line(capsys, "err")
@@ -221,8 +221,8 @@ def test_checkpoints_whose_steps_the_user_says(tmp_path, capsys):
         "at=20",
     ]
     assert run(command) == 2
-    assert '--set step_of="model_{epoch}.pt=20*epoch"' in in_one_line(capsys, "err")
-    assert run([*command, "--set", "step_of=model_{epoch}.pt=20*epoch"]) == 0
+    assert "--set step_of=0,20 or, by name," in in_one_line(capsys, "err")
+    assert run([*command, "--set", "step_of=0,20"]) == 0
     found = AttackScores.from_file(tmp_path / "models" / "leakage" / "row-informed.parquet")
     assert set(found.details["step"]) == {20.0}
 

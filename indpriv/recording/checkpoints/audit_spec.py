@@ -6,29 +6,23 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-from numpy.typing import ArrayLike, NDArray
 from torch import nn
-from torch.utils.data import Dataset
 
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.weights import LoadFn
 from indpriv.recording.losses import with_targets
-from indpriv.recording.norms.batches import LossFn
 from indpriv.recording.training_data import TrainingData, length
 
 _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
 
 
-@dataclass(frozen=True)
-class AuditSpec:
+@dataclass(frozen=True, kw_only=True)
+class AuditSpec(TrainingData):
     """The model, data and loss of a run, which the user writes once, like the training code.
 
     Attributes:
@@ -47,6 +41,7 @@ class AuditSpec:
         example_ids: (n,) unique ids in the order of the dataset; default 0..n-1.
         unit: "example", "user" or "client".
         collate_fn: collate function of the data loader used in training; default torch's.
+        unpack: `unpack(batch)` -> (inputs, targets), where batches are not such pairs.
 
     Raises:
         InputError: a value has the wrong type, or does not fit the dataset.
@@ -66,15 +61,7 @@ class AuditSpec:
     """
 
     model: Callable[[], nn.Module]
-    dataset: Dataset[Any]
-    loss_fn: LossFn
-    test_set: Dataset[Any] | None = None
-    metadata: pd.DataFrame | None = None
-    unit_ids: ArrayLike | None = None
     load: LoadFn | None = None
-    test_metadata: pd.DataFrame | None = None
-    example_ids: ArrayLike | None = None
-    unit: str = "example"
     collate_fn: Callable[[list[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -88,38 +75,15 @@ class AuditSpec:
                 "AuditSpec: model is a module; pass the function that builds it, "
                 "e.g. lambda: MyNet(64)"
             )
-        n = self.n_examples
-        if self.metadata is not None and len(self.metadata) > n:
-            raise InputError(
-                f"AuditSpec: metadata has {len(self.metadata)} rows, the dataset {n} examples; "
-                "pass both as they were in training"
-            )
+        object.__setattr__(self, "loss_fn", with_targets(self.loss_fn))
+        super().__post_init__()
         if self.test_set is not None and length(self.test_set, "test_set") == 0:
             raise InputError("AuditSpec: test_set is empty; leave it out")
-
-    @cached_property
-    def data(self) -> TrainingData:
-        """The data sets, and what is known of each example."""
-        return TrainingData(
-            self.dataset,
-            with_targets(self.loss_fn),
-            self.example_ids,
-            self.unit,
-            self.unit_ids,
-            self.metadata,
-            self.test_set,
-            self.test_metadata,
-        )
 
     @property
     def n_examples(self) -> int:
         """Number of training examples."""
         return len(self.ids)
-
-    @property
-    def ids(self) -> NDArray[np.generic]:
-        """(n,) example ids."""
-        return self.data.ids
 
 
 def load_spec(reference: str) -> AuditSpec:

@@ -7,7 +7,7 @@ Nothing here sees how batches were drawn, or steps without a checkpoint or witho
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.records import BatchNormEntries
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
-from indpriv.recording.checkpoints.discovery import discover
-from indpriv.recording.checkpoints.norms_at import CheckpointPass
+from indpriv.recording.checkpoints.replay import CheckpointPass
+from indpriv.recording.checkpoints.saved_models import StepOf, discover
 
 TOLERANCE = 5e-3  # of a norm, beside the log's rounding: machines and backends differ by less
 _CLIPPINGS = ("flat", "individual", "quantile")  # under which the log has norms of gradients
@@ -40,7 +40,7 @@ def challenge(
     run_dir: str | Path,
     n: int = 10,
     *,
-    step_of: Sequence[str] = (),
+    step_of: StepOf = (),
     device: str = "cpu",
     tell: StageProgress = silent,
 ) -> list[Fact]:
@@ -72,8 +72,7 @@ def challenge(
     if (kind := header["run"].get("clipping", "flat")) not in _CLIPPINGS:
         raise InputError(f"{run_dir}: norms under {kind} clipping cannot be challenged; replay it")
     found = discover(Path(checkpoints), spec.load, step_of)
-    if found.problems:
-        raise InputError("\n- ".join([f"{checkpoints} cannot be read yet:", *found.problems]))
+    found.check(checkpoints)
     saved = {model.step: model.path for model in found.models}
     with_norms = {*log.recorded_steps.tolist()}
     with_norms |= {*log.batch_norms.steps.tolist()} if log.batch_norms else set()
@@ -84,7 +83,7 @@ def challenge(
             f"{sorted(with_norms)[:5]}, and none has both; pass checkpoints of this run"
         )
     drawn = sorted(secrets.SystemRandom().sample(there, min(n, len(there))))
-    made = CheckpointPass(spec, saved[drawn[0]], device=device)
+    made = CheckpointPass(spec, saved[drawn[0]], device)
     if made.caveats:
         raise InputError(f"norms cannot be compared with training's: {'; '.join(made.caveats)}")
     own, data = (np.asarray(ids).astype(str) for ids in (log.example_ids, spec.ids))

@@ -7,13 +7,20 @@ a replayed log is always an estimate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
 
 from indpriv import _checks
 from indpriv._files import first_at, write_json
@@ -21,18 +28,37 @@ from indpriv._progress import StageProgress, silent
 from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
+from indpriv.norm_log import session_counts
+from indpriv.norm_log.evidence import SEEDED
+from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.run_files import EXAMPLES, JOURNAL, RUN_JSON
 from indpriv.norm_log.sealing import seal
+from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES
-from indpriv.norm_log.writer import LogHeader
+from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
-from indpriv.recording.checkpoints.discovery import SavedModel, discover
-from indpriv.recording.checkpoints.norms_at import AUTO, CheckpointPass, Workers, naming
-from indpriv.recording.checkpoints.replay_log import ReplayPlan, write_log
 from indpriv.recording.checkpoints.run_settings import RunSettings, StepOptions, resolve
-from indpriv.recording.checkpoints.safe_files import read_content
-from indpriv.recording.checkpoints.weights import fit, state_of
+from indpriv.recording.checkpoints.safe_files import first_line, read_content
+from indpriv.recording.checkpoints.saved_models import SavedModel, collected, discover, naming
+from indpriv.recording.checkpoints.weights import fingerprint_of, fit, load_into, state_of
+from indpriv.recording.training_data import Measured, norms_of
+from indpriv.recording.process import deferred_interrupts
+from indpriv.recording.norms.batches import same_values, tensors_of
+from indpriv.recording.norms.model_checks import check_memory
+from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
+
+AUTO, REPLAYING = "auto", "replaying checkpoints"
+_PROBED = 8  # examples that are read twice, to find random augmentation
+_CHECKED = 256  # examples on which backends are checked and timed
+_AUGMENTED = (
+    "the dataset gives other inputs each time (random augmentation?), so the norms belong to other "
+    "inputs than training's"
+)
+_NO_SPEC = (
+    "model and data are not known. Pass --spec train.py:spec: an AuditSpec in a file of yours, "
+    "which builds the model and has the training set and the loss"
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +84,7 @@ class Replay:
 
 def replay(
     checkpoints: str | Path,
-    spec: AuditSpec | str,
+    spec: AuditSpec | str | None,
     run_dir: str | Path,
     *,
     options: StepOptions | None = None,
@@ -94,129 +120,75 @@ def replay(
         InputError: everything that is missing, contradictory, unsafe or does not fit, in one
             message. Checkpoints that were replayed before stay in the log.
     """
-    run_dir = location_on_disk(run_dir, "a replay is")
-    workers = _make_workers(spec, batch_size, processes, device)
-    audit_spec = load_spec(spec) if isinstance(spec, str) else spec
-    plan = _make_plan(Path(checkpoints), audit_spec, options or StepOptions())
-    _tell_each(tell, plan.notes)
-    last = plan.models[-1].path
-    checkpoint_pass = CheckpointPass(audit_spec, last, device=device, batch_size=batch_size)
-    with checkpoint_pass.norm_pass:
-        examples = checkpoint_pass.example_table()
-        accuracy = {split: _accuracy(examples, split) for split in ("train", "test")}
-        correct = f"the last checkpoint, {last.name}, is correct on {_shares(accuracy)}"
-        _tell_each(tell, (correct, *checkpoint_pass.caveats))
-        header = _header(plan.settings, audit_spec, checkpoint_pass, rounding, rounding_mode)
-        write_log(run_dir, plan, audit_spec, header, checkpoint_pass, workers, progress or silent)
-    write_json(run_dir / RUN_JSON, _run_json(Path(checkpoints), plan.settings))
-    examples.to_parquet(run_dir / EXAMPLES)
-    seal(run_dir)
-    total = len(plan.settings.steps)
-    return Replay(run_dir, len(plan.models), total, accuracy["train"], accuracy["test"], plan.notes)
-
-
-def _make_workers(
-    spec: AuditSpec | str, batch_size: int | str, processes: int, device: str
-) -> Workers | None:
-    """Check batch_size and processes; None stands for this process alone."""
+    run_dir, folder = location_on_disk(run_dir, "a replay is"), Path(checkpoints)
     _checks.check_positive_int("processes", processes)
     if isinstance(batch_size, int):
         _checks.check_positive_int("batch_size", batch_size)
     else:
         _checks.check_choice("batch_size", batch_size, (AUTO,))
-    if processes == 1:
-        return None
-    if not isinstance(spec, str):
+    if processes > 1 and not isinstance(spec, str | None):
         raise InputError(
             f"processes={processes}: pass the spec by name, e.g. 'train.py:spec', so that each "
             "process can import it"
         )
-    return Workers(processes, spec, device, batch_size)
+    rebuilt, models, settings, notes = _checked(folder, spec, options or StepOptions())
+    _tell_each(tell, notes)
+    last = models[-1].path
+    checkpoint_pass = CheckpointPass(rebuilt, last, device, batch_size)
+    with checkpoint_pass.norm_pass:
+        examples = checkpoint_pass.example_table()
+        accuracy = {split: _accuracy(examples, split) for split in ("train", "test")}
+        known = [
+            f"{x:.1%} of the {split} examples" for split, x in accuracy.items() if x is not None
+        ]
+        correct = (
+            " and ".join(known) or "an unknown share of the examples: the task has no accuracy"
+        )
+        told = f"the last checkpoint, {last.name}, is correct on {correct}"
+        _tell_each(tell, (told, *checkpoint_pass.caveats))
+        header = LogHeader(
+            rounding=_checks.check_rounding(rounding),
+            rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
+            unit=rebuilt.unit,
+            neighbouring="add_remove",
+            sampler=settings.sampler,
+            individually_clipped=False,
+            norm_pass=checkpoint_pass.norm_pass.to_header(checkpoint_pass.caveats),
+            run={
+                "replayed": True,
+                "seeded": settings.seeded,
+                "clipping_norm_epsilon": _clipping_norm_epsilon(settings.declared),
+                **described_parameters(checkpoint_pass.model),
+            },
+        )
+        made = (spec, last, device, batch_size, checkpoint_pass.norm_pass.backend)
+        norms = partial(_norms_in_order, checkpoint_pass, processes, made)
+        done = _already_done(run_dir, models, settings, checkpoint_pass)
+        _write_log(run_dir, rebuilt, models, settings, header, done, norms, progress or silent)
+    write_json(run_dir / RUN_JSON, _run_json(folder.resolve(), settings))
+    examples.to_parquet(run_dir / EXAMPLES)
+    seal(run_dir)
+    total = len(settings.steps)
+    return Replay(run_dir, len(models), total, accuracy["train"], accuracy["test"], notes)
 
 
-def _make_plan(folder: Path, spec: AuditSpec, options: StepOptions) -> ReplayPlan:
-    """Check everything before any work; one InputError with all problems."""
-    found = discover(folder, spec.load, options.step_of or ())
-    problems = list(found.problems)
-    model = spec.model()
-    for saved in found.models:
-        try:
-            with naming(saved.path):
-                fit(state_of(read_content(saved.path), spec.load), model)
-        except InputError as error:
-            problems.append(str(error))
-    problems += _frozen(found.models, model)
-    resolved = resolve(folder, found, options, spec.n_examples)
-    problems += resolved.problems
-    if not problems and resolved.settings is not None:
-        notes = (*found.notes, *resolved.notes, *resolved.caveats)
-        return ReplayPlan(found.models, resolved.settings, notes, resolved.caveats)
-    if len(problems) == 1:
-        raise InputError(problems[0])
-    raise InputError("\n- ".join([f"{folder} cannot be replayed yet:", *problems]))
-
-
-def _frozen(models: Sequence[SavedModel], model: nn.Module) -> list[str]:
-    """Compare the number of trained parameters: norms are over the trainable ones only."""
-    trainable = sum(parameter.requires_grad for parameter in model.parameters())
-    for saved in models:
-        if saved.n_trained is not None and saved.n_trained != trainable:
-            return [
-                f"the optimizer in {saved.path.name} trained {saved.n_trained} parameter tensors, "
-                f"the spec's model has {trainable} that require a gradient: freeze in model() "
-                "exactly what was frozen in training"
-            ]
-    return []
-
-
-def _header(
-    settings: RunSettings,
-    spec: AuditSpec,
-    checkpoint_pass: CheckpointPass,
-    rounding: float,
-    rounding_mode: str,
-) -> LogHeader:
-    return LogHeader(
-        rounding=_checks.check_rounding(rounding),
-        rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
-        unit=spec.unit,
-        neighbouring="add_remove",
-        sampler=settings.sampler,
-        individually_clipped=False,
-        norm_pass=checkpoint_pass.norm_pass.to_header(checkpoint_pass.caveats),
-        run={
-            "replayed": True,
-            "seeded": settings.seeded,
-            "clipping_norm_epsilon": _clipping_norm_epsilon(settings.declared),
-            **described_parameters(checkpoint_pass.model),
-        },
-    )
-
-
-def _clipping_norm_epsilon(declared: Mapping[str, Any]) -> float:
-    """Cost of the private release that run.json says the clipping norm was set to; 0 if none."""
-    name = "clipping_norm_epsilon"
-    said = first_at(declared, (name,), ("training", name), ("recorder", name))
-    return _checks.check_clipping_norm_epsilon(0.0 if said is None else said)
-
-
-def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:
-    """run.json of the replay: what the training run declared, and the settings of the account."""
-    folder = folder.resolve()
-    declared = {key: value for key, value in settings.declared.items() if key != "recorder"}
-    columns = {name: getattr(settings.steps, name) for name in SETTING_NAMES}
-    constant = {name: float(column[0]) for name, column in columns.items() if np.ptp(column) == 0}
-    return {
-        "name": folder.parent.name if folder.name == "checkpoints" else folder.name,
-        **declared,
-        "training": {
-            **(declared.get("training") or {}),
-            **constant,
-            "delta": settings.delta,
-            "sampler": settings.sampler,
-        },
-        "replayed": {"checkpoints": str(folder), "sources": dict(settings.sources)},
-    }
+def _checked(
+    folder: Path, spec: AuditSpec | str | None, options: StepOptions
+) -> tuple[AuditSpec, list[SavedModel], RunSettings, tuple[str, ...]]:
+    """Everything that the work needs, and notes; one InputError with all that is missing."""
+    problems, rebuilt, model = list[str](), None, None
+    with collected(problems):
+        if spec is None:
+            raise InputError(_NO_SPEC)
+        rebuilt = load_spec(spec) if isinstance(spec, str) else spec
+        model = rebuilt.model()
+    found = discover(folder, rebuilt and rebuilt.load, options.step_of or (), model)
+    found.problems[:0] = problems
+    settings = resolve(folder, found, options, rebuilt and rebuilt.n_examples)
+    found.check(folder)
+    if rebuilt is None or settings is None:  # never: each adds a problem
+        raise InputError(_NO_SPEC)
+    return rebuilt, found.models, settings, (*found.notes, *settings.caveats)
 
 
 def _tell_each(tell: Callable[[str], None] | None, texts: Sequence[str]) -> None:
@@ -230,10 +202,247 @@ def _accuracy(examples: ExampleTable, split: str) -> float | None:
     return float(correct.astype(bool).mean()) if len(correct) else None
 
 
-def _shares(accuracy: Mapping[str, float | None]) -> str:
-    known = [
-        f"{value:.1%} of the {split} examples"
-        for split, value in accuracy.items()
-        if value is not None
+def _clipping_norm_epsilon(declared: Mapping[str, Any]) -> float:
+    """Cost of the private release that run.json says the clipping norm was set to; 0 if none."""
+    name = "clipping_norm_epsilon"
+    said = first_at(declared, (name,), ("training", name), ("recorder", name))
+    return _checks.check_clipping_norm_epsilon(0.0 if said is None else said)
+
+
+def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:
+    """run.json of the replay: what the training run declared, and the settings of the account."""
+    declared = {key: value for key, value in settings.declared.items() if key != "recorder"}
+    columns = {name: getattr(settings.steps, name) for name in SETTING_NAMES}
+    constant = {name: float(column[0]) for name, column in columns.items() if np.ptp(column) == 0}
+    said = {**constant, "delta": settings.delta, "sampler": settings.sampler}
+    return {
+        "name": folder.parent.name if folder.name == "checkpoints" else folder.name,
+        **declared,
+        "training": {**(declared.get("training") or {}), **said},
+        "replayed": {"checkpoints": str(folder), "sources": dict(settings.sources)},
+    }
+
+
+def _write_log(
+    run_dir: Path,
+    spec: AuditSpec,
+    models: Sequence[SavedModel],
+    settings: RunSettings,
+    header: LogHeader,
+    done: tuple[int, int],
+    norms: Callable[[Sequence[Path]], Iterator[CheckpointNorms]],
+    progress: StageProgress,
+) -> None:
+    """Append every record that is not in the log yet, and the settings of all steps.
+
+    done: number of records and of steps in the log so far.
+    """
+    steps, total, (n_done, logged) = settings.steps, len(settings.steps), done
+    models = [model for model in models if model.step < total]  # that a step starts from
+    unfinished = n_done < len(models) or logged < total
+    ends = [*(model.step for model in models[1:]), total]
+    caveats = [
+        f"norms were computed from {len(models)} saved checkpoints, not recorded in training",
+        *settings.caveats,
+        *header.norm_pass["caveats"],
+        *([SEEDED] if settings.seeded else []),
     ]
-    return " and ".join(known) or "an unknown share of the examples: the task has no accuracy"
+
+    def counts(weights: str | None) -> SessionCounts:
+        """Where steps come from. No Recorder watched the training, so nothing was counted."""
+        sources, counted_all = settings.sources, settings.accountant_counted_all
+        return SessionCounts(
+            from_step=0,
+            seeded=settings.seeded,
+            caveats=tuple(caveats),
+            sampler=settings.sampler,
+            replayed=session_counts.Replay(sources, counted_all, weights),
+        )
+
+    def write_steps(stop: int, weights: str | None) -> None:
+        """Write the settings of all steps before `stop` that are not in the log yet."""
+        nonlocal logged
+        for start, end in steps.spans(logged, stop):
+            setting = vars(steps.at(start))
+            writer.steps(start, end - start, **setting, counts=counts(weights))
+        logged = max(logged, stop)
+
+    no_positions = np.zeros(0, dtype=np.int64)
+    writer = NormLogWriter(run_dir, header, spec.ids, spec.ids_of_units, no_positions)
+    try:
+        progress(REPLAYING, n_done, len(models))
+        write_steps(models[n_done].step if n_done < len(models) else total, None)
+        to_do = models[n_done:]
+        for number, taken in enumerate(norms([model.path for model in to_do]), n_done):
+            step = models[number].step
+            with deferred_interrupts():
+                writer.record(
+                    step,
+                    taken.norms,
+                    max_grad_norm=float(steps.max_grad_norm[step]),
+                    targets_fingerprint=taken.targets_fingerprint,
+                    seconds=taken.seconds,
+                )
+                write_steps(ends[number], taken.weights_fingerprint)
+            progress(REPLAYING, number + 1, len(models))
+        if unfinished:
+            writer.finish(counts(None))
+    finally:
+        writer.close()
+
+
+def _already_done(
+    run_dir: Path,
+    models: Sequence[SavedModel],
+    settings: RunSettings,
+    checkpoint_pass: CheckpointPass,
+) -> tuple[int, int]:
+    """Number of checkpoints and of steps in the log of an interrupted replay; (0, 0) without one.
+
+    Raises:
+        InputError: the log is of another run, or of other checkpoints or settings.
+    """
+    journal = run_dir / JOURNAL
+    if not journal.is_file() or not journal.stat().st_size:
+        return 0, 0
+    state = read_state(run_dir)
+    again = f"{run_dir}: choose another directory, or remove this one to start again"
+    if not state.header["run"].get("replayed"):
+        raise InputError(f"there is the log of a recorded run in {again}")
+    steps, recorded = settings.steps, [entry["step"] for entry in state.records]
+    done = models[: len(recorded)]
+    if [model.step for model in done] != recorded:
+        raise InputError(
+            f"the checkpoints before step {recorded[-1]} are not those replayed into {again}"
+        )
+    if state.header["sampler"] != settings.sampler or state.total_steps > len(steps):
+        raise InputError(f"the sampler or the number of steps differs from the replay in {again}")
+    logged = state.settings()
+    for name in SETTING_NAMES:
+        if not np.array_equal(getattr(logged, name), getattr(steps, name)[: state.total_steps]):
+            raise InputError(f"{name} differs from the replay in {again}")
+    weights = {
+        entry["first"]: entry["evidence"]["replayed"]["weights_fingerprint"]
+        for entry in state.steps
+    }
+    for model in done:
+        known = weights.get(model.step)
+        if known is not None and checkpoint_pass.move_to(model.path) != known:
+            raise InputError(f"{model.path} has changed since it was replayed into {again}")
+    return len(recorded), state.total_steps
+
+
+@dataclass(frozen=True)
+class CheckpointNorms(Measured):
+    """Norms (n_examples,) of all examples; the seconds include reading the checkpoint."""
+
+    weights_fingerprint: str
+
+
+class CheckpointPass:
+    """Model, data and norm pass of one process, which move from checkpoint to checkpoint.
+
+    Attributes:
+        model: the model at the last checkpoint that was loaded.
+        norm_pass: computes its norms.
+        caveats: reasons why these norms differ from training's.
+    """
+
+    def __init__(
+        self,
+        spec: AuditSpec,
+        first: Path,
+        device: str = "cpu",
+        batch_size: int | str = AUTO,
+        backend: str = "auto",
+    ) -> None:
+        """Build the model, load a first checkpoint, and choose and check a backend at it.
+
+        Raises:
+            InputError: the checkpoint does not fit the model, the model does not accept the data,
+                or its gradients mix examples.
+        """
+        self._spec = spec
+        self.model = spec.model().to(device)
+        self._examples, self._test = spec.examples(spec.collate_fn, torch.device(device))
+        self.move_to(first)
+        inputs, targets = next(self._examples.batches(_CHECKED))
+        self.norm_pass = NormPass(self.model, spec.loss_fn, inputs, targets, backend=backend)
+        check_memory(self.model, inputs)
+        if self._test is not None:
+            with self.norm_pass.evaluation() as evaluated:
+                spec.check_test_set(evaluated, self._test)
+        if isinstance(batch_size, int):
+            self.norm_pass.batch_size = batch_size
+        once, again = (tensors_of(next(self._examples.batches(_PROBED))) for _ in range(2))
+        same = all(map(same_values, once, again))
+        self.caveats = (*self.norm_pass.caveats, *(() if same else (_AUGMENTED,)))
+
+    def move_to(self, path: Path) -> str:
+        """Load a checkpoint into the model, and return a fingerprint of its weights."""
+        with naming(path):
+            state = fit(state_of(read_content(path), self._spec.load), self.model)
+            load_into(self.model, state)
+        return fingerprint_of(state)
+
+    def norms_at(self, path: Path) -> CheckpointNorms:
+        """Every example's gradient norm at a checkpoint; InputError names it if one is NaN."""
+        start = time.perf_counter()
+        weights = self.move_to(path)
+        with naming(path):
+            try:
+                taken = norms_of(self.norm_pass, self._examples, self._spec.ids)
+            except RuntimeError as error:
+                raise InputError(f"its norms cannot be computed: {first_line(error)}") from error
+        seconds = time.perf_counter() - start
+        return CheckpointNorms(taken.norms, taken.targets_fingerprint, seconds, weights)
+
+    def example_table(self) -> ExampleTable:
+        """Losses of training and test examples; InputError if one is not finite."""
+        with self.norm_pass.evaluation() as model:
+            table = self._spec.example_table(model, self._examples, self._test)
+        bad = table.frame[~np.isfinite(table.frame["loss"].to_numpy(np.float64))]
+        if len(bad):
+            raise InputError(
+                f"{len(bad)} losses are NaN or infinite at the last checkpoint, e.g. that of "
+                f"{bad['split'].iloc[0]} example {bad['example_id'].iloc[0]!r}; look at these "
+                "examples, and check that spec and checkpoints belong together"
+            )
+        return table
+
+
+def _norms_in_order(
+    checkpoint_pass: CheckpointPass, processes: int, made: tuple[Any, ...], paths: Sequence[Path]
+) -> Iterator[CheckpointNorms]:
+    """Norms at each checkpoint, in order; made: arguments of the pass of another process."""
+    if processes == 1 or len(paths) < 2:
+        yield from map(checkpoint_pass.norms_at, paths)
+        return
+    context = get_context("spawn")  # a forked copy of torch's threads can hang
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    with ProcessPoolExecutor(
+        processes, context, initializer=_start_worker, initargs=(threads,)
+    ) as pool:
+        try:
+            for first in range(0, len(paths), processes):  # few results are in memory at a time
+                some = paths[first : first + processes]
+                yield from pool.map(partial(_in_worker, made), some)
+        except BrokenProcessPool as error:
+            raise InputError(
+                f"one of {processes} processes ended unexpectedly, as happens when memory runs "
+                "out; use fewer processes or a smaller batch_size. Checkpoints done so far are kept"
+            ) from error
+
+
+def _start_worker(threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
+    torch.set_num_threads(threads)
+
+
+def _in_worker(made: tuple[Any, ...], path: Path) -> CheckpointNorms:
+    return _pass_of(*made).norms_at(path)
+
+
+@cache  # one for each process
+def _pass_of(reference: str, *made: Any) -> CheckpointPass:
+    return CheckpointPass(load_spec(reference), *made)

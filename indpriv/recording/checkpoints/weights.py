@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
-from indpriv.recording.checkpoints.safe_files import Content, tensors_in
+from indpriv.recording.checkpoints.safe_files import Content
 
 LoadFn = Callable[[Any], Mapping[str, Tensor]]
 """`load(state)` -> state_dict, for unusual layouts; state is the object saved in the file."""
 
 # Where trainers store the parameters: indpriv and most scripts, Opacus, Lightning, others.
 _PLACES = (
-    "model_state_dict",
-    "module_state_dict",
-    "state_dict",
-    "model",
-    "net",
-    "module",
-    "weights",
-    "params",
+    *("model_state_dict", "module_state_dict", "state_dict"),
+    *("model", "net", "module", "weights", "params"),
 )
 _SHOWN = 5
 
@@ -35,45 +29,36 @@ def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
     The user's function `load` finds it; without one, it is looked for in the usual places.
     """
     values = content.values
+    if not isinstance(values, Mapping):
+        described = f"a {type(values).__name__}"
+    else:
+        names = [str(name)[:40] for name in values]
+        more = ", ..." if len(names) > _SHOWN else ""
+        described = f"a dict of {', '.join(names[:_SHOWN])}{more}" if names else "an empty dict"
     if load is not None:
         try:
-            state = load(values)
+            found = _tensors(load(values))
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise InputError(
                 f"{content.path}: the spec's load failed on it: {type(error).__name__}: {error}; "
-                f"load is called with the saved object ({_describe(values)}) and must return a "
-                "state_dict"
+                f"load is called with the saved object ({described}) and must return a state_dict"
             ) from error
-        found = dict(tensors_in(state)) if isinstance(state, Mapping) else {}
     else:
-        found = _usual_place(values)
+        nested = (_tensors(content.entries.get(name)) for name in _PLACES)
+        bare = _tensors(values)
+        found = next(filter(None, nested), bare if len(bare) == len(content.entries) else {})
     if not found:
         raise InputError(
-            f"{content.path} has no state_dict in a usual place ({_describe(values)}); "
+            f"{content.path} has no state_dict in a usual place ({described}); "
             "pass AuditSpec(load=lambda state: state[...]), which returns it"
         )
     return found
 
 
-def _usual_place(values: Any) -> dict[str, Tensor]:
-    if not isinstance(values, Mapping):
-        return {}
-    for name in _PLACES:
-        if isinstance(values.get(name), Mapping):
-            inner = dict(tensors_in(values[name]))
-            if inner:
-                return inner
-    found = dict(tensors_in(values))
-    return found if len(found) == len(values) else {}
-
-
-def _describe(values: Any) -> str:
-    if not isinstance(values, Mapping):
-        return f"a {type(values).__name__}"
-    if not values:
-        return "an empty dict"
-    names = [str(name)[:40] for name in values]
-    return f"a dict of {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
+def _tensors(values: object) -> dict[str, Tensor]:
+    """The entries of a mapping that are tensors with a name."""
+    items = values.items() if isinstance(values, Mapping) else ()
+    return {k: v for k, v in items if isinstance(k, str) and isinstance(v, Tensor)}
 
 
 def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -88,7 +73,7 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     tied: dict[int, list[str]] = {}
     for name, tensor in wanted.items():
         tied.setdefault(id(tensor), []).append(name)
-    prefix = _prefix(state, wanted, tied)
+    prefix = _prefix(state, list(tied.values()))
     inner = {
         name.removeprefix(prefix): tensor
         for name, tensor in state.items()
@@ -98,8 +83,7 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         present = next((name for name in names if name in inner), None)
         if present is not None:
             inner.update({name: inner[present] for name in names if name not in inner})
-    differences = _differences(inner, wanted)
-    if differences:
+    if differences := _differences(inner, wanted):
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise InputError(
             "its parameters are not those of the spec's model: "
@@ -109,52 +93,38 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return inner
 
 
-def _prefix(
-    state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tied: Mapping[int, list[str]]
-) -> str:
-    """The prefix of all of the model's names; if there is none, that of most of them."""
-    if all(name in state for name in wanted):
-        return ""
-    groups = list(tied.values())
-    whole = [
-        prefix
-        for prefix in _prefixes(state, groups[0] if groups else ())
-        if all(any(prefix + name in state for name in names) for names in groups)
+def _prefix(state: Mapping[str, Tensor], tied: list[list[str]]) -> str:
+    """What stands before all of a model's names; if nothing does, what does before most of them.
+
+    tied: the names of each of the model's tensors.
+    """
+    found = [
+        {saved[: -len(own)] for own in names for saved in state if f".{saved}".endswith(f".{own}")}
+        for names in tied
     ]
+    whole = set.intersection(*found) if found else {""}
+    if "" in whole:
+        return ""
     if len(whole) > 1:
         raise InputError(
             f"it contains several models (prefixes {', '.join(map(repr, sorted(whole)))}); "
             "choose one with AuditSpec(load=...)"
         )
-    candidates = whole or sorted({"", *_prefixes(state, wanted)})
-    return max(candidates, key=lambda prefix: sum(prefix + own in state for own in wanted))
-
-
-def _prefixes(names: Iterable[str], owns: Iterable[str]) -> set[str]:
-    """What precedes any of the model's own names in the names of a file."""
-    owns = set(owns)
-    return {
-        name[: -len(own)]
-        for name in names
-        for own in owns
-        if name == own or name.endswith(f".{own}")
-    }
+    candidates = whole or {"", *set().union(*found)}
+    return max(sorted(candidates), key=lambda prefix: sum(prefix in some for some in found))
 
 
 def _differences(inner: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    present = [(name, inner[name], tensor) for name, tensor in wanted.items() if name in inner]
-    pairs: list[tuple[str, object, object]] = [
-        (name, tuple(theirs.shape), tuple(ours.shape)) for name, theirs, ours in present
+    both = [(name, inner[name], tensor) for name, tensor in wanted.items() if name in inner]
+    compared: list[tuple[str, object, object]] = [
+        *((name, tuple(theirs.shape), tuple(ours.shape)) for name, theirs, ours in both),
+        *((name, theirs.dtype, ours.dtype) for name, theirs, ours in both),
     ]
-    pairs += [(name, theirs.dtype, ours.dtype) for name, theirs, ours in present]
-    differences = [
-        f"{name} is {theirs} in the file and {ours} in the model"
-        for name, theirs, ours in pairs
-        if theirs != ours
+    return [
+        *(f"{name} is {a} in the file and {b} in the model" for name, a, b in compared if a != b),
+        *(f"{name} is missing from the file" for name in wanted if name not in inner),
+        *(f"{name} is unknown to the model" for name in inner if name not in wanted),
     ]
-    missing = [f"{name} is missing from the file" for name in wanted if name not in inner]
-    unknown = [f"{name} is unknown to the model" for name in inner if name not in wanted]
-    return differences + missing + unknown
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:

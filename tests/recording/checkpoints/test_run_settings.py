@@ -1,13 +1,13 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from indpriv.errors import InputError
-from indpriv.recording.checkpoints.discovery import Discovery, SavedModel
-from indpriv.recording.checkpoints.run_settings import StepOptions, resolve
-from indpriv.recording.checkpoints.step_values import parse_schedule
+from indpriv.recording.checkpoints.run_settings import StepOptions, parse_schedule, resolve
+from indpriv.recording.checkpoints.saved_models import Discovery, SavedModel
 
 HISTORY = ((1.5, 0.1, 60), (1.2, 0.1, 40))
 ALL = StepOptions(1.1, 1.0, 0.1, 100, 1e-5, "poisson")
@@ -15,18 +15,22 @@ ALL = StepOptions(1.1, 1.0, 0.1, 100, 1e-5, "poisson")
 
 def found(*models, clipping_moves=False):
     models = models or ((0, ()), (50, ()), (100, ()))
-    return Discovery(
-        tuple(
-            SavedModel(Path(f"step_{step}.pt"), step, history, clipping_moves)
-            for step, history in models
-        )
-    )
+    saved = [
+        SavedModel(Path(f"step_{step}.pt"), step, "the step stated inside", history, clipping_moves)
+        for step, history in models
+    ]
+    return Discovery(saved, [], [])
 
 
 def settle(tmp_path, discovery=None, options=ALL, n=1000, **declared):
     if declared:
         (tmp_path / "run.json").write_text(json.dumps(declared))
-    return resolve(tmp_path, discovery or found(), options, n)
+    discovery = discovery or found()
+    settings = resolve(tmp_path, discovery, options, n)
+    caveats = settings.caveats if settings else []
+    return SimpleNamespace(
+        settings=settings, notes=discovery.notes, problems=discovery.problems, caveats=caveats
+    )
 
 
 def test_everything_from_options(tmp_path):
@@ -88,12 +92,9 @@ def test_run_json_beside_a_folder_named_checkpoints(tmp_path):
         json.dumps({"steps": 100, "training": {"noise_multiplier": 9.0}})
     )
     options = StepOptions(None, 1.0, 0.1, None, 1e-5, "poisson")
-    assert (
-        resolve(tmp_path / "checkpoints", found(), options, 10).settings.steps.noise_multiplier[0]
-        == 9.0
-    )
+    assert resolve(tmp_path / "checkpoints", found(), options, 10).steps.noise_multiplier[0] == 9.0
     (tmp_path / "other").mkdir()
-    assert resolve(tmp_path / "other", found(), options, 10).settings is None
+    assert resolve(tmp_path / "other", found(), options, 10) is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_the_sampler_that_a_recorder_saw(sampler, tmp_path):
     ("declared", "discovery", "options", "words"),
     [
         ({"training": {"noise_multiplier": 2.0}}, None, {}, "values of noise_multiplier contradict each other: at step 0 it is 2 by run.json and 1.1 by"),
-        ({}, found((100, HISTORY)), {}, "at step 0 it is 1.5 by the accountant in the checkpoints and 1.1 by the options"),
+        ({}, found((100, HISTORY)), {}, "at step 0 it is 1.1 by the options and 1.5 by the accountant in the checkpoints"),
         ({"steps": 90}, None, {}, "the values of steps contradict each other: 90 by run.json, 100 by the options"),
         ({}, None, {"steps": 90}, "steps is 90 by the options, but a checkpoint has had 100 updates"),
         ({"training": {"sampler": "shuffled"}}, None, {}, "sampler contradict each other: shuffled by run.json, poisson by the options"),
@@ -156,9 +157,9 @@ def test_steps_beyond_the_accountant_need_settings_of_their_own(tmp_path):
     assert np.array_equal(
         resolved.settings.steps.noise_multiplier, np.repeat([1.5, 1.2], [60, 140])
     )
-    assert resolved.caveats == (
-        "the last checkpoint is of step 100 of 200, and its norms are used for the steps from it on",
-    )
+    assert resolved.caveats == [
+        "the last checkpoint is of step 100 of 200, and its norms are used for the steps from it on"
+    ]
 
 
 def test_opacus_may_count_a_step_an_epoch_too_few(tmp_path):
@@ -187,10 +188,10 @@ def test_a_rate_that_fits_neither_opacus_nor_the_data_is_a_caveat(tmp_path):
     assert any(
         "may not be the data" in caveat for caveat in settle(tmp_path, options=odd, n=999).caveats
     )
-    assert settle(tmp_path, n=999).caveats == ()
+    assert settle(tmp_path, n=999).caveats == []
     batch = StepOptions(**{**vars(ALL), "sample_rate": 256 / 999})
-    assert settle(tmp_path, options=batch, n=999).caveats == ()
-    assert settle(tmp_path, options=batch, n=998).caveats != ()
+    assert settle(tmp_path, options=batch, n=999).caveats == []
+    assert settle(tmp_path, options=batch, n=998).caveats != []
 
 
 def test_schedules():

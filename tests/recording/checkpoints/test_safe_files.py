@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from indpriv.errors import InputError
-from indpriv.recording.checkpoints.discovery import discover
 from indpriv.recording.checkpoints.safe_files import is_checkpoint, read_content
+from indpriv.recording.checkpoints.saved_models import discover
 from indpriv.recording.checkpoints.weights import state_of
 
 STATE = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(2)}
@@ -80,7 +80,7 @@ def test_a_malicious_pickle_runs_nothing(tmp_path, protocol):
     refused(tmp_path / "fake.safetensors", "save it again")
     with pytest.raises(InputError):
         read_content(tmp_path / "zip.pt")
-    assert discover(tmp_path).models == ()
+    assert discover(tmp_path).models == []
     assert not (tmp_path / "made").exists()
 
 
