@@ -98,7 +98,7 @@ def challenge(
     slack += TOLERANCE + said
     with made.norm_pass:
         for number, step in enumerate(drawn, 1):
-            norms = made.norms_at(saved[step]).norms
+            norms = made.norms_at(saved[step])[0].norms
             for positions, codes, added in _logged(log, entries, step, headroom):
                 known = place[positions] >= 0
                 now = norms[place[positions[known]]] + added

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -230,7 +230,7 @@ def _write_log(
     settings: RunSettings,
     header: LogHeader,
     done: tuple[int, int],
-    norms: Callable[[Sequence[Path]], Iterator[CheckpointNorms]],
+    norms: Callable[[Sequence[Path]], Iterator[tuple[Measured, str]]],
     progress: StageProgress,
 ) -> None:
     """Append every record that is not in the log yet, and the settings of all steps.
@@ -273,7 +273,7 @@ def _write_log(
         progress(REPLAYING, n_done, len(models))
         write_steps(models[n_done].step if n_done < len(models) else total, None)
         to_do = models[n_done:]
-        for number, taken in enumerate(norms([model.path for model in to_do]), n_done):
+        for number, (taken, weights) in enumerate(norms([m.path for m in to_do]), n_done):
             step = models[number].step
             with deferred_interrupts():
                 writer.record(
@@ -283,7 +283,7 @@ def _write_log(
                     targets_fingerprint=taken.targets_fingerprint,
                     seconds=taken.seconds,
                 )
-                write_steps(ends[number], taken.weights_fingerprint)
+                write_steps(ends[number], weights)
             progress(REPLAYING, number + 1, len(models))
         if unfinished:
             writer.finish(counts(None))
@@ -332,13 +332,6 @@ def _already_done(
     return len(recorded), state.total_steps
 
 
-@dataclass(frozen=True)
-class CheckpointNorms(Measured):
-    """Norms (n_examples,) of all examples; the seconds include reading the checkpoint."""
-
-    weights_fingerprint: str
-
-
 class CheckpointPass:
     """Model, data and norm pass of one process, which move from checkpoint to checkpoint.
 
@@ -385,8 +378,12 @@ class CheckpointPass:
             load_into(self.model, state)
         return fingerprint_of(state)
 
-    def norms_at(self, path: Path) -> CheckpointNorms:
-        """Every example's gradient norm at a checkpoint; InputError names it if one is NaN."""
+    def norms_at(self, path: Path) -> tuple[Measured, str]:
+        """Every example's norm at a checkpoint, in seconds that include reading it; its weights.
+
+        Raises:
+            InputError: names the checkpoint if a norm is NaN.
+        """
         start = time.perf_counter()
         weights = self.move_to(path)
         with naming(path):
@@ -394,8 +391,7 @@ class CheckpointPass:
                 taken = norms_of(self.norm_pass, self._examples, self._spec.ids)
             except RuntimeError as error:
                 raise InputError(f"its norms cannot be computed: {first_line(error)}") from error
-        seconds = time.perf_counter() - start
-        return CheckpointNorms(taken.norms, taken.targets_fingerprint, seconds, weights)
+        return replace(taken, seconds=time.perf_counter() - start), weights
 
     def example_table(self) -> ExampleTable:
         """Losses of training and test examples; InputError if one is not finite."""
@@ -413,7 +409,7 @@ class CheckpointPass:
 
 def _norms_in_order(
     checkpoint_pass: CheckpointPass, processes: int, made: tuple[Any, ...], paths: Sequence[Path]
-) -> Iterator[CheckpointNorms]:
+) -> Iterator[tuple[Measured, str]]:
     """Norms at each checkpoint, in order; made: arguments of the pass of another process."""
     if processes == 1 or len(paths) < 2:
         yield from map(checkpoint_pass.norms_at, paths)
@@ -439,7 +435,7 @@ def _start_worker(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _in_worker(made: tuple[Any, ...], path: Path) -> CheckpointNorms:
+def _in_worker(made: tuple[Any, ...], path: Path) -> tuple[Measured, str]:
     return _pass_of(*made).norms_at(path)
 
 

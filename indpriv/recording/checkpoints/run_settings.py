@@ -27,6 +27,7 @@ from indpriv.recording.checkpoints.saved_models import (
     Discovery,
     Span,
     StepOf,
+    at_each_step,
     collected,
     what_to_type,
 )
@@ -119,11 +120,11 @@ def resolve(
     declared: Mapping[str, Any] = {}
     with collected(problems):
         declared = next(map(read_run_json, files), {})
-    history = max((model.history for model in models), key=n_steps, default=())
-    said = _said(declared, options, history)
+    counted = at_each_step(max((model.history for model in models), key=_n_steps, default=()))
+    said = _said(declared, options, counted)
     total, columns = None, dict[str, FloatArray]()
     with collected(problems):
-        total = _total(said["steps"], max([n_steps(history), *(model.step for model in models)]))
+        total = _total(said["steps"], max([len(counted), *(model.step for model in models)]))
     for name in SETTING_NAMES:
         with collected(problems):
             columns[name] = _column(name, said[name], total or 1)
@@ -153,14 +154,14 @@ def resolve(
         delta=float([*said["delta"].values()][-1]),  # the user may choose another
         sampler=next(iter(said["sampler"].values())),
         sources={**sources, "steps of checkpoints": models[-1].said_by},
-        accountant_counted_all=n_steps(history) == total,
+        accountant_counted_all=len(counted) == total,
         declared=declared,
         caveats=_caveats(models[-1].step, sources, total, columns["sample_rate"][0], n_examples),
     )
 
 
 def _said(
-    declared: Mapping[str, Any], options: StepOptions, history: Sequence[Span]
+    declared: Mapping[str, Any], options: StepOptions, counted: FloatArray
 ) -> dict[str, dict[str, Any]]:
     """Name of a setting -> source -> value, the most trusted source first."""
     said = {name: {RUN_JSON: first_at(declared, (name,), ("training", name))} for name in _TO_TYPE}
@@ -169,16 +170,13 @@ def _said(
     for name, by_source in said.items():
         by_source[OPTIONS] = getattr(options, name)
     said = {name: {s: v for s, v in by.items() if v is not None} for name, by in said.items()}
-    if history:
-        noise, rate, steps = zip(*history, strict=True)
-        said["noise_multiplier"][ACCOUNTANT] = np.repeat(noise, steps)
-        said["sample_rate"][ACCOUNTANT] = np.repeat(rate, steps)
-        said["steps"] = said["steps"] or {ACCOUNTANT: sum(steps)}
+    if len(counted):
+        said["noise_multiplier"][ACCOUNTANT], said["sample_rate"][ACCOUNTANT] = counted.T
+        said["steps"] = said["steps"] or {ACCOUNTANT: len(counted)}
     return said
 
 
-def n_steps(history: Sequence[Span]) -> int:
-    """Number of steps that an accountant counted."""
+def _n_steps(history: Sequence[Span]) -> int:
     return sum(steps for _, _, steps in history)
 
 

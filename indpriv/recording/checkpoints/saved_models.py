@@ -12,13 +12,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
+from indpriv._arrays import FloatArray
 from indpriv._folders import named_by_person
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.safe_files import Content, is_checkpoint, read_content
@@ -45,7 +47,7 @@ class SavedModel:
         path: its file or folder.
         step: number of updates that the model has had.
         said_by: what the step is known from.
-        history: history of Opacus's accountant from the first step; () if the file has none.
+        history: what Opacus's accountant counted from the first step on; () if the file has none.
         clipping_moves: the file contains the state of an Opacus clipping scheduler, so
             max_grad_norm is not one number.
     """
@@ -277,17 +279,22 @@ def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
     if history is None:
         return None
     try:
-        spans = groupby(_HISTORY.validate_python(history), key=lambda span: span[:2])
-        # Consecutive spans of equal settings are one.
-        merged = tuple((*settings, sum(span[2] for span in same)) for settings, same in spans)
-        if sum(steps for _, _, steps in merged) > MAX_STEPS:
+        spans = tuple(_HISTORY.validate_python(history))
+        if sum(steps for _, _, steps in spans) > MAX_STEPS:
             raise ValueError
     except ValueError as error:  # pydantic's own is one
         raise InputError(
             f"{path} has an accountant's history that is not a list of (noise_multiplier, "
             "sample_rate, steps); save it again without it, and pass the settings as options"
         ) from error
-    return merged
+    return spans
+
+
+def at_each_step(history: Sequence[Span]) -> FloatArray:
+    """(steps, 2) noise multiplier and sampling rate that an accountant counted."""
+    spans = np.array(history, dtype=np.float64).reshape(-1, 3)
+    values: FloatArray = np.repeat(spans[:, :2], spans[:, 2].astype(np.int64), axis=0)
+    return values
 
 
 def _other_trained(content: Content, model: nn.Module) -> list[str]:
@@ -341,9 +348,8 @@ def _print_of(path: Path, load: LoadFn | None) -> str:
 def _contradictory_histories(models: Sequence[SavedModel]) -> list[str]:
     """Each accountant's history must continue the one before, or the checkpoints mix runs."""
     for earlier, later in pairwise(model for model in models if model.history):
-        *whole, last = earlier.history
-        *same, after = later.history[: len(earlier.history)]
-        if same != whole or after[:2] != last[:2] or after[2] < last[2]:
+        before = at_each_step(earlier.history)
+        if not np.array_equal(before, at_each_step(later.history)[: len(before)]):
             return [
                 f"the accountant's history in {later.path.name!r} does not continue that in "
                 f"{earlier.path.name!r}: they are from two runs, or the accountant was restarted; "
