@@ -41,12 +41,12 @@ from indpriv.recording.checkpoints.run_settings import RunSettings, StepOptions,
 from indpriv.recording.checkpoints.safe_files import first_line, read_content
 from indpriv.recording.checkpoints.saved_models import SavedModel, collected, discover, naming
 from indpriv.recording.checkpoints.weights import fingerprint_of, fit, load_into, state_of
-from indpriv.recording.training_data import Measured, norms_of
-from indpriv.recording.process import deferred_interrupts
 from indpriv.recording.norms.batches import same_values, tensors_of
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
+from indpriv.recording.process import deferred_interrupts
+from indpriv.recording.training_data import Measured, norms_of
 
 AUTO, REPLAYING = "auto", "replaying checkpoints"
 _PROBED = 8  # examples that are read twice, to find random augmentation
@@ -250,13 +250,16 @@ def _write_log(
 
     def counts(weights: str | None) -> SessionCounts:
         """Where steps come from. No Recorder watched the training, so nothing was counted."""
-        sources, counted_all = settings.sources, settings.accountant_counted_all
         return SessionCounts(
             from_step=0,
             seeded=settings.seeded,
             caveats=tuple(caveats),
             sampler=settings.sampler,
-            replayed=session_counts.Replay(sources, counted_all, weights),
+            replayed=session_counts.Replay(
+                sources=settings.sources,
+                accountant_counted_all=settings.accountant_counted_all,
+                weights_fingerprint=weights,
+            ),
         )
 
     def write_steps(stop: int, weights: str | None) -> None:
