@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from indpriv._arrays import FloatArray
+from indpriv._arrays import BoolArray, FloatArray
 from indpriv.errors import InputError
 
 U = 2.0**-53  # unit roundoff, of [1.5], [1.6], [3.5] and [4]
 TILTS = 2.0 ** np.arange(-12, 24.5, 0.5)  # Rényi orders less 1 [2.2] [5.1]
 _CELL = 1 / 64  # width of a cell of z, in standard deviations of the noise [1.4]
+_WIDEST = 1e4  # in standard deviations; of pairs that are wider, everything is missed [1.4]
 _MERGED = 8  # cells that are taken together where only Rényi moments are wanted [5.1]
 _TAIL = 1e-6  # share of delta that the cells of all steps may leave out [1.4]
 LEAST_DELTA = 1e-290  # below it tails of the normal law are no normal floats [1.6]
@@ -94,6 +95,11 @@ class Mixture:
     def mirrored(self) -> Mixture:
         """The same with the opposite means."""
         return Mixture(-self.mean[:, ::-1], self.weight[:, ::-1], self.beyond, self.error)
+
+    def without(self, steps: BoolArray) -> Mixture:
+        """The same, but of some steps (n,) nothing is known."""
+        mean, beyond = np.where(steps[:, None], 0.0, self.mean), np.where(steps, 1.0, self.beyond)
+        return Mixture(mean, self.weight, beyond, self.error)
 
     def part(self, steps: slice) -> Mixture:
         """Some of the steps."""
@@ -309,6 +315,10 @@ def cells_of(first: Mixture, second: Mixture, tail: float, *, below: bool = Fals
         below: cells whose delta is never above the truth [3.1], instead of never below it.
     """
     reach = float(-ndtri(tail))
+    means = np.concatenate([first.mean, second.mean], axis=1)
+    wide = np.ptp(means, axis=1) > _WIDEST
+    if wide.any():
+        first, second = first.without(wide), second.without(wide)
     span = first.mean.max(axis=1) - first.mean.min(axis=1) + 2 * reach
     n_cells = int(np.ceil(float(span.max(initial=2 * reach)) / _CELL))
     k = first.mean.shape[1] + second.mean.shape[1]

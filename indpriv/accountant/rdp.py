@@ -126,8 +126,8 @@ def divergences_of_pairs(
     while begin < len(rows):
         end = begin + max(1, int(_ELEMENTS_AT_ONCE // longest[rows[begin]]))
         batch, pairs = rows[begin:end], slice(*np.searchsorted(where, (begin, end)))
-        some = _Mechanisms(shifts[batch], other[batch], sample_rates[batch], spacing[batch], k)
-        log_moments[unfilled[pairs]] = some.log_moments(
+        these = _Mechanisms(shifts[batch], other[batch], sample_rates[batch], spacing[batch], k)
+        log_moments[unfilled[pairs]] = these.log_moments(
             where[pairs] - begin, order[unfilled[pairs]]
         )
         begin = end

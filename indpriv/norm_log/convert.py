@@ -148,7 +148,8 @@ def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
         )
     try:
         numbers = {name: np.asarray(declared[name], dtype=np.float64) for name in SETTING_NAMES}
-        check_words(*(declared[name] for name in _WORDS), declared.get("max_batch_size"))
+        sampler, unit, neighbouring = (declared[name] for name in _WORDS)
+        check_words(sampler, unit, neighbouring, declared.get("max_batch_size"))
         _checks.check_clipping_norm_epsilon(declared["clipping_norm_epsilon"])
         _checks.check_choice("clipping", declared["clipping"], ("flat", "individual"))
         return content, StepSettings.from_values(declared["steps"], **numbers)

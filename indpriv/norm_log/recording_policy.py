@@ -99,7 +99,8 @@ class RecordingPolicy(FormerNames):
                 f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or "
                 "leave out longest"
             )
-        gap, limit = epochs_of(self.every), epochs_of(self.longest)
+        gap: int | str | None = epochs_of(self.every)
+        limit: int | str | None = epochs_of(self.longest)
         if gap is None and limit is None:
             gap, limit = self.every, self.longest
         # Steps and epochs can only be compared in a run.

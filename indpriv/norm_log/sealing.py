@@ -38,7 +38,7 @@ def seal(run_dir: Path, key: Any = None) -> None:
     if not holds_log(run_dir):
         return
     with JournalWriter(run_dir) as journal:
-        last = journal.entries[-1] if journal.entries else {"kind": ""}
+        last: dict[str, Any] = journal.entries[-1] if journal.entries else {"kind": ""}
         if last["kind"] != "close":
             return
         files = {name: _files.sha256(path) for name, path in _beside(run_dir).items()}

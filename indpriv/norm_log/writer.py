@@ -55,7 +55,7 @@ def fingerprint(values: NDArray[np.generic]) -> str:
         content = np.ascontiguousarray(values).tobytes()
     found = hash_of(values.dtype.kind, values.shape)
     found.update(content)
-    return found.hexdigest()
+    return str(found.hexdigest())
 
 
 def hash_of(kind: str, shape: tuple[int, ...]) -> Any:

@@ -31,7 +31,6 @@ from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
 from indpriv.recording.opacus.watch import AttackedRun, AttackedStep
 from indpriv.recording.random_states import kept_random_state
-from indpriv.recording.training_data import Examples
 
 METHOD = "likelihood ratio of every noisy update"
 _STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)

@@ -182,9 +182,10 @@ def _checked(
             raise InputError(_NO_SPEC)
         rebuilt = load_spec(spec) if isinstance(spec, str) else spec
         model = rebuilt.model()
-    found = discover(folder, rebuilt and rebuilt.load, options.step_of or (), model)
+    load, n = (None, None) if rebuilt is None else (rebuilt.load, rebuilt.n_examples)
+    found = discover(folder, load, options.step_of or (), model)
     found.problems[:0] = problems
-    settings = resolve(folder, found, options, rebuilt and rebuilt.n_examples)
+    settings = resolve(folder, found, options, n)
     found.check(folder)
     if rebuilt is None or settings is None:  # never: each adds a problem
         raise InputError(_NO_SPEC)

@@ -232,6 +232,8 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
                 "remove the wrong one"
             )
         column = np.where(np.isnan(column), these, column)
+        if name == "sample_rate" and source == ACCOUNTANT and RUN_JSON not in by_source:
+            column = np.fmax(column, these)  # what an option says was not read from a sampler
     if by_source and np.isnan(column).any():
         step = int(np.argmax(np.isnan(column)))
         raise InputError(
