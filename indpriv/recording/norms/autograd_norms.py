@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ TINY = 1e-12  # norms below it count as 0
 
 
 def norms_one_by_one(model: ModelInTraining, batch: Batch) -> Tensor:
-    """Norms (batch,) float64 by autograd on one example at a time: slow and obvious."""
+    """Norms (batch,) float64, as clipped, by autograd on one example at a time: slow and obvious."""
     shadow = model.shadow()
     trainable = [p for p in shadow.parameters() if p.requires_grad]
     norms = []
@@ -34,7 +35,11 @@ def norms_one_by_one(model: ModelInTraining, batch: Batch) -> Tensor:
             if not loss.requires_grad:
                 raise InputError("losses have no gradient; leave out detach() and no_grad()")
             loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
-            squares = [p.grad.double().square().sum() for p in trainable if p.grad is not None]
+            squares = [
+                p.grad.double().square().sum().clamp(max=limit**2)
+                for p, limit in zip(trainable, model.limits or repeat(math.inf))  # noqa: B905
+                if p.grad is not None
+            ]
             norms.append(torch.as_tensor(sum(squares) ** 0.5))
     return torch.stack(norms)
 
@@ -74,6 +79,37 @@ class AutogradCheck:
             f"example {worst} has norm {ours[worst]:.6g} within its batch and "
             f"{expected[worst]:.6g} on its own; does the model or the loss mix examples?"
         )
+
+
+class AutogradNorms:
+    """One example at a time: for functions of Python in the graph, as of reentrant checkpoints."""
+
+    def __init__(self, model: ModelInTraining) -> None:
+        self._model = model
+
+    def update(self) -> None:
+        """Each call takes the model's current parameters."""
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(norms float64, losses) of a batch, both (batch,)."""
+        with torch.no_grad():
+            losses = self._model.losses(self._model.shadow(), batch)
+        return norms_one_by_one(self._model, batch), losses
+
+
+def has_functions_of_python(model: ModelInTraining, batch: Batch) -> bool:
+    """Whether a forward pass calls a torch.autograd.Function that is written in Python."""
+    with torch.enable_grad():
+        todo = [model.losses(model.shadow(), batch).grad_fn]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [next_node for next_node, _ in node.next_functions]
+    return False
 
 
 class FunctorchNorms:

@@ -15,7 +15,13 @@ from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
-from indpriv.recording.norms.autograd_norms import N_CHECKED, AutogradCheck, FunctorchNorms
+from indpriv.recording.norms.autograd_norms import (
+    N_CHECKED,
+    AutogradCheck,
+    AutogradNorms,
+    FunctorchNorms,
+    has_functions_of_python,
+)
 from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
 from indpriv.recording.norms.layer_rules import GROUP_NORMS
 from indpriv.recording.norms.layerwise import LayerwiseNorms
@@ -28,9 +34,9 @@ from indpriv.recording.norms.model_checks import (
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.random_states import kept_random_state
 
-Norms = LayerwiseNorms | FunctorchNorms
+Norms = LayerwiseNorms | FunctorchNorms | AutogradNorms
 
-BACKENDS = ("layerwise", "functorch")  # in the order in which they are tried
+BACKENDS = ("layerwise", "functorch", "autograd")  # in the order in which they are tried
 _RANDOM = (
     "the model's forward pass is random (dropout?), so the recorded norms belong to another random "
     "draw than training's; batch norms and known participation make an exact account"
@@ -60,8 +66,8 @@ def per_example_gradient_norms(
             CrossEntropyLoss(reduction="none").
         inputs: inputs of the model; the first dimension is the batch.
         targets: targets of the loss; the first dimension is the batch.
-        backend: "layerwise", "functorch", or "auto": the first of these that fits the model. Its
-            norms are compared with autograd on 8 examples.
+        backend: "layerwise", "functorch", "autograd" (one example at a time), or "auto": the
+            first of these that fits the model. Its norms are compared with autograd on 8 examples.
 
     Returns:
         (batch,) float64 norms. `NormPass.slack` is already added to them; it covers rounding, so
@@ -89,7 +95,8 @@ class NormPass:
     an account; use a NormPass to look at them in a loop of your own.
 
     Attributes:
-        backend: "layerwise" or "functorch".
+        backend: "layerwise", "functorch", or "autograd" for models with functions of Python in
+            their graph, such as reentrant checkpoints.
         fallback: why the backend is not "layerwise" although "auto" was asked for; otherwise "".
         batch_size: largest number of examples worked on at once: what fits into a quarter of the
             free memory, and on a CPU about what fits into its caches; halved whenever memory runs
@@ -137,7 +144,7 @@ class NormPass:
             loss_fn: per-example losses, see `per_example_gradient_norms`.
             inputs: inputs of at least one example.
             targets: their targets.
-            backend: "layerwise", "functorch", or "auto": the first of these that fits.
+            backend: "layerwise", "functorch", "autograd", or "auto": the first that fits.
 
         Raises:
             InputError: as `per_example_gradient_norms`.
@@ -173,6 +180,8 @@ class NormPass:
         ]
         if not _gains_by_channels_last(self._model.module, batch.inputs):
             del ways[0]
+        if len(backends) == 1 or has_functions_of_python(self._model, self._check.few):
+            ways.append(("autograd", partial(AutogradNorms, self._model)))
         reasons: dict[str, str] = {}
         for self.backend, make in ways:
             if self.backend not in backends:
