@@ -23,7 +23,7 @@ TINY = 1e-12  # norms below it count as 0
 
 
 def norms_one_by_one(model: ModelInTraining, batch: Batch) -> Tensor:
-    """Norms (batch,) float64, as clipped, by autograd on one example at a time: slow and obvious."""
+    """Norms (batch,) float64, as clipped, by autograd on one example at a time: slow."""
     shadow = model.shadow()
     trainable = [p for p in shadow.parameters() if p.requires_grad]
     norms = []
