@@ -361,7 +361,7 @@ def _fault(noise: NoiseCounts) -> str:
         return "small"
     if _too_small(noise.least_variance, noise.least_values):
         return "small_somewhere"
-    for case in ("along_sum", "previous", "first"):
+    for case in ("along_sum", "previous", "first", "repeated"):
         if abs(getattr(noise, case)) > _DEVIATIONS:
             return case
     if noise.values < _MANY_VALUES or noise.variance > 1 + _MORE_NOISE:

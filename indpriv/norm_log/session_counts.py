@@ -142,11 +142,13 @@ class NoiseCounts(_Counts):
     least_variance: float  # of the tensor whose variance is too small by the most standard errors
     least_values: Whole  # of that tensor
     fourth_moment: float  # mean fourth power of all; 3 for normal noise
-    # Products with the noise of the previous and of the first step on the same coordinates, and the
-    # part along each step's sum of clipped gradients: summed and in standard deviations.
+    # In standard deviations: products with the noise of the previous and of the first step on the
+    # same coordinates, the part along each step's sum of clipped gradients, and the length of the
+    # sum of all noise.
     previous: float
     first: float
     along_sum: float
+    repeated: float = 0.0  # in logs before it was measured
 
 
 class Conversion(_Counts):

@@ -13,6 +13,7 @@ SOUND = NoiseCounts(
     fourth_moment=3.01,
     previous=2.0,
     first=-1.5,
+    repeated=0.5,
     along_sum=0.5,
 )
 
@@ -33,6 +34,7 @@ SOUND = NoiseCounts(
         ({"fourth_moment": 3.2}, "failed"),
         ({"fourth_moment": 3.2, "values": 10**4}, "passed"),
         ({"previous": 9.0}, "failed"),
+        ({"repeated": 9.0}, "failed"),
         ({"first": -9.0}, "failed"),
         ({"along_sum": -9.0}, "failed"),
     ],

@@ -29,7 +29,7 @@ import torch
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 
-from indpriv._arrays import IntArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import NoiseCounts
 from indpriv.recording.norms.shadow_model import plain_class, standard_module, trainable_names
@@ -391,6 +391,7 @@ class NoiseWatch:
         self._products = torch.zeros(2, dtype=torch.float64)  # with the previous, the first step
         self._previous: Tensor | None = None
         self._first: Tensor | None = None
+        self._total = torch.zeros(2, len(chosen), dtype=torch.float64)  # sums of noise and squares
         self._sums: list[tuple[Tensor, int]] = []
 
     def before(self) -> None:
@@ -434,6 +435,7 @@ class NoiseWatch:
             products_with = torch.stack([mine @ self._previous, mine @ self._first])
             self._products = products_with + self._products.to(device)
         self._previous = mine
+        self._total = torch.stack([mine, mine.square()]) + self._total.to(device)
         self._steps += 1
 
     def counts(self) -> NoiseCounts | None:
@@ -454,5 +456,20 @@ class NoiseWatch:
             fourth_moment=float(fourth.sum() / values.sum()),
             previous=previous,
             first=first,
+            repeated=_excess_of_sum(*self._total.cpu().numpy()),
             along_sum=float(self._along) / np.sqrt(self._steps),
         )
+
+
+def _excess_of_sum(total: FloatArray, squares: FloatArray) -> float:
+    """Standard deviations by which a sum of noise (n,) is longer than one of independent noise.
+
+    squares: (n,) sums of the squares of what was added. The squared length of the sum over theirs
+    is about chi squared with n degrees of freedom, over n; fewer where some coordinates have more
+    noise (Wilson and Hilferty 1931).
+    """
+    most = squares.sum()
+    if not most > 0:
+        return 0.0
+    spread = 2 / 9 * np.square(squares).sum() / most**2
+    return float((np.cbrt(np.square(total).sum() / most) - 1 + spread) / np.sqrt(spread))

@@ -182,6 +182,28 @@ def noise_drawn_by_a_replaced_function(s):
         module._generate_noise = _generate_noise
 
 
+@broken("noise", "hooks functorch ew", rare=True)
+def noise_of_two_steps_that_comes_again(s):
+    import opacus.optimizers.optimizer as module
+
+    used = {}
+
+    def again(std, reference, **options):
+        mine = used.setdefault(reference.shape, [])
+        fresh = _generate_noise(std, reference, **options)
+        mine.append(mine[-2] if len(mine) > 3 else fresh)
+        return mine[-1]
+
+    s.make()
+    module._generate_noise = again
+    try:
+        with s.recorded():
+            for x, y in s.batches():
+                s.step(x, y)
+    finally:
+        module._generate_noise = _generate_noise
+
+
 @broken("source", "hooks ghost functorch ew")
 def seed_of_the_script(s):
     torch.manual_seed(0)

@@ -125,7 +125,7 @@ def test_null_runs_pass_and_two_percent_less_noise_does_not():
     rng = torch.Generator().manual_seed(0)
     found = [simulated(rng, 25, (3, 40, 400)) for _ in range(60)]
     assert {noise_check(noise).status for noise in found} == {"passed"}
-    for name in ("previous", "first", "along_sum"):
+    for name in ("previous", "first", "repeated", "along_sum"):
         assert 0.7 < np.std([getattr(noise, name) for noise in found]) < 1.3, name
     z = [(noise.variance - 1) * np.sqrt(noise.values / 2) for noise in found]
     assert 0.7 < np.std(z) < 1.3
