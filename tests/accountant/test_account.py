@@ -208,7 +208,8 @@ def test_tight_epsilons_under_hundreds_of_sample_rates_are_near_those_of_every_s
         own = Met.of(np.ones((1, 400)))
         exact = pairs.epsilons(own)
         assert pairs.lower_epsilons(own, exact)[0] <= table.epsilon[example]
-        assert table.epsilon[example] == pytest.approx(exact[0], rel=3e-3)
+        # Unrounded norms under hundreds of rates are snapped up twice
+        assert table.epsilon[example] == pytest.approx(exact[0], rel=3e-3 if rounding else 1.1e-2)
     assert np.all(table.epsilon_lower <= table.epsilon)
     assert np.all(table.epsilon_lower > 0.95 * table.epsilon)
 

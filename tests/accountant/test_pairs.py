@@ -168,7 +168,7 @@ def tight_worst_case_of(n, rate, cap, sigma, steps, relation="add_remove"):
 def test_tight_worst_cases_are_those_of_dp_accounting(n, rate, cap, sigma, steps):
     found = tight_worst_case_of(n, rate, cap, sigma, steps)
     tight = theirs(n, rate, cap, sigma, steps).get_epsilon_for_delta(DELTA)
-    assert -1e-6 <= found / tight - 1 <= 1e-4
+    assert -1e-6 <= found / tight - 1 <= 2e-4
     accountant = PLDAccountant()
     event = dp_accounting.TruncatedSubsampledGaussianDpEvent(n, rate, cap, sigma)
     accountant.compose(event, steps)
