@@ -24,9 +24,14 @@ TINY = 1e-12  # norms below it count as 0
 
 def norms_one_by_one(model: ModelInTraining, batch: Batch) -> Tensor:
     """Norms (batch,) float64, as clipped, by autograd on one example at a time: slow."""
+    return _one_by_one(model, batch)[0]
+
+
+def _one_by_one(model: ModelInTraining, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Norms and losses, both (batch,), of examples that stand alone."""
     shadow = model.shadow()
     trainable = [p for p in shadow.parameters() if p.requires_grad]
-    norms = []
+    norms, losses = [], []
     with torch.enable_grad():
         model.losses(shadow, batch)  # a reduced loss passes as per-example on one example
         for i in range(len(batch)):
@@ -41,7 +46,8 @@ def norms_one_by_one(model: ModelInTraining, batch: Batch) -> Tensor:
                 if p.grad is not None
             ]
             norms.append(torch.as_tensor(sum(squares) ** 0.5))
-    return torch.stack(norms)
+            losses.append(loss.detach())
+    return torch.stack(norms), torch.stack(losses)
 
 
 class AutogradCheck:
@@ -66,6 +72,34 @@ class AutogradCheck:
             and torch.allclose(losses, others, rtol=1e-6, equal_nan=True)
         )
         self.tolerance = _TOLERANCE[model.compute_dtype]
+        self._model = model
+
+    def check_sum(self) -> None:
+        """Raise InputError if the gradient of a batch is not the sum of those of its examples.
+
+        For norms of examples alone, which do not see what a batch makes of them.
+        """
+        if self.is_random:
+            return
+        model, few, shadow = self._model, self.few, self._model.shadow()
+        weights = torch.randn(len(few), dtype=torch.float64)
+        trainable = [p for p in shadow.parameters() if p.requires_grad]
+        off = [torch.zeros_like(p, dtype=torch.float64) for p in trainable]
+        alone = [(few.rows(i, i + 1), -weights[i : i + 1]) for i in range(len(few))]
+        for part, factors in [(few, weights), *alone]:
+            shadow.zero_grad()
+            with torch.enable_grad():
+                losses = model.losses(shadow, part)
+                (losses * factors.to(losses)).sum().backward()
+            for total, p in zip(off, trainable, strict=True):
+                total += 0.0 if p.grad is None else p.grad.double()
+        error = math.sqrt(sum(float(total.square().sum()) for total in off))
+        length = float((weights.to(self._norms) * self._norms).norm())
+        if error > self.tolerance * length + TINY:
+            raise InputError(
+                f"the gradient of a batch is off by {error:.2g} from the sum of those of its "
+                f"examples, {length:.2g} long; does the model or the loss mix examples?"
+            )
 
     def disagreement(self, norms: Tensor) -> str:
         """How the norms of the first examples differ from autograd's; "" if they do not."""
@@ -92,9 +126,7 @@ class AutogradNorms:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(norms float64, losses) of a batch, both (batch,)."""
-        with torch.no_grad():
-            losses = self._model.losses(self._model.shadow(), batch)
-        return norms_one_by_one(self._model, batch), losses
+        return _one_by_one(self._model, batch)
 
 
 def has_functions_of_python(model: ModelInTraining, batch: Batch) -> bool:

@@ -13,6 +13,7 @@ from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
 )
 from opacus.grad_sample.utils import wrap_model
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from indpriv import InputError
 from indpriv.recording import NormPass, per_example_gradient_norms
@@ -551,3 +552,58 @@ def test_what_opacus_cannot_train_is_said():
     check_training(copy.deepcopy(model), inputs, targets, "hooks")
     with pytest.raises(InputError, match=r"Opacus cannot compute per-example gradients.*functorch"):
         check_training(model, inputs, targets, "ghost")
+
+
+class Scaled(torch.autograd.Function):
+    """Nothing but another gradient: over the mean of its batch, or half as long."""
+
+    @staticmethod
+    def forward(ctx, inputs, mixes):
+        ctx.mixes = mixes
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / (50 * gradient.abs().mean() if ctx.mixes else 2), None
+
+
+class ScaledModel(nn.Module):
+    def __init__(self, mixes):
+        super().__init__()
+        self.inner, self.mixes = mlp(), mixes
+
+    def forward(self, inputs):
+        return self.inner[2](Scaled.apply(self.inner[1](self.inner[0](inputs)), self.mixes))
+
+
+def test_norms_of_examples_alone_do_not_hide_that_gradients_mix():
+    """A forward pass of each row on its own says nothing of a backward pass over all of them."""
+    inputs, targets = blobs(32).tensors
+    sound = ScaledModel(mixes=False), PER_EXAMPLE, inputs, targets
+    norm_pass = NormPass(*sound, backend="autograd")
+    norms, losses = norm_pass(inputs, targets)
+    expected = norms_one_by_one(norm_pass._model, Batch(inputs, targets))
+    torch.testing.assert_close(norms / (1 + norm_pass.slack), expected)
+    torch.testing.assert_close(losses, PER_EXAMPLE(mlp()(inputs), targets).detach())
+    for backend in ("auto", "autograd"):
+        with pytest.raises(InputError, match=r"the gradient of a batch is off by .* mix examples"):
+            NormPass(ScaledModel(mixes=True), PER_EXAMPLE, inputs, targets, backend=backend)
+
+
+def test_a_reentrant_checkpoint_has_norms_of_examples_alone():
+    inputs, targets = blobs(32).tensors
+    inner, model = mlp(), nn.Linear(6, 6)
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = model, inner
+
+        def forward(self, inputs):
+            return checkpoint(self.inner, self.first(inputs), use_reentrant=True)
+
+    with NormPass(Checkpointed(), PER_EXAMPLE, inputs, targets) as norm_pass:
+        assert norm_pass.backend == "autograd"
+        norms = norm_pass(inputs, targets)[0].numpy()
+    expected = reference(nn.Sequential(model, inner), PER_EXAMPLE, inputs, targets)
+    np.testing.assert_allclose(norms / (1 + norm_pass.slack), expected, rtol=1e-5)
