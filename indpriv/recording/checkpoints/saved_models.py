@@ -191,7 +191,7 @@ def told_steps(step_of: StepOf, names: Sequence[str]) -> dict[str, int]:
             if len(parts) == 4 and parts[2] == "...":
                 first, second, last = map(_count, (parts[0], parts[1], parts[3]))
                 steps = range(first, last + 1, max(second - first, 1))
-                if len(steps) != len(names) or steps[1] != second or steps[-1] != last:
+                if [len(steps), *steps[:2], *steps[-1:]] != [len(names), first, second, last]:
                     raise ValueError(f"these are no {len(names)} steps")
                 parts = [*map(str, steps)]
             if len(parts) != len(names):

@@ -120,6 +120,12 @@ def test_steps_that_cannot_be_followed_are_one_message(told, words):
     assert len(text) < 700
 
 
+@pytest.mark.parametrize("told", ["0,20,...,0", "0,20,...,10", "5,5,...,5"])
+def test_dots_need_two_checkpoints(told):
+    with pytest.raises(InputError, match="these are no 1 steps"):
+        told_steps(told, ["model.pt"])
+
+
 @given(
     st.lists(
         st.text(st.characters(exclude_characters="/\0,"), min_size=1, max_size=12).map(str.strip),
