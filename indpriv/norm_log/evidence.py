@@ -313,7 +313,7 @@ def _of_draws(
     of_each = evenness if even else min(few, many)
     sizes = fact(
         "check.batch_sizes",
-        FAILED if of_size < FALSE_ALARM else PASSED,
+        PASSED if of_size >= FALSE_ALARM else FAILED,  # no rate above 1 has a chance
         counts=counts,
         of=of,
         expected=rate * trials,
@@ -321,7 +321,7 @@ def _of_draws(
     )
     each = fact(
         "check.participation",
-        FAILED if of_each < FALSE_ALARM else PASSED,
+        PASSED if of_each >= FALSE_ALARM else FAILED,
         "even" if even else "",
         of=of,
         counts=counts,

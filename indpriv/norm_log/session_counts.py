@@ -18,6 +18,7 @@ from indpriv.errors import EvidenceError
 
 NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm
 _MEASURED_MARGIN = 2.0
+_Spread = Annotated[AtLeastZero, Field(le=1e100)]  # whose square is a number
 
 
 class _Counts(BaseModel):
@@ -34,8 +35,8 @@ class DrawCounts(_Counts):
     participations: Whole  # examples drawn, summed over all batches
     participations_min: Whole  # of one example, as the next two
     participations_max: Whole
-    participations_variance: AtLeastZero  # as independent draws at these rates have it
-    participations_spread: AtLeastZero  # sum over examples of squared deviations from expected
+    participations_variance: _Spread  # as independent draws at these rates have it
+    participations_spread: _Spread  # sum over examples of squared deviations from expected
 
     @classmethod
     def of(
@@ -56,9 +57,9 @@ class DrawCounts(_Counts):
 class Found(_Counts):
     """One comparison of training with its own recomputation."""
 
-    steps: int = 0  # at which it was made
-    refuted: int = 0  # of these, those at which training was something else
-    unknown: int = 0  # at which nothing could be concluded
+    steps: Whole = 0  # at which it was made
+    refuted: Whole = 0  # of these, those at which training was something else
+    unknown: Whole = 0  # at which nothing could be concluded
     detail: str = ""  # what was found at the first of them
 
 
@@ -72,47 +73,47 @@ class TrainingCounts(_Counts):
     """What was seen of training itself. Steps and batches are logical ones."""
 
     sampler_class: str = ""  # that drew the batches
-    training_seconds: float = 0.0  # of the steps, without the passes that take norms
-    ranks: int = 1  # processes that trained together
-    changed_outside: int = 0  # steps before which another than the optimizer changed parameters
+    training_seconds: AtLeastZero = 0.0  # of the steps, without the passes that take norms
+    ranks: Whole = 1  # processes that trained together
+    changed_outside: Whole = 0  # steps before which another than the optimizer changed parameters
     # Fingerprint of how often each example was in the batch of a step; None if the log keeps no
     # batch norms, or several ranks trained.
     took_part: str | None = None
     compared: ComparedTraining | None = None  # None in logs from before it was
 
-    steps: int = 0  # parameter updates
-    undrawn_steps: int = 0  # without a batch that was drawn
-    unstepped_draws: int = 0  # batches that never became a step
-    peeks: int = 0  # passes that drew a batch and made no step
-    passes: int = 0  # over the loader, with several steps
-    dropped_batches: int = 0  # local ones, that the sampler of a rank left out of an epoch
-    interrupted_batches: int = 0  # times the loop left a logical batch unfinished
-    unmatched_steps: int = 0  # that clipped another number of gradients than their batch has
+    steps: Whole = 0  # parameter updates
+    undrawn_steps: Whole = 0  # without a batch that was drawn
+    unstepped_draws: Whole = 0  # batches that never became a step
+    peeks: Whole = 0  # passes that drew a batch and made no step
+    passes: Whole = 0  # over the loader, with several steps
+    dropped_batches: Whole = 0  # local ones, that the sampler of a rank left out of an epoch
+    interrupted_batches: Whole = 0  # times the loop left a logical batch unfinished
+    unmatched_steps: Whole = 0  # that clipped another number of gradients than their batch has
 
-    gradients: int = 0  # that entered steps
-    misclipped_gradients: int = 0  # clipped at another max_grad_norm than that of their step
-    gradients_at_levels: int = 0  # clipped at the level of their own example
-    underestimated_norms: int = 0  # by which ghost mode clipped too little
+    gradients: Whole = 0  # that entered steps
+    misclipped_gradients: Whole = 0  # clipped at another max_grad_norm than that of their step
+    gradients_at_levels: Whole = 0  # clipped at the level of their own example
+    underestimated_norms: Whole = 0  # by which ghost mode clipped too little
     # By how much clipped gradients are longer than max_grad_norm on this machine, as a fraction of
     # it; and the same from rounding norms to half precision.
-    clip_excess: float = 0.0
-    clip_rounding: float = 0.0
+    clip_excess: AtLeastZero = 0.0
+    clip_rounding: AtLeastZero = 0.0
 
-    compared_norms: int = 0  # norms in training that were compared with recorded ones
-    larger_norms: int = 0  # of these, contributions larger than recorded
-    largest_excess: float = 0.0  # as a fraction of max_grad_norm
-    larger_clipped_norms: int = 0  # larger than recorded, but clipped in both
+    compared_norms: Whole = 0  # norms in training that were compared with recorded ones
+    larger_norms: Whole = 0  # of these, contributions larger than recorded
+    largest_excess: AtLeastZero = 0.0  # as a fraction of max_grad_norm
+    larger_clipped_norms: Whole = 0  # larger than recorded, but clipped in both
 
     # Noise or batches came from a generator with a chosen or default seed, or with one that was set
     # while training.
     guessable_seed: bool = False
-    unmoved: int | None = None  # steps whose noise was not drawn from the optimizer's generator
+    unmoved: Whole | None = None  # steps whose noise was not drawn from the optimizer's generator
     source: str | None = None  # what draws noise and batches; both None in older logs
     first_draw: str = ""  # fingerprint of the random state of the first draw, if it is known
-    repeated_draws: int = 0  # from a random state that was drawn from before
-    moved: int | None = None  # draws before which something else had drawn; None in older logs
+    repeated_draws: Whole = 0  # from a random state that was drawn from before
+    moved: Whole | None = None  # draws before which something else had drawn; None in older logs
 
-    earlier_steps: int = 0  # that Opacus's accountant had counted before recording began
+    earlier_steps: Whole = 0  # that Opacus's accountant had counted before recording began
     accountant_steps: int | None = 0  # that it counted since; None if there is no accountant
     accountant_settings_match: bool = True  # its settings are those of the steps
 
@@ -138,10 +139,11 @@ class NoiseCounts(_Counts):
     """The noise that one session added, over noise_multiplier * max_grad_norm of its step."""
 
     values: Whole  # measured: steps times trainable parameters
-    variance: float  # mean square of all; 1 as accounted
-    least_variance: float  # of the tensor whose variance is too small by the most standard errors
-    least_values: Whole  # of that tensor
-    fourth_moment: float  # mean fourth power of all; 3 for normal noise
+    variance: AtLeastZero  # mean square of all; 1 as accounted
+    # Of the tensor whose variance is too small by the most standard errors.
+    least_variance: AtLeastZero
+    least_values: Whole
+    fourth_moment: AtLeastZero  # mean fourth power of all; 3 for normal noise
     # In standard deviations: products with the noise of the previous and of the first step on the
     # same coordinates, the part along each step's sum of clipped gradients, and the length of the
     # sum of all noise.

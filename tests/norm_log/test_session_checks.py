@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import synthetic
+from indpriv import EvidenceError
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.norm_log.evidence import FALSE_ALARM, session_checks
 
@@ -96,3 +97,27 @@ def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_trai
     assert (guarantee_of(table, found, {}).status == "unproven") == (
         name == "norms in training" and status == "failed"
     )
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"compared": {"found": {"loss": {"steps": -(10**6), "refuted": 0, "unknown": 0, "detail": ""}}}},
+        {"clip_rounding": -1.0},
+        {"misclipped_gradients": -1},
+        {"participations_variance": 1e300},
+        {"participations_spread": 1e300},
+        {"noise": {"values": 10**6, "variance": -1e-200, "least_variance": 1.0, "least_values": 9,
+                   "fourth_moment": 3.0, "previous": 0.0, "first": 0.0, "along_sum": 0.0}},
+    ],
+)  # fmt: skip
+def test_counts_that_no_session_has_are_one_message(strange):
+    with pytest.raises(EvidenceError, match=f"{next(iter(strange))}.*is not as indpriv writes it"):
+        synthetic.session_counts(30, 100, 0.1, **strange)
+
+
+def test_more_participations_than_draws_can_have_do_not_fit_poisson_sampling():
+    counts = synthetic.session_counts(30, 100, 0.1, expected_participations=1e6)
+    found = session_checks([counts], n_examples=100, closed=True, voided_steps=0)
+    words = {check.key: check.status for check in found}
+    assert words["batch_sizes"] == words["participation"] == "failed"
