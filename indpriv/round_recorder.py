@@ -276,8 +276,11 @@ class RoundRecorder:
             return np.zeros(0, np.int64), np.zeros(0), ""
         if norms.dtype.kind not in "fiu":
             raise InputError(f"norms are {norms.dtype}; they must be numbers")
-        positions: IntArray = self._ids.get_indexer(pd.Index(names)).astype(np.int64)
-        if unknown := names[positions < 0].tolist():
+        wanted = pd.Index(names)
+        positions: IntArray = self._ids.get_indexer(wanted).astype(np.int64)
+        # pandas finds 2**53 + 1 for 2.0**53.
+        same = self._ids[positions].astype(object) == wanted.astype(object)
+        if unknown := names[(positions < 0) | ~same].tolist():
             raise InputError(
                 f"{len(unknown)} of {len(names)} participants are not among the {len(self._ids)} "
                 f"client_ids, e.g. {unknown[0]!r}; name every client when the recorder is made, by "

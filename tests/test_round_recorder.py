@@ -194,6 +194,22 @@ def test_a_refused_round_leaves_no_trace(name, tmp_path):
     assert log.most_participations == 1
 
 
+@pytest.mark.parametrize(
+    ("ids", "who", "sound"),
+    [
+        ([2**53, 2**53 + 1], [2.0**53], [2**53]),
+        ([2**60, 2**60 + 1], [2.0**60], np.array([2**60], np.uint64)),
+    ],
+)
+def test_a_participant_is_the_client_of_its_very_id(ids, who, sound, tmp_path):
+    """As floats, two clients are one."""
+    with RoundRecorder(tmp_path, ids, sampler="other") as recorder:
+        with pytest.raises(InputError, match="1 of 1 participants are not among the 2 client_ids"):
+            recorder.round(who, [0.1], **SETTINGS)
+        recorder.round(sound, [0.1], **SETTINGS)
+    assert NormLog.open(tmp_path).batch_norms.read(0, 2).position.tolist() == [0]
+
+
 def test_coins_need_their_rate(tmp_path):
     with (
         RoundRecorder(tmp_path, IDS, sampler="poisson") as recorder,
