@@ -27,10 +27,9 @@ from indpriv.norm_log.records import (
     StoredIds,
     levels_of,
 )
-from indpriv.norm_log.run_files import IDS, RECORDS, Line, files_of
+from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORDS, Line, files_of
 from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words
 
-_IDS = {"example_id": "it", "unit_id?": "itf", "exact": "b"}
 _LEFT_OUT = {"position": "i", "step": "i"}
 Faults = Mapping[str, str]  # file name -> what is wrong with it
 
@@ -149,12 +148,12 @@ def _read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArra
     path, sha256 = state.run_dir / IDS, state.header["ids_sha256"]
     n = state.header["n_examples"]
     if is_remote(path) or n <= LARGEST_FILE:
-        ids = _files.read_parquet(path, sha256=sha256, kinds=_IDS)
+        ids = _files.read_parquet(path, sha256=sha256, kinds=ID_COLUMNS)
         _check_ids(path, ids["example_id"].to_numpy(), None, n)
         units = ids["unit_id"].to_numpy() if "unit_id" in ids else None
         return ids["example_id"].to_numpy(), units, np.flatnonzero(ids["exact"].to_numpy())
     check_hash(path, sha256)
-    rows = _files.ParquetRows.open(path, _IDS)
+    rows = _files.ParquetRows.open(path, ID_COLUMNS)
     stored = StoredIds(rows, "example_id")
     equal = _repeats.repeated(lambda start, stop: stored[start:stop], rows.ranges())
     _check_ids(path, stored, equal, n)  # equal hashes, and perhaps equal ids
@@ -205,7 +204,7 @@ def _check_consistent(state: LogState) -> None:
 
 def read_reference_positions(run_dir: Path) -> IntArray:
     """Positions of the examples that the log of a run records at every step."""
-    return np.flatnonzero(_files.read_parquet(run_dir / IDS, ["exact"], kinds=_IDS)["exact"])
+    return np.flatnonzero(_files.read_parquet(run_dir / IDS, ["exact"], kinds=ID_COLUMNS)["exact"])
 
 
 def filter_is_proven(state: LogState, faults: Faults) -> bool:

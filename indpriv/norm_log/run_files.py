@@ -20,6 +20,7 @@ MOST_STEPS = 10**7  # settings of all steps are held in memory
 JOURNAL = _journal.NAME
 SIGNATURE = f"{JOURNAL}.sig"  # where ssh-keygen -Y sign puts it
 IDS = "ids.parquet"
+ID_COLUMNS = {"example_id": "it", "unit_id?": "itf", "exact": "b"}  # see `check_columns`
 RECORDS = "records"  # a folder: one Parquet file per record, or one for each part of it
 RUN_JSON = "run.json"
 EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"

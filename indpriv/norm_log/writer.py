@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from indpriv import _files
 from indpriv._folders import make_folder, remove_file
 from indpriv._journal import JournalWriter
+from indpriv._reading import check_columns
 from indpriv._storage import sizes_in
-from indpriv.errors import EvidenceError
+from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.records import (
     LARGEST_FILE,
     PART_SIZE,
@@ -39,7 +40,7 @@ from indpriv.norm_log.records import (
     file_bytes,
     levels_of,
 )
-from indpriv.norm_log.run_files import IDS, RECORDS, part_name, unused_records
+from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORDS, part_name, unused_records
 from indpriv.norm_log.session_counts import SessionCounts
 
 SCHEMA = 1
@@ -96,8 +97,19 @@ class NormLogWriter:
 
         Raises:
             EvidenceError: the directory holds a log of other examples or another rounding.
-            InputError: another process is writing there.
+            InputError: another process is writing there, or ids are neither numbers nor texts.
         """
+        exact = np.zeros(len(example_ids), dtype=bool)
+        exact[reference_positions] = True
+        units = {} if unit_ids is None else {"unit_id": unit_ids}
+        try:
+            ids = pa.table({"example_id": example_ids, **units, "exact": exact})
+            check_columns(run_dir / IDS, ids.schema, ID_COLUMNS)
+        except (pa.ArrowException, EvidenceError) as error:
+            raise InputError(
+                f"no log could be read again with these ids ({error}); pass whole numbers or "
+                "texts, e.g. ids.astype(str)"
+            ) from error
         self.run_dir, self._folder = run_dir, make_folder(run_dir, RECORDS)
         self._journal = JournalWriter(run_dir)
         self._levels = levels_of(header.rounding, header.rounding_mode)
@@ -111,10 +123,7 @@ class NormLogWriter:
                 for name in unused_records(sizes_in(self._folder), lines):
                     remove_file(self._folder / name)
                 return
-            exact = np.zeros(self._n, dtype=bool)
-            exact[reference_positions] = True
-            units = {} if unit_ids is None else {"unit_id": unit_ids}
-            content = _content({"example_id": example_ids, **units, "exact": exact})
+            content = _files.parquet_bytes(ids)
             _files.write_atomically(run_dir / IDS, content)
             self._journal.append(
                 "header",

@@ -308,3 +308,16 @@ def test_a_run_json_that_contradicts_the_optimizer_is_found(run_dir):
 def test_journal_lines_are_plain_json(run_dir):
     for line in (run_dir / "journal.jsonl").read_text().splitlines():
         assert json.loads(line)["kind"] in ("header", "record", "exact", "steps", "close")
+
+
+@pytest.mark.parametrize(
+    "ids", [np.arange(4) / 2, np.arange(4) > 1, np.arange(4).astype("datetime64[D]"), np.array([b"a", b"b", b"c", b"d"])]
+)  # fmt: skip
+def test_ids_that_could_not_be_read_again_are_refused_before_anything_is_written(ids, tmp_path):
+    """Else a whole run is recorded that nothing opens."""
+    with pytest.raises(InputError, match="pass whole numbers or texts"):
+        write(tmp_path / "run", ids=ids)
+    assert not (tmp_path / "run").exists()
+    for n, sound in enumerate((np.arange(4), np.array([*"abcd"]), np.array([*"abcd"], object))):
+        log = NormLog.open(write(tmp_path / str(n), ids=sound))
+        assert log.example_ids.tolist() == sound.tolist()
