@@ -58,7 +58,8 @@ _BATCH_NORMS = table({**_SPAN, list[Whole]: "missing"})
 _CLOSE = {table({Whole: "from_step"}): "evidence?", dict[str, Any]: "files?"}
 _HEADER: dict[Any, str] = {
     Text: "ids_fingerprint ids_sha256 rounding_mode unit neighbouring sampler",
-    Whole: "n_examples n_exact",
+    Annotated[_Count, Field(lt=1 << 31)]: "n_examples",
+    Whole: "n_exact",
     Number: "rounding",
     YesNo: "individually_clipped",
     table({Text: "backend? fallback?", AtLeastZero: "slack?", list[Text]: "caveats?"}): "norm_pass",
@@ -154,7 +155,7 @@ class LogState:
     @property
     def clipping_norm_epsilon(self) -> float:
         """Of the private release that max_grad_norm was set to; 0 if it was none."""
-        return float(self.header["run"].get("clipping_norm_epsilon", 0.0))
+        return float(self.header["run"].get("clipping_norm_epsilon") or 0.0)
 
     @property
     def norm_caveats(self) -> tuple[str, ...]:
@@ -267,8 +268,11 @@ def _check_line(line: Line, where: str) -> None:
     check(kind, line, where)
     if "file" in line and not {"bytes", "sha256"} <= line.keys() and "parts" not in line:
         raise EvidenceError(f"{where} lacks bytes and sha256; restore the file from a copy")
-    if line["kind"] == "exact" and line["count"] * _COLUMN_BYTES > line["bytes"]:
-        raise EvidenceError(f"{where}: {line['bytes']} bytes cannot hold {line['count']} steps")
+    size = line.get("bytes") or 0
+    if line["kind"] == "exact" and line["count"] * _COLUMN_BYTES > size:
+        raise EvidenceError(f"{where}: {size} bytes cannot hold {line['count']} steps")
+    if line["kind"] == "header" and {*line["privacy_filter"]} not in (set(), {"order", "rdp_cap"}):
+        raise EvidenceError(f"{where}: a privacy_filter has order and rdp_cap, and nothing else")
 
 
 def read_state(run_dir: Path) -> LogState:

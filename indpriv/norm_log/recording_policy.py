@@ -18,7 +18,7 @@ from indpriv._checks import (
     check_positive_int,
     with_current_names,
 )
-from indpriv.errors import InputError
+from indpriv.errors import EvidenceError, InputError
 
 EPOCH, ONCE = "epoch", "once"
 _EPOCHS = re.compile("([2-9]|[1-9][0-9]{1,5}) epochs")
@@ -113,7 +113,10 @@ class RecordingPolicy(FormerNames):
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> RecordingPolicy:
         """The policy in the header of a log."""
-        return cls(**with_current_names(header["policy"]))
+        try:
+            return cls(**with_current_names(header["policy"]))
+        except TypeError as error:
+            raise EvidenceError(f"the policy in the header of a log is none: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, under the names that run directories use."""

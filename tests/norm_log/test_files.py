@@ -321,3 +321,25 @@ def test_ids_that_could_not_be_read_again_are_refused_before_anything_is_written
     for n, sound in enumerate((np.arange(4), np.array([*"abcd"]), np.array([*"abcd"], object))):
         log = NormLog.open(write(tmp_path / str(n), ids=sound))
         assert log.example_ids.tolist() == sound.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("header", {"n_examples": 0}),
+        ("header", {"n_examples": 1 << 31}),
+        ("header", {"policy": {"a": 1}}),
+        ("header", {"privacy_filter": {"order": 8.0}}),
+        ("exact", {"bytes": None}),
+        ("exact", {"bytes": None, "parts": [[1, "a"]]}),
+    ],
+)
+def test_strange_lines_of_a_journal_are_one_message(kind, changes, run_dir):
+    lines, _ = read_journal(run_dir)
+    next(line for line in lines if line["kind"] == kind).update(changes)
+    (run_dir / "journal.jsonl").unlink()
+    with JournalWriter(run_dir) as journal:
+        for line in lines:
+            journal.append(**{key: value for key, value in line.items() if key != "seq"})
+    with pytest.raises(EvidenceError):
+        verify(open_run(run_dir))
