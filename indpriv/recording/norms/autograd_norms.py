@@ -82,7 +82,8 @@ class AutogradCheck:
         if self.is_random:
             return
         model, few, shadow = self._model, self.few, self._model.shadow()
-        weights = torch.randn(len(few), dtype=torch.float64)
+        # Signs, and no other factors, at which a hook that clamps gradients would change its rows.
+        weights = torch.randint(0, 2, (len(few),)).double() * 2 - 1
         trainable = [p for p in shadow.parameters() if p.requires_grad]
         off = [torch.zeros_like(p, dtype=torch.float64) for p in trainable]
         alone = [(few.rows(i, i + 1), -weights[i : i + 1]) for i in range(len(few))]
