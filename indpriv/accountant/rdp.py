@@ -221,14 +221,15 @@ class _Mechanisms:
         log_weight = -0.5 * np.square(z) + np.log(h / math.sqrt(2 * math.pi))
         weight = np.exp(log_weight)
         log_f, rise = _density_ratio(z, self.u[:, None], self.q[:, None], self.k)
+        far = rise > 1.0  # f may overflow where its product with the weight does not
         if self.other.any():  # f is the ratio to a law that is no N(0, 1), which is the weight then
             log_other, other_rise = _density_ratio(-z, self.other[:, None], self.q[:, None], 1)
+            far |= other_rise > 1.0
             rise, log_f = rise - other_rise, log_f - log_other
             gain, log_weight = weight * rise, log_weight + log_other
             weight = np.exp(log_weight)
         else:
             gain = weight * rise
-        far = rise > 1.0  # f may overflow where its product with the weight does not
         gain[far] = np.exp(np.minimum(log_f[far] + log_weight[far], 700.0)) - weight[far]
         return _Grid(log_f, log_weight, weight, gain)
 

@@ -27,7 +27,7 @@ def by_definition(own, other, rate, order):
             return mpmath.npdf(z) * (moment - tangent)
 
         end = float(order * (a + b)) + 14
-        knots = [-30, *np.linspace(-14 - float(b), end, 2 + int((end + 14) / 2)), end + 8]
+        knots = [-30 - float(b), *np.linspace(-14 - float(b), end, 2 + int((end + 14) / 2)), end + 8]
         total = mpmath.quad(integrand, [mpmath.mpf(float(knot)) for knot in knots])
         return float(mpmath.log1p(total) / (order - 1))
 
@@ -50,7 +50,13 @@ def test_divergences_are_those_of_the_definition_and_never_smaller():
 
 @pytest.mark.parametrize(
     ("own", "other", "rate", "order"),
-    [(10 / 3, 10 / 3, 1e-5, 1.0001), (1.0, 1.0, 1e-5, 5.5), (0.5, 0.5, 1e-5, 17.0)],
+    [
+        (10 / 3, 10 / 3, 1e-5, 1.0001),
+        (1.0, 1.0, 1e-5, 5.5),
+        (0.5, 0.5, 1e-5, 17.0),
+        (0.0, 40.0, 1e-6, 5.0),  # what takes the example's place is far beyond the noise
+        (30.0, 36.0, 1e-7, 1.01),
+    ],
 )
 def test_small_divergences_keep_their_precision(own, other, rate, order):
     found = replaced_divergences(*(np.array([x]) for x in (own, other, rate, order)))[0, 0]
