@@ -75,7 +75,10 @@ class Columns:
 
     def _of_rows(self, rows: list[dict[str, Any]]) -> pd.DataFrame:
         values = {name: [row.get(name) for row in rows] for name in self.kinds}
-        return self.frame(values, len(rows))
+        try:
+            return self.frame(values, len(rows))
+        except (OverflowError, TypeError) as error:  # kinds are right, numbers too large
+            raise ValueError("its whole numbers should have 64 bits") from error
 
 
 def _object(name: str, kinds: Kinds, text: str = "", optional: Collection[str] = ()) -> Any:

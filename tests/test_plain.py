@@ -195,6 +195,8 @@ def test_a_frame_is_a_list_of_rows():
         ({"tall": 1}, r"people\.1\.tall=1 is not as indpriv writes it"),
         ({"least": 0.5}, r"people\.1\.least=0.5 is not as indpriv writes it"),
         ({"sizes": None}, r"people\.1\.sizes=None is not as indpriv writes it"),
+        ({"n": 2**63}, "people=.*9223372036854775808.*whole numbers should have 64 bits"),
+        ({"least": 10**30}, "people=.*1000000.*whole numbers should have 64 bits"),
     ],
 )
 def test_a_frame_with_another_kind_of_value_is_refused(change, said):
