@@ -27,7 +27,11 @@ def by_definition(own, other, rate, order):
             return mpmath.npdf(z) * (moment - tangent)
 
         end = float(order * (a + b)) + 14
-        knots = [-30 - float(b), *np.linspace(-14 - float(b), end, 2 + int((end + 14) / 2)), end + 8]
+        knots = [
+            -30 - float(b),
+            *np.linspace(-14 - float(b), end, 2 + int((end + 14) / 2)),
+            end + 8,
+        ]
         total = mpmath.quad(integrand, [mpmath.mpf(float(knot)) for knot in knots])
         return float(mpmath.log1p(total) / (order - 1))
 
