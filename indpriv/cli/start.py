@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +112,11 @@ def replay(
 
 def _holds_checkpoints(folder: Path) -> bool:
     """Whether it is a folder of checkpoints, and no run."""
+    if not folder.is_dir() or holds_log(folder) or find_spec("torch") is None:
+        return False
     from indpriv.recording.checkpoints.safe_files import is_checkpoint
 
-    return folder.is_dir() and not holds_log(folder) and any(map(is_checkpoint, folder.iterdir()))
+    return any(map(is_checkpoint, folder.iterdir()))
 
 
 def _replayed(checkpoints: Path, spec: str | None, run_dir: Path, settings: dict[str, Any]) -> Path:

@@ -72,25 +72,27 @@ def test_the_relation_to_loss_is_that_of_all_examples(both):
     exact, binned = both(lambda: relate_to_loss(table, FrameRows(pd.DataFrame({"loss": loss}))))
     for name in ("floored", "floor", "left_out", "undefined_reason"):
         assert getattr(binned, name) == getattr(exact, name)
-    for part in ("every", "below"):
-        mine, other = getattr(exact, part), getattr(binned, part)
-        assert other.n == mine.n
-        assert other.pearson == pytest.approx(mine.pearson, abs=1e-4)
-        assert other.spearman == pytest.approx(mine.spearman, abs=2e-3)
-        for name in ("pearson_interval", "spearman_interval"):
-            ends = [
-                (found.low, found.high) for found in (getattr(mine, name), getattr(other, name))
-            ]
-            assert ends[1] == pytest.approx(ends[0], abs=3e-3)
+    assert (binned.n, binned.n_below_worst_case) == (exact.n, exact.n_below_worst_case)
+    for name, error in (
+        ("pearson_log_loss", 1e-4),
+        ("pearson_below_worst_case", 1e-4),
+        ("spearman", 2e-3),
+        ("spearman_below_worst_case", 2e-3),
+    ):
+        assert getattr(binned, name) == pytest.approx(getattr(exact, name), abs=error)
+    for name in ("pearson", "spearman", "pearson_below", "spearman_below"):
+        found = [getattr(each, f"{name}_interval") for each in (exact, binned)]
+        ends = [(each.low, each.high) for each in found]
+        assert ends[1] == pytest.approx(ends[0], abs=3e-3)
     errors = binned.pearson_error, binned.spearman_error
     assert (exact.pearson_error, exact.spearman_error) == (0.0, 0.0)
     assert 0 < errors[0] < 1e-3
     assert 0 < errors[1] < 0.02
-    assert abs(binned.every.pearson - exact.every.pearson) <= errors[0]
-    assert abs(binned.every.spearman - exact.every.spearman) <= errors[1]
+    assert abs(binned.pearson_log_loss - exact.pearson_log_loss) <= errors[0]
+    assert abs(binned.spearman - exact.spearman) <= errors[1]
     assert binned.pearson_with_floor == pytest.approx(exact.pearson_with_floor, abs=1e-4)
     for name in ("intercept", "slope"):
-        assert getattr(binned.line, name) == pytest.approx(getattr(exact.line, name), rel=1e-3)
+        assert getattr(binned, name) == pytest.approx(getattr(exact, name), rel=1e-3)
     for name in ("median_loss_at_worst_case", "median_loss_below_worst_case"):
         assert getattr(binned, name) == pytest.approx(getattr(exact, name), rel=WIDTH)
     assert np.sum(binned.bins.counts) == np.sum(exact.bins.counts)

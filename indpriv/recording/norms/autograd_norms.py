@@ -7,7 +7,7 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from indpriv.errors import InputError
@@ -145,6 +145,21 @@ def has_functions_of_python(model: ModelInTraining, batch: Batch) -> bool:
     return False
 
 
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Name of each tensor of each module, once where the module has several, and its first name.
+
+    functional_call itself does not put back what a module under two names had.
+    """
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(tensor), name)
+        for prefix, part in module.named_modules()
+        for own, tensor in (*part._parameters.items(), *part._buffers.items())
+        if tensor is not None
+        for name in [f"{prefix}.{own}" if prefix else own]
+    }
+
+
 class FunctorchNorms:
     """torch.func: vmap over the gradient of one example's loss; fits almost every model.
 
@@ -165,12 +180,15 @@ class FunctorchNorms:
         trained = {name: p.detach() for name, p in named.items() if p.requires_grad}
         fixed: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad}
         fixed |= dict(shadow.named_buffers())
+        names = _first_names(shadow)
 
         def loss_of_one(parameters: dict[str, Tensor], example: Any, target: Any) -> Tensor:
             inputs, targets = (map_tensors(x, lambda t: t.unsqueeze(0)) for x in (example, target))
 
             def of_one(*args: Any, **kwargs: Any) -> Any:
-                return functional_call(shadow, (parameters, fixed), args, kwargs)
+                tensors = parameters | fixed
+                tied = {name: tensors[first] for name, first in names.items()}
+                return functional_call(shadow, tied, args, kwargs, tie_weights=False)
 
             return check_losses(model.loss_fn(call(of_one, inputs), targets), targets)[0]
 
