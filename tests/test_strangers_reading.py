@@ -465,6 +465,7 @@ def test_every_command_reads_what_is_sound(valid, tmp_path):
         assert found["code"] != 1, (name, found)
 
 
+@pytest.mark.slow
 def test_a_hundred_strange_files(valid, tmp_path):
     fuzz(valid, tmp_path, 100)
 

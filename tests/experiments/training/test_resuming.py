@@ -162,6 +162,7 @@ def test_it_does_so_wherever_it_crashed(tmp_path):
         assert not (run.run_dir / RESUME).exists()
 
 
+@pytest.mark.slow
 def test_a_seeded_run_may_stop_several_times(tmp_path):
     plan = config(checkpoints=4)
     whole = train(plan, tmp_path / "whole", seed=1, dataset=toy())
@@ -220,6 +221,7 @@ def test_a_seeded_run_that_was_killed_ends_as_if_it_had_not(records, tmp_path):
     assert_same(run, train(config(), tmp_path / "whole", seed=1, dataset=toy()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hears_ctrl_c")
 def test_an_unseeded_run_that_was_stopped_is_one_run(tmp_path):
     interrupted(7, config(), tmp_path / "run")
