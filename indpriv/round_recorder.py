@@ -242,7 +242,7 @@ class RoundRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with uploaded(self.run_dir, self._upload_to, "continue" if kind else "stop"):
+        with uploaded(self.run_dir, self._upload_to, "continue"):
             try:
                 if kind is None:
                     self._writer.finish(self._counts())

@@ -134,12 +134,13 @@ class Recorder:
         resume_at: continue the log in run_dir at this step, that of the checkpoint from which
             training resumes; or pass what `state_dict` returned for that checkpoint. Steps logged
             beyond it become void.
-        on_write_error: if the log cannot be written (a full disk) or sent, "stop"
-            training, or "continue" it without recording. What was logged before stays, and the log
-            says that it was not closed.
+        on_write_error: if the log cannot be written (a full disk), "stop" training, or "continue"
+            it without recording. What was logged before stays, and the log says that it was not
+            closed.
         attack: attacks the run while it trains and writes its scores to the run directory:
             `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`.
         upload_to: address to which the run is sent when it is closed, e.g. s3://bucket/runs/adult.
+            If it cannot be sent, a warning says how to send it later, and the script goes on.
         bucket_is_private: say that only those who may see norms can read that bucket.
         start: what the first model was made from: "random", or e.g. "pretrained on public texts".
             Nobody can see it; unsaid, reports name it as on trust.
@@ -323,7 +324,7 @@ class Recorder:
             session = _Session(self, header, run, norm_pass, ranks, train, test)
             try:
                 with (
-                    uploaded(self.run_dir, upload_to, self._on_write_error),
+                    uploaded(self.run_dir, upload_to, "continue"),
                     session.recording(),
                 ):
                     self._session = session
