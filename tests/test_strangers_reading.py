@@ -220,8 +220,8 @@ def outcome(arguments, *, plain=True, **limits):
         out, err = io.StringIO(), io.StringIO()
         for name in WITH_EXTRAS:
             setattr(indpriv.analysis.variants, name, ())
-        if plain:
-            indpriv.audit.audit_directory.render_audit = lambda summary, *_: summary.name
+        page = (lambda summary, *_: summary.name) if plain else indpriv.report.report.render_audit
+        indpriv.audit.audit_directory.render_audit = page
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),

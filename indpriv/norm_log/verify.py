@@ -121,7 +121,7 @@ def _declared_settings(state: LogState) -> Fact:
     for name in names:
         used, said = getattr(settings, name), np.atleast_1d(declared[name])  # one, or one a step
         n, steps = len(said), len(used)
-        too_few = 1 < n < steps
+        too_few = n != 1 and n < steps
         if too_few or not np.allclose(used, said[:steps], rtol=1e-9):
             return fact(
                 "check.declared_settings",

@@ -211,7 +211,7 @@ def test_tight_epsilons_under_hundreds_of_sample_rates_are_near_those_of_every_s
         # Unrounded norms under hundreds of rates are snapped up twice
         assert table.epsilon[example] == pytest.approx(exact[0], rel=3e-3 if rounding else 1.1e-2)
     assert np.all(table.epsilon_lower <= table.epsilon)
-    assert np.all(table.epsilon_lower > 0.95 * table.epsilon)
+    assert np.all(table.epsilon_lower > (0.95 if rounding else 0.94) * table.epsilon)
 
 
 def test_preset_reproduces_the_paper():
