@@ -66,13 +66,13 @@ def _first_line(path: Path) -> bytes:
 
 
 @contextmanager
-def uploaded(folder: Path, to: RemotePath | None, on_write_error: str = "stop") -> Iterator[None]:
+def uploaded(folder: Path, to: RemotePath | None, *, or_warn: bool = False) -> Iterator[None]:
     """Send what the block wrote to a folder, also after an error or Ctrl-C, as far as it got.
 
     Args:
         folder: on a disk, where it stays.
         to: None to send nothing; an audit that failed is not sent.
-        on_write_error: "stop" or "continue", with a warning, if the bucket cannot be written.
+        or_warn: warn where the bucket cannot be written, as after an error; otherwise raise.
     """
     ended = False
     try:
@@ -87,6 +87,6 @@ def uploaded(folder: Path, to: RemotePath | None, on_write_error: str = "stop") 
                 f"{error}. What was written is in {folder}; to send it, type in Python: "
                 f'indpriv.upload("{folder}", "{to}", bucket_is_private=True)'
             )
-            if ended and on_write_error == "stop":
+            if ended and not or_warn:
                 raise StorageError(remedy) from error
             warnings.warn(remedy, PrivacyWarning, stacklevel=1)

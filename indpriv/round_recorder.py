@@ -242,7 +242,7 @@ class RoundRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with uploaded(self.run_dir, self._upload_to, "continue"):
+        with uploaded(self.run_dir, self._upload_to, or_warn=True):
             try:
                 if kind is None:
                     self._writer.finish(self._counts())

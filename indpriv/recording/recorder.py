@@ -324,7 +324,7 @@ class Recorder:
             session = _Session(self, header, run, norm_pass, ranks, train, test)
             try:
                 with (
-                    uploaded(self.run_dir, upload_to, "continue"),
+                    uploaded(self.run_dir, upload_to, or_warn=True),
                     session.recording(),
                 ):
                     self._session = session
@@ -389,7 +389,7 @@ class Recorder:
             "resume_at": self._resume_at,
             "example_ids": fingerprint(self._data.ids),
         }
-        caveats = shared.pop("norm_pass")["caveats"]  # each rank chooses its own fastest backend
+        caveats = shared.pop("norm_pass")["caveats"]  # each rank may have found others
         found = ranks.gather("attach", (shared, run.sampling_seed, caveats))
         check_together("attach", [part for part, _, _ in found], [seed for _, seed, _ in found])
         all_caveats = list(dict.fromkeys(caveat for *_, caveats in found for caveat in caveats))

@@ -132,8 +132,7 @@ def discover(
                 trained += _other_trained(content, model)
     if unknown and bool(said) == bool(step_of):
         problems.append(
-            f"{STEP_OF} names only some of the checkpoints: "
-            * bool(said)
+            (f"{STEP_OF} names only some of the checkpoints: " if said else "")
             + f"the step of {listed(unknown)} is not in the file (step, global_step, "
             "trainer_state.json, an Opacus accountant), and no name is read as one; "
             + what_to_type(unknown, len(unknown) == len(paths))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ def _one_by_one(model: ModelInTraining, batch: Batch) -> tuple[Tensor, Tensor]:
     """Norms and losses, both (batch,), of examples that stand alone."""
     shadow = model.shadow()
     trainable = [p for p in shadow.parameters() if p.requires_grad]
+    limits = model.limits or [math.inf] * len(trainable)
     norms, losses = [], []
     with torch.enable_grad():
         model.losses(shadow, batch)  # a reduced loss passes as per-example on one example
@@ -42,7 +42,7 @@ def _one_by_one(model: ModelInTraining, batch: Batch) -> tuple[Tensor, Tensor]:
             loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
             squares = [
                 p.grad.double().square().sum().clamp(max=limit**2)
-                for p, limit in zip(trainable, model.limits or repeat(math.inf))  # noqa: B905
+                for p, limit in zip(trainable, limits, strict=True)
                 if p.grad is not None
             ]
             norms.append(torch.as_tensor(sum(squares) ** 0.5))
@@ -117,7 +117,7 @@ class AutogradCheck:
 
 
 class AutogradNorms:
-    """One example at a time: for functions of Python in the graph, as of reentrant checkpoints."""
+    """One example at a time: slow, for models that torch.func cannot follow."""
 
     def __init__(self, model: ModelInTraining) -> None:
         self._model = model
@@ -130,8 +130,11 @@ class AutogradNorms:
         return _one_by_one(self._model, batch)
 
 
-def has_functions_of_python(model: ModelInTraining, batch: Batch) -> bool:
-    """Whether a forward pass calls a torch.autograd.Function that is written in Python."""
+def calls_python_functions(model: ModelInTraining, batch: Batch) -> bool:
+    """Whether a forward pass calls a torch.autograd.Function written in Python.
+
+    Reentrant checkpoints do, which torch.func cannot follow.
+    """
     with torch.enable_grad():
         todo = [model.losses(model.shadow(), batch).grad_fn]
     seen = set()

@@ -20,7 +20,7 @@ from indpriv.recording.norms.autograd_norms import (
     AutogradCheck,
     AutogradNorms,
     FunctorchNorms,
-    has_functions_of_python,
+    calls_python_functions,
 )
 from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
 from indpriv.recording.norms.layer_rules import GROUP_NORMS
@@ -95,8 +95,8 @@ class NormPass:
     an account; use a NormPass to look at them in a loop of your own.
 
     Attributes:
-        backend: "layerwise", "functorch", or "autograd" for models with functions of Python in
-            their graph, such as reentrant checkpoints.
+        backend: "layerwise", "functorch", or "autograd" for models that call a
+            torch.autograd.Function written in Python, as reentrant checkpoints do.
         fallback: why the backend is not "layerwise" although "auto" was asked for; otherwise "".
         batch_size: largest number of examples worked on at once: what fits into a quarter of the
             free memory, and on a CPU about what fits into its caches; halved whenever memory runs
@@ -177,15 +177,17 @@ class NormPass:
             ("layerwise", partial(LayerwiseNorms, self._model, channels_last=True)),
             ("layerwise", partial(LayerwiseNorms, self._model)),
             ("functorch", partial(FunctorchNorms, self._model)),
+            ("autograd", partial(AutogradNorms, self._model)),
         ]
         if not _gains_by_channels_last(self._model.module, batch.inputs):
             del ways[0]
-        if len(backends) == 1 or has_functions_of_python(self._model, self._check.few):
-            ways.append(("autograd", partial(AutogradNorms, self._model)))
-        reasons: dict[str, str] = {}
-        for self.backend, make in ways:
-            if self.backend not in backends:
+        reasons, few = dict[str, str](), self._check.few
+        for backend, make in ways:
+            if backend not in backends:
                 continue
+            if backend == "autograd" and reasons and not calls_python_functions(self._model, few):
+                break  # why torch.func failed is what the user has to know
+            self.backend = backend
             try:
                 self._norms: Norms | None = make()
                 reasons[self.backend] = self._disagreement(self._norms)
@@ -197,7 +199,7 @@ class NormPass:
                 return next(iter(reasons.values()))
         name, reason = list(reasons.items())[-1]
         raise InputError(
-            (hindrance(self._model.module, self._check.few) if len(reasons) > 1 else "")
+            (hindrance(self._model.module, few) if len(reasons) > 1 else "")
             or f"per-example norms of this model cannot be computed: {reason} (backend {name}); "
             "freeze the layers that it names (requires_grad_(False)), or replace them"
         )
