@@ -157,6 +157,15 @@ def test_everything_that_is_missing_is_asked_for_in_one_message(by_epoch, indpri
     assert Path("asked/report.html").is_file()
 
 
+def test_a_try_that_failed_is_not_in_the_way_of_the_next(by_epoch, indpriv):
+    command = ("audit", by_epoch, "--spec", "my_spec.py:spec", *OF_40)
+    for steps in ("0,10", "model_{n}.pt=10*n"):
+        indpriv(*command, "--set", f"step_of={steps}", code=2)
+        assert not Path(by_epoch, "audit").exists()
+    indpriv(*command, "--set", "step_of=0,10,...,40")
+    assert Path(by_epoch, "audit/report.html").is_file()
+
+
 def test_a_replay_alone_is_a_run_that_is_audited(folder, indpriv):
     command = ("replay", "saved", "--spec", "my_spec.py:spec", "--output-dir", "replayed")
     shown = indpriv(*command, *TOLD).out

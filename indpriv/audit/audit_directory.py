@@ -78,7 +78,7 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
         writer.close()
         if not kept:
             rmtree(folder, ignore_errors=True)
-            if output_dir in made and not (output_dir / SUMMARY).is_file():
+            if output_dir in made and {p.name for p in output_dir.iterdir()} <= {_HERE, _MADE}:
                 for name in (_HERE, _MADE):
                     remove_file(output_dir / name)
             for path in made:  # unless something else was written there

@@ -17,7 +17,7 @@ from indpriv._storage import location
 from indpriv.analysis.summary import Audit
 from indpriv.audit import audit as audit_run
 from indpriv.audit import read_summary
-from indpriv.audit.audit_directory import default_output
+from indpriv.audit.audit_directory import default_output, in_progress
 from indpriv.cli.commands import keys_of
 from indpriv.cli.common import check_device, check_folder, errors, print_json, progress_bar, say
 from indpriv.cli.first_contact import checked_run
@@ -85,7 +85,8 @@ def audit(
     check_folder("--output-dir", output_dir)
     if spec is not None:
         of_replay["delta"] = options["delta"]
-        path = _replayed(path, spec, make_folder(output_dir) / "replay", of_replay)
+        with in_progress(output_dir):  # a try that fails leaves no folder that the next one refuses
+            path = _replayed(path, spec, output_dir / "replay", of_replay)
     images = settings.pop("show_examples", None)
     earlier = None if since is None else Audit.from_json(read_summary(since))
     with progress_bar() as progress:
