@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from indpriv._formatting import format_epsilon
 from reports.attacks.training import BASELINE, DP
 from reports.shared.markdown_table import table
 from reports.shared.rates import HEAD, RATES, number, rates
@@ -159,7 +160,7 @@ def task_lines(part: Figures) -> Iterator[str]:
         f"## {part['title']}",
         "",
         part["detail"],
-        f"The worst case is epsilon {run['epsilon']:.2f} at delta {run['delta']:g}. No attack on a",
+        f"The worst case is epsilon {format_epsilon(run['epsilon'])} at delta {run['delta']:g}. No attack on a",
         f"model with DP can have a true-positive rate above {100 * worst['0.01']:.1f} % at 1 % false",
         f"positives, or above {100 * worst['0.001']:.2f} % at 0.1 %. The audited run gets",
         f"{100 * run['train_accuracy']:.1f} % of its training examples right and",
@@ -235,7 +236,7 @@ def effect_table(bins: Sequence[Figures], *, with_mu: bool) -> str:
         head,
         [
             (
-                f"{part['mean_epsilon']:.2f}",
+                format_epsilon(part["mean_epsilon"]),
                 f"{part['n_examples']:,}",
                 f"{part['effect']:.3f} ± {part['error']:.3f}",
                 f"{part['p_value']:.3f}",

@@ -6,6 +6,7 @@ from typing import Any
 from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
 from audits.training.datasets.topics import SOURCE
+from indpriv._formatting import format_epsilon
 from indpriv.analysis.attacks.attributes import BY_EPSILON
 from indpriv.attacks.attributes import GUESSERS
 from reports.extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
@@ -95,7 +96,7 @@ def _attributes(figures: Mapping[str, Any]) -> Iterator[str]:
         "logistic regression on half of the test examples, does so without the model. The "
         "advantage is what the model adds for training examples less what it adds for test "
         "examples, in percentage points; intervals are exact and simultaneous over four rates. The "
-        f"worst case (epsilon {figures['worst_case_epsilon']:.2f}) allows "
+        f"worst case (epsilon {format_epsilon(figures['worst_case_epsilon'])}) allows "
         f"{100 * ours[0]['ceiling']:.1f} points.",
         "",
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from indpriv._formatting import format_epsilon
 from reports.fedcdp import paper
 from reports.fedcdp.cost import RULE as COST_RULE
 from reports.fedcdp.cost import cost_section, verdict_of_cost
@@ -150,7 +151,7 @@ def _table_6(accounts: Figures) -> Iterator[str]:
         "so. Of the secret coins (Poisson) the figure is RDP's. The client that comes most often in",
         "100 rounds comes "
         + ", ".join(
-            f"{one['rounds']:.0f} times among {int(clients):,} clients (epsilon {one['epsilon']:.2f})"
+            f"{one['rounds']:.0f} times among {int(clients):,} clients (epsilon {_epsilon(one['epsilon'])})"
             for clients, one in frequent.items()
         )
         + ", in the median.",
@@ -159,7 +160,10 @@ def _table_6(accounts: Figures) -> Iterator[str]:
 
 
 def _epsilon(value: float) -> str:
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    """Rounded up, as the tool does; one decimal from 10 on."""
+    return (
+        f"{math.ceil(10 * value * (1 - 1e-9)) / 10:.1f}" if value >= 10 else format_epsilon(value)
+    )
 
 
 def verdict_of_accuracy(runs: Figures) -> str:
@@ -352,14 +356,14 @@ def _what_does_not_hold(accounts: Figures) -> Iterator[str]:
         f"  accountant, where the same rule gives {coins['moments'][1]:.2f} with one coin; "
         f"{coins['pld'][0]:.3f} against {coins['pld'][1]:.3f} by loss distributions.",
         "- **The epsilon of a row is not that of its client.** The client puts B clipped rows into",
-        f"  each of L steps: {mnist['client_one_round']:.1f} for one round of MNIST and {mnist['client']:.0f} for ten, where "
+        f"  each of L steps: {_epsilon(mnist['client_one_round'])} for one round of MNIST and {mnist['client']:.0f} for ten, where "
         f"{printed[1]:.4f}",
-        f"  is printed; {mnist['client_one_round_one_step']:.2f} for one round of one local step.",
+        f"  is printed; {_epsilon(mnist['client_one_round_one_step'])} for one round of one local step.",
         "- **Fed-SDP does protect a row**: changing one replaces its client's update, which is twice as",
-        f"  far. Known participation in ten rounds: {mnist['sdp_row']:.2f} for a row and {mnist['sdp_client']:.2f} for a client.",
+        f"  far. Known participation in ten rounds: {_epsilon(mnist['sdp_row'])} for a row and {_epsilon(mnist['sdp_client'])} for a client.",
         f"- **Clipping each of M layers at C is not accounted by sigma**, but by sigma / sqrt(M): "
-        f"{mnist['row_of_layers']:.2f}",
-        f"  instead of {mnist['row']:.2f} for a row in ten rounds, with {paper.LAYERS} layers.",
+        f"{_epsilon(mnist['row_of_layers'])}",
+        f"  instead of {_epsilon(mnist['row'])} for a row in ten rounds, with {paper.LAYERS} layers.",
         "- **The code draws a fixed number of clients, and the accountant assumes independent coins.**",
         "  At the rate 0.1 in 100 rounds, a client who is added or removed by coins has "
         + " and ".join(

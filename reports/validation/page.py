@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from indpriv._formatting import format_epsilon
 from indpriv.analysis.attacks.canaries import BOUNDS
 from reports.shared.markdown_table import table
 from reports.shared.rates import HEAD, rates
@@ -56,7 +57,7 @@ def study_lines(study: Study, found: Figures) -> Iterator[str]:
         f"## {study.title[0].upper()}{study.title[1:]}",
         "",
         f"{study.targets:,} targets, {study.runs} runs of {EPOCHS * STEPS_PER_EPOCH} steps with noise",
-        f"multiplier {study.noise}. The worst case is epsilon {found['worst_case']:.2f} at delta {DELTA:g}",
+        f"multiplier {study.noise}. The worst case is epsilon {format_epsilon(found['worst_case'])} at delta {DELTA:g}",
         f"({study.accountant.upper()}). All identities together {verdict} the account; the largest",
         f"|z| is {largest:.1f}. Of {len(with_power)} bins with power,",
         f"{within} have an observed mu within 5 % of the account's. An account that forgot one step",
@@ -105,7 +106,7 @@ def study_lines(study: Study, found: Figures) -> Iterator[str]:
 def bin_row(part: Figures) -> tuple[str, ...]:
     """A bin as cells."""
     return (
-        f"{part['epsilon']:.2f}",
+        format_epsilon(part["epsilon"]),
         f"{part['mu_predicted']:.3f}",
         f"{part['mu_observed']:.3f} ± {part['mu_error']:.3f}",
         f"{100 * (part['mu_observed'] / part['mu_predicted'] - 1):+.1f} %",
