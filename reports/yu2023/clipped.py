@@ -79,8 +79,15 @@ def figure_8(known: Known) -> Section:
         return _compared([tuple(means_of(each, run.by) for each in (individual, ordinary))])
 
     def few(found: Few) -> Found:
-        pairs = zip(found["individual"], found["ordinary"], strict=True)
-        return _compared([(one["means"], other["means"]) for one, other in pairs], found["seeds"])
+        texts, verdicts = {}, {}
+        for name, arm in (("", _ARMS[0]), (", without headroom", _NO_HEADROOM)):
+            pairs = zip(found[arm], found["ordinary"], strict=True)
+            one = _compared(
+                [(these["means"], those["means"]) for these, those in pairs], found["seeds"]
+            )
+            texts |= {key + name: text for key, text in one.texts.items()}
+            verdicts |= {key + name: verdict for key, verdict in one.verdicts.items()}
+        return Found(texts, verdicts)
 
     return _section(
         ("Figure 8", "groups under individual clipping"),

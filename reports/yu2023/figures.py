@@ -73,8 +73,19 @@ def figure_1(known: Known) -> Section:
         if more is None:
             return Found(texts, {"": Verdict(NOT_RUN, "the smallest epsilon was not measured")})
         ratio = None if run.min_epsilon is None else run.min_epsilon / run.max_epsilon
-        verdict = rules.spread(more["smallest"], individual["median"], individual["max"], ratio)
-        return Found(texts, {"": verdict})
+        verdicts = {
+            "spread": rules.spread(more["smallest"], individual["median"], individual["max"], ratio)
+        }
+        share = 100 * individual["share_at_worst_case"]
+        if run.share_at_worst_case is not None:
+            verdicts["share at the worst case"] = rules.share_at_worst_case(
+                share, run.share_at_worst_case
+            )
+        easy = known.audits.get(paper.EASIER)
+        if run.name == paper.HARDER and easy is not None:
+            its = easy.accounts[account]["individual"]["share_at_worst_case"]
+            verdicts["easier tasks have fewer"] = rules.easier(100 * its, share)
+        return Found(texts, verdicts)
 
     return compare("Figure 1", "distribution of individual epsilon", known, printed, ours)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections import Counter
@@ -39,6 +40,7 @@ _NO_REPORT = (
     "cifar10_public",
     "cifar10_clip",
 )  # for trying things out; parts of other runs; swept
+_TRIED = "Tried "  # begins a paragraph in the head of an audit file
 _WIDTH = 125  # of lines in that page
 _RECIPE = ("epochs", "batch_size", "learning_rate", "weight_decay", "schedule", "max_grad_norm")
 _MARKED = re.compile(r"(<!-- results.*?-->\n).*?(<!-- end of results -->)", re.DOTALL)
@@ -73,6 +75,7 @@ def render_page(known: Known, audits_dir: Path) -> str:
         + settings(known)
         + "\n\n"
         + changed_since(known, audits_dir)
+        + tried_before(known, audits_dir)
         + waiting(known, audits_dir),
         "## What every epsilon here means\n\n" + meanings(known),
         "## Machine\n\n" + machine(known),
@@ -187,11 +190,33 @@ def changed_since(known: Known, audits_dir: Path) -> str:
     return f"Run before their audit files were changed, and not since: {'; '.join(changed)}.\n\n"
 
 
+def tried_before(known: Known, audits_dir: Path) -> str:
+    """What the heads of audit files say was tried, and changed after its result was seen; "" where nothing was."""
+    rows = []
+    for name in known.audits:
+        path = audits_dir / f"{name}.toml"
+        head = path.read_text(encoding="utf-8").split("\n\n")[0] if path.is_file() else ""
+        paragraphs = re.sub(r"^# ?", "", head, flags=re.MULTILINE).split("\n\n")
+        rows += [
+            f"- {name}: {' '.join(part.split('name = ')[0].split())}"
+            for part in paragraphs
+            if part.startswith(_TRIED)
+        ]
+    if not rows:
+        return ""
+    return "Settings that were changed after a result was seen:\n\n" + "\n".join(rows) + "\n\n"
+
+
 def waiting(known: Known, audits_dir: Path) -> str:
-    """Audit files of which there is no report."""
+    """Audit files of which there is no report, and no run on another page."""
+    elsewhere = {
+        run
+        for path in audits_dir.parent.glob("reports/*/*.json")
+        for run in json.loads(path.read_text(encoding="utf-8")).get("runs", ())
+    }
     rows = []
     for path in sorted(audits_dir.glob("*.toml")):
-        if path.stem in known.audits or path.stem in _NO_REPORT:
+        if path.stem in known.audits or path.stem in elsewhere or path.stem in _NO_REPORT:
             continue
         model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]["architecture"]
         rows.append(f"`audits/{path.name}` ({model})")

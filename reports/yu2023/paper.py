@@ -218,6 +218,10 @@ FIGURE_13_ORDER = (
     "dog",
     "cat",
 )
+EASIER, HARDER = (
+    "mnist",
+    "cifar10",
+)  # "easier tasks have fewer examples at the worst case" (Figure 1)
 
 
 def run_named(name: str) -> PaperRun | None:
