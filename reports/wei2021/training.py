@@ -16,7 +16,7 @@ import numpy as np
 
 from audits.training.config import AuditConfig
 from audits.training.dp_sgd import train
-from audits.training.step_plan import epsilons_after
+from audits.training.step_plan import epsilons_after, with_noise
 from indpriv import NormLog, account
 from indpriv._files import read_parquet
 from indpriv.norm_log.journal_state import read_state
@@ -63,6 +63,15 @@ METHODS = (
         },
     ),
     Method(
+        "dyns",
+        "dynS, not private",
+        lambda norm: {
+            "max_grad_norm": {"law": "linear", "start": norm, "end": norm / 2},
+            "noise_scale": "largest_norm",
+            "allow_no_privacy": True,
+        },
+    ),
+    Method(
         "quantile",
         "quantile clipping",
         lambda norm: {"max_grad_norm": norm, "clipping": "quantile"},
@@ -78,21 +87,40 @@ FIXED_STD = Method(
     },
     clipping_norms=(4.0,),
 )  # of Table VII: its noise multiplier rises while its clipping norm falls
-SCHEDULED = (
-    tuple(  # of Table IX: the constants of the published code, scaled to the baseline's epsilon
-        Method(
-            f"sigma_{law}",
-            f"dynsigma, {law}",
-            lambda norm, law=law, end=end: {  # type: ignore[misc]
-                "max_grad_norm": norm,
-                "target_epsilon": WORST_CASE,
-                "noise_multiplier": {"law": f"inverse_{law}", "start": 15.8, "end": end},
-            },
-            clipping_norms=(4.0,),
-        )
-        for law, end in (("linear", 3.7), ("exponential", 3.0))
+_LAWS = {"linear": 3.7, "exponential": 3.0}  # of the published code: from 15.8 to this
+_N_EXAMPLES = 60_000
+SCHEDULED = tuple(
+    Method(
+        f"sigma_{law}",
+        f"dynsigma, {law}",
+        lambda norm, law=law, end=end: {  # type: ignore[misc]
+            "max_grad_norm": norm,
+            "target_epsilon": WORST_CASE,
+            "noise_multiplier": {"law": f"inverse_{law}", "start": 15.8, "end": end},
+        },
+        clipping_norms=(4.0,),
     )
+    for law, end in _LAWS.items()
 )
+MOVING = tuple(  # of Tables IX and XI
+    Method(
+        f"moving_{law}",
+        f"dyn[S,sigma], {law}, not private",
+        lambda norm, scheduled=scheduled: {  # type: ignore[misc]
+            "max_grad_norm": {"law": "linear", "start": norm, "end": norm / 2},
+            "noise_scale": "largest_norm",
+            "allow_no_privacy": True,
+            "noise_multiplier": _scaled(scheduled, norm),
+        },
+        clipping_norms=(4.0,),
+    )
+    for law, scheduled in zip(_LAWS, SCHEDULED, strict=True)
+)
+
+
+def _scaled(scheduled: Method, norm: float) -> Any:
+    """The falling noise multiplier of a method with a target, as it is trained with."""
+    return with_noise(config_of(scheduled, norm).training, _N_EXAMPLES).noise_multiplier
 
 
 def config_of(method: Method, norm: float, **training: Any) -> AuditConfig:
@@ -122,11 +150,15 @@ def _noise(keys: dict[str, Any]) -> dict[str, Any]:
     return keys if own else {"noise_multiplier": NOISE, **keys}
 
 
+def _make(method: Method, norm: float, path: Path) -> None:
+    train(config_of(method, norm), path)
+
+
 def runs() -> dict[str, Callable[[Path], object]]:
     """How each run is made, by its name: METHOD-NORM-RUN."""
     return {
-        f"{method.name}-{norm:g}-{run}": partial(train, config_of(method, norm))
-        for methods in ((*METHODS, FIXED_STD), SCHEDULED)
+        f"{method.name}-{norm:g}-{run}": partial(_make, method, norm)
+        for methods in ((*METHODS, FIXED_STD), SCHEDULED, MOVING)
         for run in range(RUNS)
         for method in methods
         for norm in method.clipping_norms
