@@ -240,7 +240,9 @@ def test_random_numbers_that_come_again_are_found(reseed, found, repeats, tmp_pa
         for epoch in range(3):
             reseed(epoch)
             run.train(1)
-    assert failed(tmp_path / "run") == found
+    # Noise that comes again is seen in the sum of all noise too, but not in every run of a few steps.
+    may_fail = found | {"noise"} if repeats else found
+    assert found <= failed(tmp_path / "run") <= may_fail
     log = NormLog.open(tmp_path / "run")
     assert indpriv.account(log, delta=1e-5).claim == ("estimate" if found else "exact")
     assert read_state(tmp_path / "run").sessions[-1].training.repeated_draws == (
