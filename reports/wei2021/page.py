@@ -266,7 +266,8 @@ def _runs(runs: Figures) -> Iterator[str]:
         f"MNIST, {STEPS:,} steps at the rate {RATE:g} with noise multiplier {NOISE:g}, which is the",
         "paper's MA epsilon 0.823 in a tenth of its steps; learning rate 0.5 / C, tanh network. The",
         "worst case is by RDP; noise scaled by the largest norm has none, whatever an accountant prints.",
-        "A clipping norm that falls pushes examples towards the worst case.",
+        "A clipping norm that falls pushes examples towards the worst case. dynS and dyn[S,sigma] were run",
+        "on another machine than the rest, with torch 2.11.",
         f"Empty cells are NOT RUN: `{COMMAND}` trains them.",
         "",
     )

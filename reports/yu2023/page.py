@@ -209,11 +209,11 @@ def tried_before(known: Known, audits_dir: Path) -> str:
 
 def waiting(known: Known, audits_dir: Path) -> str:
     """Audit files of which there is no report, and no run on another page."""
-    elsewhere = {
-        run
+    figures = [
+        json.loads(path.read_text(encoding="utf-8"))
         for path in audits_dir.parent.glob("reports/*/*.json")
-        for run in json.loads(path.read_text(encoding="utf-8")).get("runs", ())
-    }
+    ]
+    elsewhere = {run for each in figures if isinstance(each, dict) for run in each.get("runs", ())}
     rows = []
     for path in sorted(audits_dir.glob("*.toml")):
         if path.stem in known.audits or path.stem in elsewhere or path.stem in _NO_REPORT:
