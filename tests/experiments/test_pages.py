@@ -53,7 +53,8 @@ def test_a_line_says_what_its_page_says(target):
             found,
         ).groups()
         over = "zero out the contribution of" if relation else "add/remove"
-        assert f"worst-case epsilon | {worst} | delta 1e-5, {over} one example, Poisson" in page
+        named = "Worst-case epsilon, no guarantee" if status == "unproven" else "worst-case epsilon"
+        assert f"{named} | {worst} | delta 1e-5, {over} one example, Poisson" in page
         assert f"Status of the guarantee | {status} |" in page
         assert f"Median individual epsilon | {median} | {claim}; not a guarantee |" in page
         assert f"Mean epsilon of {high} over {low}: raw **{ratio} [" in page
