@@ -149,7 +149,7 @@ def at_scale() -> None:
         state = read_state(run_dir)
         cpu, wall = time.process_time() - start[0], time.perf_counter() - start[1]
     print(
-        f"a journal of {state.total_steps:,} steps, {len(state.records)} records of {parts_of_target} parts, resumed {sessions} times: "
+        f"a journal of {state.total_steps:,} steps, {len(state.lines['record'])} records of {parts_of_target} parts, resumed {sessions} times: "
         f"{size / 2**20:.1f} MiB; to open it {cpu:.2f} CPU s, {wall:.2f} s"
     )
 

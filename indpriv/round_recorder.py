@@ -23,8 +23,7 @@ from indpriv._upload import uploaded
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume
-from indpriv.norm_log.run_files import RUN_JSON
-from indpriv.norm_log.sealing import seal, sign, signing_key
+from indpriv.norm_log.run_files import RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
 from indpriv.norm_log.validation import (
     check_ids,

@@ -20,7 +20,8 @@ from indpriv import NormLog, RoundRecorder
 from indpriv.audit import audit
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.sealing import journal_check, seal
+from indpriv.norm_log.run_files import seal
+from indpriv.norm_log.verify import journal_check
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, blobs, make_run, record
 
@@ -240,7 +241,7 @@ def test_files_beside_the_log_are_those_of_its_end(run_dir, keys, tmp_path, caps
 
 
 def test_whoever_trains_can_correct_a_file_and_close_again(run_dir, keys):
-    from indpriv.norm_log.sealing import signing_key
+    from indpriv.norm_log.run_files import signing_key
 
     about = run_dir / "run.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "delta": 1e-6}))

@@ -24,8 +24,7 @@ from indpriv._checks import check_positive_int
 from indpriv._progress import StageProgress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
-from indpriv.norm_log.run_files import CANARIES
-from indpriv.norm_log.sealing import seal, signing_key
+from indpriv.norm_log.run_files import CANARIES, seal, signing_key
 from indpriv.recording.attacks.mislabelled_canaries import METHOD, draw_canaries
 
 LEAST_CANARIES = 16  # fewer prove nothing

@@ -49,8 +49,8 @@ from indpriv.norm_log.run_files import (
     EXAMPLES_NON_DP,
     MODEL_NON_DP,
     RESUME,
+    signing_key,
 )
-from indpriv.norm_log.sealing import signing_key
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
 from indpriv.recording.clipping.thresholds import Filter
 

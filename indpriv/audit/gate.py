@@ -39,7 +39,7 @@ from indpriv.errors import InputError
 from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import holds_log
-from indpriv.norm_log.sealing import journal_check
+from indpriv.norm_log.verify import journal_check
 
 WITHHELD = "withheld"
 RECOMPUTED, BELIEVED = "recomputed", "believed"

@@ -25,8 +25,7 @@ from indpriv._reading import check_size, read_npz
 from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.run_files import RUN_JSON, checked_run_json, holds_log
-from indpriv.norm_log.sealing import seal
+from indpriv.norm_log.run_files import RUN_JSON, checked_run_json, holds_log, seal
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.validation import (

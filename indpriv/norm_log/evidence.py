@@ -29,15 +29,10 @@ from indpriv._facts import (
     text,
 )
 from indpriv.errors import EvidenceError
+from indpriv.norm_log import session_counts as counted
+from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.run_files import RUN_JSON
-from indpriv.norm_log.session_counts import (
-    NEGLIGIBLE_EXCESS,
-    DrawCounts,
-    NoiseCounts,
-    SessionCounts,
-    TrainingCounts,
-)
-from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
 
 SEEDED, LARGEST_NORM = text("line.source", "seeded"), text("line.noise", "largest_norm")
 CHECKS, LINES = templates("check"), templates("line")
@@ -73,88 +68,93 @@ _SMALL_FOURTH = 0.01  # of the mean fourth power
 _FOURTH = 3.0  # mean fourth power of standard normal numbers, whose variance is 96
 
 
-def session_checks(
-    sessions: Sequence[SessionCounts],
-    *,
-    n_examples: int,
-    closed: bool,
-    voided_steps: int,
-    individually_clipped: bool = False,
-    filtered: bool = False,
-) -> list[Fact]:
-    """Compare the counts that a Recorder took with what its account assumes.
+def session_checks(state: LogState) -> list[Fact]:
+    """Compare settings and the counts of all sessions with what an account assumes.
 
-    Args:
-        sessions: the last counts of every recording session.
-        n_examples: number of examples in the log.
-        closed: whether the recorder closed the log.
-        voided_steps: number of steps that were run and declared void on resuming.
-        individually_clipped: whether training clipped each example at its recorded level.
-        filtered: whether a privacy filter charged each example before each step.
+    Raises:
+        EvidenceError: a session that watched training has no counts of it.
     """
-    checks = [fact("check.closed", PASSED if closed else FAILED)]
-    for session in sessions:
-        if session.converted or session.replayed or session.rounds:
-            return [*checks, *_unwatched(session, sessions, n_examples, voided_steps)]
-    case = "resumed" if len(sessions) > 1 and not voided_steps else ""
-    status = FAILED if voided_steps else PASSED
-    checks.append(fact("check.no_voided_steps", status, case, n=voided_steps))
+    sessions, voided = state.sessions, state.voided_steps
+    checks = [fact("check.closed", PASSED if state.closed else FAILED)]
+    if unwatched := [one for one in sessions if one.converted or one.replayed or one.rounds]:
+        return [*checks, *_unwatched(state, unwatched[0]), *_private_clipping_norm(state)]
+    case = "resumed" if len(sessions) > 1 and not voided else ""
+    checks.append(fact("check.no_voided_steps", FAILED if voided else PASSED, case, n=voided))
     first = [one.training.first_draw for one in sessions if one.training]
     if len(set(first) - {""}) < sum(map(bool, first)):
         checks.append(fact("check.random_numbers", FAILED, "sessions"))
+    at_levels = {
+        "individual_clipping": state.header["individually_clipped"],
+        "privacy_filter": state.header["privacy_filter"],
+    }
     for session in sessions:
-        if session.training is None or session.draws is None:
+        training = session.training
+        if training is None or session.draws is None:
             raise EvidenceError(
                 f"the session from step {session.from_step} has no counts of its training or of "
                 "its draws; restore the journal from a copy"
             )
-        checks += _of_randomness(session, session.training)
-        checks += [_compared(key, session.training) for key in COMPARISONS]
-        checks += _of_steps(session.training, session.draws.draws)
+        checks += _of_randomness(session, training)
+        checks += [_compared(key, training) for key in COMPARISONS]
+        checks += _of_steps(training, session.draws.draws)
         checks.append(noise_check(session.noise))
-        checks += [
-            _clipped_at(key, session.training)
-            for key, told in (
-                ("individual_clipping", individually_clipped),
-                ("privacy_filter", filtered),
-            )
-            if told
-        ]
-        checks += _of_draws(n_examples, session.sampler, session.draws)
-        checks += [_norms_in_training(session.training), _opacus_accountant(session.training)]
-    return checks
+        checks += [_clipped_at(key, training) for key, told in at_levels.items() if told]
+        checks += _of_draws(state, session)
+        checks += [_norms_in_training(training), _opacus_accountant(training)]
+    return [*checks, *_private_clipping_norm(state)]
 
 
-def _unwatched(
-    first: SessionCounts, sessions: Sequence[SessionCounts], n_examples: int, voided: int
-) -> Iterator[Fact]:
+def caveats_of(
+    state: LogState, checks: Iterable[Fact], *, participation_known: bool = False
+) -> tuple[str, ...]:
+    """Why an account is an estimate: what the norm pass found, and what checks refuted.
+
+    Of training's gradients, also what they left open. An account with known participation reads
+    the norms of batches as training clipped them, so that neither the sampler nor the norm pass
+    matters to it.
+
+    checks: those of `session_checks`.
+    """
+    found, left_out = list(state.norm_caveats), frozenset[str]()
+    if participation_known:
+        found = [caveat for one in state.sessions if not one.training for caveat in one.caveats]
+        found += filter(None, [state.no_privacy])
+        left_out = OF_SECRECY | OF_FULL_RECORDS
+    compared = {key for key in (*COMPARISONS, "random_numbers") if not CHECKS[key].optional}
+    found += [
+        check.detail
+        for check in checks
+        if check.key not in left_out
+        and (check.status == FAILED or (check.status == NOT_CHECKED and check.key in compared))
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _unwatched(state: LogState, first: SessionCounts) -> Iterator[Fact]:
     """Checks of a run that no recorder saw; first: the first session that says so."""
     if first.converted is not None:
+        source = first.converted.source
         yield _declared_sampler(first.sampler, RUN_JSON)
         yield fact("check.opacus_accountant", NOT_CHECKED, "converted")
-        yield fact(
-            "check.training_watched", NOT_CHECKED, "converted", source=first.converted.source
-        )
-        yield from _of_draws(n_examples, first.sampler, first.draws)
+        yield fact("check.training_watched", NOT_CHECKED, "converted", source=source)
+        yield from _of_draws(state, first)
     elif first.replayed is not None:
         sources = first.replayed.sources
         names = [name for name in sources if name not in ("delta", "sampler")]
+        settings = ", ".join(f"{name} by {sources[name]}" for name in names)
+        status = PASSED if first.replayed.accountant_counted_all else NOT_CHECKED
         yield _declared_sampler(first.sampler, sources["sampler"])
-        yield fact(
-            "check.opacus_accountant",
-            PASSED if first.replayed.accountant_counted_all else NOT_CHECKED,
-            "replayed",
-            settings=", ".join(f"{name} by {sources[name]}" for name in names),
-        )
+        yield fact("check.opacus_accountant", status, "replayed", settings=settings)
         yield fact("check.training_watched", NOT_CHECKED, "replayed")
     else:
+        voided = state.voided_steps
         status, case = (FAILED, "rounds_voided") if voided else (PASSED, "rounds")
         yield fact("check.no_voided_steps", status, case, n=voided)
         yield fact("check.training_watched", NOT_CHECKED, "rounds")
-        for session in sessions:
+        for session in state.sessions:
             yield _declared_sampler(session.sampler, "the federated trainer")
             if session.rounds is not None:
-                yield from _of_draws(n_examples, session.sampler, session.draws, session.rounds.of)
+                yield from _of_draws(state, session)
 
 
 def _declared_sampler(sampler: str, source: str) -> Fact:
@@ -227,7 +227,7 @@ def _of_steps(training: TrainingCounts, draws: int) -> Iterator[Fact]:
     yield fact("check.batch_for_every_step", FAILED if case else PASSED, case, **values)
     left = training.interrupted_batches
     yield fact("check.whole_batches", FAILED if left else PASSED, n=left)
-    status, case = PASSED, "excess" if training.clip_excess > NEGLIGIBLE_EXCESS else ""
+    status, case = PASSED, "excess" if training.clip_excess > counted.NEGLIGIBLE_EXCESS else ""
     if training.misclipped_gradients:
         status, case = FAILED, "other_norm"
     elif training.underestimated_norms:
@@ -256,49 +256,49 @@ def _norms_in_training(training: TrainingCounts) -> Fact:
 
 
 def _opacus_accountant(training: TrainingCounts) -> Fact:
-    counted, earlier = training.accountant_steps, training.earlier_steps
-    same = counted == training.steps and training.accountant_settings_match and not earlier
-    case = "none" if counted is None else "earlier" if earlier else ""
+    steps, earlier = training.accountant_steps, training.earlier_steps
+    same = steps == training.steps and training.accountant_settings_match and not earlier
+    case = "none" if steps is None else "earlier" if earlier else ""
     status = PASSED if same else FAILED
     return fact("check.opacus_accountant", status, case, training=training, steps=training.steps)
 
 
-def private_clipping_norm(settings: StepSettings, starts: Sequence[int], epsilon: float) -> Fact:
+def _private_clipping_norm(state: LogState) -> Iterator[Fact]:
     """Whether all steps were clipped at one norm, the only one that epsilons count.
 
-    Args:
-        settings: of all steps, at least one.
-        starts: first step of every session.
-        epsilon: of the private release that the norm was set to.
+    Nothing is said where the norm was not set to a private release.
     """
-    norms = settings.max_grad_norm
-    sessions = [part for part in np.split(norms, sorted(starts)) if len(part)]
+    if not (state.clipping_norm_epsilon and state.steps):
+        return
+    norms = state.settings().max_grad_norm
+    starts = sorted(session.from_step for session in state.sessions)
+    sessions = [part for part in np.split(norms, starts) if len(part)]
     moved = any(np.ptp(part) for part in sessions)
-    return fact(
+    yield fact(
         "check.private_clipping_norm",
         NOT_CHECKED if moved else FAILED if np.ptp(norms) else PASSED,
         norm=norms[0],
         norms=", ".join(f"{part[0]:.6g}" for part in sessions),
         steps=len(norms),
-        epsilon=epsilon,
+        epsilon=state.clipping_norm_epsilon,
     )
 
 
 # --- were batches Poisson-sampled, and is the noise what is accounted?
 
 
-def _of_draws(
-    n_examples: int, sampler: str, counts: DrawCounts | None, of: str = "example"
-) -> list[Fact]:
+def _of_draws(state: LogState, session: SessionCounts) -> list[Fact]:
     """Whether the number of draws, and those of each example, fit Poisson sampling.
 
     There is nothing to say where nobody counted.
     """
+    n_examples, counts = state.header["n_examples"], session.draws
+    of = session.rounds.of if session.rounds else "example"
     if counts is None:
         return []
-    if sampler != "poisson" or not counts.draws:
-        unknown = fact("check.batch_sizes", NOT_CHECKED, of=of)
-        return [unknown, fact("check.participation", NOT_CHECKED, of=of)]
+    if session.sampler != "poisson" or not counts.draws:
+        keys = ("check.batch_sizes", "check.participation")
+        return [fact(key, NOT_CHECKED, of=of) for key in keys]
     from scipy import stats  # takes longer to import than the rest of the audit side
 
     draws, trials = counts.draws, n_examples * counts.draws
@@ -311,27 +311,18 @@ def _of_draws(
     evenness = _chance_of_evenness(n_examples, counts)
     even = evenness < FALSE_ALARM
     of_each = evenness if even else min(few, many)
-    sizes = fact(
-        "check.batch_sizes",
-        PASSED if of_size >= FALSE_ALARM else FAILED,  # no rate above 1 has a chance
-        counts=counts,
-        of=of,
-        expected=rate * trials,
-        chance=of_size,
+    # No rate above 1 has a chance, which is then not a number.
+    size_status, each_status = (
+        PASSED if chance >= FALSE_ALARM else FAILED for chance in (of_size, of_each)
     )
-    each = fact(
-        "check.participation",
-        PASSED if of_each >= FALSE_ALARM else FAILED,
-        "even" if even else "",
-        of=of,
-        counts=counts,
-        rate=rate,
-        chance=of_each,
-    )
-    return [sizes, each]
+    values = {"counts": counts, "of": of, "rate": rate, "expected": rate * trials}
+    return [
+        fact("check.batch_sizes", size_status, **values, chance=of_size),
+        fact("check.participation", each_status, "even" if even else "", **values, chance=of_each),
+    ]
 
 
-def _chance_of_evenness(n_examples: int, counts: DrawCounts) -> float:
+def _chance_of_evenness(n_examples: int, counts: counted.DrawCounts) -> float:
     """An upper bound of the chance that independent draws give so little spread.
 
     Spread is the sum over examples of Y = (participations - expected)**2 >= 0, so that
@@ -346,7 +337,7 @@ def _chance_of_evenness(n_examples: int, counts: DrawCounts) -> float:
     return math.exp(-(missing**2) / (2 * n_examples * (variance + 3 * variance**2)))
 
 
-def noise_check(noise: NoiseCounts | None) -> Fact:
+def noise_check(noise: counted.NoiseCounts | None) -> Fact:
     """Compare the noise of one session with independent normal noise of the accounted size."""
     if noise is None:
         return fact("check.noise", NOT_CHECKED)
@@ -355,7 +346,7 @@ def noise_check(noise: NoiseCounts | None) -> Fact:
     return fact("check.noise", FAILED if case else PASSED, case, noise=noise, error=error)
 
 
-def _fault(noise: NoiseCounts) -> str:
+def _fault(noise: counted.NoiseCounts) -> str:
     """What is wrong with the noise; "" if nothing is."""
     if _too_small(noise.variance, noise.values):
         return "small"

@@ -1,4 +1,7 @@
-"""LogState: what the journal of a run says once it is replayed. Sensitive only in its counts."""
+"""LogState: what the journal of a run says once it is replayed, and the files that it names.
+
+Every file is compared with its hash in the journal. Sensitive.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from indpriv._facts import FAILED, NOT_CHECKED, Fact
-from indpriv._journal import read_journal
-from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, table
+from indpriv import _files, _repeats
+from indpriv._arrays import Ids, IntArray, all_distinct
+from indpriv._checks import check_choice
+from indpriv._facts import text
+from indpriv._journal import NAME, read_journal
+from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, named, table
+from indpriv._storage import check_hash, is_remote, sizes_in
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.evidence import (
-    CHECKS,
-    COMPARISONS,
-    OF_FULL_RECORDS,
-    OF_SECRECY,
-    SEEDED,
-    private_clipping_norm,
-    session_checks,
-)
+from indpriv.norm_log import records
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.run_files import JOURNAL, MOST_STEPS, Line, files_of, holds_log
+from indpriv.norm_log.run_files import ID_COLUMNS, IDS, MOST_STEPS, RECORDS, Line, files_of
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
+
+Faults = Mapping[str, str]  # file name -> what is wrong with it
+_LEFT_OUT = {"position": "i", "step": "i"}  # columns, see `check_columns`
 
 # What lines may hold, as far as anything here reads them. What is not named may be there, and may
 # be anything. What lines say together is checked where it is used.
@@ -38,8 +41,6 @@ _COLUMN_BYTES = 32  # a column of a Parquet file takes more
 _Count, _Steps = Annotated[Whole, Field(ge=1)], Annotated[Whole, Field(le=MOST_STEPS)]
 _Positive = Annotated[Number, Field(gt=0)]
 _Rate = Annotated[_Positive, Field(le=1)]
-
-
 _RUN = table(
     {
         Text: "id? no_privacy? clipping? loss_reduction? sampler_class? optimizer? start?",
@@ -54,7 +55,6 @@ _RUN = table(
 )
 _FILE: dict[Any, str] = {Text: "file sha256?", Whole: "bytes?", list[tuple[Whole, Text]]: "parts?"}
 _SPAN = {**_FILE, Whole: "first bytes?", _Steps: "count"}
-_BATCH_NORMS = table({**_SPAN, list[Whole]: "missing"})
 _CLOSE = {table({Whole: "from_step"}): "evidence?", dict[str, Any]: "files?"}
 _HEADER: dict[Any, str] = {
     Text: "ids_fingerprint ids_sha256 rounding_mode unit neighbouring sampler",
@@ -78,21 +78,13 @@ _LINES = {
     "header": table(_HEADER),
     "record": table(_RECORD),
     "exact": table({**_SPAN, AtLeastZero: "seconds"}),
-    "free": _BATCH_NORMS,
-    "divided": _BATCH_NORMS,
+    "free": table({**_SPAN, list[Whole]: "missing"}),
     "filter": table(_SPAN),
     "steps": table({**_CLOSE, **_SETTINGS, Whole: "first", _Steps: "count"}),
     "close": table(_CLOSE),
     "truncate": table({Whole: "step"}),
 }
-_KEPT = {  # kind of line -> where its lines are kept
-    "record": "records",
-    "exact": "exact",
-    "free": "batch_norms",
-    "divided": "batch_norms",
-    "filter": "left_out",
-    "steps": "steps",
-}
+_OF_FILES = ("record", "exact", "free", "filter")  # kinds of lines that name files
 
 
 @dataclass
@@ -102,11 +94,10 @@ class LogState:
     run_dir: Path
     header: Line  # the first line
     torn: bool = False  # a torn last line was dropped
-    records: list[Line] = field(default_factory=list)  # of record files, as the next three
-    exact: list[Line] = field(default_factory=list)
-    batch_norms: list[Line] = field(default_factory=list)
-    left_out: list[Line] = field(default_factory=list)
-    steps: list[Line] = field(default_factory=list)
+    # Kind -> its lines, of those of files and "steps".
+    lines: dict[str, list[Line]] = field(
+        default_factory=lambda: {kind: [] for kind in (*_OF_FILES, "steps")}
+    )
     # The last counts of every recording session; a resumed run has several.
     sessions: list[SessionCounts] = field(default_factory=list)
     closed: bool = False  # the recorder closed the log
@@ -116,6 +107,11 @@ class LogState:
     fingerprint: str = ""  # of all lines, and by the hashes in them of the record files
 
     @property
+    def steps(self) -> list[Line]:
+        """Lines of the realised settings."""
+        return self.lines["steps"]
+
+    @property
     def total_steps(self) -> int:
         """Number of steps that the log proves."""
         return self.steps[-1]["first"] + self.steps[-1]["count"] if self.steps else 0
@@ -123,34 +119,12 @@ class LogState:
     @property
     def files(self) -> list[Line]:
         """What the journal says of each record file."""
-        lines = [*self.records, *self.exact, *self.batch_norms, *self.left_out]
-        return [file for line in lines for file in files_of(line)]
-
-    @property
-    def of_rounds(self) -> bool:
-        """A `RoundRecorder` wrote the log."""
-        return any(session.rounds is not None for session in self.sessions)
+        return [file for kind in _OF_FILES for line in self.lines[kind] for file in files_of(line)]
 
     @property
     def unwatched(self) -> bool:
         """No recorder saw the training: norms come from checkpoints or from another trainer."""
         return any(session.training is None for session in self.sessions)
-
-    def checks(self) -> list[Fact]:
-        """What settings and the counts of all sessions say about assumptions of an account."""
-        found = session_checks(
-            self.sessions,
-            n_examples=self.header["n_examples"],
-            closed=self.closed,
-            voided_steps=self.voided_steps,
-            individually_clipped=self.header["individually_clipped"],
-            filtered=bool(self.header["privacy_filter"]),
-        )
-        if not (self.clipping_norm_epsilon and self.steps):
-            return found
-        starts = [session.from_step for session in self.sessions]
-        used = self.settings()
-        return [*found, private_clipping_norm(used, starts, self.clipping_norm_epsilon)]
 
     @property
     def clipping_norm_epsilon(self) -> float:
@@ -162,27 +136,6 @@ class LogState:
         """Reasons, found while norms were taken, why an account of this log is an estimate."""
         found = [caveat for session in self.sessions for caveat in session.caveats]
         return tuple(dict.fromkeys(found))
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """`norm_caveats`, and what a check refuted or, of training's gradients, left open."""
-        doubted = [check.detail for check in self.checks() if _is_doubt(check)]
-        return tuple(dict.fromkeys([*self.norm_caveats, *doubted]))
-
-    @property
-    def known_caveats(self) -> tuple[str, ...]:
-        """Reasons why an account with known participation is an estimate.
-
-        It reads the norms of batches as training clipped them, whatever drew the batches, so
-        neither the sampler nor the norm pass matters to it.
-        """
-        found = [caveat for one in self.sessions if one.training is None for caveat in one.caveats]
-        doubted = [
-            check.detail
-            for check in self.checks()
-            if _is_doubt(check) and check.key not in OF_SECRECY | OF_FULL_RECORDS
-        ]
-        return tuple(dict.fromkeys([*found, *filter(None, [self.no_privacy]), *doubted]))
 
     @property
     def most_participations(self) -> int | None:
@@ -204,7 +157,14 @@ class LogState:
     @property
     def no_privacy(self) -> str:
         """Why the run has no privacy at all; "" if nothing says so."""
-        return SEEDED if self.seeded else str(self.header["run"].get("no_privacy") or "")
+        if self.seeded:
+            return text("line.source", "seeded")
+        return str(self.header["run"].get("no_privacy") or "")
+
+    @property
+    def levels(self) -> records.Levels | None:
+        """Those that norms are rounded to; None if they are kept in full."""
+        return records.levels_of(self.header["rounding"], self.header["rounding_mode"])
 
     @property
     def policy(self) -> RecordingPolicy | None:
@@ -214,7 +174,8 @@ class LogState:
     @property
     def pass_seconds(self) -> float:
         """Wall time of the passes that took norms."""
-        return float(sum(line["seconds"] for line in (*self.records, *self.exact)))
+        lines = (*self.lines["record"], *self.lines["exact"])
+        return float(sum(line["seconds"] for line in lines))
 
     @property
     def training_seconds(self) -> float | None:
@@ -248,13 +209,6 @@ class LogState:
         for one in self.sessions:  # in order: a later one replaces the steps from its first on
             factor[one.from_step :] = 1 + (one.training.accounted_excess if one.training else 0.0)
         return replace(found, noise_multiplier=found.noise_multiplier / factor)
-
-
-def _is_doubt(check: Fact) -> bool:
-    """Whether the account may not be of the training: an exact one was compared with it."""
-    compared = check.key in (*COMPARISONS, "random_numbers")
-    compared &= not CHECKS[check.key].optional
-    return check.status == FAILED or (compared and check.status == NOT_CHECKED)
 
 
 def _check_line(line: Line, where: str) -> None:
@@ -294,7 +248,7 @@ def read_state(run_dir: Path) -> LogState:
             f"up to {SCHEMA}: upgrade indpriv"
         )
     for number, line in enumerate(lines, 1):
-        _check_line(line, f"{run_dir / JOURNAL} line {number}")
+        _check_line(line, f"{run_dir / NAME} line {number}")
     content = json.dumps(lines, sort_keys=True).encode()
     state = LogState(run_dir, header, torn, fingerprint=hashlib.sha256(content).hexdigest())
     counts: dict[int, Mapping[str, Any]] = {}
@@ -323,7 +277,7 @@ def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
         InputError: there is a log and no step, or the log does not reach that step.
     """
     if step is None:
-        if holds_log(run_dir):
+        if (run_dir / NAME).is_file():
             raise InputError(
                 f"{run_dir} already holds a recorded run; choose another directory, remove it, "
                 "or continue it with resume_at=STEP"
@@ -340,33 +294,30 @@ def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
 
 
 def _add(state: LogState, line: Line) -> None:
-    kind = line["kind"]
+    kind, where = line["kind"], state.run_dir
     if kind == "close":
         return
-    if kind not in _KEPT:
+    if kind not in state.lines:
         raise EvidenceError(
-            f"{state.run_dir}: a line of the journal is of kind {kind!r}, which this indpriv does "
-            "not know: upgrade indpriv"
+            f"{where}: a line of the journal is of kind {kind!r}, which this indpriv does not "
+            "know: upgrade indpriv"
         )
-    if kind == "record" and state.records and line["step"] <= state.records[-1]["step"]:
+    lines = state.lines[kind]
+    if kind == "record" and lines and line["step"] <= lines[-1]["step"]:
         raise EvidenceError(
-            f"{state.run_dir}: a record at step {line['step']} follows one at step "
-            f"{state.records[-1]['step']}; resume with resume_at=STEP, so that the log says "
-            "which steps are void"
+            f"{where}: a record at step {line['step']} follows one at step {lines[-1]['step']}; "
+            "resume with resume_at=STEP, so that the log says which steps are void"
         )
     if kind == "steps" and line["first"] != state.total_steps:
         raise EvidenceError(
-            f"{state.run_dir}: steps from {line['first']} follow {state.total_steps} steps; "
-            "the log has lost lines"
+            f"{where}: steps from {line['first']} follow {state.total_steps} steps; the log has "
+            "lost lines"
         )
     if kind == "steps" and line["first"] + line["count"] > MOST_STEPS:
         raise EvidenceError(
-            f"{state.run_dir}: the log has more than {MOST_STEPS:,} steps, the most that are "
-            "read; restore the file from a copy"
+            f"{where}: the log has more than {MOST_STEPS:,} steps, the most that are read; restore "
+            "the file from a copy"
         )
-    lines: list[Line] = getattr(state, _KEPT[kind])
-    if kind == "divided":
-        lines.clear()
     lines.append(line)
 
 
@@ -378,10 +329,161 @@ def _truncate(state: LogState, step: int) -> None:
             "steps; the log has lost lines"
         )
     state.voided_steps += state.total_steps - step
-    state.records = [line for line in state.records if line["step"] < step]
-    for lines in (state.exact, state.batch_norms, state.left_out, state.steps):
-        lines[:] = [
-            {**line, "count": min(line["count"], step - line["first"])}
-            for line in lines
-            if line["first"] < step
-        ]
+    for kind, lines in state.lines.items():
+        at = "step" if kind == "record" else "first"
+        left = [line for line in lines if line[at] < step]
+        if kind != "record":
+            left = [{**line, "count": min(line["count"], step - line["first"])} for line in left]
+        lines[:] = left
+
+
+# --- the files that a journal names, each compared with its hash
+
+
+def record_faults(state: LogState, *, hash_all: bool) -> dict[str, str]:
+    """What is wrong with each record file that is missing, cut, changed or of other examples.
+
+    hash_all: whether changes are looked for in files too whose hash is compared when they are read.
+    """
+    faults: dict[str, str] = {}
+    folder = state.run_dir / RECORDS
+    sizes = sizes_in(folder)
+    for line in state.files:
+        name, fault = line["file"], ""
+        if name != Path(name).name:
+            fault = "points outside the run directory"
+        elif name not in sizes:
+            fault = "is missing"
+        elif sizes[name] != line["bytes"]:
+            fault = f"has {sizes[name]} bytes instead of {line['bytes']}"
+        elif (hash_all or not hashed_when_read(state, line)) and (
+            _files.sha256(folder / name) != line["sha256"]
+        ):
+            fault = "was changed: its hash is not the journal's"
+        if fault:
+            faults[name] = f"record of step {line.get('step', line.get('first'))} {fault}"
+    return faults
+
+
+def hashed_when_read(state: LogState, line: Line) -> bool:
+    """Whether a file is hashed when it is read and not before: in object storage, or in parts."""
+    return is_remote(state.run_dir) or "parts" in line
+
+
+def record_of(state: LogState, line: Line, faults: Faults) -> tuple[records.RecordFile | None, ...]:
+    """The files of a line; None for one that cannot be read."""
+    folder, later = state.run_dir.absolute() / RECORDS, hashed_when_read(state, line)
+    return tuple(
+        None
+        if one["file"] in faults
+        else records.RecordFile(folder / one["file"], one["sha256"] if later else None)
+        for one in files_of(line)
+    )
+
+
+def check_readable(state: LogState, faults: Faults, unreadable: str) -> None:
+    """Raise EvidenceError if a log proves no step, contradicts itself, or has unaccepted faults."""
+    check_choice("unreadable", unreadable, ("refuse", "worst_case"))
+    run_dir, header = state.run_dir, state.header
+    if state.total_steps == 0:
+        raise EvidenceError(
+            f"{run_dir} proves no step: recording stopped before the first one was logged"
+        )
+    if faults and unreadable == "refuse":
+        listed = "; ".join(f"{name}: {fault}" for name, fault in list(faults.items())[:5])
+        raise EvidenceError(
+            f"{run_dir}: {len(faults)} of {len(state.files)} record files are not as written "
+            f"({listed}); restore them, or count them at max_grad_norm with "
+            "unreadable='worst_case' (--set unreadable=worst_case)"
+        )
+    max_grad_norm = state.settings().max_grad_norm
+    targets = {line["targets_fingerprint"] for line in state.lines["record"]}
+    for line in state.lines["record"]:
+        step = line["step"]
+        if line["ids_fingerprint"] != header["ids_fingerprint"] or len(targets) > 1:
+            raise EvidenceError(
+                f"{run_dir}: the data changed its order or its labels between records (by step "
+                f"{step}); norms of one example would be another's: record again with the data set "
+                "fixed"
+            )
+        if line["n_examples"] != header["n_examples"]:
+            raise EvidenceError(
+                f"{run_dir}: the record of step {step} has {line['n_examples']} examples, the log "
+                f"has {header['n_examples']}; the data set may not grow or shrink during a run"
+            )
+        if step < len(max_grad_norm) and not np.isclose(
+            line["max_grad_norm"], max_grad_norm[step], rtol=1e-12
+        ):
+            raise EvidenceError(
+                f"{run_dir}: the record of step {step} was taken at max_grad_norm="
+                f"{line['max_grad_norm']}, but the step ran at {max_grad_norm[step]}"
+            )
+
+
+def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray]:
+    """Ids and units of the examples, and positions of the reference examples.
+
+    Many ids on a disk are hashed here and read later; checksums of their pages are compared then.
+
+    Raises:
+        EvidenceError: an id occurs twice, or there are more or fewer than examples.
+    """
+    path, sha256 = state.run_dir / IDS, state.header["ids_sha256"]
+    n = state.header["n_examples"]
+    ids: Ids
+    units = None
+    if is_remote(path) or n <= records.LARGEST_FILE:
+        frame = _files.read_parquet(path, sha256=sha256, kinds=ID_COLUMNS)
+        suspects = ids = frame["example_id"].to_numpy()
+        units = frame["unit_id"].to_numpy() if "unit_id" in frame else None
+        exact = np.flatnonzero(frame["exact"].to_numpy())
+    else:
+        check_hash(path, sha256)
+        rows = _files.ParquetRows.open(path, ID_COLUMNS)
+        ids = records.StoredIds(rows, "example_id")
+        repeated = _repeats.repeated(lambda start, stop: ids[start:stop], rows.ranges())
+        suspects = ids[repeated]  # their hashes are equal
+        if "unit_id" in rows.columns:
+            units = np.asarray(records.StoredIds(rows, "unit_id"))
+        exact = np.flatnonzero(np.asarray(records.StoredIds(rows, "exact")))
+    distinct = all_distinct(suspects)
+    if len(ids) != n or not distinct:
+        twice = "" if distinct else ", some of them twice"
+        raise EvidenceError(
+            f"{path} has {len(ids)} example ids{twice}; the log has {n} examples, each with an id "
+            "of its own: restore the file from a copy"
+        )
+    return ids, units, exact
+
+
+def read_reference_positions(run_dir: Path) -> IntArray:
+    """Positions of the examples that the log of a run records at every step."""
+    return np.flatnonzero(_files.read_parquet(run_dir / IDS, ["exact"], kinds=ID_COLUMNS)["exact"])
+
+
+def read_left_out(state: LogState) -> IntArray:
+    """(n_examples,) the step from which the filter left an example out, else total_steps."""
+    left_out_at = np.full(state.header["n_examples"], state.total_steps)
+    for line in state.lines["filter"]:
+        for file in filter(None, record_of(state, line, {})):
+            with named(file.path):
+                frame = _files.read_parquet(file.path, sha256=file.sha256, kinds=_LEFT_OUT)
+                kept = frame[frame["step"] < min(line["first"] + line["count"], state.total_steps)]
+                if not kept[["position", "step"]].ge(0).all(axis=None):
+                    raise EvidenceError("positions and steps are at least 0")
+                left_out_at[kept["position"].to_numpy()] = kept["step"].to_numpy()
+    return left_out_at
+
+
+def batch_norms_of(state: LogState, faults: Faults) -> records.FileBatchNorms | None:
+    """The batch norms of a log that has any; steps of unreadable files have none."""
+    steps, found = [], list[tuple[records.RecordFile, int, int]]()
+    for line in state.lines["free"]:
+        first, stop = line["first"], min(line["first"] + line["count"], state.total_steps)
+        files = record_of(state, line, faults)
+        if first < stop and None not in files:
+            steps.append(np.setdiff1d(np.arange(first, stop), line["missing"]))
+            found += [(file, first, stop - first) for file in files if file is not None]
+    if not found:
+        return None
+    return records.FileBatchNorms(np.concatenate(steps), tuple(found), state.levels)

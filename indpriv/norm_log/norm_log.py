@@ -16,25 +16,21 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray, Ids, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._facts import FAILED, Fact
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv._folders import named_by_person
 from indpriv._storage import location
 from indpriv.errors import InputError
-from indpriv.norm_log.journal_state import LogState, read_state
-from indpriv.norm_log.reader import (
-    Faults,
-    check_readable,
-    filter_is_proven,
-    log_fields,
-    read_left_out,
-    record_faults,
-)
+from indpriv.norm_log import journal_state, validation
+from indpriv.norm_log.evidence import caveats_of, session_checks
+from indpriv.norm_log.journal_state import Faults, LogState
 from indpriv.norm_log.records import (
     ArrayBatchNorms,
     ArrayRecords,
     BatchNormEntries,
     BatchNorms,
     Codes,
+    FileRecords,
     Levels,
     Records,
     dtype_of,
@@ -42,14 +38,7 @@ from indpriv.norm_log.records import (
     levels_of,
 )
 from indpriv.norm_log.step_settings import StepSettings
-from indpriv.norm_log.validation import (
-    Truncation,
-    check_ids,
-    check_norms,
-    check_recorded_steps,
-    check_unit_ids,
-    check_words,
-)
+from indpriv.norm_log.validation import Truncation
 
 
 @dataclass(frozen=True)
@@ -185,11 +174,11 @@ class NormLog(_checks.FormerNames):
                 f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, "
                 "n_examples) floats"
             )
-        check_recorded_steps(steps, len(rows), len(given))
+        validation.check_recorded_steps(steps, len(rows), len(given))
         n = rows.shape[1]
         ids = np.arange(n) if example_ids is None else np.asarray(example_ids)
-        check_ids(ids, n)
-        check_norms(rows, ids)
+        validation.check_ids(ids, n)
+        validation.check_norms(rows, ids)
         steps = steps.astype(np.int64)
         coded = _coded(rows.astype(np.float64), given.max_grad_norm[steps], levels)
         if most_participations is not None:
@@ -204,8 +193,8 @@ class NormLog(_checks.FormerNames):
             neighbouring=neighbouring,
             records=ArrayRecords(coded),
             rows=np.arange(len(steps)),
-            truncation=check_words(sampler, unit, neighbouring, max_batch_size, n),
-            unit_ids=check_unit_ids(unit_ids, n, unit),
+            truncation=validation.check_words(sampler, unit, neighbouring, max_batch_size, n),
+            unit_ids=validation.check_unit_ids(unit_ids, n, unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
             known_caveats=tuple(caveats),
@@ -478,13 +467,69 @@ class OpenedRun:
     @cached_property
     def log(self) -> NormLog:
         """Its norms and settings; raises what `NormLog.open` raises."""
-        state, faults = self.state, self.faults
-        check_readable(faults, state, self.unreadable)
-        filtered = None
-        if filter_is_proven(state, faults):
-            settings = state.header["privacy_filter"]
-            filtered = Filtered(**settings, left_out_at=read_left_out(state))
-        return NormLog(**log_fields(state, faults), filtered=filtered)
+        state, faults, header = self.state, self.faults, self.state.header
+        journal_state.check_readable(state, faults, self.unreadable)
+        ids, units, reference = journal_state.read_ids(state)
+        words = (state.sampler, header["unit"], header["neighbouring"])
+        steps = state.total_steps
+        # A crash can leave a record whose step was not logged.
+        used = {one["step"]: one for one in state.lines["record"] if one["step"] < steps}
+        rows = [journal_state.record_of(state, line, faults) for line in used.values()]
+        reference_rows = [
+            (journal_state.record_of(state, line, faults), str(step))
+            for line in state.lines["exact"]
+            if line["file"] not in faults
+            for step in range(line["first"], min(line["first"] + line["count"], steps))
+        ]
+        whole = header["n_exact"] > 0 and len(reference_rows) == steps
+        recorded = np.array([*used], dtype=np.int64)
+        settings = state.accounted_settings()
+        if header["run"].get("clipping") in validation.CONTRIBUTIONS:
+            settings = settings.steady_between(recorded)
+        checks = session_checks(state)
+        return NormLog(
+            example_ids=ids,
+            recorded_steps=recorded,
+            settings=settings,
+            levels=state.levels,
+            sampler=words[0],
+            unit=words[1],
+            neighbouring=words[2],
+            records=FileRecords([(files, "norm") for files in rows], state.levels),
+            rows=np.arange(len(rows)),
+            unit_ids=validation.check_unit_ids(units, len(ids), header["unit"]),
+            individually_clipped=header["individually_clipped"],
+            caveats=caveats_of(state, checks),
+            unreadable_steps=tuple(
+                step for step, files in zip(used, rows, strict=True) if None in files
+            ),
+            reference_positions=reference if whole else None,
+            reference_records=FileRecords(reference_rows, state.levels) if whole else None,
+            batch_norms=journal_state.batch_norms_of(state, faults),
+            filtered=_filtered(state, faults, checks),
+            most_participations=state.most_participations,
+            known_caveats=caveats_of(state, checks, participation_known=True),
+            truncation=validation.check_words(
+                *words, header["run"].get("max_batch_size"), header["n_examples"]
+            ),
+            clipping_norm_epsilon=state.clipping_norm_epsilon,
+        )
+
+
+def _filtered(state: LogState, faults: Faults, checks: list[Fact]) -> Filtered | None:
+    """What a privacy filter did, if one watched and nothing on which its guarantee rests failed.
+
+    These are all checks except those of the norms: an example was charged for the level that it was
+    clipped at, whatever its norm. It was charged for the noise as it was, which is too little where
+    clipped gradients stay longer than their level.
+    """
+    failed = {check.key for check in checks if check.status == FAILED}
+    unread = any(line["file"] in faults for line in state.lines["filter"])
+    if not (settings := state.header["privacy_filter"]) or state.clip_excess or unread:
+        return None
+    if failed - {"norms_in_training", "norm_precision"}:
+        return None
+    return Filtered(**settings, left_out_at=journal_state.read_left_out(state))
 
 
 def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = False) -> OpenedRun:
@@ -501,7 +546,7 @@ def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = F
         EvidenceError: the journal cannot be replayed.
     """
     named_by_person(run_dir := location(path))
-    state = read_state(run_dir)
+    state = journal_state.read_state(run_dir)
     hash_all = hash_all or unreadable == "worst_case"
-    faults = record_faults(state, hash_all=hash_all)
+    faults = journal_state.record_faults(state, hash_all=hash_all)
     return OpenedRun(state, faults, unreadable, hash_all)

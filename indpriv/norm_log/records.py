@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -204,8 +204,7 @@ class ArrayRecords:
         return block if len(rows) == len(self.rows) else block[rows]
 
 
-@dataclass(frozen=True)
-class RecordFile:
+class RecordFile(NamedTuple):
     """A file of a log; sha256: what its hash must be when it is read, or None."""
 
     path: Path
@@ -213,31 +212,23 @@ class RecordFile:
 
 
 @dataclass(frozen=True)
-class FileRecord:
-    """One row of a log: a column of one file, or of those of each of the next PART_SIZE examples.
-
-    None is an unreadable file, whose examples count at max_grad_norm.
-    """
-
-    files: tuple[RecordFile | None, ...]
-    column: str
-
-
-@dataclass(frozen=True)
 class FileRecords:
     """Rows in Parquet files; reads only the row groups that a block of examples needs.
 
-    levels: of the log; None if rounding is 0.
+    Attributes:
+        rows: files and column of each row: one file, or those of each of the next PART_SIZE
+            examples. None is an unreadable file, whose examples count at max_grad_norm.
+        levels: of the log; None if rounding is 0.
     """
 
-    rows: list[FileRecord]
+    rows: Sequence[tuple[Sequence[RecordFile | None], str]]
     levels: Levels | None
 
     def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
         """See Records."""
         block: NDArray[Any] = np.empty((len(rows), stop - start), dtype_of(self.levels))
         for out, row in enumerate(rows):
-            files, column = self.rows[row].files, self.rows[row].column
+            files, column = self.rows[row]
             size = PART_SIZE if len(files) > 1 else max(stop, 1)
             for number in range(start // size, -(-stop // size)):
                 first, end = max(start, number * size), min(stop, (number + 1) * size)
@@ -407,46 +398,40 @@ def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class BatchNormFile:
-    """One file, of steps `first` to `first + count - 1`; later entries in it are void."""
-
-    file: RecordFile
-    first: int
-    count: int
-
-
-@dataclass(frozen=True)
 class FileBatchNorms:
-    """Batch norms in files with ascending steps; reads only the row groups that a block needs."""
+    """Batch norms in files with ascending steps; reads only the row groups that a block needs.
+
+    Attributes:
+        steps: as of `ArrayBatchNorms`.
+        parts: each file, its first step and the number of steps; later entries in it are void.
+        levels: of the log; None if rounding is 0.
+    """
 
     steps: NDArray[np.int64]
-    parts: tuple[BatchNormFile, ...]
+    parts: Sequence[tuple[RecordFile, int, int]]
     levels: Levels | None
 
     def read(self, start: int, stop: int) -> BatchNormEntries:
         """Entries of the examples at positions start to stop."""
-        parts = [self._read(part, start, stop) for part in self.parts]
+        parts = [self._read(*part, start, stop) for part in self.parts]
         return BatchNormEntries.joined(parts, dtype_of(self.levels))
 
     def participations(self, steps: range, n_examples: int) -> Iterator[NDArray[np.int64]]:
         """Number of entries of each example at these steps, in parts of consecutive examples."""
-        parts = [
-            part
-            for part in self.parts
-            if part.first < steps.stop and steps.start < part.first + part.count
-        ]
         for start in range(0, n_examples, PART_SIZE):
             end = min(start + PART_SIZE, n_examples)
             counts = np.zeros(end - start, np.int64)
-            for part in parts:
-                entries = self._read(part, start, end)
-                inside = (entries.step >= steps.start) & (entries.step < steps.stop)
-                counts += np.bincount(entries.position[inside], minlength=len(counts))
+            for file, first, count in self.parts:
+                if first < steps.stop and steps.start < first + count:
+                    entries = self._read(file, first, count, start, end)
+                    inside = (entries.step >= steps.start) & (entries.step < steps.stop)
+                    counts += np.bincount(entries.position[inside], minlength=len(counts))
             yield counts
 
-    def _read(self, part: BatchNormFile, start: int, stop: int) -> BatchNormEntries:
-        path = part.file.path
-        with _files.opened_parquet(path, part.file.sha256) as parquet:
+    def _read(
+        self, file: RecordFile, first: int, count: int, start: int, stop: int
+    ) -> BatchNormEntries:
+        with _files.opened_parquet(file.path, file.sha256) as parquet:
             table = parquet.read_row_groups(_groups(parquet, start, stop), use_threads=False)
             position, step, norm = (
                 table.column(name).to_numpy() for name in ("position", "step", "norm")
@@ -454,18 +439,17 @@ class FileBatchNorms:
         dtype = np.dtype(dtype_of(self.levels))
         if position.dtype != np.int32 or step.dtype.kind not in "iu" or norm.dtype != dtype:
             raise EvidenceError(
-                f"{path} holds positions, steps and norms of {position.dtype}, {step.dtype} and "
-                f"{norm.dtype} instead of int32, whole numbers and {dtype}; restore it from a copy"
+                f"{file.path} holds positions, steps and norms of {position.dtype}, {step.dtype} "
+                f"and {norm.dtype} instead of int32, whole numbers and {dtype}; restore it from a "
+                "copy"
             )
         if not np.all(position[1:] >= position[:-1]) or (len(step) and step.min() < 0):
-            raise EvidenceError(f"{path} has entries out of order; restore it from a copy")
+            raise EvidenceError(f"{file.path} has entries out of order; restore it from a copy")
         entries = BatchNormEntries(position, step, norm).block(start, stop)
-        check_codes(path, entries.norm, self.levels)
-        if len(entries) and int(entries.step.max()) >= part.count:
-            entries = entries.select(entries.step < part.count)
-        return BatchNormEntries(
-            entries.position, entries.step.astype(np.int32) + np.int32(part.first), entries.norm
-        )
+        check_codes(file.path, entries.norm, self.levels)
+        if len(entries) and int(entries.step.max()) >= count:
+            entries = entries.select(entries.step < count)
+        return replace(entries, step=entries.step.astype(np.int32) + np.int32(first))
 
 
 BatchNorms = ArrayBatchNorms | FileBatchNorms
@@ -473,9 +457,10 @@ BatchNorms = ArrayBatchNorms | FileBatchNorms
 
 def _groups(parquet: Any, start: int, stop: int) -> list[int]:
     """Row groups of a file ordered by position that hold some of these positions."""
-    chosen = []
-    for group in range(parquet.metadata.num_row_groups):
-        bounds = parquet.metadata.row_group(group).column(0).statistics
-        if bounds is None or (bounds.min < stop and bounds.max >= start):
-            chosen.append(group)
-    return chosen
+    groups = range(parquet.metadata.num_row_groups)
+    found = ((group, parquet.metadata.row_group(group).column(0).statistics) for group in groups)
+    return [
+        group
+        for group, bounds in found
+        if bounds is None or (bounds.min < stop and bounds.max >= start)
+    ]

@@ -193,15 +193,6 @@ class SessionCounts(_Counts):
     training: TrainingCounts | None = Field(default=None, exclude=True)  # None if nobody watched
     noise: NoiseCounts | None = None  # None if it was not measured
 
-    @property
-    def took_part(self) -> tuple[int, str] | None:
-        """Number of steps, and fingerprint of how often each example took part; None if unknown."""
-        if self.rounds is not None:
-            return self.rounds.steps, self.rounds.took_part
-        if self.training is None or self.training.took_part is None:
-            return None
-        return self.training.steps, self.training.took_part
-
     def to_json(self) -> dict[str, Any]:
         """As the journal holds them, those of draws and training among the others.
 

@@ -1,24 +1,25 @@
 """Verify what a run recorded: hashes, coverage, sampling, accountant. Sensitive in its counts."""
 
+import hashlib
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from indpriv import _files
 from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, fact, text
-from indpriv._files import others_can_read
 from indpriv._formatting import format_cost
 from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.journal_state import LogState
+from indpriv.norm_log import run_files
+from indpriv.norm_log.evidence import session_checks
+from indpriv.norm_log.journal_state import Faults, LogState, batch_norms_of, hashed_when_read
 from indpriv.norm_log.norm_log import OpenedRun
-from indpriv.norm_log.reader import Faults, batch_norms_of, hashed_when_read
-from indpriv.norm_log.run_files import read_run_json
-from indpriv.norm_log.sealing import journal_check
-from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES
 from indpriv.norm_log.writer import hash_of
 
@@ -37,12 +38,71 @@ def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
         journal_check(state, signed_by),
         *_records(run),
         _coverage(state),
-        *state.checks(),
+        *session_checks(state),
         *_took_part(state, run.faults),
         _norm_pass(state),
         _declared_settings(state),
         _permissions(state.run_dir),
     ]
+
+
+def journal_check(state: LogState, signed_by: Path | None = None) -> Fact:
+    """Whether log and files beside it are as they were closed, and signed by a key in signed_by.
+
+    Raises:
+        InputError: signed_by or the signature cannot be read, or cryptography is not installed.
+    """
+    there, said = run_files.files_beside(state.run_dir), state.beside or {}
+    faults = [
+        f"{name} is not as it was when the log was closed: restore it from a copy"
+        for name, sha256 in said.items()
+        if name not in there or _files.sha256(there[name]) != sha256
+    ]
+    origin, fault = _origin(state, run_files.public_keys(signed_by) if signed_by else None)
+    new = ", ".join(sorted(there.keys() - said.keys()))
+    if signed_by and not fault and new:
+        fault = f"{origin}, but not {new}"
+    if faults or fault:
+        return fact("check.journal", FAILED, faults="; ".join([*faults, *filter(None, [fault])]))
+    torn = "; a torn last line was dropped" if state.torn else ""
+    beside = f"as are {len(said)} files beside it" + f" ({new} came later)" * bool(new)
+    if state.beside is None:
+        beside = "without hashes of files beside it"
+    return fact("check.journal", PASSED, beside=beside, torn=torn, origin=origin)
+
+
+def _origin(state: LogState, keys: set[bytes] | None) -> tuple[str, str]:
+    """Who signed the log, and what is wrong with that, or "".
+
+    A signature of a part is wrong only where keys are named: the run may have been stopped.
+    """
+    path = state.run_dir / run_files.SIGNATURE
+    if not path.is_file():
+        unsigned = "unsigned: whoever gave you this run could have changed it"
+        return unsigned, unsigned if keys else ""
+    if keys is None and find_spec("cryptography") is None:
+        return "signed, not verified: pip install 'indpriv[sign]'", ""
+    lines = (state.run_dir / run_files.JOURNAL).read_bytes().splitlines(keepends=True)
+    public, signed = run_files.read_signature(path, _ends(lines))
+    whose = run_files.fingerprint(public)
+    by = f"signed by {whose}"
+    if not signed:
+        return by, f"the signature by {whose} is not of this log, or of more of it"
+    if signed < len(lines):
+        by += f" up to line {signed} of {len(lines)}, and not from there on"
+    if keys is None:
+        return f"{by}; compared with no key of yours", ""
+    by += "" if public in keys else ", by none of your keys"
+    return by, by if signed < len(lines) or public not in keys else ""
+
+
+def _ends(lines: list[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Number of each line that may be the last signed one, and the hash of all up to it."""
+    digest = hashlib.sha512()
+    for number, line in enumerate(lines, 1):
+        digest.update(line)
+        if number in (1, len(lines)) or b'"kind":"close"' in line:
+            yield number, digest.copy().digest()
 
 
 def _records(run: OpenedRun) -> list[Fact]:
@@ -55,15 +115,17 @@ def _records(run: OpenedRun) -> list[Fact]:
         _ = run.log
     except EvidenceError as error:
         return [fact("check.records", FAILED, fault=error)]
-    files, later = len(run.state.files), 0 if run.hashed_all else hashed_when_read(run.state)
-    return [fact("check.records", PASSED, "later" if later else "", files=files, later=later)]
+    files = run.state.files
+    later = 0 if run.hashed_all else sum(hashed_when_read(run.state, line) for line in files)
+    case = "later" if later else ""
+    return [fact("check.records", PASSED, case, files=len(files), later=later)]
 
 
 def _coverage(state: LogState) -> Fact:
     steps = state.total_steps
-    if state.of_rounds:
+    if any(session.rounds is not None for session in state.sessions):
         return fact("check.coverage", PASSED, "rounds", steps=steps)
-    n_recorded = sum(line["step"] < steps for line in state.records)
+    n_recorded = sum(line["step"] < steps for line in state.lines["record"])
     recorded = text(
         "check.coverage",
         "recorded",
@@ -81,39 +143,33 @@ def _coverage(state: LogState) -> Fact:
     return fact("check.coverage", PASSED if complete else NOT_CHECKED, recorded=recorded)
 
 
-def _took_part(state: LogState, faults: Faults) -> list[Fact]:
-    """One check for each session that counted how often each example was in the batch of a step."""
-    starts = [session.from_step for session in state.sessions]
-    spans = pairwise([*starts, state.total_steps])
-    return [
-        _who(state, faults, range(first, stop), session)
-        for session, (first, stop) in zip(state.sessions, spans, strict=True)
-        # Else resuming declared some steps void.
-        if session.took_part is not None and session.took_part[0] == stop - first
-    ]
-
-
-def _who(state: LogState, faults: Faults, steps: range, session: SessionCounts) -> Fact:
-    """Whether the batch norms of a session are of those who were counted at each step."""
-    norms, n_examples = batch_norms_of(state, faults), state.header["n_examples"]
-    if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
-        return fact("check.took_part", NOT_CHECKED)
-    found, total = hash_of("i", (n_examples,)), 0
-    for part in norms.participations(steps, n_examples):
-        total += int(part.sum())
-        found.update(part.tobytes())
-    counted, kind = (session.took_part or (0, ""))[1], "example"
-    if session.rounds is not None:
-        kind = session.rounds.of
-    status = PASSED if found.hexdigest() == counted else FAILED
-    return fact("check.took_part", status, total=total, steps=len(steps), kind=kind)
+def _took_part(state: LogState, faults: Faults) -> Iterator[Fact]:
+    """Whether batch norms are of those who were counted, in each session that counted them."""
+    n_examples = state.header["n_examples"]
+    spans = pairwise([*(session.from_step for session in state.sessions), state.total_steps])
+    for session, (first, stop) in zip(state.sessions, spans, strict=True):
+        known, kind = session.rounds or session.training, "example"
+        if known is None or known.took_part is None or known.steps != stop - first:
+            continue  # where steps differ, resuming declared some void
+        if session.rounds is not None:
+            kind = session.rounds.of
+        norms, steps = batch_norms_of(state, faults), range(first, stop)
+        if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
+            yield fact("check.took_part", NOT_CHECKED)
+            continue
+        found, total = hash_of("i", (n_examples,)), 0
+        for part in norms.participations(steps, n_examples):
+            total += int(part.sum())
+            found.update(part.tobytes())
+        status = PASSED if found.hexdigest() == known.took_part else FAILED
+        yield fact("check.took_part", status, total=total, steps=len(steps), kind=kind)
 
 
 def _declared_settings(state: LogState) -> Fact:
     """Compare the settings in run.json with what the optimizer used at each step."""
     if state.unwatched:
         return fact("check.declared_settings", NOT_CHECKED, "unwatched")
-    declared = read_run_json(state.run_dir).get("training") or {}
+    declared = run_files.read_run_json(state.run_dir).get("training") or {}
     names = [name for name in SETTING_NAMES if declared.get(name) is not None]
     if not names or not state.steps:
         return fact("check.declared_settings", NOT_CHECKED)
@@ -143,23 +199,16 @@ def _norm_pass(state: LogState) -> Fact:
         return fact("check.norm_pass", status, "caveats", caveats=caveats)
     if state.unwatched:
         return fact("check.norm_pass", NOT_CHECKED)
-    norm_pass = state.header["norm_pass"]
-    fallback = norm_pass.get("fallback")
-    return fact(
-        "check.norm_pass",
-        PASSED,
-        "fallback" if fallback else "",
-        backend=norm_pass.get("backend", "unknown"),
-        fallback=fallback,
-    )
+    norm_pass = {"backend": "unknown", "fallback": None, **state.header["norm_pass"]}
+    case = "fallback" if norm_pass["fallback"] else ""
+    return fact("check.norm_pass", PASSED, case, **norm_pass)
 
 
 def _permissions(run_dir: Path) -> Fact:
-    if is_remote(run_dir):
-        return fact("check.permissions", NOT_CHECKED, "bucket")
-    if os.name == "nt":
-        return fact("check.permissions", NOT_CHECKED, "windows")
-    exposed = [path.name for path in run_dir.rglob("*.parquet") if others_can_read(path)]
+    if is_remote(run_dir) or os.name == "nt":
+        where = "bucket" if is_remote(run_dir) else "windows"
+        return fact("check.permissions", NOT_CHECKED, where)
+    exposed = [path.name for path in run_dir.rglob("*.parquet") if _files.others_can_read(path)]
     if exposed:
         run = shlex.quote(str(run_dir))
         return fact("check.permissions", FAILED, count=len(exposed), example=exposed[0], run=run)

@@ -7,7 +7,6 @@ A record exists if and only if its journal line does. Lines, in order of a run:
         targets, seconds; in place of bytes and hash, parts: those of each part of a long one
     exact     rows of the reference examples: first step, count, file, bytes, hash
     free      batch norms: first step, count, steps among them without any, file, bytes, hash
-    divided   in older logs: all batch norms so far in parts, in place of the lines "free" before
     filter    examples that the privacy filter left out, if any: first step, count, file, bytes,
         hash
     steps     realised settings of consecutive steps, and counts of the session ("evidence")
@@ -33,13 +32,7 @@ from indpriv._journal import JournalWriter
 from indpriv._reading import check_columns
 from indpriv._storage import sizes_in
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.records import (
-    LARGEST_FILE,
-    PART_SIZE,
-    BatchNormEntries,
-    file_bytes,
-    levels_of,
-)
+from indpriv.norm_log import records
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORDS, part_name, unused_records
 from indpriv.norm_log.session_counts import SessionCounts
 
@@ -112,7 +105,7 @@ class NormLogWriter:
             ) from error
         self.run_dir, self._folder = run_dir, make_folder(run_dir, RECORDS)
         self._journal = JournalWriter(run_dir)
-        self._levels = levels_of(header.rounding, header.rounding_mode)
+        self._levels = records.levels_of(header.rounding, header.rounding_mode)
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)
         with _files.on_failure(self.close):
@@ -147,12 +140,12 @@ class NormLogWriter:
     ) -> None:
         """Append a full record: norms (n_examples,) at the parameters that `step` starts from."""
         column, name = self._encode(norms, max_grad_norm), f"{step:012d}.parquet"
-        if len(column) <= LARGEST_FILE:
+        if len(column) <= records.LARGEST_FILE:
             written = self._write(name, _content({"norm": column}))
         else:
             parts = []
-            for number, start in enumerate(range(0, len(column), PART_SIZE)):
-                content = _content({"norm": column[start : start + PART_SIZE]})
+            for number, start in enumerate(range(0, len(column), records.PART_SIZE)):
+                content = _content({"norm": column[start : start + records.PART_SIZE]})
                 part = self._write(part_name(name, number), content)
                 parts.append([part["bytes"], part["sha256"]])
             written = {"file": name, "parts": parts}
@@ -197,7 +190,7 @@ class NormLogWriter:
         )
         norms = self._encode(norms, max_grad_norms[steps])
         kept_at = (steps + first).astype(np.int32)
-        entries = BatchNormEntries(position.astype(np.int32), kept_at, norms)
+        entries = records.BatchNormEntries(position.astype(np.int32), kept_at, norms)
         self._journal.append(
             "free",
             wait=False,
@@ -205,7 +198,7 @@ class NormLogWriter:
             count=len(batches),
             missing=[first + step for step in range(len(batches)) if step not in known],
             entries=len(entries),
-            **self._write(f"free-{first:012d}.parquet", file_bytes(entries, first)),
+            **self._write(f"free-{first:012d}.parquet", records.file_bytes(entries, first)),
         )
 
     def left_out(

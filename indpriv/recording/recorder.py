@@ -32,13 +32,16 @@ from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv._upload import uploaded
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
 from indpriv.norm_log.evidence import CHECKS, SEEDED
-from indpriv.norm_log.journal_state import LogState, state_to_resume
+from indpriv.norm_log.journal_state import (
+    LogState,
+    read_left_out,
+    read_reference_positions,
+    state_to_resume,
+)
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.reader import read_left_out, read_reference_positions
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.records import levels_of
-from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
-from indpriv.norm_log.sealing import seal, sign, signing_key
+from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.validation import check_norms

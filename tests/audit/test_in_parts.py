@@ -16,7 +16,7 @@ from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit, pipeline
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log import norm_log, reader, records
+from indpriv.norm_log import norm_log, records
 from synthetic import small_run, write_run
 
 ROWS, MOST = 64, 150  # of a part, and of examples that are analysed one by one
@@ -33,7 +33,6 @@ OF_ROWS = (
 LIMITS = (
     (epsilon_table, "LARGEST_FILE"),
     (pipeline, "LARGEST_FILE"),
-    (reader, "LARGEST_FILE"),
     (records, "LARGEST_FILE"),
     (example_table, "LARGEST_IN_MEMORY"),
 )

@@ -1,4 +1,3 @@
-import hashlib
 import json
 
 import numpy as np
@@ -19,19 +18,16 @@ from batch_norm_runs import (
     writer_of,
 )
 from indpriv import EvidenceError, InputError, NormLog
-from indpriv._journal import JournalWriter
 from indpriv.norm_log import records
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import (
     ArrayBatchNorms,
     BatchNormEntries,
-    BatchNormFile,
     FileBatchNorms,
     RecordFile,
     _groups,
     file_bytes,
 )
-from indpriv.norm_log.run_files import part_name
 from indpriv.norm_log.verify import verify
 from synthetic import session_counts
 
@@ -63,9 +59,7 @@ def test_blocks_read_only_the_row_groups_they_need(tmp_path, monkeypatch):
     position, step = np.divmod(rng.permutation(2000).astype(np.int32), np.int32(20))
     entries = BatchNormEntries(position, step, rng.integers(0, 100, 2000).astype(np.uint8))
     (tmp_path / "free").write_bytes(file_bytes(entries, 0))
-    found = FileBatchNorms(
-        np.arange(20), (BatchNormFile(RecordFile(tmp_path / "free"), 0, 20),), LEVELS
-    )
+    found = FileBatchNorms(np.arange(20), [(RecordFile(tmp_path / "free"), 0, 20)], LEVELS)
     whole = as_dict(entries)
     assert as_dict(found.read(0, 100)) == whole
     assert as_dict(found.read(33, 47), 33) == {
@@ -204,28 +198,6 @@ def test_bad_entries_are_refused(batch_norms, message):
         )
 
 
-def test_batch_norms_of_older_logs_in_files_by_examples_are_read(tmp_path):
-    """As logs of very many examples had them once: a line "divided" in place of those before it."""
-    write(tmp_path, draws(), close=False)
-    free = NormLog.open(tmp_path).batch_norms.read(0, N)
-    name, parts = "divided-000000000099.parquet", []
-    for number, start in enumerate(range(0, N, 16)):
-        some = free.select((free.position >= start) & (free.position < start + 16))
-        content = file_bytes(some, 0)
-        (tmp_path / "records" / part_name(name, number)).write_bytes(content)
-        parts.append([len(content), hashlib.sha256(content).hexdigest()])
-    line = {"first": 0, "count": STEPS, "missing": [], "examples": 16, "file": name}
-    with JournalWriter(tmp_path) as journal:
-        journal.append("divided", **line, parts=parts)
-    for path in (tmp_path / "records").glob("free-*"):
-        path.unlink()
-    found = NormLog.open(tmp_path).batch_norms
-    assert as_dict(found.read(0, N)) == expected(draws())
-    assert len(found.read(3, 17)) == sum(3 <= position < 17 for position in free.position)
-    write(tmp_path, draws(), resume_at=20)
-    assert as_dict(NormLog.open(tmp_path).batch_norms.read(0, N)) == expected(draws())
-
-
 def there(run_dir):
     return {path.name for path in (run_dir / "records").iterdir()}
 
@@ -235,7 +207,7 @@ def test_only_records_that_no_line_counts_on_are_removed(tmp_path):
     write(tmp_path, draws(), resume_at=10, flush=5, close=False)
     write(tmp_path, draws()[:20], resume_at=15, flush=5, close=False)  # voids two files
     before, records = there(tmp_path), tmp_path / "records"
-    for name in ("free-000000000007", "divided-000000000099-00000", "000000000007", "mine-1"):
+    for name in ("free-000000000007", "exact-000000000099", "000000000007", "mine-1"):
         (records / f"{name}.parquet").write_bytes(b"left by a crash")
     (records / "notes.txt").write_text("mine")
     writer_of(tmp_path).close()

@@ -230,7 +230,7 @@ def test_a_code_above_the_scale_is_refused(run_dir):
     coarse = write(
         run_dir.parent / "coarse", header=header
     )  # two levels and the sizes of clipped norms
-    fine = {entry["file"]: entry for entry in read_state(run_dir).records}
+    fine = {entry["file"]: entry for entry in read_state(run_dir).lines["record"]}
     wide = np.array([250, 0, 0, 0], dtype=np.uint8)
     content = _files.parquet_bytes(pa.table({"norm": wide}))
     (coarse / "records" / next(iter(fine))).write_bytes(content)

@@ -14,7 +14,7 @@ import pytest
 import synthetic
 from indpriv import EvidenceError, NormLog, _files, account
 from indpriv._storage import read_verified
-from indpriv.norm_log import reader, records, writer
+from indpriv.norm_log import records
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from norm_log_of_parts import append
@@ -25,18 +25,17 @@ DELTA, N = 1e-5, 240
 
 @pytest.fixture
 def parts_of_50(monkeypatch):
-    for module in (records, writer):
-        monkeypatch.setattr(module, "PART_SIZE", 50)
-        monkeypatch.setattr(module, "LARGEST_FILE", 200)
+    monkeypatch.setattr(records, "PART_SIZE", 50)
+    monkeypatch.setattr(records, "LARGEST_FILE", 200)
 
 
 @pytest.fixture
 def logs(parts_of_50, tmp_path, monkeypatch):
     """The same run with records of one file and of five."""
     log, examples = small_run(n=N, steps=6)
-    monkeypatch.setattr(writer, "LARGEST_FILE", N)
+    monkeypatch.setattr(records, "LARGEST_FILE", N)
     whole = write_run(tmp_path / "whole", log, examples)
-    monkeypatch.setattr(writer, "LARGEST_FILE", 200)
+    monkeypatch.setattr(records, "LARGEST_FILE", 200)
     return whole, write_run(tmp_path / "parts", log, examples)
 
 
@@ -68,9 +67,9 @@ def test_a_process_that_is_killed_between_parts_leaves_no_record(tmp_path):
 import os, signal, sys
 sys.path.insert(0, {os.path.dirname(synthetic.__file__)!r})
 import numpy as np
-from indpriv.norm_log import reader, records, writer
-writer.PART_SIZE = records.PART_SIZE = 50
-writer.LARGEST_FILE = records.LARGEST_FILE = 200
+from indpriv.norm_log import records, writer
+records.PART_SIZE = 50
+records.LARGEST_FILE = 200
 plain = writer.NormLogWriter._write
 def killed(self, name, content):
     if name == "000000000002-00003.parquet":
@@ -140,7 +139,7 @@ def test_a_file_that_vanishes_is_named(tmp_path):
 def stored_ids(request, tmp_path, monkeypatch):
     """A run whose ids stay in their file, in row groups of 50, and what they are."""
     monkeypatch.setattr(_files, "ROW_GROUP_SIZE", 50)
-    monkeypatch.setattr(reader, "LARGEST_FILE", 200)
+    monkeypatch.setattr(records, "LARGEST_FILE", 200)
     log, _ = small_run(n=N, steps=3)
     texts = np.array([f"p{k}" for k in range(N)], object)
     ids = np.arange(N)[::-1] if request.param == "numbers" else texts

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,14 @@ import synthetic
 from indpriv import EvidenceError
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.norm_log.evidence import FALSE_ALARM, session_checks
+from indpriv.norm_log.journal_state import LogState
+
+
+def checks_of(session, n_examples):
+    """The checks of a closed log with one session."""
+    header = {"n_examples": n_examples, "individually_clipped": False, "privacy_filter": {}}
+    state = LogState(Path("run"), {**header, "run": {}}, sessions=[session], closed=True)
+    return session_checks(state)
 
 
 def participation(counts, rates):
@@ -24,7 +33,7 @@ def participation(counts, rates):
         participations_variance=float((rates * (1 - rates)).sum()),
         participations_spread=float(np.square(counts - rates.sum()).sum()),
     )
-    checks = session_checks([found], n_examples=n, closed=True, voided_steps=0)
+    checks = checks_of(found, n)
     return next(check for check in checks if check.title == "participation of each example")
 
 
@@ -52,16 +61,8 @@ def test_sound_runs_of_any_size_pass(steps, rate, seed):
 
 
 def test_large_numbers_are_written_as_everywhere():
-    checks = session_checks(
-        [
-            synthetic.session_counts(
-                8850, 60_000, 1 / 59, participations_min=110, participations_max=200
-            )
-        ],
-        n_examples=60_000,
-        closed=True,
-        voided_steps=0,
-    )
+    drawn = {"participations_min": 110, "participations_max": 200}
+    checks = checks_of(synthetic.session_counts(8850, 60_000, 1 / 59, **drawn), 60_000)
     assert any("8,850 steps" in check.detail for check in checks)
     for check in checks:
         assert not re.search(r"(?<![.\d])\d{4}", check.detail), check.detail
@@ -88,7 +89,7 @@ def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_trai
         larger_norms=larger,
         largest_excess=excess,
     )
-    checks = session_checks([counts], n_examples=60_000, closed=True, voided_steps=0)
+    checks = checks_of(counts, 60_000)
     found = [
         check for check in checks if check.title in ("norms in training", "norm pass, precision")
     ]
@@ -118,6 +119,6 @@ def test_counts_that_no_session_has_are_one_message(strange):
 
 def test_more_participations_than_draws_can_have_do_not_fit_poisson_sampling():
     counts = synthetic.session_counts(30, 100, 0.1, expected_participations=1e6)
-    found = session_checks([counts], n_examples=100, closed=True, voided_steps=0)
+    found = checks_of(counts, 100)
     words = {check.key: check.status for check in found}
     assert words["batch_sizes"] == words["participation"] == "failed"

@@ -70,8 +70,8 @@ def kill_at_a_random_moment(run_dir, seed):
 
 def check_what_is_left(run_dir, acknowledged):
     state = read_state(run_dir)
-    assert len(state.records) - 1 >= acknowledged["record"]
-    assert len(state.batch_norms) - 1 >= acknowledged["free"]
+    assert len(state.lines["record"]) - 1 >= acknowledged["record"]
+    assert len(state.lines["free"]) - 1 >= acknowledged["free"]
     assert state.total_steps - 1 >= acknowledged["steps"]
     if state.total_steps == 0:
         return

@@ -82,7 +82,7 @@ def test_a_policy_is_recorded_and_told(tmp_path):
         run.train(4)
     state = read_state(tmp_path / "run")
     assert state.policy == RecordingPolicy(every=2, growth=2.0, longest=10, reference_examples=3)
-    assert [entry["step"] for entry in state.records] == [0, 2, 6, 14, 24, 34]
+    assert [entry["step"] for entry in state.lines["record"]] == [0, 2, 6, 14, 24, 34]
     assert state.pass_seconds > 0
     assert state.training_seconds > 0
     coverage = next(
@@ -177,7 +177,7 @@ def test_what_was_acknowledged_survives_an_interruption(number, tmp_path):
     run_dir = tmp_path / "run"
     interrupt(run_dir, number, after_records=7)
     state = read_state(run_dir)
-    assert len(state.records) >= 6
+    assert len(state.lines["record"]) >= 6
     log = NormLog.open(run_dir)
     assert log.recorded_steps.tolist() == list(range(log.total_steps))
     assert any("not closed" in caveat for caveat in log.caveats)

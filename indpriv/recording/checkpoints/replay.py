@@ -31,8 +31,7 @@ from indpriv.example_table import ExampleTable
 from indpriv.norm_log import session_counts
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import read_state
-from indpriv.norm_log.run_files import EXAMPLES, JOURNAL, RUN_JSON
-from indpriv.norm_log.sealing import seal
+from indpriv.norm_log.run_files import EXAMPLES, JOURNAL, RUN_JSON, seal
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
@@ -313,7 +312,7 @@ def _already_done(
     again = f"{run_dir}: choose another directory, or remove this one to start again"
     if not state.header["run"].get("replayed"):
         raise InputError(f"there is the log of a recorded run in {again}")
-    steps, recorded = settings.steps, [entry["step"] for entry in state.records]
+    steps, recorded = settings.steps, [entry["step"] for entry in state.lines["record"]]
     done = models[: len(recorded)]
     if [model.step for model in done] != recorded:
         raise InputError(

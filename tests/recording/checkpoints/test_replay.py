@@ -386,7 +386,7 @@ def test_killed_between_a_record_and_its_steps(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "steps", killed)
     with pytest.raises(KeyboardInterrupt):
         replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
-    assert read_state(tmp_path / "replay").records[-1]["step"] == 10
+    assert read_state(tmp_path / "replay").lines["record"][-1]["step"] == 10
     monkeypatch.setattr(writer, "steps", steps)
     replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
     assert_same(NormLog.open(trained / "live"), NormLog.open(tmp_path / "replay"))
