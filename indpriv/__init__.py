@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # in the order of the data flow
     from indpriv.epsilon_table import EpsilonTable
     from indpriv.attack_scores import AttackScores
     from indpriv.attack_signals import AttackSignals
-    from indpriv._upload import upload
+    from indpriv._storage import upload
     from indpriv.errors import EvidenceError, InputError
     # isort: on
 
@@ -57,7 +57,7 @@ _MODULES = {  # public name -> the module that defines it
     "RoundRecorder": "indpriv.round_recorder",
     "account": "indpriv.accountant",
     "membership_risk": "indpriv.accountant",
-    "upload": "indpriv._upload",
+    "upload": "indpriv._storage",
 }
 
 

@@ -7,7 +7,9 @@ import json
 import os
 import secrets
 import stat
+import threading
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,15 +23,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from indpriv._folders import PRIVATE, open_file, path_named, refuse_links, remove_file, replace_file
+from indpriv import _folders
+from indpriv._folders import PRIVATE, is_remote, open_file, refuse_links, remove_file
 from indpriv._reading import ParquetFile, check_columns, named, parse_json
-from indpriv._storage import is_remote, read_verified
-from indpriv.errors import InputError
+from indpriv.errors import EvidenceError, InputError
 
 METADATA_KEY = "indpriv"
 ROW_GROUP_SIZE = 1 << 18
 _OPTIONS: Any = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
 _LOCK, _WRITER = ".lock", ".writer"  # the latter holds the process id of the writer
+_KEPT_BYTES = {True: 1 << 28, False: 1 << 26}  # of buckets, and of a disk, which costs little
+_kept, _keeping = OrderedDict[tuple[str, str], bytes](), threading.Lock()
 
 
 def sha256(path: Path) -> str:
@@ -37,6 +41,43 @@ def sha256(path: Path) -> str:
     refuse_links(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_hash(path: Path, expected: str, content: bytes | None = None) -> None:
+    """Raise EvidenceError unless a file is there and has this hash; content: if it was read."""
+    try:
+        found = sha256(path) if content is None else hashlib.sha256(content).hexdigest()
+    except FileNotFoundError as error:
+        raise EvidenceError(f"{path} is missing; restore it from a copy") from error
+    if found != expected:
+        raise EvidenceError(
+            f"{path} was changed: its hash is not the journal's; restore it from a copy"
+        )
+
+
+def read_verified(path: Path, sha256: str) -> bytes:
+    """The content of a file, compared with its hash while it is read. Sensitive: it is kept.
+
+    What was read is kept as long as there is room, so that each byte is read once.
+
+    Raises:
+        EvidenceError: the file is missing, or its hash is another.
+    """
+    key = (str(path), sha256)
+    with _keeping:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise EvidenceError(f"{path} is missing; restore it from a copy") from error
+    check_hash(path, sha256, content)
+    with _keeping:
+        _kept[key] = content
+        while sum(map(len, _kept.values())) > _KEPT_BYTES[is_remote(path)]:
+            _kept.popitem(last=False)
+    return content
 
 
 def others_can_read(path: Path) -> bool:
@@ -112,11 +153,11 @@ def written_atomically(path: Path) -> Iterator[Any]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with on_failure(lambda: remove_file(temporary)):
         descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with path_named(path), os.fdopen(descriptor, "wb") as file:
+        with _folders.path_named(path), os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        replace_file(temporary, path)
+        _folders.replace_file(temporary, path)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -27,6 +27,11 @@ def named_by_person(path: Path) -> None:
     _named.add(path.absolute())
 
 
+def is_remote(path: str | Path) -> bool:
+    """Whether a path lies in object storage: those are pure, see `indpriv._storage`."""
+    return not isinstance(path, str | Path)
+
+
 def _split(path: Path) -> tuple[Path, tuple[str, ...]]:
     """The outermost directory above a path that was named, or the path, and the names below it."""
     path = path.absolute()

@@ -72,35 +72,6 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     return entries, chain, content
 
 
-class _OnDisk:
-    """Appends lines to a file."""
-
-    def __init__(self, path: Path, whole: bytes) -> None:
-        """Open it; whole: its lines without a torn last one, which is cut off."""
-        self._path = path
-        self._descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.ftruncate(self._descriptor, len(whole))
-
-    def append(self, line: bytes, wait: bool) -> None:
-        end = os.fstat(self._descriptor).st_size
-        try:
-            written = os.write(self._descriptor, line)
-            if written != len(line):
-                raise OSError(
-                    errno.ENOSPC,
-                    f"only {written} of {len(line)} bytes were written",
-                    str(self._path),
-                )
-            if wait:
-                os.fsync(self._descriptor)
-        except OSError:
-            os.ftruncate(self._descriptor, end)  # a torn line in the middle would spoil the rest
-            raise
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
 class JournalWriter(AbstractContextManager["JournalWriter"]):
     """The one writer of a journal. It holds a lock; a line that `append` waited for is kept.
 
@@ -110,21 +81,15 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._file: _OnDisk | None = None
+        self._path = run_dir / NAME
+        self._file: int | None = None
         self._lock = OneWriter(run_dir)
         with on_failure(self.close):
-            self.entries = self._continue(run_dir / NAME)
-
-    def _continue(self, path: Path) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = []
-        self.chain, whole = _START, b""
-        if path.is_file():
-            entries, self.chain, content = _read(self._run_dir)
-            whole = content[: content.rfind(b"\n") + 1]  # a torn line was never acknowledged
-        self._next = len(entries)
-        self._file = _OnDisk(path, whole)
-        return entries
+            found = _read(run_dir) if self._path.is_file() else ([], _START, b"")
+            self.entries, self.chain, content = found
+            self._next = len(self.entries)
+            self._file = open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.ftruncate(self._file, content.rfind(b"\n") + 1)  # a torn line was not acknowledged
 
     def __len__(self) -> int:
         return self._next
@@ -139,16 +104,26 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
             InputError: the journal is closed.
         """
         if self._file is None:
-            raise InputError(f"{self._run_dir / NAME} is closed; open it again to append")
+            raise InputError(f"{self._path} is closed; open it again to append")
         body = {"seq": self._next, "kind": kind, **values}
         chain = _link(self.chain, body)
-        self._file.append(f"{_to_line({**body, 'chain': chain})}\n".encode(), wait)
+        line = f"{_to_line({**body, 'chain': chain})}\n".encode()
+        end = os.fstat(self._file).st_size
+        try:
+            if (written := os.write(self._file, line)) != len(line):
+                text = f"only {written} of {len(line)} bytes were written"
+                raise OSError(errno.ENOSPC, text, str(self._path))
+            if wait:
+                os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, end)  # a torn line in the middle would spoil the rest
+            raise
         self.chain, self._next = chain, self._next + 1
 
     def close(self) -> None:
         """Release the lock."""
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
             self._file = None
         self._lock.close()
 

@@ -1,8 +1,8 @@
-"""Runs and audits in object storage: paths to read them, with the methods of pathlib that we use.
+"""Runs and audits in object storage: paths to read them, and sending them there from a disk.
 
-An address such as s3://bucket/runs/adult becomes a `RemotePath`, which reads by pyarrow.fs: S3
-(s3), Google Cloud Storage (gs, gcs), Azure (abfs, abfss). Functions that read a Path take one too.
-Whatever is written is written on a disk; `indpriv.upload` sends it.
+An address such as s3://bucket/runs/adult becomes a `RemotePath` with the methods of pathlib that we
+use, which reads by pyarrow.fs: S3 (s3), Google Cloud Storage (gs, gcs), Azure (abfs, abfss).
+Functions that read a Path take one too. Everything is written on a disk; `upload` sends it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
-from collections import OrderedDict
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import lru_cache
-from hashlib import file_digest
-from hashlib import sha256 as sha256_of
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 from urllib.request import url2pathname
 
-from indpriv.errors import EvidenceError, InputError
+from indpriv import _files
+from indpriv._folders import named_by_person, refuse_links
+from indpriv.errors import InputError, PrivacyWarning
 
 _SECRETS = {"sig", "client_secret"}  # what pyarrow takes in an address of Azure
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -48,7 +47,8 @@ _REASONS = {  # with words of the libraries of AWS, Google and Azure, whose mess
     "the server does not answer; check the network and endpoint_override": "NETWORK_CONNECTION|"
     "UNAVAILABLE|Could not connect to server|Could not resolve host",
 }
-_KEPT_BYTES, _KEPT_BYTES_OF_DISK = 1 << 28, 1 << 26  # a disk is read again at little cost
+_JOURNAL = "journal.jsonl"
+_LAST = ("audit.json", _JOURNAL)  # what makes the other files count, and refers to them by hashes
 
 if TYPE_CHECKING:
     _Base = Path
@@ -56,8 +56,7 @@ else:
     _Base = PurePosixPath
 
 
-@dataclass(frozen=True)
-class RemoteStat:
+class RemoteStat(NamedTuple):
     """What `RemotePath.stat` knows. Buckets have no links, nor modes."""
 
     st_size: int
@@ -85,7 +84,7 @@ class RemotePath(_Base):
             raise TypeError(f"{self} lies in object storage, and a file on a disk is needed")
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return _location, (str(self),)
+            return location, (str(self),)
 
         def is_file(self) -> bool:
             return self._info().is_file
@@ -197,11 +196,6 @@ def _reason_of(error: OSError, bucket: str) -> str:
     return str(error)
 
 
-def is_remote(path: str | Path) -> bool:
-    """Whether a path lies in object storage."""
-    return isinstance(path, RemotePath)
-
-
 def location(path: str | Path) -> Path:
     """The path of a directory that is given as a path or as an address with a scheme.
 
@@ -213,8 +207,28 @@ def location(path: str | Path) -> Path:
     """
     if isinstance(path, RemotePath):
         return path
-    has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path))  # C:/ is a drive
-    return _location(str(path)) if has_scheme else Path(path)
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # C:/ is a drive
+        return Path(path)
+    address = re.sub(r"^([^:]+):/+", lambda found: f"{found[1].lower()}://", str(path))
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        return Path(url2pathname(f"/{parts.netloc}{parts.path}"))
+    if parts.scheme not in SCHEMES:
+        raise InputError(
+            f"{address}: {parts.scheme}:// is no storage that we read; pass a path, file://, or "
+            f"one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        )
+    if not parts.netloc or _holds_credentials(parts):
+        problem = (
+            "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
+        )
+        raise InputError(
+            f"{parts.scheme}:// address {problem}: pass {parts.scheme}://BUCKET/PATH, and "
+            "credentials by the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    below = filter(None, [parts.path.strip("/")])
+    options = f"?{quote(parts.query, safe='')}"
+    return RemotePath("/", parts.scheme, options, parts.netloc, *below)
 
 
 def location_on_disk(path: str | Path, what: str) -> Path:
@@ -224,7 +238,7 @@ def location_on_disk(path: str | Path, what: str) -> Path:
         InputError: as `location`; or object storage. what: that is written there, with a verb.
     """
     found = location(path)
-    if is_remote(found):
+    if isinstance(found, RemotePath):
         raise InputError(
             f"{found} lies in object storage: {what} written on a disk; pass a directory there. "
             "Recorder, RoundRecorder and audit send it to a bucket with upload_to, and "
@@ -244,7 +258,7 @@ def bucket_to_write(
     found = None if address is None else location(address)
     if found is None or (isinstance(found, RemotePath) and bucket_is_private):
         return found
-    if not is_remote(found):
+    if not isinstance(found, RemotePath):
         raise InputError(
             f"upload_to={found} is no address of object storage; pass e.g. s3://bucket/runs/adult"
         )
@@ -253,29 +267,6 @@ def bucket_to_write(
         "owner can read; who can read a bucket, its settings decide. Make sure that nobody "
         "else can, and pass bucket_is_private=True (--set bucket_is_private)"
     )
-
-
-def _location(address: str) -> Path:
-    address = re.sub(r"^([^:]+):/+", lambda found: f"{found[1].lower()}://", address)
-    parts = urlsplit(address)
-    if parts.scheme == "file":
-        return Path(url2pathname(f"/{parts.netloc}{parts.path}"))
-    if parts.scheme not in SCHEMES:
-        raise InputError(
-            f"{address}: {parts.scheme}:// is no storage that we read; pass a path, file://, or "
-            f"one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-        )
-    if not parts.netloc or _holds_credentials(parts):
-        problem = (
-            "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
-        )
-        raise InputError(
-            f"{parts.scheme}:// address {problem}: pass {parts.scheme}://BUCKET/PATH, and "
-            "credentials by the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
-    options = quote(parts.query, safe="")
-    below = parts.path.strip("/").split("/") if parts.path.strip("/") else []
-    return RemotePath("/", parts.scheme, f"?{options}", parts.netloc, *below)
 
 
 def _holds_credentials(parts: SplitResult) -> bool:
@@ -324,58 +315,82 @@ def sizes_in(folder: Path) -> dict[str, int]:
         return {entry.name: entry.stat().st_size for entry in files}
 
 
-def check_hash(path: Path, sha256: str) -> None:
-    """Raise EvidenceError unless a file on a disk is there and has this hash."""
-    try:
-        with path.open("rb") as file:
-            _compare(path, file_digest(file, "sha256").hexdigest(), sha256)
-    except FileNotFoundError as error:
-        raise EvidenceError(f"{path} is missing; restore it from a copy") from error
+# --- sending what was written on a disk
 
 
-def _compare(path: Path, found: str, sha256: str) -> None:
-    if found != sha256:
-        raise EvidenceError(
-            f"{path} was changed: its hash is not the journal's; restore it from a copy"
-        )
+def upload(folder: str | Path, upload_to: str | Path, *, bucket_is_private: bool = False) -> None:
+    """Send a run or an audit from a disk to object storage; a second call goes on with it.
 
+    The journal of a run and the audit.json of an audit go last: until then, what is in the bucket
+    is no run or audit, or one that is not whole, and readers say so. A file is left out if one of
+    its size was put there after it was last changed. Files that lie there alone stay.
 
-class _Kept:
-    """Files that were read and compared with their hash, as many as fit into a few bytes."""
-
-    def __init__(self, largest: int) -> None:
-        self._lock, self._size, self._largest = threading.Lock(), 0, largest
-        self._content: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-
-    def read(self, path: Path, sha256: str) -> bytes:
-        key = (str(path), sha256)
-        with self._lock:
-            if key in self._content:
-                self._content.move_to_end(key)
-                return self._content[key]
-        content = path.read_bytes()
-        _compare(path, sha256_of(content).hexdigest(), sha256)
-        with self._lock:
-            if key not in self._content:  # another thread may have read it too
-                self._content[key] = content
-                self._size += len(content)
-            while self._size > self._largest:
-                self._size -= len(self._content.popitem(last=False)[1])
-        return content
-
-
-_of_buckets, _of_disk = _Kept(_KEPT_BYTES), _Kept(_KEPT_BYTES_OF_DISK)
-
-
-def read_verified(path: Path, sha256: str) -> bytes:
-    """The content of a file, compared with its hash while it is read. Sensitive: it is kept.
-
-    What was read is kept as long as there is room, so that each byte is read once.
+    Args:
+        folder: a run directory or an audit directory.
+        upload_to: its address, e.g. s3://bucket/runs/adult.
+        bucket_is_private: say that only those who may see the folder can read the bucket.
 
     Raises:
-        EvidenceError: the file is missing, or its hash is another.
+        InputError: neither a run nor an audit, one that is still being written, a link in it, or
+            another run at the address.
+        StorageError: the bucket cannot be written; what was sent stays there.
     """
+    source = location_on_disk(folder, "a folder that is sent was")
+    if (target := bucket_to_write(upload_to, bucket_is_private)) is None:
+        raise InputError("upload_to is None; pass an address, e.g. s3://bucket/runs/adult")
+    _check(source, target)
+    named_by_person(source)
+    there = target.files_below()
+    names = [path.relative_to(source) for path in source.rglob("*")]
+    names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    for name in sorted(names, key=lambda name: (name.name in _LAST, -len(name.parts), name)):
+        refuse_links(path := source / name)
+        if not path.is_file():
+            continue
+        own, sent = path.stat(), there.get(name.as_posix())
+        is_there = sent and sent.size == own.st_size and sent.mtime_ns >= own.st_mtime_ns
+        if name.name in _LAST or not is_there:
+            (target / name.as_posix()).put(path)
+
+
+def _check(source: Path, target: RemotePath) -> None:
+    if not any((source / name).is_file() for name in _LAST):
+        raise InputError(f"{source} is neither a run directory nor an audit directory; pass one")
+    if (process := _files.writer_of(source)) is not None:
+        raise InputError(f"{source} is still being written, by process {process}; wait for it")
+    for name in _LAST:
+        here, there = _first_line(source / name), _first_line(target / name)
+        if there and (not here or (name == _JOURNAL and here != there)):
+            raise InputError(f"{target} holds another run or audit; choose another address")
+
+
+def _first_line(path: Path) -> bytes:
+    """The header of a journal, which no other run has; nothing where there is no file."""
+    return path.read_bytes().partition(b"\n")[0] if path.is_file() else b""
+
+
+@contextmanager
+def uploaded(folder: Path, to: RemotePath | None, *, or_warn: bool = False) -> Iterator[None]:
+    """Send what the block wrote to a folder, also after an error or Ctrl-C, as far as it got.
+
+    Args:
+        folder: on a disk, where it stays.
+        to: None to send nothing; an audit that failed is not sent.
+        or_warn: warn where the bucket cannot be written, as after an error; otherwise raise.
+    """
+    ended = False
     try:
-        return (_of_buckets if is_remote(path) else _of_disk).read(path, sha256)
-    except FileNotFoundError as error:
-        raise EvidenceError(f"{path} is missing; restore it from a copy") from error
+        yield
+        ended = True
+    finally:
+        try:
+            if to is not None and (ended or (folder / _JOURNAL).is_file()):
+                upload(folder, to, bucket_is_private=True)
+        except (OSError, InputError) as error:
+            remedy = (
+                f"{error}. What was written is in {folder}; to send it, type in Python: "
+                f'indpriv.upload("{folder}", "{to}", bucket_is_private=True)'
+            )
+            if ended and not or_warn:
+                raise StorageError(remedy) from error
+            warnings.warn(remedy, PrivacyWarning, stacklevel=1)

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks, _files
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._storage import bucket_to_write, location_on_disk
-from indpriv._upload import uploaded
+from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume

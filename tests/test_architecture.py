@@ -32,7 +32,6 @@ STAGES = {
         "_shown",
         "_repeats",
         "_storage",
-        "_upload",
     },
     "artifacts": {
         "norm_log",

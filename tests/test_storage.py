@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from indpriv import EvidenceError, InputError, NormLog, _storage, account
-from indpriv._storage import RemotePath, is_remote, location
+from indpriv._folders import is_remote
+from indpriv._storage import RemotePath, location
 from indpriv.analysis import variants
 from indpriv.audit import audit, read_audit
 from indpriv.cli import run

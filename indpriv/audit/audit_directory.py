@@ -26,10 +26,10 @@ from indpriv._files import (
     write_json,
     write_private_parquet,
 )
-from indpriv._folders import make_folder, named_by_person, refuse_links, remove_file
+from indpriv._folders import is_remote, make_folder, named_by_person, refuse_links, remove_file
 from indpriv._plain import to_json
 from indpriv._reading import Text, check, named, table
-from indpriv._storage import is_remote, location
+from indpriv._storage import location
 from indpriv.analysis.audited_run import choose_groups
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
 from indpriv.analysis.lookup import Lookup

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._progress import StageProgress, silent
-from indpriv._storage import bucket_to_write, location, location_on_disk
-from indpriv._upload import uploaded
+from indpriv._storage import bucket_to_write, location, location_on_disk, uploaded
 from indpriv.accountant.account import account_parts
 from indpriv.accountant.blocks import workers_of
 from indpriv.accountant.cluster import versions

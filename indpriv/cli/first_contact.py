@@ -25,7 +25,8 @@ def checked_run(path: Path | None, command: str, program: str = "indpriv") -> Pa
     Raises:
         InputError: it is missing or something else; the message says what to type next.
     """
-    from indpriv._storage import is_remote, location
+    from indpriv._folders import is_remote
+    from indpriv._storage import location
     from indpriv.norm_log.run_files import JOURNAL, RUN_DIRECTORY, holds_log
 
     command = f"{program} {command}"

@@ -20,9 +20,10 @@ from indpriv import _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._checks import check_choice
 from indpriv._facts import text
+from indpriv._folders import is_remote
 from indpriv._journal import NAME, read_journal
 from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, named, table
-from indpriv._storage import check_hash, is_remote, sizes_in
+from indpriv._storage import sizes_in
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log import records
 from indpriv.norm_log.recording_policy import RecordingPolicy
@@ -438,7 +439,7 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
         units = frame["unit_id"].to_numpy() if "unit_id" in frame else None
         exact = np.flatnonzero(frame["exact"].to_numpy())
     else:
-        check_hash(path, sha256)
+        _files.check_hash(path, sha256)
         rows = _files.ParquetRows.open(path, ID_COLUMNS)
         ids = records.StoredIds(rows, "example_id")
         repeated = _repeats.repeated(lambda start, stop: ids[start:stop], rows.ranges())

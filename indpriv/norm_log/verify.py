@@ -13,8 +13,8 @@ import numpy as np
 
 from indpriv import _files
 from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, fact, text
+from indpriv._folders import is_remote
 from indpriv._formatting import format_cost
-from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import run_files
 from indpriv.norm_log.evidence import session_checks

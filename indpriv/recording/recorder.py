@@ -28,8 +28,7 @@ from indpriv import _checks
 from indpriv._arrays import IntArray
 from indpriv._facts import text
 from indpriv._files import write_json
-from indpriv._storage import bucket_to_write, location_on_disk
-from indpriv._upload import uploaded
+from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
 from indpriv.norm_log.evidence import CHECKS, SEEDED
 from indpriv.norm_log.journal_state import (

@@ -13,7 +13,7 @@ import pytest
 
 import synthetic
 from indpriv import EvidenceError, NormLog, _files, account
-from indpriv._storage import read_verified
+from indpriv._files import read_verified
 from indpriv.norm_log import records
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
