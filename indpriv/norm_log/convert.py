@@ -10,32 +10,23 @@ participations. No recorder watched the training, so an account of the log is an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks
-from indpriv._arrays import IntArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import opened_parquet, read_json, write_json
 from indpriv._progress import StageProgress
 from indpriv._reading import check_size, read_npz
 from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
+from indpriv.norm_log import run_files, validation
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.run_files import RUN_JSON, checked_run_json, holds_log, seal
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
-from indpriv.norm_log.validation import (
-    check_ids,
-    check_norms,
-    check_recorded_steps,
-    check_unit_ids,
-    check_words,
-    widened,
-)
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 DECLARED = (
@@ -45,8 +36,8 @@ DECLARED = (
 _WORDS = ("sampler", "unit", "neighbouring")
 _DEFAULTS: Mapping[str, Any] = {"clipping": "flat", "clipping_norm_epsilon": 0.0}
 _REQUIRED = ("steps", *SETTING_NAMES, *_WORDS)
-_OTHER_COLUMNS = ("example_id", "unit_id", "participations")  # of a Parquet file, not records
-_OTHER_ARRAYS = ("example_ids", "unit_ids", "participations")  # of an npz file
+# Columns of a Parquet file that are no records.
+_OTHERS = ("example_id", "unit_id", "participations")
 
 
 def convert(
@@ -86,8 +77,9 @@ def convert(
     content, settings = _read_settings(Path(run_json))
     declared = {**_DEFAULTS, **content}
     norms = _read_norms(norms_file)
+    steps, seeded = norms.recorded_steps.tolist(), bool(declared.get("seeded"))
     _check_norms_file(norms, len(settings), declared["unit"])
-    if holds_log(run_dir):
+    if run_files.holds_log(run_dir):
         raise InputError(
             f"{run_dir} already holds the log of a run; choose another directory, or remove it"
         )
@@ -98,15 +90,15 @@ def convert(
         **{name: declared[name] for name in _WORDS},
         individually_clipped=declared["clipping"] == "individual",
         norm_pass={"backend": "another trainer", "slack": 0.0, "caveats": []},
-        run={"converted": True, "seeded": bool(declared.get("seeded"))}
+        run={"converted": True, "seeded": seeded}
         | {name: declared[name] for name in known if declared.get(name) is not None},
     )
     nobody = np.zeros(0, dtype=np.int64)
     writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, nobody)
     try:
         narrow = set()
-        for number, step in enumerate(norms.recorded_steps.tolist()):
-            exact, caveat = widened(norms.read(number))
+        for number, step in enumerate(steps):
+            exact, caveat = validation.widened(norms.read(number))
             narrow.add(caveat)
             writer.record(
                 step,
@@ -116,20 +108,27 @@ def convert(
                 seconds=0.0,  # not known
             )
             if progress is not None:
-                progress("converting", number + 1, len(norms.recorded_steps))
-        counts = _counts(norms, declared, settings, sorted(narrow - {""}))
+                progress("converting", number + 1, len(steps))
+        counts = SessionCounts(
+            from_step=0,
+            seeded=seeded,
+            caveats=(DECLARED, *sorted(narrow - {""}), *([SEEDED] if seeded else [])),
+            sampler=declared["sampler"],
+            converted=Conversion(source=norms_file.name),
+            draws=_draws(norms.participations, settings.sample_rate),
+        )
         for start, stop in settings.spans():
             writer.steps(start, stop - start, **vars(settings.at(start)), counts=counts)
-        write_json(run_dir / RUN_JSON, {"name": run_dir.name, **content})
+        write_json(run_dir / run_files.RUN_JSON, {"name": run_dir.name, **content})
         writer.finish(counts)
     finally:
         writer.close()
-    seal(run_dir)
+    run_files.seal(run_dir)
 
 
 def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
     """What run.json declares, checked; one message names everything that is missing."""
-    content = checked_run_json(read_json(path), path)
+    content = run_files.checked_run_json(read_json(path), path)
     declared = {**_DEFAULTS, **content}
     missing = [name for name in _REQUIRED if declared.get(name) is None]
     if missing:
@@ -148,7 +147,7 @@ def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
     try:
         numbers = {name: np.asarray(declared[name], dtype=np.float64) for name in SETTING_NAMES}
         sampler, unit, neighbouring = (declared[name] for name in _WORDS)
-        check_words(sampler, unit, neighbouring, declared.get("max_batch_size"))
+        validation.check_words(sampler, unit, neighbouring, declared.get("max_batch_size"))
         _checks.check_clipping_norm_epsilon(declared["clipping_norm_epsilon"])
         _checks.check_choice("clipping", declared["clipping"], ("flat", "individual"))
         return content, StepSettings.from_values(declared["steps"], **numbers)
@@ -156,30 +155,19 @@ def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
         raise InputError(f"{path}: {error}") from error
 
 
-def _counts(
-    norms: _NormsFile, declared: Mapping[str, Any], settings: StepSettings, narrow: list[str]
-) -> SessionCounts:
-    """Nothing was watched, except if the trainer counted how often it drew each example."""
-    draws, rates, seeded = None, settings.sample_rate, bool(declared.get("seeded"))
-    if norms.participations is not None:
-        draws = DrawCounts.of(
-            norms.participations.astype(np.int64),
-            draws=len(rates),
-            expected=float(rates.sum()),
-            variance=float((rates * (1 - rates)).sum()),
-        )
-    return SessionCounts(
-        from_step=0,
-        seeded=seeded,
-        caveats=(DECLARED, *narrow, *([SEEDED] if seeded else [])),
-        sampler=declared["sampler"],
-        converted=Conversion(source=norms.path.name),
-        draws=draws,
+def _draws(participations: NDArray[np.generic] | None, rates: FloatArray) -> DrawCounts | None:
+    """How often each example was drawn, if the trainer counted; nothing else was watched."""
+    if participations is None:
+        return None
+    return DrawCounts.of(
+        participations.astype(np.int64),
+        draws=len(rates),
+        expected=float(rates.sum()),
+        variance=float((rates * (1 - rates)).sum()),
     )
 
 
-@dataclass(frozen=True)
-class _NormsFile:
+class _NormsFile(NamedTuple):
     """A file of norms; records are read one at a time."""
 
     path: Path
@@ -192,12 +180,14 @@ class _NormsFile:
 
 def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
     """Raise InputError unless ids, steps, participations and all norms of a file fit together."""
-    where, n = f"{norms.path}", len(norms.example_ids)
+    where, n, steps = f"{norms.path}", len(norms.example_ids), norms.recorded_steps
     drawn = norms.participations
     try:
-        check_ids(norms.example_ids, n)
-        check_recorded_steps(norms.recorded_steps, len(norms.recorded_steps), total_steps)
-        check_unit_ids(norms.unit_ids, n, unit)
+        validation.check_ids(norms.example_ids, n)
+        validation.check_recorded_steps(
+            norms.recorded_steps, len(norms.recorded_steps), total_steps
+        )
+        validation.check_unit_ids(norms.unit_ids, n, unit)
         if drawn is not None and (
             drawn.shape != (n,)
             or drawn.dtype.kind not in "iu"
@@ -208,14 +198,14 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
                 "participations must be one whole number per example, from 0 to "
                 f"steps={total_steps}: how often it was drawn"
             )
-        for number, step in enumerate(norms.recorded_steps.tolist()):
+        for number, step in enumerate(steps.tolist()):
             where, values = f"{norms.path}", norms.read(number)
             if values.dtype.kind not in "fiu":
                 raise InputError(
                     f"the norms of step {step} are {values.dtype}; they must be numbers"
                 )
             where = f"{norms.path}, step {step}"
-            check_norms(values, norms.example_ids)
+            validation.check_norms(values, norms.example_ids)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 
@@ -234,12 +224,12 @@ def _read_parquet(path: Path) -> _NormsFile:
     with opened_parquet(path) as file:
         names, n_examples = file.schema_arrow.names, file.metadata.num_rows
         check_size(path, 16 * n_examples, path.stat().st_size)  # ids and one record
-    steps = {name: int(name) for name in names if name.isascii() and name.isdecimal()}
-    unknown = [name for name in names if name not in steps and name not in _OTHER_COLUMNS]
-    if unknown or len(set(steps.values())) < len(steps):
+    steps = {int(name): name for name in names if name.isascii() and name.isdecimal()}
+    others = [name for name in names if name not in steps.values()]
+    if unknown := [name for name in others if name not in _OTHERS]:
         raise InputError(
-            f"{path} has columns {', '.join(map(repr, (unknown or names)[:5]))}; a record is a "
-            f"column named by its step, e.g. '200', and the others are {', '.join(_OTHER_COLUMNS)}"
+            f"{path} has columns {', '.join(map(repr, unknown[:5]))}; a record is a column named "
+            f"by its step once, e.g. '200', and the others are {', '.join(_OTHERS)}"
         )
 
     def column(name: str) -> NDArray[np.generic]:
@@ -253,26 +243,21 @@ def _read_parquet(path: Path) -> _NormsFile:
         values: NDArray[np.generic] = found.to_numpy()
         return values
 
-    recorded = sorted(steps, key=steps.__getitem__)
-    ids, units, drawn = (column(name) if name in names else None for name in _OTHER_COLUMNS)
-    return _NormsFile(
-        path,
-        np.array([steps[name] for name in recorded], dtype=np.int64),
-        np.arange(n_examples) if ids is None else ids,
-        units,
-        drawn,
-        lambda number: column(recorded[number]),
-    )
+    recorded = sorted(steps)
+    ids, units, drawn = (column(name) if name in names else None for name in _OTHERS)
+    ids = np.arange(n_examples) if ids is None else ids
+    numbers = np.array(recorded, dtype=np.int64)
+    return _NormsFile(path, numbers, ids, units, drawn, lambda row: column(steps[recorded[row]]))
 
 
 def _read_npz(path: Path) -> _NormsFile:
     """Read arrays of numbers and texts only: nothing in the file is unpickled."""
-    found = read_npz(path)
+    found, others = read_npz(path), ("example_ids", "unit_ids", "participations")
     needed = {"norms", "recorded_steps"}
-    if not needed <= set(found) <= needed | set(_OTHER_ARRAYS):
+    if not needed <= set(found) <= needed | set(others):
         raise InputError(
             f"{path} has arrays {', '.join(found) or 'none'}; it needs norms and recorded_steps, "
-            f"and may have {', '.join(_OTHER_ARRAYS)}"
+            f"and may have {', '.join(others)}"
         )
     norms, steps = found["norms"], found["recorded_steps"]
     if norms.ndim != 2 or steps.shape != norms.shape[:1] or steps.dtype.kind not in "iu":
@@ -280,7 +265,7 @@ def _read_npz(path: Path) -> _NormsFile:
             f"{path}: norms has shape {norms.shape} and recorded_steps {steps.shape} of "
             f"{steps.dtype}; pass (n_records, n_examples) norms, and one whole number per record"
         )
-    ids, units, drawn = (found.get(name) for name in _OTHER_ARRAYS)
+    ids, units, drawn = (found.get(name) for name in others)
     ids = np.arange(norms.shape[1]) if ids is None else ids
     if ids.shape != norms.shape[1:]:
         raise InputError(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -285,26 +286,32 @@ class NormLog(_checks.FormerNames):
 
     def part(self, start: int, stop: int) -> NormLog:
         """The log of the examples at positions start to stop, in memory."""
-        norms = self.batch_norms
-        entries = None if norms is None else norms.read(start, stop)
+        norms, nothing = self.batch_norms, BatchNormEntries.joined([], dtype_of(self.levels))
+        entries = nothing if norms is None else norms.read(start, stop)
         return self._of_some(slice(start, stop), self.read(start, stop), entries)
 
     def take(self, positions: ArrayLike) -> NormLog:
         """The log of the examples at these positions only, in memory."""
         index = np.asarray(positions, dtype=np.int64)
-        rows = np.empty((self.n_records, len(index)), dtype_of(self.levels))
-        for here, start, stop in self._groups_of(index):
+        rows: NDArray[Any] = np.empty((self.n_records, len(index)), dtype_of(self.levels))
+        entries, group = list[BatchNormEntries](), index // ROW_GROUP_SIZE
+        for number in np.unique(group).tolist():  # of a row group all is read
+            start = number * ROW_GROUP_SIZE
+            stop = min(start + ROW_GROUP_SIZE, self.n_examples)
+            here = np.flatnonzero(group == number)
             rows[:, here] = self.read(start, stop)[:, index[here] - start]
-        return self._of_some(index, rows, self._entries_at(index))
+            if self.batch_norms is not None:
+                some = self.batch_norms.read(start, stop).take(index[here] - start, stop - start)
+                entries.append(replace(some, position=here[some.position].astype(np.int32)))
+        return self._of_some(index, rows, BatchNormEntries.joined(entries, dtype_of(self.levels)))
 
     def reference_examples(self) -> NormLog | None:
         """The log of the reference examples, with a record at every step; None without any."""
-        index = self.reference_positions
-        if index is None or self.reference_records is None:
+        if self.reference_positions is None or self.reference_records is None:
             return None
-        every_step = np.arange(self.total_steps)
+        every_step, none = np.arange(self.total_steps), self.rows[:0]
         return replace(
-            self._of_some(index, np.empty((0, len(index))), self._entries_at(index)),
+            replace(self, recorded_steps=none, rows=none).take(self.reference_positions),
             recorded_steps=every_step,
             unreadable_steps=(),
             records=self.reference_records,
@@ -312,29 +319,11 @@ class NormLog(_checks.FormerNames):
             filtered=None,  # levels of every step are not those that the filter charged
         )
 
-    def _groups_of(self, index: IntArray) -> Iterator[tuple[IntArray, int, int]]:
-        """Yield (which of some positions lie in a row group, its start, its stop)."""
-        group = index // ROW_GROUP_SIZE
-        for number in np.unique(group).tolist():
-            start = number * ROW_GROUP_SIZE
-            stop = min(start + ROW_GROUP_SIZE, self.n_examples)
-            yield np.flatnonzero(group == number), start, stop
-
-    def _entries_at(self, index: IntArray) -> BatchNormEntries | None:
-        """Batch norms of the examples at some positions, which are renumbered."""
-        if self.batch_norms is None:
-            return None
-        parts = []
-        for here, start, stop in self._groups_of(index):
-            some = self.batch_norms.read(start, stop).take(index[here] - start, stop - start)
-            parts.append(replace(some, position=here[some.position].astype(np.int32)))
-        return BatchNormEntries.joined(parts, dtype_of(self.levels))
-
     def _of_some(
         self,
         chosen: IntArray | slice,
         rows: NDArray[np.generic],
-        entries: BatchNormEntries | None,
+        entries: BatchNormEntries,
     ) -> NormLog:
         """The log of some examples, with their records and batch norms."""
         norms, filtered = self.batch_norms, self.filtered
