@@ -203,10 +203,7 @@ class LogState:
 
         Noise counts in units of the longest gradient: noise_multiplier / (1 + excess).
         """
-        found = self.settings()
-        if not self.clip_excess:
-            return found
-        factor = np.ones(len(found))
+        found, factor = self.settings(), np.ones(self.total_steps)
         for one in self.sessions:  # in order: a later one replaces the steps from its first on
             factor[one.from_step :] = 1 + (one.training.accounted_excess if one.training else 0.0)
         return replace(found, noise_multiplier=found.noise_multiplier / factor)

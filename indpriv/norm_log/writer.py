@@ -37,8 +37,12 @@ from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORDS, part_name, unus
 from indpriv.norm_log.session_counts import SessionCounts
 
 SCHEMA = 1
-# What a header's `run` says of every session alike, and what it means where it says nothing.
-_ALIKE = {"ranks": 1, "max_batch_size": None, "clipping_norm_epsilon": 0.0}
+# What the header of every session says alike; and its `run`, with what it means if it says nothing.
+_ALIKE = (
+    *("n_examples", "ids_fingerprint", "rounding", "rounding_mode", "individually_clipped"),
+    *("unit", "policy", "privacy_filter"),
+)
+_ALIKE_IN_RUN = {"ranks": 1, "max_batch_size": None, "clipping_norm_epsilon": 0.0}
 
 
 def fingerprint(values: NDArray[np.generic]) -> str:
@@ -110,7 +114,7 @@ class NormLogWriter:
         self._n = len(example_ids)
         with _files.on_failure(self.close):
             if lines := self._journal.entries:
-                _check_continues(lines[0], header, self._n, self._ids_fingerprint)
+                self._check_continues(lines[0], header)
                 for path in self._folder.glob(".*.tmp"):  # what a crash left
                     remove_file(path)
                 for name in unused_records(sizes_in(self._folder), lines):
@@ -141,14 +145,15 @@ class NormLogWriter:
         """Append a full record: norms (n_examples,) at the parameters that `step` starts from."""
         column, name = self._encode(norms, max_grad_norm), f"{step:012d}.parquet"
         if len(column) <= records.LARGEST_FILE:
-            written = self._write(name, _content({"norm": column}))
+            written = self._write(name, {"norm": column})
         else:
-            parts = []
-            for number, start in enumerate(range(0, len(column), records.PART_SIZE)):
-                content = _content({"norm": column[start : start + records.PART_SIZE]})
-                part = self._write(part_name(name, number), content)
-                parts.append([part["bytes"], part["sha256"]])
-            written = {"file": name, "parts": parts}
+            parts = [
+                self._write(
+                    part_name(name, number), {"norm": column[start : start + records.PART_SIZE]}
+                )
+                for number, start in enumerate(range(0, len(column), records.PART_SIZE))
+            ]
+            written = {"file": name, "parts": [[one["bytes"], one["sha256"]] for one in parts]}
         self._journal.append(
             "record",
             step=step,
@@ -170,7 +175,7 @@ class NormLogWriter:
         """Append rows (n_steps, n_reference) of the reference examples, of steps from `first`."""
         rows = self._encode(norms, max_grad_norms[:, np.newaxis])
         columns = {str(step): row for step, row in enumerate(rows, first)}
-        written = self._write(f"exact-{first:012d}.parquet", _content(columns))
+        written = self._write(f"exact-{first:012d}.parquet", columns)
         self._journal.append(
             "exact", first=first, count=len(norms), seconds=round(seconds, 6), **written
         )
@@ -209,7 +214,7 @@ class NormLogWriter:
         steps: (n,) the step from which each was left out.
         """
         columns = {"position": positions.astype(np.int32), "step": steps.astype(np.int32)}
-        written = self._write(f"filter-{first:012d}.parquet", _content(columns))
+        written = self._write(f"filter-{first:012d}.parquet", columns)
         self._journal.append("filter", first=first, count=count, examples=len(positions), **written)
 
     def steps(
@@ -250,34 +255,23 @@ class NormLogWriter:
     ) -> NDArray[np.generic]:
         return norms if self._levels is None else self._levels.encode(norms, max_grad_norm)
 
-    def _write(self, name: str, content: bytes) -> dict[str, Any]:
+    def _write(
+        self, name: str, content: bytes | Mapping[str, NDArray[np.generic]]
+    ) -> dict[str, Any]:
+        """Write a file, or columns to a Parquet file, and return what the journal says of it."""
+        if not isinstance(content, bytes):
+            content = _files.parquet_bytes(pa.table(dict(content)))
         _files.write_atomically(self._folder / name, content)
         return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
-
-def _check_continues(
-    first: Mapping[str, Any], header: LogHeader, n_examples: int, ids_fingerprint: str
-) -> None:
-    """Raise EvidenceError unless a run of these examples continues the log with this first line."""
-    expected = {
-        "n_examples": n_examples,
-        "ids_fingerprint": ids_fingerprint,
-        "rounding": header.rounding,
-        "rounding_mode": header.rounding_mode,
-        "individually_clipped": header.individually_clipped,
-        "unit": header.unit,
-        "policy": dict(header.policy),
-        "privacy_filter": dict(header.privacy_filter),
-        **{name: header.run.get(name, absent) for name, absent in _ALIKE.items()},
-    }
-    logged = {**_ALIKE, **first["run"], **first}
-    for name, value in expected.items():
-        if logged.get(name, {}) != value:
-            raise EvidenceError(
-                f"the log to continue has {name}={logged.get(name)!r}, this run has {value!r}; "
-                "record another run in another directory"
-            )
-
-
-def _content(columns: Mapping[str, NDArray[np.generic]]) -> bytes:
-    return _files.parquet_bytes(pa.table(dict(columns)))
+    def _check_continues(self, first: Mapping[str, Any], header: LogHeader) -> None:
+        """Raise EvidenceError unless this run continues the log with this first line."""
+        logged = {**_ALIKE_IN_RUN, **first["run"], **first}
+        expected = {**_ALIKE_IN_RUN, **header.run, **vars(header)}
+        expected |= {"n_examples": self._n, "ids_fingerprint": self._ids_fingerprint}
+        for name in (*_ALIKE, *_ALIKE_IN_RUN):
+            if logged.get(name, {}) != expected[name]:
+                raise EvidenceError(
+                    f"the log to continue has {name}={logged.get(name)!r}, this run has "
+                    f"{expected[name]!r}; record another run in another directory"
+                )
