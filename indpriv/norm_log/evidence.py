@@ -23,7 +23,6 @@ from indpriv._facts import (
     REFUTED,
     VERIFIED,
     Fact,
-    Template,
     fact,
     templates,
     text,
@@ -399,10 +398,33 @@ def lines_of(
     """
     words = {"start": recorder.get("start"), **(said or {})}
     void = {"noise": recorder.get("no_privacy"), "source": SEEDED if recorder.get("seeded") else ""}
-    return tuple(
-        _line(line, checks, words.get(key) or "", void.get(key) or "", left_out)
-        for key, line in LINES.items()
-    )
+    lines = []
+    for key, line in LINES.items():
+        mine = [
+            check
+            for check in checks
+            if check.key in CHECKS and CHECKS[check.key].line == key and check.key not in left_out
+        ]
+        failed = [check.detail for check in mine if check.status == FAILED]
+        unknown = [c for c in mine if c.status == NOT_CHECKED and not CHECKS[c.key].optional]
+        passed = {check.key for check in mine if check.status == PASSED}
+        missing = [k for k in line.needs if k not in passed | left_out | {c.key for c in unknown}]
+        if failed or void.get(key):
+            word, found = REFUTED, [void.get(key) or "", *failed]
+        elif not line.needs:
+            user = words.get(key) or ""
+            word = DECLARED if user else ON_TRUST
+            if key == "start":  # random items may hold anything
+                unknown += [c for c in checks if c.key == "rows" and c.status == NOT_CHECKED]
+            found = [user or line.texts.get("on_trust", ""), *(check.detail for check in unknown)]
+            found = found if any(found) else ["nothing was seen of it"]
+        elif unknown or missing:
+            word, found = DECLARED, _by_detail(unknown)
+            found += [f"not compared: {CHECKS[key].title}" for key in missing]
+        else:
+            word, found = VERIFIED, _by_detail([c for c in mine if c.key in line.needs])
+        lines.append(line.fact(word, "; ".join(filter(None, dict.fromkeys(found)))))
+    return tuple(lines)
 
 
 def unverified(lines: Sequence[Fact]) -> list[Fact]:
@@ -421,12 +443,12 @@ def open_lines(lines: Sequence[Fact]) -> list[str]:
     found = unverified(lines)
     if len(found) < len(_SEEN):
         return [
-            f"{_name(line)} is not verified ({line.detail}); to verify it, {line.advice}"
+            f"{line.title.lower()} is not verified ({line.detail}); to verify it, {line.advice}"
             for line in found
         ]
+    titles = ", ".join(line.title.lower() for line in found)
     return [
-        f"not verified: {', '.join(map(_name, found))}; to verify them, record training as it "
-        "runs, with today's Recorder"
+        f"not verified: {titles}; to verify them, record training as it runs, with today's Recorder"
     ]
 
 
@@ -436,46 +458,11 @@ def evidence(lines: Sequence[Fact]) -> str:
     return "; ".join(
         [f"{len(_SEEN) - len(left)} of {len(_SEEN)} lines verified"]
         + [
-            f"{_name(line)} {line.status}"
+            f"{line.title.lower()} {line.status}"
             for line in lines
             if line in left or line.status == REFUTED or line.key in ("source", "start")
         ]
     )
-
-
-def _name(line: Fact) -> str:
-    return line.title.lower()
-
-
-def _line(
-    line: Template, checks: Sequence[Fact], said: str, void: str, left_out: frozenset[str]
-) -> Fact:
-    mine = [
-        check
-        for check in checks
-        if check.key in CHECKS and CHECKS[check.key].line == line.key and check.key not in left_out
-    ]
-    failed = [check.detail for check in mine if check.status == FAILED]
-    unknown = [
-        check for check in mine if check.status == NOT_CHECKED and not CHECKS[check.key].optional
-    ]
-    passed = {check.key for check in mine if check.status == PASSED}
-    missing = [k for k in line.needs if k not in passed | left_out | {c.key for c in unknown}]
-    if failed or void:
-        word, found = REFUTED, [void, *failed]
-    elif not line.needs:
-        word = DECLARED if said else ON_TRUST
-        if line.key == "start":  # random items may hold anything
-            rows = [check for check in checks if check.key == "rows"]
-            unknown += [check for check in rows if check.status == NOT_CHECKED]
-        found = [said or line.texts.get("on_trust", ""), *(check.detail for check in unknown)]
-        found = found if any(found) else ["nothing was seen of it"]
-    elif unknown or missing:
-        word, found = DECLARED, _by_detail(unknown)
-        found += [f"not compared: {CHECKS[key].title}" for key in missing]
-    else:
-        word, found = VERIFIED, _by_detail([c for c in mine if c.key in line.needs])
-    return line.fact(word, "; ".join(filter(None, dict.fromkeys(found))))
 
 
 def _by_detail(checks: Sequence[Fact]) -> list[str]:
