@@ -15,8 +15,7 @@ from audits.training.config import ModelConfig
 from audits.training.sequences.gpt2 import Gpt2WithLora
 from indpriv._checks import check_choice
 from indpriv.errors import InputError
-from indpriv.recording.checkpoints.safe_files import read_content
-from indpriv.recording.checkpoints.weights import state_of
+from indpriv.recording.checkpoints.safe_files import read_content, state_of
 
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 _GROUPS = 4  # groups of each GroupNorm in ResNet-20, whose narrowest layer has 16 channels

@@ -23,9 +23,8 @@ from indpriv.leakage.inversion import INVERSIONS, LBFGS
 from indpriv.leakage.leak import leak
 from indpriv.leakage.observation import Observation
 from indpriv.recording import AuditSpec
-from indpriv.recording.checkpoints.safe_files import read_content
+from indpriv.recording.checkpoints.safe_files import load_into
 from indpriv.recording.checkpoints.saved_models import SavedModel, StepOf, discover
-from indpriv.recording.checkpoints.weights import fit, load_into, state_of
 
 LAST = "last"
 ObservationAt = Callable[[int], Observation]  # number of updates before -> what is read
@@ -145,7 +144,7 @@ def leak_run(
 
     for moment in moments:
         model = spec.model()
-        load_into(model, fit(state_of(read_content(moment.path), spec.load), model))
+        load_into(model, moment.path, spec.load)
         scores = leak(
             model,
             spec.loss_fn,

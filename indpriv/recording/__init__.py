@@ -4,7 +4,7 @@ from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, WhiteBox
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
-from indpriv.recording.checkpoints.run_settings import StepOptions
+from indpriv.recording.checkpoints.saved_models import StepOptions
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.losses import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms

@@ -6,15 +6,14 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import module_from_spec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from indpriv.errors import InputError
-from indpriv.recording.checkpoints.weights import LoadFn
+from indpriv.recording.checkpoints.safe_files import LoadFn
 from indpriv.recording.losses import with_targets
 from indpriv.recording.training_data import TrainingData, length
 
@@ -118,12 +117,9 @@ def _module(place: str, reference: str) -> Any:
         if not is_file:
             return importlib.import_module(place)
         name = f"_indpriv_spec_{path.stem}"
-        loader = SourceFileLoader(name, str(path.absolute()))
-        found = ModuleSpec(name, loader, origin=loader.path)
-        found.has_location = True  # sets __file__
-        module = module_from_spec(found)
-        sys.modules[name] = module  # dataclasses and pickle look up modules there
-        loader.exec_module(module)
+        found: Any = spec_from_file_location(name, path.absolute())
+        module = sys.modules[name] = module_from_spec(found)  # dataclasses and pickle look there
+        found.loader.exec_module(module)
         return module
     except InputError:
         raise

@@ -7,21 +7,17 @@ Nothing here sees how batches were drawn, or steps without a checkpoint or witho
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
 from indpriv._facts import FAILED, FILES, NOT_CHECKED, PASSED, Fact
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
-from indpriv.norm_log.norm_log import NormLog, open_run
-from indpriv.norm_log.records import BatchNormEntries
+from indpriv.norm_log.norm_log import open_run
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.replay import CheckpointPass
 from indpriv.recording.checkpoints.saved_models import StepOf, discover
@@ -89,31 +85,50 @@ def challenge(
     own, data = (np.asarray(ids).astype(str) for ids in (log.example_ids, spec.ids))
     place = pd.Index(data).get_indexer(pd.Index(own))  # of the log's examples in the data, or -1
     differ, n_norms, far = list[str](), 0, 0
-    trained = [one.training for one in run.state.sessions if one.training]
-    half = any(one.clip_rounding for one in trained)
+    half = any(one.training and one.training.clip_rounding for one in run.state.sessions)
+    batches = None if log.batch_norms is None else log.batch_norms.read(0, log.n_examples)
     headroom = (header["run"].get("clip_headroom") or 0.0) * log.individually_clipped
-    entries = None if log.batch_norms is None else log.batch_norms.read(0, log.n_examples)
     slack = made.norm_pass.slack  # of both, and what a log says without half precision is not more
     said = min(header["norm_pass"].get("slack") or 0.0, slack + _HALF_SLACK * half)
     slack += TOLERANCE + said
+
+    def differs(codes: Any, norms: Any, clip: float, share: float, of_clip: float) -> Any:
+        """Whether each code is none that its norm, give or take this room, is rounded to."""
+        room = norms * share + of_clip * clip
+        bounds = np.maximum(norms - room, 0), norms + room
+        low, high = (log.levels.encode(one, clip) if log.levels else one for one in bounds)
+        return (codes < low) | (codes > high)
+
     with made.norm_pass:
         for number, step in enumerate(drawn, 1):
             norms = made.norms_at(saved[step])[0].norms
-            for positions, codes, added in _logged(log, entries, step, headroom):
+            clip = float(log.settings.max_grad_norm[step])
+            # Positions and codes of each group of norms, and what was added to these norms.
+            groups = [
+                (np.arange(log.n_examples), log.records.read(row, 0, log.n_examples)[0], headroom)
+                for row in log.rows[log.recorded_steps == step, None]
+            ]
+            if batches is not None:
+                at = batches.step == step
+                groups.append((batches.position[at], batches.norm[at], 0.0))
+            for positions, codes, added in groups:
                 known = place[positions] >= 0
-                now = norms[place[positions[known]]] + added
-                wrong = _differ(log, step, codes[known], now, slack)
-                far += int(_differ(log, step, codes[known], now, *_HALF).sum())
-                differ += [f"{own[one]} at step {step}" for one in positions[known][wrong]]
+                positions, codes = positions[known], codes[known]
+                now = norms[place[positions]] + added * clip
+                wrong = differs(codes, now, clip, slack, 1e-6)
+                far += int(differs(codes, now, clip, *_HALF).sum())
+                differ += [f"{own[one]} at step {step}" for one in positions[wrong]]
                 n_norms += len(now)
             tell("challenging", number, len(drawn))
-    missed = max(100 * (1 - _SHARE) ** len(drawn), 0.01) if len(drawn) < len(there) else 0
     text = (
         f"{n_norms:,} norms at {len(drawn)} of the {len(there)} steps with a checkpoint (of "
         f"{log.total_steps}), drawn in secret: {', '.join(map(str, drawn))}"
     )
     status = FAILED if differ else PASSED
-    if differ:
+    if not differ:
+        missed = max(100 * (1 - _SHARE) ** len(drawn), 0.01) if len(drawn) < len(there) else 0
+        text += f"; a log forged in a fifth of them would be missed by {missed:.2g} % of challenges"
+    else:
         text = f"{len(differ):,} of {text} differ, e.g. of example {differ[0]}"
         if half and far <= _MOVED * n_norms:
             status = NOT_CHECKED
@@ -121,41 +136,11 @@ def challenge(
                 f"cannot tell: {text}, which half precision can explain, and the log says that "
                 "training used it; challenge under the same torch.autocast"
             )
-    else:
-        text += f"; a log forged in a fifth of them would be missed by {missed:.2g} % of challenges"
     only = [*own[place < 0].tolist(), *np.setdiff1d(data, own).tolist()]
     few = f"{len(only):,} are only in the log or only in the data, e.g. {only[0]}" if only else ""
-    return [
-        _check("examples", FAILED if few else PASSED, few or "the same in log and data"),
-        _check("norms", status, text),
-        _check("noise", NOT_CHECKED, "a forged noise multiplier is not seen"),
-    ]
-
-
-def _check(title: str, status: str, detail: str) -> Fact:
-    return Fact("challenge", "check", title, status, detail, bears_on=FILES, private=True)
-
-
-def _logged(
-    log: NormLog, entries: BatchNormEntries | None, step: int, headroom: float
-) -> Iterator[tuple[NDArray[Any], NDArray[Any], float]]:
-    """Positions and codes of each group of norms at a step, and what was added to these norms.
-
-    entries: all batch norms of the log; headroom: of individual clipping, in clipping norms.
-    """
-    for row in np.flatnonzero(log.recorded_steps == step):
-        codes = log.records.read(log.rows[row : row + 1], 0, log.n_examples)[0]
-        yield np.arange(log.n_examples), codes, headroom * float(log.settings.max_grad_norm[step])
-    if entries is not None:
-        yield entries.position[entries.step == step], entries.norm[entries.step == step], 0.0
-
-
-def _differ(
-    log: NormLog, step: int, codes: Any, norms: FloatArray, slack: float, of_clip: float = 1e-6
-) -> Any:
-    """Whether each code is none that its norm, give or take the slack, is rounded to."""
-    clip = float(log.settings.max_grad_norm[step])
-    room = norms * slack + of_clip * clip
-    bounds = np.maximum(norms - room, 0), norms + room
-    low, high = (log.levels.encode(one, clip) if log.levels else one for one in bounds)
-    return (codes < low) | (codes > high)
+    checks = (
+        ("examples", FAILED if few else PASSED, few or "the same in log and data"),
+        ("norms", status, text),
+        ("noise", NOT_CHECKED, "a forged noise multiplier is not seen"),
+    )
+    return [Fact("challenge", "check", *one, bears_on=FILES, private=True) for one in checks]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -33,13 +33,16 @@ from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import EXAMPLES, JOURNAL, RUN_JSON, seal
 from indpriv.norm_log.session_counts import SessionCounts
-from indpriv.norm_log.step_settings import SETTING_NAMES
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
+from indpriv.recording.checkpoints import saved_models
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
-from indpriv.recording.checkpoints.run_settings import RunSettings, StepOptions, resolve
-from indpriv.recording.checkpoints.safe_files import first_line, read_content
-from indpriv.recording.checkpoints.saved_models import SavedModel, collected, discover, naming
-from indpriv.recording.checkpoints.weights import fingerprint_of, fit, load_into, state_of
+from indpriv.recording.checkpoints.safe_files import fingerprint_of, first_line, load_into, naming
+from indpriv.recording.checkpoints.saved_models import (
+    Discovery,
+    RunSettings,
+    SavedModel,
+    StepOptions,
+)
 from indpriv.recording.norms.batches import same_values, tensors_of
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
@@ -130,21 +133,22 @@ def replay(
             f"processes={processes}: pass the spec by name, e.g. 'train.py:spec', so that each "
             "process can import it"
         )
-    rebuilt, models, settings, notes = _checked(folder, spec, options or StepOptions())
-    _tell_each(tell, notes)
-    last = models[-1].path
-    checkpoint_pass = CheckpointPass(rebuilt, last, device, batch_size)
-    with checkpoint_pass.norm_pass:
-        examples = checkpoint_pass.example_table()
-        accuracy = {split: _accuracy(examples, split) for split in ("train", "test")}
-        known = [
-            f"{x:.1%} of the {split} examples" for split, x in accuracy.items() if x is not None
-        ]
-        correct = (
-            " and ".join(known) or "an unknown share of the examples: the task has no accuracy"
-        )
-        told = f"the last checkpoint, {last.name}, is correct on {correct}"
-        _tell_each(tell, (told, *checkpoint_pass.caveats))
+    rebuilt, found, settings = _checked(folder, spec, options or StepOptions())
+    say = tell or (lambda _: None)
+    for text in (notes := (*found.notes, *settings.caveats)):
+        say(text)
+    last = found.models[-1].path
+    made = CheckpointPass(rebuilt, last, device, batch_size)
+    with made.norm_pass:
+        examples = made.example_table()
+        correct = examples.frame.dropna(subset="correct")
+        accuracy = correct["correct"].astype(float).groupby(correct["split"]).mean().to_dict()
+        shares = [f"{share:.1%} of the {split} examples" for split, share in accuracy.items()]
+        unknown = "an unknown share of the examples: the task has no accuracy"
+        say(f"the last checkpoint, {last.name}, is correct on {' and '.join(shares) or unknown}")
+        for text in made.caveats:
+            say(text)
+        released = _in_run_json(settings, "clipping_norm_epsilon")
         header = LogHeader(
             rounding=_checks.check_rounding(rounding),
             rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
@@ -152,68 +156,53 @@ def replay(
             neighbouring="add_remove",
             sampler=settings.sampler,
             individually_clipped=False,
-            norm_pass=checkpoint_pass.norm_pass.to_header(checkpoint_pass.caveats),
+            norm_pass=made.norm_pass.to_header(made.caveats),
             run={
                 "replayed": True,
-                "seeded": settings.seeded,
-                "clipping_norm_epsilon": _clipping_norm_epsilon(settings.declared),
-                **described_parameters(checkpoint_pass.model),
+                "seeded": bool(settings.declared.get("seeded")),
+                "clipping_norm_epsilon": _checks.check_clipping_norm_epsilon(released or 0.0),
+                **described_parameters(made.model),
             },
         )
-        made = (spec, last, device, batch_size, checkpoint_pass.norm_pass.backend)
-        norms = partial(_norms_in_order, checkpoint_pass, processes, made)
-        done = _already_done(run_dir, models, settings, checkpoint_pass)
-        _write_log(run_dir, rebuilt, models, settings, header, done, norms, progress or silent)
+        worker = (spec, last, device, batch_size, made.norm_pass.backend)
+        norms = partial(_norms_in_order, made, processes, worker)
+        _write_log(run_dir, made, found.models, settings, header, norms, progress or silent)
     write_json(run_dir / RUN_JSON, _run_json(folder.resolve(), settings))
     examples.to_parquet(run_dir / EXAMPLES)
     seal(run_dir)
-    total = len(settings.steps)
-    return Replay(run_dir, len(models), total, accuracy["train"], accuracy["test"], notes)
+    shares_of = accuracy.get("train"), accuracy.get("test")
+    return Replay(run_dir, len(found.models), len(settings.steps), *shares_of, notes)
 
 
 def _checked(
     folder: Path, spec: AuditSpec | str | None, options: StepOptions
-) -> tuple[AuditSpec, list[SavedModel], RunSettings, tuple[str, ...]]:
-    """Everything that the work needs, and notes; one InputError with all that is missing."""
-    problems, rebuilt, model = list[str](), None, None
-    with collected(problems):
+) -> tuple[AuditSpec, Discovery, RunSettings]:
+    """Everything that the work needs; one InputError with all that is missing."""
+    unknown, rebuilt, model = Discovery(), None, None
+    with unknown.collecting():
         if spec is None:
             raise InputError(_NO_SPEC)
         rebuilt = load_spec(spec) if isinstance(spec, str) else spec
         model = rebuilt.model()
     load, n = (None, None) if rebuilt is None else (rebuilt.load, rebuilt.n_examples)
-    found = discover(folder, load, options.step_of or (), model)
-    found.problems[:0] = problems
-    settings = resolve(folder, found, options, n)
+    found = saved_models.discover(folder, load, options.step_of or (), model)
+    found.problems[:0] = unknown.problems
+    settings = saved_models.resolve(folder, found, options, n)
     found.check(folder)
     if rebuilt is None or settings is None:  # never: each adds a problem
         raise InputError(_NO_SPEC)
-    return rebuilt, found.models, settings, (*found.notes, *settings.caveats)
+    return rebuilt, found, settings
 
 
-def _tell_each(tell: Callable[[str], None] | None, texts: Sequence[str]) -> None:
-    if tell is not None:
-        for text in texts:
-            tell(text)
-
-
-def _accuracy(examples: ExampleTable, split: str) -> float | None:
-    correct = examples.frame.loc[examples.frame["split"] == split, "correct"].dropna()
-    return float(correct.astype(bool).mean()) if len(correct) else None
-
-
-def _clipping_norm_epsilon(declared: Mapping[str, Any]) -> float:
-    """Cost of the private release that run.json says the clipping norm was set to; 0 if none."""
-    name = "clipping_norm_epsilon"
-    said = first_at(declared, (name,), ("training", name), ("recorder", name))
-    return _checks.check_clipping_norm_epsilon(0.0 if said is None else said)
+def _in_run_json(settings: RunSettings, name: str) -> Any:
+    return first_at(settings.declared, (name,), ("training", name), ("recorder", name))
 
 
 def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:
     """run.json of the replay: what the training run declared, and the settings of the account."""
     declared = {key: value for key, value in settings.declared.items() if key != "recorder"}
-    columns = {name: getattr(settings.steps, name) for name in SETTING_NAMES}
-    constant = {name: float(column[0]) for name, column in columns.items() if np.ptp(column) == 0}
+    columns = vars(settings.steps).items()
+    constant = {name: float(column[0]) for name, column in columns if np.ptp(column) == 0}
     said = {**constant, "delta": settings.delta, "sampler": settings.sampler}
     return {
         "name": folder.parent.name if folder.name == "checkpoints" else folder.name,
@@ -225,58 +214,44 @@ def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:
 
 def _write_log(
     run_dir: Path,
-    spec: AuditSpec,
+    made: CheckpointPass,
     models: Sequence[SavedModel],
     settings: RunSettings,
     header: LogHeader,
-    done: tuple[int, int],
     norms: Callable[[Sequence[Path]], Iterator[tuple[Measured, str]]],
     progress: StageProgress,
 ) -> None:
-    """Append every record that is not in the log yet, and the settings of all steps.
-
-    done: number of records and of steps in the log so far.
-    """
-    steps, total, (n_done, logged) = settings.steps, len(settings.steps), done
+    """Append every record that is not in the log yet, and the settings of all steps."""
+    steps, total, seeded = settings.steps, len(settings.steps), header.run["seeded"]
     models = [model for model in models if model.step < total]  # that a step starts from
-    unfinished = n_done < len(models) or logged < total
-    ends = [*(model.step for model in models[1:]), total]
-    caveats = [
+    n_done, logged = _already_done(run_dir, models, settings, made)
+    caveats = (
         f"norms were computed from {len(models)} saved checkpoints, not recorded in training",
         *settings.caveats,
-        *header.norm_pass["caveats"],
-        *([SEEDED] if settings.seeded else []),
-    ]
+        *made.caveats,
+        *([SEEDED] if seeded else []),
+    )
 
-    def counts(weights: str | None) -> SessionCounts:
+    def counts(weights: str | None = None) -> SessionCounts:
         """Where steps come from. No Recorder watched the training, so nothing was counted."""
+        sources, all_counted = settings.sources, settings.accountant_counted_all
+        replayed = session_counts.Replay(
+            sources=sources, accountant_counted_all=all_counted, weights_fingerprint=weights
+        )
         return SessionCounts(
-            from_step=0,
-            seeded=settings.seeded,
-            caveats=tuple(caveats),
-            sampler=settings.sampler,
-            replayed=session_counts.Replay(
-                sources=settings.sources,
-                accountant_counted_all=settings.accountant_counted_all,
-                weights_fingerprint=weights,
-            ),
+            from_step=0, seeded=seeded, caveats=caveats, sampler=settings.sampler, replayed=replayed
         )
 
-    def write_steps(stop: int, weights: str | None) -> None:
-        """Write the settings of all steps before `stop` that are not in the log yet."""
-        nonlocal logged
-        for start, end in steps.spans(logged, stop):
-            setting = vars(steps.at(start))
-            writer.steps(start, end - start, **setting, counts=counts(weights))
-        logged = max(logged, stop)
-
-    no_positions = np.zeros(0, dtype=np.int64)
-    writer = NormLogWriter(run_dir, header, spec.ids, spec.ids_of_units, no_positions)
+    ends = [*(model.step for model in models), total]
+    writer = NormLogWriter(
+        run_dir, header, made.spec.ids, made.spec.ids_of_units, np.zeros(0, np.int64)
+    )
     try:
         progress(REPLAYING, n_done, len(models))
-        write_steps(models[n_done].step if n_done < len(models) else total, None)
-        to_do = models[n_done:]
-        for number, (taken, weights) in enumerate(norms([m.path for m in to_do]), n_done):
+        unfinished = n_done < len(models) or logged < total
+        for start, end in steps.spans(logged, ends[n_done]):
+            writer.steps(start, end - start, **vars(steps.at(start)), counts=counts())
+        for number, (taken, weights) in enumerate(norms([m.path for m in models[n_done:]]), n_done):
             step = models[number].step
             with deferred_interrupts():
                 writer.record(
@@ -286,10 +261,12 @@ def _write_log(
                     targets_fingerprint=taken.targets_fingerprint,
                     seconds=taken.seconds,
                 )
-                write_steps(ends[number], weights)
+                for start, end in steps.spans(max(step, logged), ends[number + 1]):
+                    setting = vars(steps.at(start))
+                    writer.steps(start, end - start, **setting, counts=counts(weights))
             progress(REPLAYING, number + 1, len(models))
         if unfinished:
-            writer.finish(counts(None))
+            writer.finish(counts())
     finally:
         writer.close()
 
@@ -298,7 +275,7 @@ def _already_done(
     run_dir: Path,
     models: Sequence[SavedModel],
     settings: RunSettings,
-    checkpoint_pass: CheckpointPass,
+    made: CheckpointPass,
 ) -> tuple[int, int]:
     """Number of checkpoints and of steps in the log of an interrupted replay; (0, 0) without one.
 
@@ -313,16 +290,15 @@ def _already_done(
     if not state.header["run"].get("replayed"):
         raise InputError(f"there is the log of a recorded run in {again}")
     steps, recorded = settings.steps, [entry["step"] for entry in state.lines["record"]]
-    done = models[: len(recorded)]
+    done, total = models[: len(recorded)], state.total_steps
     if [model.step for model in done] != recorded:
         raise InputError(
             f"the checkpoints before step {recorded[-1]} are not those replayed into {again}"
         )
-    if state.header["sampler"] != settings.sampler or state.total_steps > len(steps):
+    if state.header["sampler"] != settings.sampler or total > len(steps):
         raise InputError(f"the sampler or the number of steps differs from the replay in {again}")
-    logged = state.settings()
-    for name in SETTING_NAMES:
-        if not np.array_equal(getattr(logged, name), getattr(steps, name)[: state.total_steps]):
+    for name, logged in vars(state.settings()).items():
+        if not np.array_equal(logged, getattr(steps, name)[:total]):
             raise InputError(f"{name} differs from the replay in {again}")
     weights = {
         entry["first"]: entry["evidence"]["replayed"]["weights_fingerprint"]
@@ -330,15 +306,16 @@ def _already_done(
     }
     for model in done:
         known = weights.get(model.step)
-        if known is not None and checkpoint_pass.move_to(model.path) != known:
+        if known is not None and made.move_to(model.path) != known:
             raise InputError(f"{model.path} has changed since it was replayed into {again}")
-    return len(recorded), state.total_steps
+    return len(recorded), total
 
 
 class CheckpointPass:
     """Model, data and norm pass of one process, which move from checkpoint to checkpoint.
 
     Attributes:
+        spec: what rebuilt model and data.
         model: the model at the last checkpoint that was loaded.
         norm_pass: computes its norms.
         caveats: reasons why these norms differ from training's.
@@ -358,8 +335,7 @@ class CheckpointPass:
             InputError: the checkpoint does not fit the model, the model does not accept the data,
                 or its gradients mix examples.
         """
-        self._spec = spec
-        self.model = spec.model().to(device)
+        self.spec, self.model = spec, spec.model().to(device)
         self._examples, self._test = spec.examples(spec.collate_fn, torch.device(device))
         self.move_to(first)
         inputs, targets = next(self._examples.batches(_CHECKED))
@@ -376,10 +352,7 @@ class CheckpointPass:
 
     def move_to(self, path: Path) -> str:
         """Load a checkpoint into the model, and return a fingerprint of its weights."""
-        with naming(path):
-            state = fit(state_of(read_content(path), self._spec.load), self.model)
-            load_into(self.model, state)
-        return fingerprint_of(state)
+        return fingerprint_of(load_into(self.model, path, self.spec.load))
 
     def norms_at(self, path: Path) -> tuple[Measured, str]:
         """Every example's norm at a checkpoint, in seconds that include reading it; its weights.
@@ -391,7 +364,7 @@ class CheckpointPass:
         weights = self.move_to(path)
         with naming(path):
             try:
-                taken = norms_of(self.norm_pass, self._examples, self._spec.ids)
+                taken = norms_of(self.norm_pass, self._examples, self.spec.ids)
             except RuntimeError as error:
                 raise InputError(f"its norms cannot be computed: {first_line(error)}") from error
         return replace(taken, seconds=time.perf_counter() - start), weights
@@ -399,7 +372,7 @@ class CheckpointPass:
     def example_table(self) -> ExampleTable:
         """Losses of training and test examples; InputError if one is not finite."""
         with self.norm_pass.evaluation() as model:
-            table = self._spec.example_table(model, self._examples, self._test)
+            table = self.spec.example_table(model, self._examples, self._test)
         bad = table.frame[~np.isfinite(table.frame["loss"].to_numpy(np.float64))]
         if len(bad):
             raise InputError(
@@ -411,11 +384,11 @@ class CheckpointPass:
 
 
 def _norms_in_order(
-    checkpoint_pass: CheckpointPass, processes: int, made: tuple[Any, ...], paths: Sequence[Path]
+    made: CheckpointPass, processes: int, worker: tuple[Any, ...], paths: Sequence[Path]
 ) -> Iterator[tuple[Measured, str]]:
-    """Norms at each checkpoint, in order; made: arguments of the pass of another process."""
+    """Norms at each checkpoint, in order; worker: arguments of the pass of another process."""
     if processes == 1 or len(paths) < 2:
-        yield from map(checkpoint_pass.norms_at, paths)
+        yield from map(made.norms_at, paths)
         return
     context = get_context("spawn")  # a forked copy of torch's threads can hang
     threads = max(1, (os.cpu_count() or 1) // processes)
@@ -424,8 +397,7 @@ def _norms_in_order(
     ) as pool:
         try:
             for first in range(0, len(paths), processes):  # few results are in memory at a time
-                some = paths[first : first + processes]
-                yield from pool.map(partial(_in_worker, made), some)
+                yield from pool.map(partial(_in_worker, worker), paths[first : first + processes])
         except BrokenProcessPool as error:
             raise InputError(
                 f"one of {processes} processes ended unexpectedly, as happens when memory runs "

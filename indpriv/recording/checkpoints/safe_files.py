@@ -1,4 +1,4 @@
-"""Reads checkpoint files without running anything in them. What they contain is sensitive.
+"""From a checkpoint file to a model's parameters, without running anything in it. Sensitive.
 
 A pickle is a program. Only two kinds of file are read: safetensors, and zip archives of torch.save
 whose pickle names nothing but tensors, numbers and plain containers. Everything else is refused,
@@ -7,29 +7,41 @@ with a message that says what to do.
 
 from __future__ import annotations
 
+import hashlib
 import pickletools
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
+from torch import Tensor, nn
 
 from indpriv._files import read_json
 from indpriv._folders import refuse_links
 from indpriv._reading import Text, Whole, check, table
 from indpriv.errors import InputError
 
+LoadFn = Callable[[Any], Mapping[str, Tensor]]
+"""`load(state)` -> state_dict, for unusual layouts; state is the object saved in the file."""
+
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
 # In a Hugging Face checkpoint folder:
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
 _TRAINER_STATE = "trainer_state.json"
 _STATE, _INDEX = table({Whole: "global_step?"}), table({dict[str, Text]: "weight_map"})
+# Where trainers store the parameters: indpriv and most scripts, Opacus, Lightning, others.
+_PLACES = (
+    *("model_state_dict", "module_state_dict", "state_dict"),
+    *("model", "net", "module", "weights", "params"),
+)
+_SHOWN = 5
 _SAVE_AGAIN = (
     "load it where you trust it, and save only the tensors: torch.save(model.state_dict(), path), "
     "or safetensors.torch.save_file(model.state_dict(), path)"
@@ -39,24 +51,20 @@ _SAVE_AGAIN = (
 # constructors that take a size (bytearray, torch.FloatTensor, ...), with which a file of a hundred
 # bytes could fill the memory.
 _HARMLESS = {
-    "collections OrderedDict",
-    "collections Counter",
-    "_codecs encode",
-    "__builtin__ set",
-    "builtins set",
-    "__builtin__ complex",
-    "builtins complex",
-    "torch Size",
-    "torch device",
-    "torch.serialization _get_layout",
-    "torch.nn.parameter Parameter",
-    "torch._utils _rebuild_tensor",
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_tensor_v3",
-    "torch._utils _rebuild_parameter",
+    "collections": ("OrderedDict", "Counter"),
+    "_codecs": ("encode",),
+    "__builtin__": ("set", "complex"),
+    "builtins": ("set", "complex"),
+    "torch": ("Size", "device"),
+    "torch.serialization": ("_get_layout",),
+    "torch.nn.parameter": ("Parameter",),
+    "torch._utils": (
+        *("_rebuild_parameter", "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"),
+    ),
 }
 # Opcodes that name a class in other ways, and that torch.save does not write.
 _UNUSUAL = ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4")
+_NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
 
 
 class _NumpyType:
@@ -79,13 +87,12 @@ def _numpy_number(kind: _NumpyType, content: bytes) -> int | float | bool:
     return number
 
 
-_NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
 # Losses and noise multipliers are often numpy scalars; these functions of ours read them.
-_REPLACEMENTS = (
-    (_NumpyType, "numpy.dtype"),
-    (_numpy_number, "numpy._core.multiarray.scalar"),
-    (_numpy_number, "numpy.core.multiarray.scalar"),
-)
+_REPLACEMENTS = {
+    "numpy.dtype": _NumpyType,
+    "numpy._core.multiarray.scalar": _numpy_number,
+    "numpy.core.multiarray.scalar": _numpy_number,
+}
 
 
 @dataclass(frozen=True)
@@ -139,113 +146,234 @@ def read_content(path: Path) -> Content:
     return Content(path, values, content.get("global_step"))
 
 
-def _read_file(path: Path) -> Content:
-    refuse_links(path)
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    _check_archive(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with torch.serialization.safe_globals(list(_REPLACEMENTS)):
-                values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever torch raises at broken bytes
-        raise _refusal(path, first_line(error)) from error
-    return Content(path, values)
-
-
-def _read_safetensors(path: Path) -> Content:
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = file.keys()  # file is not a mapping
-            tensors = {name: file.get_tensor(name) for name in names}
-            metadata = file.metadata() or {}
-    except Exception as error:  # likewise
-        raise InputError(
-            f"{path} is not a readable safetensors file: {first_line(error)}; save it again"
-        ) from error
-    step = metadata.get("step", metadata.get("global_step", ""))
-    return Content(path, tensors, int(step) if step.isdecimal() and len(step) < 19 else None)
-
-
-def _check_archive(path: Path) -> None:
-    """Refuse anything but a plain archive of torch.save, before torch reads any of it."""
-    try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            reason = _suspicion(archive.infolist(), file, path.stat().st_size)
-    except zipfile.BadZipFile:
-        reason = "it is cut off, or not an archive of torch.save (PyTorch 1.6 or later)"
-        reason = reason if path.stat().st_size else "it is empty"
-    except Exception as error:  # noqa: BLE001  # likewise
-        reason = f"it is damaged ({first_line(error)})"
-    if reason:
-        raise _refusal(path, reason)
-
-
-def _suspicion(entries: Sequence[zipfile.ZipInfo], file: IO[bytes], size: int) -> str:
-    """Why an archive must not be read; "" if nothing is suspicious."""
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        return "it is a compressed archive, which torch.save never writes and which may be a bomb"
-    if sum(entry.file_size for entry in entries) > size:
-        return "its parts claim to be larger than the file: it may be a bomb"
-    # torch's reader ignores upper and lower case.
-    pickles = [entry for entry in entries if entry.filename.lower().endswith(".pkl")]
-    if not pickles:
-        return "it is not an archive of torch.save"
-    for entry in pickles:
-        for opcode, argument, _ in pickletools.genops(_stored(file, entry)):
-            if opcode.name in _UNUSUAL:
-                return f"its pickle uses {opcode.name}, which torch.save does not write"
-            if opcode.name == "GLOBAL" and not _is_harmless(str(argument)):
-                name = str(argument).replace(" ", ".")
-                return f"reading it would need {name[:80]}, which could run code or fill the memory"
-    return ""
-
-
-def _stored(file: IO[bytes], entry: zipfile.ZipInfo) -> bytes:
-    """One part, without the checksum test of zipfile: torch can write files without checksums."""
-    file.seek(entry.header_offset + 26)
-    name_length, extra_length = struct.unpack("<HH", file.read(4))
-    file.seek(name_length + extra_length, 1)
-    return file.read(entry.file_size)
-
-
-def _is_harmless(name: str) -> bool:
-    """Whether a name is on the list, a torch dtype, or a storage class."""
-    if name in _HARMLESS or name.replace(" ", ".") in {replaced for _, replaced in _REPLACEMENTS}:
-        return True
-    module, _, attribute = name.partition(" ")
-    if module == "torch" and isinstance(getattr(torch, attribute, None), torch.dtype):
-        return True
-    return module in ("torch", "torch.cuda", "torch.storage") and attribute.endswith("Storage")
-
-
 def _weights_of(folder: Path) -> list[Path]:
     """The weight files of a Hugging Face checkpoint folder; [] for any other folder."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            return _shards(index)
+        if not (index := folder / f"{name}.index.json").is_file():
+            continue
+        content = read_json(index)
+        check(_INDEX, content, str(index))
+        shards = sorted(set(content["weight_map"].values()))
+        for shard in shards:
+            if shard != Path(shard).name or shard.startswith(".") or not (folder / shard).is_file():
+                raise InputError(
+                    f"{index} names {shard!r}, but there is no such file beside it; "
+                    "save the checkpoint again"
+                )
+        return [folder / shard for shard in shards]
     return []
 
 
-def _shards(index: Path) -> list[Path]:
-    content = read_json(index)
-    check(_INDEX, content, str(index))
-    names = sorted(set(content["weight_map"].values()))
-    for name in names:
-        if name != Path(name).name or name.startswith(".") or not (index.parent / name).is_file():
+def _read_file(path: Path) -> Content:
+    refuse_links(path)
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = file.keys()  # file is not a mapping
+                tensors = {name: file.get_tensor(name) for name in names}
+                metadata = file.metadata() or {}
+        except Exception as error:  # whatever it raises at broken bytes
             raise InputError(
-                f"{index} names {name!r}, but there is no such file beside it; "
-                "save the checkpoint again"
-            )
-    return [index.parent / name for name in names]
+                f"{path} is not a readable safetensors file: {first_line(error)}; save it again"
+            ) from error
+        step = metadata.get("step", metadata.get("global_step", ""))
+        return Content(path, tensors, int(step) if step.isdecimal() and len(step) < 19 else None)
+    replacements: list[Any] = [(ours, name) for name, ours in _REPLACEMENTS.items()]
+    reason = _suspicion(path)
+    if not reason:
+        try:
+            with warnings.catch_warnings(), torch.serialization.safe_globals(replacements):
+                warnings.simplefilter("ignore")
+                values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                return Content(path, values)
+        except Exception as error:  # noqa: BLE001  # likewise
+            reason = first_line(error)
+    raise InputError(f"{path} cannot be read safely: {reason}; {_SAVE_AGAIN}")
 
 
-def _refusal(path: Path, reason: str) -> InputError:
-    return InputError(f"{path} cannot be read safely: {reason}; {_SAVE_AGAIN}")
+def _suspicion(path: Path) -> str:
+    """Why a file is no plain archive of torch.save, found before torch reads it; "" if it is."""
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            parts = archive.infolist()
+            if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+                return (
+                    "it is a compressed archive, which torch.save never writes and which may be a "
+                    "bomb"
+                )
+            if sum(part.file_size for part in parts) > path.stat().st_size:
+                return "its parts claim to be larger than the file: it may be a bomb"
+            # torch's reader ignores upper and lower case.
+            pickles = [part for part in parts if part.filename.lower().endswith(".pkl")]
+            for part in pickles:
+                # Without the checksum test of zipfile: torch can write files without checksums.
+                file.seek(part.header_offset + 26)
+                name_length, extra_length = struct.unpack("<HH", file.read(4))
+                file.seek(name_length + extra_length, 1)
+                if reason := _harm(file.read(part.file_size)):
+                    return reason
+            return "" if pickles else "it is not an archive of torch.save"
+    except zipfile.BadZipFile:
+        if not path.stat().st_size:
+            return "it is empty"
+        return "it is cut off, or not an archive of torch.save (PyTorch 1.6 or later)"
+    except Exception as error:  # noqa: BLE001  # whatever is raised at broken bytes
+        return f"it is damaged ({first_line(error)})"
+
+
+def _harm(pickled: bytes) -> str:
+    """What a pickle would need that is not on the list, a torch dtype or a storage class."""
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name in _UNUSUAL:
+            return f"its pickle uses {opcode.name}, which torch.save does not write"
+        if opcode.name == "GLOBAL":
+            module, _, attribute = str(argument).partition(" ")
+            name = f"{module}.{attribute}"
+            known = attribute in _HARMLESS.get(module, ()) or name in _REPLACEMENTS
+            storage = attribute.endswith("Storage")
+            storage = storage and module in ("torch", "torch.cuda", "torch.storage")
+            dtype = module == "torch" and isinstance(getattr(torch, attribute, None), torch.dtype)
+            if not (known or storage or dtype):
+                return f"reading it would need {name[:80]}, which could run code or fill the memory"
+    return ""
+
+
+def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
+    """The state_dict inside a checkpoint; InputError if there is none.
+
+    The user's function `load` finds it; without one, it is looked for in the usual places.
+    """
+    names = [str(name)[:40] for name in content.entries]
+    shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
+    described = (
+        f"a dict of {shown}" if names else f"a {type(content.values).__name__} without names"
+    )
+    if load is not None:
+        try:
+            found = _tensors(load(content.values))
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise InputError(
+                f"{content.path}: the spec's load failed on it: {type(error).__name__}: {error}; "
+                f"load is called with the saved object ({described}) and must return a state_dict"
+            ) from error
+    else:
+        nested = (_tensors(content.entries.get(name)) for name in _PLACES)
+        bare = _tensors(content.values)
+        found = next(filter(None, nested), bare if len(bare) == len(content.entries) else {})
+    if not found:
+        raise InputError(
+            f"{content.path} has no state_dict in a usual place ({described}); "
+            "pass AuditSpec(load=lambda state: state[...]), which returns it"
+        )
+    return found
+
+
+def _tensors(values: object) -> dict[str, Tensor]:
+    """The entries of a mapping that are tensors with a name."""
+    items = values.items() if isinstance(values, Mapping) else ()
+    return {k: v for k, v in items if isinstance(k, str) and isinstance(v, Tensor)}
+
+
+def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Match a saved state to a model: prefixes of wrappers are removed, tied parameters filled in.
+
+    Wrappers put a prefix before every name (Opacus `_module.`, DataParallel `module.`,
+    torch.compile `_orig_mod.`, a LightningModule the name of an attribute), which is found by
+    comparison. Tensors outside that prefix are ignored; under it, names, shapes and types must
+    match exactly, otherwise InputError lists the differences.
+    """
+    wanted = model.state_dict(keep_vars=True)
+    tied: dict[int, list[str]] = {}
+    for name, tensor in wanted.items():
+        tied.setdefault(id(tensor), []).append(name)
+    prefix = _prefix(state, list(tied.values()))
+    inner = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+    for names in tied.values():  # safetensors stores a tensor under one of its names only
+        present = next((name for name in names if name in inner), None)
+        if present is not None:
+            inner.update({name: inner[present] for name in names if name not in inner})
+    both = [(name, inner[name], tensor) for name, tensor in wanted.items() if name in inner]
+    compared: list[tuple[str, object, object]] = [
+        *((name, tuple(theirs.shape), tuple(ours.shape)) for name, theirs, ours in both),
+        *((name, theirs.dtype, ours.dtype) for name, theirs, ours in both),
+    ]
+    differences = [
+        *(f"{name} is {a} in the file and {b} in the model" for name, a, b in compared if a != b),
+        *(f"{name} is missing from the file" for name in wanted if name not in inner),
+        *(f"{name} is unknown to the model" for name in inner if name not in wanted),
+    ]
+    if differences:
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        raise InputError(
+            "its parameters are not those of the spec's model: "
+            f"{'; '.join(differences[:_SHOWN])}{more}. Build the model that was trained, or remove "
+            "this checkpoint"
+        )
+    return inner
+
+
+def _prefix(state: Mapping[str, Tensor], tied: list[list[str]]) -> str:
+    """What stands before all of a model's names; if nothing does, what does before most of them.
+
+    tied: the names of each of the model's tensors.
+    """
+    found = [
+        {saved[: -len(own)] for own in names for saved in state if f".{saved}".endswith(f".{own}")}
+        for names in tied
+    ]
+    whole = set.intersection(*found) if found else {""}
+    if "" in whole:
+        return ""
+    if len(whole) > 1:
+        raise InputError(
+            f"it contains several models (prefixes {', '.join(map(repr, sorted(whole)))}); "
+            "choose one with AuditSpec(load=...)"
+        )
+    candidates = whole or {"", *set().union(*found)}
+    return max(sorted(candidates), key=lambda prefix: sum(prefix in some for some in found))
+
+
+def load_into(model: nn.Module, path: Path, load: LoadFn | None = None) -> dict[str, Tensor]:
+    """Load a checkpoint into a model, and return what was loaded.
+
+    Raises:
+        InputError: it cannot be read, does not fit the model, or, before any change, a value is not
+            finite; the message names the checkpoint.
+    """
+    with naming(path):
+        state = fit(state_of(read_content(path), load), model)
+        for name, tensor in state.items():
+            real = tensor.is_floating_point() or tensor.is_complex()
+            if real and not torch.isfinite(tensor).all():
+                raise InputError(
+                    f"its {name} has NaN or infinite values: training had diverged, or the file is "
+                    "damaged; remove this checkpoint"
+                )
+    model.load_state_dict(state)
+    return state
+
+
+def fingerprint_of(state: Mapping[str, Tensor]) -> str:
+    """Hash of the names, shapes, types and values of a state."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the checkpoint in the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from error
 
 
 def first_line(error: BaseException) -> str:

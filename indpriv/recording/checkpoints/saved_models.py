@@ -1,17 +1,19 @@
-"""The saved models of a run in a folder, and how many updates each has had. Sensitive.
+"""What the saved models of a run tell: how many updates each has had, and the run's settings.
 
 A checkpoint of step t is the model after t updates. Norms at it are those of step t, as in a
-Recorder's log. No step is guessed: Opacus's accountant in the file counted it, the user tells it,
-or the file states it as `step` or `global_step`.
+Recorder's log. Nothing is guessed: Opacus's accountant in the file counted the step, the user tells
+it, or the file states it as `step` or `global_step`; settings are in run.json, options and that
+accountant. What is missing or contradictory is collected, so that the user sees it in one message.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,23 +22,72 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
+from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._files import first_at
 from indpriv._folders import named_by_person
 from indpriv.errors import InputError
-from indpriv.recording.checkpoints.safe_files import Content, is_checkpoint, read_content
-from indpriv.recording.checkpoints.weights import LoadFn, fingerprint_of, fit, state_of
+from indpriv.norm_log.run_files import RUN_JSON, read_run_json
+from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
+from indpriv.norm_log.validation import SAMPLERS
+from indpriv.recording.checkpoints import safe_files
+from indpriv.recording.checkpoints.safe_files import Content, LoadFn, read_content, state_of
 
-STEP_OF = "--set step_of"
+STEP_OF, ACCOUNTANT, OPTIONS = "--set step_of", "the accountant in the checkpoints", "the options"
 _FEW = 8  # names in a message
-MAX_STEPS = 10**8  # arrays of all steps are held in memory
+_MOST_STEPS = 10**8  # arrays of all steps are held in memory
 StepOf = str | Sequence[str | int] | Mapping[str, int]
 Span = tuple[
     Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)],
     Annotated[float, Field(strict=True, gt=0, le=1)],
-    Annotated[int, Field(strict=True, gt=0, le=MAX_STEPS)],
+    Annotated[int, Field(strict=True, gt=0, le=_MOST_STEPS)],
 ]
 """(noise_multiplier, sample_rate, steps) of consecutive steps, as in Opacus's accountants."""
 _HISTORY = TypeAdapter(list[Span])
+# The sampler classes of Opacus that a Recorder reports.
+_POISSON_CLASSES = ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler")
+# A checkpoint does not say at which size batches were truncated.
+_REPLAYED = tuple(sampler for sampler in SAMPLERS if sampler != "truncated_poisson")
+_SAME = 1e-9  # relative difference of one number that was written and read again
+_CHECKS = {
+    "noise_multiplier": _checks.check_noise_multiplier,
+    "max_grad_norm": _checks.check_max_grad_norm,
+    "sample_rate": _checks.check_sample_rate,
+}
+_TO_TYPE = {
+    "noise_multiplier": "--set noise_multiplier=1.1",
+    "max_grad_norm": "--set max_grad_norm=1.0",
+    "sample_rate": "--set sample_rate=0.01",
+    "steps": "--set steps=1000",
+    "delta": "--delta 1e-5",
+    "sampler": "--set sampler=poisson",
+}
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Settings of a run that the user states; None leaves one to run.json or the checkpoints.
+
+    Attributes:
+        noise_multiplier: one value, or a schedule: "1.1,0.9@500" is 1.1 for steps 0 to 499, then
+            0.9.
+        max_grad_norm: clipping norm used in training; one value or a schedule.
+        sample_rate: Poisson sampling rate; one value or a schedule.
+        steps: number of optimizer steps of the whole run.
+        delta: delta of the guarantee.
+        sampler: "poisson", "shuffled" or "other".
+        step_of: step of each checkpoint, as the number of updates that it has had: in the order of
+            their names, [0, 20, 40] or "0,20,...,600", or by name, {"a.pt": 0, "b.pt": 20} or
+            "a.pt=0,b.pt=20". Needed where the files do not tell it.
+    """
+
+    noise_multiplier: float | str | None = None
+    max_grad_norm: float | str | None = None
+    sample_rate: float | str | None = None
+    steps: int | None = None
+    delta: float | None = None
+    sampler: str | None = None
+    step_of: StepOf | None = None
 
 
 @dataclass(frozen=True)
@@ -69,9 +120,9 @@ class Discovery:
         problems: what prevents a replay, each with a remedy.
     """
 
-    models: list[SavedModel]
-    notes: list[str]
-    problems: list[str]
+    models: list[SavedModel] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def check(self, folder: str | Path) -> None:
         """Raise one InputError with all problems, if there are any."""
@@ -80,25 +131,13 @@ class Discovery:
         if self.problems:
             raise InputError("\n- ".join([f"{folder} cannot be used yet:", *self.problems]))
 
-
-@contextmanager
-def collected(problems: list[str]) -> Iterator[None]:
-    """Add the text of an InputError to the problems, and go on."""
-    try:
-        yield
-    except InputError as error:
-        problems.append(str(error))
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the checkpoint in the message of an InputError."""
-    try:
-        yield
-    except InputError as error:
-        if str(path) in str(error):
-            raise
-        raise InputError(f"{path}: {error}") from error
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Add the text of an InputError to the problems, and go on."""
+        try:
+            yield
+        except InputError as error:
+            self.problems.append(str(error))
 
 
 def discover(
@@ -116,39 +155,69 @@ def discover(
     Raises:
         InputError: the folder does not exist, or contains nothing that looks like a checkpoint.
     """
-    paths = checkpoint_paths(Path(folder))
-    found, unknown, trained = list[SavedModel](), list[str](), list[str]()
-    notes, problems, said = list[str](), list[str](), dict[str, int]()
-    with collected(problems):
-        said = told_steps(step_of, [path.name for path in paths]) if step_of else {}
+    paths, found = _paths(Path(folder)), Discovery()
+    by_step, unknown, trained = dict[int, list[SavedModel]](), list[str](), list[str]()
+    told = dict[str, int]()
+    with found.collecting():
+        told = told_steps(step_of, [path.name for path in paths]) if step_of else {}
     for path in paths:  # tensors are released at once: memory does not grow with their number
-        with collected(problems), naming(path):
+        with found.collecting(), safe_files.naming(path):
             content = read_content(path)
-            saved = _saved_model(content, said.get(path.name), notes)
-            found += [saved] if saved else []
-            unknown += [] if saved else [path.name]
+            if saved := _saved_model(content, told.get(path.name), found.notes):
+                by_step.setdefault(saved.step, []).append(saved)
+            else:
+                unknown.append(path.name)
             if model is not None:
-                fit(state_of(content, load), model)
+                safe_files.fit(state_of(content, load), model)
                 trained += _other_trained(content, model)
-    if unknown and bool(said) == bool(step_of):
-        problems.append(
-            (f"{STEP_OF} names only some of the checkpoints: " if said else "")
+    if unknown and bool(told) == bool(step_of):
+        found.problems.append(
+            (f"{STEP_OF} names only some of the checkpoints: " if told else "")
             + f"the step of {listed(unknown)} is not in the file (step, global_step, "
             "trainer_state.json, an Opacus accountant), and no name is read as one; "
             + what_to_type(unknown, len(unknown) == len(paths))
         )
-    models = _one_for_each_step(found, load, notes, problems)
-    problems += [*trained[:1], *_contradictory_histories(models)]
-    return Discovery(models, [*notes, *_gaps(models)], problems)
+    for step, models in sorted(by_step.items()):
+        found.models.append(models[0])
+        names = listed([model.path.name for model in models])
+        with found.collecting():
+            if len(models) > 1 and len({_print_of(model.path, load) for model in models}) > 1:
+                raise InputError(
+                    f"{names} are all of step {step} by {models[0].said_by}, with different "
+                    "parameters: keep one of them, or only the checkpoints of one run, or tell "
+                    f"their steps by {STEP_OF}"
+                )
+            if len(models) > 1:
+                same = f"{names} are the same model, of step {step}; it is replayed once"
+                found.notes.append(same)
+    found.problems.extend(trained[:1])
+    for earlier, later in pairwise(model for model in found.models if model.history):
+        before = _counted(earlier.history)
+        if not np.array_equal(before, _counted(later.history)[: len(before)]):
+            found.problems.append(
+                f"the accountant's history in {later.path.name!r} does not continue that in "
+                f"{earlier.path.name!r}: they are from two runs, or the accountant was restarted; "
+                "pass the checkpoints of one run"
+            )
+            break
+    gaps = [(later.step - earlier.step, earlier.step) for earlier, later in pairwise(found.models)]
+    usual = sorted(gaps)[len(gaps) // 2][0] if gaps else 0
+    if wide := [f"{start} and {start + gap}" for gap, start in gaps if gap > 1.5 * usual]:
+        found.notes.append(
+            f"checkpoints are usually {usual} steps apart, but there is none between "
+            + "; ".join([*wide[:3], *(["..."] if len(wide) > 3 else [])])
+        )
+    return found
 
 
-def checkpoint_paths(folder: Path) -> list[Path]:
+def _paths(folder: Path) -> list[Path]:
     """Paths of what looks like a checkpoint, in natural order; InputError if nothing does."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a directory; pass the folder of the checkpoints")
     named_by_person(folder)
     for place in (folder, folder / "checkpoints"):
-        paths = [path for path in place.iterdir() if is_checkpoint(path)] if place.is_dir() else []
+        items = [*place.iterdir()] if place.is_dir() else []
+        paths = [path for path in items if safe_files.is_checkpoint(path)]
         # A link to another checkpoint there, such as last.ckpt, is the same once more.
         paths = [p for p in paths if not p.is_symlink() or p.resolve().parent != place.resolve()]
         if paths:
@@ -183,7 +252,7 @@ def told_steps(step_of: StepOf, names: Sequence[str]) -> dict[str, int]:
     try:
         if isinstance(step_of, Mapping):
             told = [(name, str(step)) for name, step in step_of.items()]
-        elif any("=" in part for part in parts):
+        elif "=" in shown:
             pairs = (part.rpartition("=") for part in parts)
             told = [(name.strip(), step.strip()) for name, _, step in pairs]
         else:
@@ -235,10 +304,14 @@ def _saved_model(content: Content, told: int | None, notes: list[str]) -> SavedM
     What its accountant counted comes first, then what the user tells and what the file states.
     """
     path, values = content.path, content.entries
-    stated = content.step if content.step is not None else _stated_step(values)
     history = _history(path, values)
     counted = None if history is None else sum(steps for _, _, steps in history)
-    words = {"its accountant": counted, STEP_OF: told, "the step stated inside": stated}
+    words = {"its accountant": counted, STEP_OF: told, "the step stated inside": content.step}
+    for value in (values.get("step"), values.get("global_step")):
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_floating_point():
+            value = value.item()
+        if type(value) is int and 0 <= value < 10**12 and words["the step stated inside"] is None:
+            words["the step stated inside"] = value
     if counted is not None and told is None:
         # No step is read from a name, but an accountant that was started again is betrayed by it.
         numbers = re.findall(r"(?ai)(?<![a-z])(?:global)?step[-_=]?([0-9]{1,12})", path.name)
@@ -261,15 +334,6 @@ def _saved_model(content: Content, told: int | None, notes: list[str]) -> SavedM
     return SavedModel(path, step, said_by, history or (), moves)
 
 
-def _stated_step(values: Mapping[Any, Any]) -> int | None:
-    for value in (values.get("step"), values.get("global_step")):
-        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_floating_point():
-            value = value.item()
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12:
-            return value
-    return None
-
-
 def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
     """The checked history of the accountant that Opacus or indpriv saved, or None."""
     opacus = values.get("privacy_accountant_state_dict")
@@ -279,7 +343,7 @@ def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
         return None
     try:
         spans = tuple(_HISTORY.validate_python(history))
-        if sum(steps for _, _, steps in spans) > MAX_STEPS:
+        if sum(steps for _, _, steps in spans) > _MOST_STEPS:
             raise ValueError
     except ValueError as error:  # pydantic's own is one
         raise InputError(
@@ -289,7 +353,7 @@ def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
     return spans
 
 
-def at_each_step(history: Sequence[Span]) -> FloatArray:
+def _counted(history: Sequence[Span]) -> FloatArray:
     """(steps, 2) noise multiplier and sampling rate that an accountant counted."""
     spans = np.array(history, dtype=np.float64).reshape(-1, 3)
     values: FloatArray = np.repeat(spans[:, :2], spans[:, 2].astype(np.int64), axis=0)
@@ -317,51 +381,234 @@ def _other_trained(content: Content, model: nn.Module) -> list[str]:
     return []
 
 
-def _one_for_each_step(
-    found: Sequence[SavedModel], load: LoadFn | None, notes: list[str], problems: list[str]
-) -> list[SavedModel]:
-    """Models in order of their steps; different models of one step are a problem."""
-    by_step: dict[int, list[SavedModel]] = {}
-    for model in sorted(found, key=lambda model: model.step):
-        by_step.setdefault(model.step, []).append(model)
-    for step, models in by_step.items():
-        names = listed([model.path.name for model in models])
-        with collected(problems):
-            if len(models) > 1 and len({_print_of(model.path, load) for model in models}) > 1:
-                raise InputError(
-                    f"{names} are all of step {step} by {models[0].said_by}, with different "
-                    "parameters: keep one of them, or only the checkpoints of one run, or tell "
-                    f"their steps by {STEP_OF}"
-                )
-            if len(models) > 1:
-                notes.append(f"{names} are the same model, of step {step}; it is replayed once")
-    return [models[0] for models in by_step.values()]
-
-
 def _print_of(path: Path, load: LoadFn | None) -> str:
     """Fingerprint of a checkpoint's parameters in their order, whatever a wrapper calls them."""
     tensors = state_of(read_content(path), load).values()
-    return fingerprint_of({f"{position:09d}": tensor for position, tensor in enumerate(tensors)})
+    return safe_files.fingerprint_of({f"{place:09d}": one for place, one in enumerate(tensors)})
 
 
-def _contradictory_histories(models: Sequence[SavedModel]) -> list[str]:
-    """Each accountant's history must continue the one before, or the checkpoints mix runs."""
-    for earlier, later in pairwise(model for model in models if model.history):
-        before = at_each_step(earlier.history)
-        if not np.array_equal(before, at_each_step(later.history)[: len(before)]):
-            return [
-                f"the accountant's history in {later.path.name!r} does not continue that in "
-                f"{earlier.path.name!r}: they are from two runs, or the accountant was restarted; "
-                "pass the checkpoints of one run"
-            ]
-    return []
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of a whole run, as in `StepOptions`, but known for every step.
+
+    Attributes:
+        sources: setting -> where it comes from.
+        accountant_counted_all: the accountant in the last checkpoint counted every step, so that
+            noise_multiplier and sample_rate come from it.
+        declared: content of run.json; {} if there is none.
+        caveats: what weakens any account of the run.
+    """
+
+    steps: StepSettings
+    delta: float
+    sampler: str
+    sources: Mapping[str, str]
+    accountant_counted_all: bool
+    declared: Mapping[str, Any]
+    caveats: list[str]
 
 
-def _gaps(models: Sequence[SavedModel]) -> list[str]:
-    """A note on neighbours that are further apart than usual."""
-    gaps = [(later.step - earlier.step, earlier.step) for earlier, later in pairwise(models)]
-    usual = sorted(gaps)[len(gaps) // 2][0] if gaps else 0
-    wide = [f"{start} and {start + gap}" for gap, start in gaps if gap > 1.5 * usual]
-    some = "; ".join(wide[:3]) + "; ..." * (len(wide) > 3)
-    text = f"checkpoints are usually {usual} steps apart, but there is none between {some}"
-    return [text] if wide else []
+def resolve(
+    folder: Path, found: Discovery, options: StepOptions, n_examples: int | None
+) -> RunSettings | None:
+    """Find every setting: in run.json, in the options and in Opacus's accountant.
+
+    run.json is in the folder of the checkpoints, or beside it if that is named checkpoints. What is
+    missing or contradicts another source, or the number of examples, is added to the problems of
+    the checkpoints; the result is then None.
+    """
+    models = found.models
+    beside = [folder.parent] if folder.resolve().name == "checkpoints" else []
+    files = (place for place in (folder, *beside) if (place / RUN_JSON).is_file())
+    declared: Mapping[str, Any] = {}
+    with found.collecting():
+        declared = next(map(read_run_json, files), {})
+    counted = max((_counted(model.history) for model in models), key=len, default=np.zeros((0, 2)))
+    said = {name: _said(name, declared, options, counted) for name in _TO_TYPE}
+    first, columns = dict[str, Any](), dict[str, FloatArray]()  # what the most trusted source says
+    for name in ("steps", "sampler", "delta"):
+        with found.collecting():
+            _check_one(name, said[name], max([len(counted), *(model.step for model in models)]))
+            first[name] = next(iter(said[name].values()), None)
+    total: int | None = first.get("steps")
+    for name in SETTING_NAMES:
+        with found.collecting():
+            columns[name] = _column(name, said[name], total or 1)
+    found.problems.extend(_unfit(declared, found, total or 0, n_examples, columns))
+    if missing := [name for name in _TO_TYPE if not said[name]]:
+        found.problems.append(
+            f"not known: {', '.join(missing)}. Pass {' '.join(_TO_TYPE[name] for name in missing)} "
+            "(with your values), or write a run.json beside the checkpoints"
+        )
+    if found.problems or total is None or n_examples is None:
+        return None
+    if models[0].step:
+        found.notes.append(
+            f"the first checkpoint is of step {models[0].step}: steps before it count at "
+            "max_grad_norm"
+        )
+    last, caveats, rate = models[-1], list[str](), columns["sample_rate"][0]
+    if last.step < total:
+        caveats.append(
+            f"the last checkpoint is of step {last.step} of {total}, and its norms are used for "
+            "the steps from it on"
+        )
+    if [*said["steps"]] == [ACCOUNTANT]:
+        caveats.append(
+            f"the account ends with the {total} steps that the accountant in the last checkpoint "
+            "counted; if training went on, pass --set steps=..."
+        )
+    if not any(math.isclose(k, round(k), rel_tol=1e-6) for k in (1 / rate, rate * n_examples)):
+        caveats.append(
+            f"sample_rate={rate:.6g} is neither 1 / (a whole number of steps per epoch), as Opacus "
+            f"samples, nor a whole batch size over the {n_examples} examples of the spec's "
+            "dataset: it may not be the data used in training"
+        )
+    sources = {name: " and ".join(by_source) for name, by_source in said.items()}
+    return RunSettings(
+        steps=StepSettings.from_values(total, **columns),
+        delta=float([*said["delta"].values()][-1]),  # the user may choose another
+        sampler=first["sampler"],
+        sources={**sources, "steps of checkpoints": last.said_by},
+        accountant_counted_all=len(counted) == total,
+        declared=declared,
+        caveats=caveats,
+    )
+
+
+def _said(
+    name: str, declared: Mapping[str, Any], options: StepOptions, counted: FloatArray
+) -> dict[str, Any]:
+    """Source -> value of a setting, the most trusted source first."""
+    said = {RUN_JSON: first_at(declared, (name,), ("training", name))}
+    poisson = first_at(declared, ("recorder", "sampler_class")) in _POISSON_CLASSES
+    if name == "sampler" and poisson and not said[RUN_JSON]:
+        said[RUN_JSON] = "poisson"
+    said[OPTIONS] = getattr(options, name)
+    said = {source: value for source, value in said.items() if value is not None}
+    if len(counted) and name in ("noise_multiplier", "sample_rate"):
+        said[ACCOUNTANT] = counted[:, int(name == "sample_rate")]
+    return said or ({ACCOUNTANT: len(counted)} if len(counted) and name == "steps" else {})
+
+
+def _check_one(name: str, by_source: Mapping[str, Any], reached: int) -> None:
+    """Check steps, sampler or delta by every source.
+
+    All must say the same of the first two, and no fewer steps than a checkpoint has reached.
+    """
+    for source, value in by_source.items():
+        if name == "delta":
+            _checks.check_delta(value)
+        elif name == "sampler":
+            _checks.check_choice(f"{source}: sampler", value, _REPLAYED)
+        elif _checks.check_positive_int(f"{source}: steps", value) > _MOST_STEPS:
+            raise InputError(f"{source}: steps={value} is more than {_MOST_STEPS}")
+    if name != "delta" and len({*by_source.values()}) > 1:
+        told = ", ".join(f"{value} by {source}" for source, value in by_source.items())
+        raise InputError(f"the values of {name} contradict each other: {told}")
+    for source, value in by_source.items():
+        if name == "steps" and value < reached:
+            raise InputError(
+                f"steps is {value} by {source}, but a checkpoint has had {reached} updates: pass "
+                f"the number of steps of the whole run, or correct {STEP_OF}"
+            )
+
+
+def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
+    """(total,) values of a setting; InputError if two sources differ, or steps are left out."""
+    column = np.full(total, np.nan)
+    for source, value in by_source.items():
+        these = np.full(total, np.nan)
+        if source == ACCOUNTANT:
+            these[: len(value)] = value[:total]
+        elif isinstance(value, list):
+            if len(value) != total:
+                raise InputError(
+                    f"{source}: {name} has {len(value)} values; write one, or one for each of "
+                    f"{total} steps"
+                )
+            these[:] = _CHECKS[name](value)
+        else:
+            for start, number in parse_schedule(name, value):
+                these[start:] = number
+        differs = ~np.isnan(column) & ~np.isnan(these)
+        differs &= ~np.isclose(column, these, rtol=_SAME, atol=0)
+        if name == "sample_rate" and source == ACCOUNTANT:
+            # Opacus's int(1 / (1 / n)) can be n - 1: it counts 1 / (k - 1) where 1 / k is drawn.
+            less = np.isclose(1 / column - 1 / these, 1.0, rtol=1e-6)
+            differs &= ~(less & (these > column))
+        if differs.any():
+            step = int(np.argmax(differs))
+            raise InputError(
+                f"the values of {name} contradict each other: at step {step} it is "
+                f"{column[step]:.8g} by {next(iter(by_source))} and {these[step]:.8g} by {source}; "
+                "remove the wrong one"
+            )
+        column = np.where(np.isnan(column), these, column)
+        if name == "sample_rate" and source == ACCOUNTANT and RUN_JSON not in by_source:
+            column = np.fmax(column, these)  # what an option says was not read from a sampler
+    if by_source and np.isnan(column).any():
+        step = int(np.argmax(np.isnan(column)))
+        raise InputError(
+            f"{name} of the steps from {step} on is not known: pass it for all steps, e.g. "
+            f"{_TO_TYPE[name]}, or a schedule such as --set {name}=1.1,0.9@{step}"
+        )
+    return column
+
+
+def parse_schedule(name: str, value: float | str) -> list[tuple[int, float]]:
+    """[(first step, value), ...] from one value or a schedule such as "1.1,0.9@500"."""
+    parts: list[tuple[int, float]] = []
+    for part in str(value).split(","):
+        number, at, start = part.strip().partition("@")
+        try:
+            parts.append((int(start) if at else 0, float(number)))
+        except ValueError as error:
+            raise InputError(
+                f"{name}={value!r} is neither a number nor a schedule such as 1.1,0.9@500"
+            ) from error
+    starts = [start for start, _ in parts]
+    if starts[0] != 0 or sorted(set(starts)) != starts:
+        raise InputError(
+            f"{name}={value!r}: a schedule must start at step 0 and give later steps in order"
+        )
+    for _, setting in parts:
+        _CHECKS[name](setting)
+    return parts
+
+
+def _unfit(
+    declared: Mapping[str, Any],
+    found: Discovery,
+    total: int,
+    n_examples: int | None,
+    columns: Mapping[str, FloatArray],
+) -> Iterator[str]:
+    """What a replay cannot handle: other data or checkpoints, clipping that is not flat."""
+    n_train = first_at(declared, ("data", "n_train"))
+    if isinstance(n_train, int) and n_examples not in (n_train, None):
+        yield (
+            f"the spec's dataset has {n_examples} examples, run.json says {n_train}: pass the "
+            "data used in training"
+        )
+    places = (), ("training",), ("recorder",)
+    clipping = first_at(declared, *((*place, "clipping") for place in places))
+    # With individual clipping, no example contributes more than with flat clipping.
+    if clipping not in (None, "flat", "individual"):
+        yield f"run.json says clipping={clipping!r}; only runs with flat clipping can be replayed"
+    if reason := first_at(declared, ("recorder", "no_privacy")):
+        yield f"the run has no privacy to account for: {reason}"
+    moving = [model.path.name for model in found.models if model.clipping_moves]
+    if moving and "max_grad_norm" in columns and np.ptp(columns["max_grad_norm"]) == 0:
+        yield (
+            f"{moving[0]} contains the state of a clipping scheduler, so max_grad_norm changed, "
+            "but only one value is known; pass all of them, "
+            "e.g. --set max_grad_norm=1.0,0.9@100,0.81@200"
+        )
+    last = found.models[-1] if found.models and not found.problems else None
+    if last and 2 * last.step < total and last.said_by != STEP_OF:
+        yield (
+            f"the run has {total} steps, but the last checkpoint, {last.path.name!r}, is of step "
+            f"{last.step} by {last.said_by}, far below, as where epochs were counted; "
+            + what_to_type([model.path.name for model in found.models])
+        )

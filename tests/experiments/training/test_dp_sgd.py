@@ -31,9 +31,8 @@ from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import MODEL_NON_DP
 from indpriv.norm_log.verify import verify
-from indpriv.recording.checkpoints.safe_files import read_content
+from indpriv.recording.checkpoints.safe_files import read_content, state_of
 from indpriv.recording.checkpoints.saved_models import discover
-from indpriv.recording.checkpoints.weights import state_of
 
 DELTA = 1e-4
 SCHEDULE = {"law": "linear", "start": 1.0, "end": 0.5}

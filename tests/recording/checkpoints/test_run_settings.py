@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from indpriv.errors import InputError
-from indpriv.recording.checkpoints.run_settings import StepOptions, parse_schedule, resolve
-from indpriv.recording.checkpoints.saved_models import Discovery, SavedModel
+from indpriv.recording.checkpoints.saved_models import (
+    Discovery,
+    SavedModel,
+    StepOptions,
+    parse_schedule,
+    resolve,
+)
 
 HISTORY = ((1.5, 0.1, 60), (1.2, 0.1, 40))
 ALL = StepOptions(1.1, 1.0, 0.1, 100, 1e-5, "poisson")
@@ -19,7 +24,7 @@ def found(*models, clipping_moves=False):
         SavedModel(Path(f"step_{step}.pt"), step, "the step stated inside", history, clipping_moves)
         for step, history in models
     ]
-    return Discovery(saved, [], [])
+    return Discovery(saved)
 
 
 def settle(tmp_path, discovery=None, options=ALL, n=1000, **declared):
@@ -37,7 +42,7 @@ def test_everything_from_options(tmp_path):
     settings = settle(tmp_path).settings
     assert len(settings.steps) == 100
     assert set(settings.steps.noise_multiplier) == {1.1}
-    assert (settings.delta, settings.sampler, settings.seeded) == (1e-5, "poisson", False)
+    assert (settings.delta, settings.sampler, settings.declared) == (1e-5, "poisson", {})
     assert not settings.accountant_counted_all
 
 
@@ -82,7 +87,7 @@ def test_run_json_comes_first_and_tells_the_rest(tmp_path):
         tmp_path, options=StepOptions(), steps=100, seeded=True, training=training
     ).settings
     assert set(settings.steps.noise_multiplier) == {1.1}
-    assert settings.seeded
+    assert settings.declared["seeded"]
     assert settings.sources["sampler"] == "run.json"
 
 

@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from indpriv.errors import InputError
-from indpriv.recording.checkpoints.safe_files import is_checkpoint, read_content
+from indpriv.recording.checkpoints.safe_files import is_checkpoint, read_content, state_of
 from indpriv.recording.checkpoints.saved_models import discover
-from indpriv.recording.checkpoints.weights import state_of
 
 STATE = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(2)}
 
