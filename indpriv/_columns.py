@@ -77,6 +77,47 @@ class FrameRows:
         return [(0, len(self.frame))]
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """The n rows from row `first` on of tables that follow each other; see Rows.
+
+    then: what is done to each frame that is read.
+    """
+
+    tables: Sequence[Rows]
+    first: int
+    n: int
+    then: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """See Rows."""
+        return self.tables[0].columns
+
+    def __len__(self) -> int:
+        return self.n
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """See Rows."""
+        found: list[pd.DataFrame] = []
+        start, stop = self.first + start, self.first + min(stop, self.n)
+        for table in self.tables:
+            if start < len(table) and (stop > 0 or not found):
+                found.append(table.read(max(0, start), min(stop, len(table)), columns))
+            start, stop = start - len(table), stop - len(table)
+        frame = found[0] if len(found) == 1 else pd.concat(found, ignore_index=True)
+        return frame if self.then is None else self.then(frame)
+
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """See Rows."""
+        found, at = [], -self.first
+        for table in self.tables:
+            parts = [(max(0, at + start), min(self.n, at + stop)) for start, stop in table.ranges()]
+            found += [(start, stop) for start, stop in parts if start < stop]
+            at += len(table)
+        return found
+
+
 def as_rows(rows: pd.DataFrame | Rows) -> Rows:
     """A DataFrame as rows in memory; rows as they are."""
     return FrameRows(rows) if isinstance(rows, pd.DataFrame) else rows

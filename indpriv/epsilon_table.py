@@ -24,7 +24,7 @@ from pydantic import Field
 
 from indpriv import _files
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._columns import Rows, as_rows
+from indpriv._columns import Rows, Stretch, as_rows, rows_at
 from indpriv._folders import make_folder, remove_file
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import from_json
@@ -42,6 +42,7 @@ LARGEST_FILE = 4 * PART_ROWS  # rows: a longer table is a folder of parts
 MARKER = "_account.json"
 _PARTS = table({Annotated[Whole, Field(ge=1)]: "rows"})
 _ENDS = ("epsilon", "epsilon_lower", "epsilon_upper")
+_STATED = ("worst_case_epsilon", "claim", "claim_reason", "account")
 _KINDS = {
     **dict.fromkeys(_ENDS, "f"),
     **{"n_rows?": "i", "unit_worst_case?": "f", "true_positive_limit?": "f"},
@@ -178,9 +179,35 @@ class Account:
         return f"delta {format_delta(self.delta)}, {self.relation}, {self.sampling}, {self.method}"
 
 
-@dataclass(frozen=True)
-class EpsilonTable:
-    """Output-specific epsilon of every example.
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What is stated of all epsilons of a table, wherever they are.
+
+    Attributes:
+        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, with
+            known participation of the most exposed one in the steps that it took part in, or the
+            cap of the run's privacy filter if that is smaller.
+        claim: "exact" (never too small for this trajectory) or "estimate".
+        claim_reason: why.
+        account: delta, unit, neighbouring relation, sampler and method.
+    """
+
+    worst_case_epsilon: float
+    claim: str
+    claim_reason: str
+    account: Account
+
+    @property
+    def attrs(self) -> dict[Any, Any]:
+        """What a frame of these epsilons says of them, in its own attrs."""
+        about: dict[Any, Any] = {"sensitive": "for the curator only", "disclaimer": DISCLAIMER}
+        about |= {name: getattr(self, name) for name in _STATED}
+        return about | {"account": dict(vars(self.account))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonTable(Stated):
+    """Output-specific epsilon of every example, with the claim and meaning of all of them.
 
     Norms without rounding and very many settings are counted at the nodes of a lattice, which makes
     epsilon a little larger than it need be: for the accountant "rdp" by less than 0.1 percent in
@@ -194,12 +221,7 @@ class EpsilonTable:
         epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error
             only; the lower end is 0 by RDP and for units of several rows, and without what a
             private clipping norm costs.
-        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, with
-            known participation of the most exposed one in the steps that it took part in, or the
-            cap of the run's privacy filter if that is smaller.
-        claim: "exact" (never too small for this trajectory) or "estimate".
-        claim_reason: why.
-        account: delta, unit, neighbouring relation, sampler and method.
+        worst_case_epsilon, claim, claim_reason, account: see `Stated`.
         details: further columns, each (n_examples,). true_positive_limit, the largest rate of a
             membership test at a false-positive rate of 1 %, by Rényi divergences, and exact with
             known participation. Of "rdp": best_order, and order_at_boundary
@@ -213,10 +235,6 @@ class EpsilonTable:
     epsilon: FloatArray
     epsilon_lower: FloatArray
     epsilon_upper: FloatArray
-    worst_case_epsilon: float
-    claim: str
-    claim_reason: str
-    account: Account
     details: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -277,12 +295,10 @@ class EpsilonTable:
         parts = [part.with_worst_case(worst) for part in parts]
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("example_ids", *_ENDS[:2])
+            for name in ("example_ids", *_ENDS)
         }
         if all(part.epsilon_upper is part.epsilon for part in parts):  # one array in memory
             columns["epsilon_upper"] = columns["epsilon"]
-        else:
-            columns["epsilon_upper"] = np.concatenate([part.epsilon_upper for part in parts])
         details = {
             name: np.concatenate([part.details[name] for part in parts])
             for name in parts[0].details
@@ -297,14 +313,7 @@ class EpsilonTable:
         """
         columns = {name: getattr(self, name) for name in _ENDS}
         frame = pd.DataFrame({self.account.id_column: self.example_ids, **columns, **self.details})
-        frame.attrs = {
-            "sensitive": "for the curator only",
-            "disclaimer": DISCLAIMER,
-            "worst_case_epsilon": self.worst_case_epsilon,
-            "claim": self.claim,
-            "claim_reason": self.claim_reason,
-            "account": dict(vars(self.account)),
-        }
+        frame.attrs = self.attrs
         return frame
 
     def to_parquet(self, path: Path, *, columns: pd.DataFrame | None = None) -> None:
@@ -317,9 +326,8 @@ class EpsilonTable:
         """
         frame = self.to_frame()
         if columns is not None:
-            attrs = frame.attrs
             frame = pd.concat([frame, columns.reset_index(drop=True)], axis=1)
-            frame.attrs = attrs
+            frame.attrs = self.attrs
         _files.write_private_parquet(frame, path)
 
     @classmethod
@@ -330,22 +338,20 @@ class EpsilonTable:
 
         details: columns of the frame that are details, where it has them.
         """
-        missing = {"worst_case_epsilon", "claim", "claim_reason", "account"} - set(frame.attrs)
-        if missing:
+        if missing := sorted({*_STATED} - {*frame.attrs}):
             raise InputError(
-                f"this epsilon table lacks {', '.join(sorted(missing))}; it was not written by "
-                "indpriv"
+                f"this epsilon table lacks {', '.join(missing)}; it was not written by indpriv"
             )
-        account = from_json(Account, frame.attrs["account"], "the account of this epsilon table")
-        columns = {name: frame[name].to_numpy(np.float64) for name in _ENDS}
+        stated = {name: frame.attrs[name] for name in _STATED}
+        where = "the account of this epsilon table"
+        stated["account"] = from_json(Account, stated["account"], where)
+        stated["worst_case_epsilon"] = float(stated["worst_case_epsilon"])
+        columns: dict[str, Any] = {name: frame[name].to_numpy(np.float64) for name in _ENDS}
         return cls(
-            example_ids=frame[account.id_column].to_numpy(),
-            worst_case_epsilon=float(frame.attrs["worst_case_epsilon"]),
-            claim=frame.attrs["claim"],
-            claim_reason=frame.attrs["claim_reason"],
-            account=account,
+            example_ids=frame[stated["account"].id_column].to_numpy(),
             details={name: frame[name].to_numpy() for name in details if name in frame},
             **columns,
+            **stated,
         )
 
 
@@ -355,21 +361,18 @@ def ranges(n_rows: int) -> list[tuple[int, int]]:
     return [(start, min(start + PART_ROWS, n_rows)) for start in starts]
 
 
-@dataclass(frozen=True)
-class EpsilonParts:
+@dataclass(frozen=True, kw_only=True)
+class EpsilonParts(Stated):
     """An epsilon.parquet that is read part by part, so that memory does not grow with its rows.
 
     Attributes:
         path: the file, or the folder of parts.
-        n_rows: of all parts together.
-        about: a table without rows: worst case, claim and account of all.
-        columns: names of the columns.
+        rows: all rows, as `EpsilonTable.to_frame` gives them; further columns follow.
+        worst_case_epsilon, claim, claim_reason, account: see `Stated`.
     """
 
     path: Path
-    n_rows: int
-    about: EpsilonTable
-    columns: tuple[str, ...]
+    rows: Rows
 
     @classmethod
     def open(cls, path: Path) -> EpsilonParts:
@@ -379,100 +382,64 @@ class EpsilonParts:
             InputError: there is none, or it is no table of epsilons.
             EvidenceError: a part is missing, or what is read is damaged.
         """
-        if not path.is_dir():
-            rows = _files.ParquetRows.open(path, _KINDS)
-            n_rows, empty = len(rows), rows.empty
-        else:
-            marker = _files.read_json(path / MARKER)
-            check(_PARTS, marker, str(path / MARKER))
-            n_rows = marker["rows"]
-            for number in range(len(ranges(n_rows))):
-                if not (path / part_name(number)).is_file():
-                    raise EvidenceError(
-                        f"{path} lacks {part_name(number)} of {len(ranges(n_rows))} parts; restore "
-                        "it, or type the command again that makes the audit"
-                    )
-            empty = _files.ParquetRows.open(path / part_name(0), _KINDS).empty
+        one = not path.is_dir()
+        tables = [_files.ParquetRows.open(path, _KINDS)] if one else _tables_in(path)
         with named(path):
-            if n_rows == 0:
+            if not any(map(len, tables)):
                 raise EvidenceError("it has no rows")
-            return cls(path, n_rows, EpsilonTable.from_frame(empty), tuple(empty.columns))
+            empty = EpsilonTable.from_frame(tables[0].empty)
+        stated = {name: getattr(empty, name) for name in _STATED}
+        return cls(path=path, rows=Stretch(tables, 0, sum(map(len, tables))), **stated)
 
     def __len__(self) -> int:
-        return self.n_rows
+        return len(self.rows)
 
     @property
-    def details(self) -> tuple[str, ...]:
+    def details(self) -> Sequence[str]:
         """Columns after the bracket of epsilon: those of the accountant, then further ones."""
-        return self.columns[4:]
-
-    @property
-    def account(self) -> Account:
-        """What the epsilons mean."""
-        return self.about.account
-
-    @property
-    def worst_case_epsilon(self) -> float:
-        """The run's guarantee."""
-        return self.about.worst_case_epsilon
-
-    @property
-    def claim(self) -> str:
-        """See `EpsilonTable`."""
-        return self.about.claim
-
-    @property
-    def claim_reason(self) -> str:
-        """See `EpsilonTable`."""
-        return self.about.claim_reason
-
-    def frames(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
-        """Yield the rows in order, PART_ROWS at a time, as `EpsilonTable.to_frame` gives them.
-
-        columns: those that are read, by default all; further ones follow those of `to_frame`.
-        """
-        if not self.path.is_dir():
-            rows = _files.ParquetRows.open(self.path)
-            yield from (rows.read(start, stop, columns) for start, stop in rows.ranges())
-            return
-        for number, (start, stop) in enumerate(ranges(self.n_rows)):
-            part = self.path / part_name(number)
-            frame = _files.read_parquet(part, columns, kinds=_KINDS)
-            if len(frame) != stop - start:
-                raise EvidenceError(
-                    f"{part} has {len(frame):,} rows instead of {stop - start:,}; make the audit "
-                    "again"
-                )
-            yield frame
+        return self.rows.columns[4:]
 
     def tables(self, details: Collection[str] = KEPT_DETAILS) -> Iterator[EpsilonTable]:
         """Yield a table of each part, with the claim of all; details: columns that it keeps."""
-        kept = [name for name in self.details if name in details]
-        for frame in self.frames([*self.columns[:4], *kept]):
-            with named(self.path):
-                table = EpsilonTable.from_frame(frame, kept)
-            yield self._claimed(table)
-
-    def take(self, positions: IntArray) -> EpsilonTable:
-        """A table of the rows at increasing positions, in memory, with all columns as details."""
-        found, start = [], 0
-        for frame in self.frames():
-            first, last = np.searchsorted(positions, [start, start + len(frame)])
-            found.append(frame.iloc[positions[first:last] - start])
-            start += len(frame)
-        return self._claimed(EpsilonTable.from_frame(_whole(found), self.details))
-
-    def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """All rows in memory."""
-        return _whole(list(self.frames(columns)))
+        for start, stop in self.rows.ranges():
+            yield self._table(self.rows.read(start, stop, self._read(details)))
 
     def table(self, details: Collection[str] = KEPT_DETAILS) -> EpsilonTable:
         """All rows in memory as a table; details: see `EpsilonTable.from_frame`."""
-        with named(self.path):
-            return self._claimed(EpsilonTable.from_frame(self.frame(), details))
+        return self._table(self.rows.read(0, len(self), self._read(details)))
 
-    def _claimed(self, table: EpsilonTable) -> EpsilonTable:
-        return replace(table, claim=self.claim, claim_reason=self.claim_reason)
+    def take(self, positions: IntArray) -> EpsilonTable:
+        """A table of the rows at increasing positions, in memory, with all columns as details."""
+        return self._table(rows_at(self.rows, positions))
+
+    def _read(self, details: Collection[str]) -> list[str]:
+        return [*self.rows.columns[:4], *(name for name in self.details if name in details)]
+
+    def _table(self, frame: pd.DataFrame) -> EpsilonTable:
+        frame.attrs = self.attrs
+        with named(self.path):
+            return EpsilonTable.from_frame(frame, frame.columns[4:])
+
+
+def _tables_in(folder: Path) -> list[_files.ParquetRows]:
+    """The parts of a folder."""
+    marker = _files.read_json(folder / MARKER)
+    check(_PARTS, marker, str(folder / MARKER))
+    found, expected = [], ranges(marker["rows"])
+    for number, (start, stop) in enumerate(expected):
+        part = folder / part_name(number)
+        if not part.is_file():
+            raise EvidenceError(
+                f"{folder} lacks {part.name} of {len(expected)} parts; restore it, or type the "
+                "command again that makes the audit"
+            )
+        rows = _files.ParquetRows.open(part, _KINDS)
+        if len(rows) != stop - start:
+            raise EvidenceError(
+                f"{part} has {len(rows):,} rows instead of {stop - start:,}; make the audit again"
+            )
+        found.append(rows)
+    return found
 
 
 Epsilons = EpsilonTable | EpsilonParts
@@ -493,12 +460,6 @@ def beside(
         stop = start + len(part)
         yield part, rows.read(start, stop, columns)
         start = stop
-
-
-def _whole(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    whole = pd.concat(frames, ignore_index=True)
-    whole.attrs = frames[0].attrs
-    return whole
 
 
 def part_name(number: int) -> str:

@@ -5,8 +5,7 @@ The table is in memory, or in a file whose rows are read a range at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -24,6 +23,7 @@ from indpriv._columns import (
     RESERVED_COLUMNS,
     FrameRows,
     Rows,
+    Stretch,
     frames_at,
     frames_of,
     rows_at,
@@ -45,33 +45,55 @@ KINDS = {"example_id": "it", "unit_id": "", "split": "t", "label": "", "loss": "
 LARGEST_IN_MEMORY = 4 * ROW_GROUP_SIZE  # rows
 
 
-@dataclass(frozen=True)
 class ExampleTable:
     """Rows of training and test examples.
 
     `frame` has the columns example_id (unique within a split), unit_id, split ("train" or "test"),
     label, loss (of the final model, in nats), correct (bool; missing if the task has no accuracy),
     then any metadata columns.
+
+    Attributes:
+        file: that they lie in, training examples first; None if they are in memory. What asks for
+            all rows of a split, such as `frame`, gets them in memory.
     """
 
-    frame: pd.DataFrame
+    file: ParquetRows | None = None
+    _splits: Mapping[str, Rows]
 
-    def __post_init__(self) -> None:
-        if missing := [name for name in FIXED_COLUMNS if name not in self.frame]:
+    def __init__(self, frame: pd.DataFrame) -> None:
+        if missing := [name for name in FIXED_COLUMNS if name not in frame]:
             raise InputError(f"the example table lacks the columns {', '.join(missing)}")
-        if not set(self.frame["split"].unique()) <= set(_SPLITS):
+        if not set(frame["split"].unique()) <= set(_SPLITS):
             raise InputError(
-                f"split holds {sorted(self.frame['split'].unique())}; it is 'train' or 'test'"
+                f"split holds {sorted(frame['split'].unique())}; it is 'train' or 'test'"
             )
-        _check_ids([self.rows(split) for split in _SPLITS])
+        self.__dict__["frame"] = frame
+        self._splits = {split: _rows_in(frame, split) for split in _SPLITS}
+        self._check_ids()
+
+    @classmethod
+    def _of(cls, train: Rows, test: Rows, file: ParquetRows | None) -> ExampleTable:
+        found = cls.__new__(cls)
+        found._splits, found.file = {"train": train, "test": test}, file
+        return found
+
+    def _check_ids(self) -> None:
+        """Raise InputError if an id occurs twice within a split."""
+        splits = self._splits.values()
+        repeated = [one for rows in splits for one in _repeated(rows, "example_id").tolist()]
+        if repeated:
+            raise InputError(
+                f"{len(repeated)} example ids occur twice within a split, e.g. {repeated[0]!r}"
+            )
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """All rows in memory."""
+        return pd.concat([self.train, self.test], ignore_index=True)
 
     def rows(self, split: str) -> Rows:
         """The rows of a split, in the order of the data set."""
-        inside = (self.frame["split"] == split).to_numpy()
-        first, count = int(inside.argmax()) if len(inside) else 0, int(inside.sum())
-        if inside[first : first + count].all():  # as files are written: a slice copies nothing
-            return FrameRows(self.frame.iloc[first : first + count].reset_index(drop=True))
-        return FrameRows(self.frame[inside].reset_index(drop=True))
+        return self._splits[split]
 
     @property
     def train(self) -> pd.DataFrame:
@@ -131,10 +153,20 @@ class ExampleTable:
 
     def with_label_names(self, names: Sequence[str]) -> ExampleTable:
         """The table with integer labels replaced by their names, if the names fit the labels."""
-        labels = self.frame["label"]
-        if not names or not labels_fit(labels, len(names)):
+        splits = self._splits.values()
+        every = (frame["label"] for rows in splits for frame in frames_of(rows, ["label"]))
+        if not names or not all(labels_fit(labels, len(names)) for labels in every):
             return self
-        return ExampleTable(self.frame.assign(label=named_labels(labels, names)))
+
+        def with_names(frame: pd.DataFrame) -> pd.DataFrame:
+            if "label" not in frame:
+                return frame
+            return frame.assign(label=named_labels(frame["label"], names))
+
+        if self.file is None:
+            return ExampleTable(with_names(self.frame))
+        train, test = (Stretch([rows], 0, len(rows), with_names) for rows in splits)
+        return self._of(train, test, self.file)
 
     def aligned(self, example_ids: np.ndarray) -> pd.DataFrame:
         """Training rows in the order of example_ids; InputError if one is missing."""
@@ -213,7 +245,11 @@ class ExampleTable:
 
     def to_parquet(self, path: Path) -> None:
         """Write the table, readable by its owner only (0600)."""
-        write_private_parquet(self.frame, path)
+        if self.file is None:
+            write_private_parquet(self.frame, path)
+        else:
+            every = chain(*map(frames_of, self._splits.values()))
+            write_private_frames(every, path, self.file.schema)
 
     @classmethod
     def from_parquet(cls, path: Path) -> ExampleTable:
@@ -222,76 +258,12 @@ class ExampleTable:
             return cls(read_parquet(path, kinds=KINDS))
 
 
-class StoredExamples(ExampleTable):
-    """Training and test examples in a file, training examples first.
-
-    What asks for all rows of a split, such as `frame`, gets them in memory; other methods read a
-    range at a time.
-    """
-
-    file: ParquetRows
-    n_before_test: int
-    label_names: tuple[str, ...]
-
-    def __init__(self, file: ParquetRows, n_train: int, label_names: Sequence[str] = ()) -> None:
-        """Open a file; InputError if an id occurs twice within a split."""
-        self.__dict__.update(file=file, n_before_test=n_train, label_names=tuple(label_names))
-        if not label_names:  # the same file under other names of labels
-            _check_ids([self.rows(split) for split in _SPLITS])
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """All rows in memory."""
-        return pd.concat([self.train, self.test], ignore_index=True)
-
-    def rows(self, split: str) -> Rows:
-        """The rows of a split, in the order of the data set."""
-        n = self.n_before_test
-        first, size = (0, n) if split == "train" else (n, len(self.file) - n)
-        return _SplitRows(self.file, first, size, self.label_names)
-
-    def with_label_names(self, names: Sequence[str]) -> ExampleTable:
-        """See `ExampleTable.with_label_names`."""
-        labels = (frame["label"] for frame in frames_of(self.file, ["label"]))
-        if not names or not all(labels_fit(part, len(names)) for part in labels):
-            return self
-        return StoredExamples(self.file, self.n_before_test, names)
-
-    def to_parquet(self, path: Path) -> None:
-        """Write the table, readable by its owner only (0600)."""
-        every = chain(*(frames_of(self.rows(split)) for split in _SPLITS))
-        write_private_frames(every, path, self.file.schema)
-
-
-@dataclass(frozen=True)
-class _SplitRows:
-    """The n rows of a file from its row `first`; see `indpriv._columns.Rows`."""
-
-    file: ParquetRows
-    first: int
-    n: int
-    label_names: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return self.file.columns
-
-    def __len__(self) -> int:
-        return self.n
-
-    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        frame = self.file.read(self.first + start, self.first + min(stop, self.n), columns)
-        if not self.label_names or "label" not in frame:
-            return frame
-        return frame.assign(label=named_labels(frame["label"], self.label_names))
-
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        last = self.first + self.n
-        return [
-            (max(start, self.first) - self.first, min(stop, last) - self.first)
-            for start, stop in self.file.ranges()
-            if start < last and stop > self.first
-        ]
+def _rows_in(frame: pd.DataFrame, split: str) -> Rows:
+    inside = (frame["split"] == split).to_numpy()
+    first, count = int(inside.argmax()) if len(inside) else 0, int(inside.sum())
+    if inside[first : first + count].all():  # as files are written: a slice copies nothing
+        return FrameRows(frame.iloc[first : first + count].reset_index(drop=True))
+    return FrameRows(frame[inside].reset_index(drop=True))
 
 
 def open_examples(path: Path) -> ExampleTable:
@@ -302,10 +274,13 @@ def open_examples(path: Path) -> ExampleTable:
         EvidenceError: it is damaged.
     """
     file = ParquetRows.open(path, KINDS)
-    if len(file) <= LARGEST_IN_MEMORY:
+    n_train = None if len(file) <= LARGEST_IN_MEMORY else _n_before_test(file)
+    if n_train is None:
         return ExampleTable.from_parquet(path)
-    n_train = _n_before_test(file)
-    return ExampleTable.from_parquet(path) if n_train is None else StoredExamples(file, n_train)
+    train, test = Stretch([file], 0, n_train), Stretch([file], n_train, len(file) - n_train)
+    found = ExampleTable._of(train, test, file)
+    found._check_ids()
+    return found
 
 
 def _n_before_test(file: ParquetRows) -> int | None:
@@ -336,15 +311,6 @@ def _repeated(rows: Rows, name: str) -> pd.Series[Any]:
     else:
         values = rows.read(0, len(rows), [name])[name]
     return values[values.duplicated()]
-
-
-def _check_ids(splits: Sequence[Rows]) -> None:
-    """Raise InputError if an id occurs twice within a split."""
-    repeated = [value for rows in splits for value in _repeated(rows, "example_id").tolist()]
-    if repeated:
-        raise InputError(
-            f"{len(repeated)} example ids occur twice within a split, e.g. {repeated[0]!r}"
-        )
 
 
 def labels_fit(labels: pd.Series[Any], n_names: int) -> bool:

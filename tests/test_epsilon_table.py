@@ -6,6 +6,7 @@ import pytest
 
 from indpriv import EpsilonTable, EvidenceError, InputError
 from indpriv import epsilon_table as tables
+from indpriv._columns import frames_of
 from indpriv._files import read_parquet
 from indpriv.epsilon_table import EpsilonParts
 from synthetic import epsilon_table
@@ -29,23 +30,22 @@ def test_parts_have_the_rows_of_the_table_in_order(written):
     path, table, columns = written
     found = EpsilonParts.open(path)
     assert len(found) == len(table) == 23
-    assert found.about.account == table.account
-    assert (found.about.worst_case_epsilon, found.about.claim) == (2.0, "exact")
-    assert found.columns[-2:] == ("label", "race")
-    frames = list(found.frames())
+    assert found.account == table.account
+    assert (found.worst_case_epsilon, found.claim) == (2.0, "exact")
+    assert found.details[-2:] == ["label", "race"]
+    frames = list(frames_of(found.rows))
     assert [len(frame) for frame in frames] == [5, 5, 5, 5, 3]
-    assert all(frame.attrs["claim"] == "exact" for frame in frames)
     whole = pd.concat(frames, ignore_index=True)
     pd.testing.assert_frame_equal(whole[["label", "race"]], columns, check_dtype=False)
     assert np.array_equal(whole["epsilon"], table.epsilon)
     assert np.array_equal(found.table().epsilon, table.epsilon)
     several = np.concatenate([part.epsilon for part in found.tables()])
     assert np.array_equal(several, table.epsilon)
-    assert np.array_equal(found.frame(["epsilon"])["epsilon"], table.epsilon)
+    assert np.array_equal(found.rows.read(0, 23, ["epsilon"])["epsilon"], table.epsilon)
 
 
 def test_columns_are_chosen(written):
-    frames = list(EpsilonParts.open(written[0]).frames(["epsilon", "race"]))
+    frames = list(frames_of(EpsilonParts.open(written[0]).rows, ["epsilon", "race"]))
     assert {tuple(frame.columns) for frame in frames} == {("epsilon", "race")}
 
 
@@ -77,7 +77,7 @@ def test_what_is_damaged_is_named(written):
         found.table()
     part.write_bytes((path / "part-00004.parquet").read_bytes())
     with pytest.raises(EvidenceError, match=r"part-00002\.parquet has 3 rows instead of 5"):
-        found.table()
+        EpsilonParts.open(path)
     part.unlink()
     with pytest.raises(EvidenceError, match=r"lacks part-00002\.parquet of 5 parts"):
         EpsilonParts.open(path)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from indpriv._facts import FAILED, Fact
 from indpriv._formatting import format_delta, sentence
@@ -14,12 +14,14 @@ from indpriv.accountant.method import ESTIMATE, Method
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.variants import usual_participation, usual_relation
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import Stated
 from indpriv.errors import ChainError, EvidenceError, InputError
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
 from indpriv.norm_log.run_files import read_run_json
 from indpriv.norm_log.verify import verify
+
+Epsilons = TypeVar("Epsilons", bound=Stated)
 
 
 class MethodOptions(TypedDict, total=False):
@@ -71,7 +73,7 @@ def method_of_run(
     return method, words
 
 
-def as_checked(table: EpsilonTable, checks: Sequence[Fact]) -> EpsilonTable:
+def as_checked(table: Epsilons, checks: Sequence[Fact]) -> Epsilons:
     """The account of a run as an estimate, if it rests on who took part and a check refutes that.
 
     With known participation, checks are those of `if_known`.

@@ -101,7 +101,7 @@ def audit(
     which = {"log": identity, "method": chosen.to_json(), "versions": versions()}
     with in_progress(output_dir) as folder:
         parts = account_parts(log, chosen, folder, which, progress=report, workers=workers)
-        parts = replace(parts, about=as_checked(parts.about, recorded.checks))
+        parts = as_checked(parts, recorded.checks)
         epsilons = _in_memory_if_needed(parts, log, recorded)
         run = AuditedRun(log, epsilons, recorded, name, by, chosen, seed, command, tell)
         found = find_all(run)

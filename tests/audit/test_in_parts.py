@@ -148,7 +148,7 @@ def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
     lower(monkeypatch)
     monkeypatch.setattr(variants, "MOST_COMPARED", 100)
     held, plain_frame, plain_table = [], _files._frame, EpsilonTable.__post_init__
-    attacked, plain_examples = [], ExampleTable.__post_init__
+    attacked, plain_examples = [], ExampleTable.__init__
 
     def frame(table):
         held.append(table.num_rows)
@@ -158,9 +158,9 @@ def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
         held.append(len(table))
         plain_table(table)
 
-    def known(examples):
-        attacked.append(len(examples.frame))
-        plain_examples(examples)
+    def known(examples, frame):
+        attacked.append(len(frame))
+        plain_examples(examples, frame)
 
     most = []
     for n in (600, 1200):
@@ -168,7 +168,7 @@ def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(_files, "_frame", frame)
             patch.setattr(EpsilonTable, "__post_init__", checked)
-            patch.setattr(ExampleTable, "__post_init__", known)
+            patch.setattr(ExampleTable, "__init__", known)
             held.clear()
             attacked.clear()
             audit(run_dir, tmp_path / f"audit-{n}")
