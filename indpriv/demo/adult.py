@@ -1,13 +1,14 @@
 """UCI Adult: 48,842 people of the 1994 US census. Is the income above 50,000 dollars a year?
 
-Every range and list below is public (the census questionnaire, UCI's adult.names) or a round number
-written here. None is computed from the rows, so preprocessing does not belong in the account.
+Every range and list in adult.toml is public (the census questionnaire, UCI's adult.names) or a
+round number. None is computed from the rows, so preprocessing does not belong in the account.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import tomllib
 from importlib.resources import files
 
 import numpy as np
@@ -18,40 +19,10 @@ from numpy.typing import NDArray
 from indpriv.errors import EvidenceError
 
 SHA256 = "b2fe6180aecef86ffdad7e819dc18796210b607ebbdb19c9e6efd0a88b11db13"
-CLASS_NAMES = ("<=50K", ">50K")
-
-# column: (value that becomes 0, distance from it that becomes 1); results are clipped to [-1, 1].
-NUMBERS = {
-    "age": (50.0, 50.0),  # years
-    "education_num": (8.5, 7.5),  # codes 1 (preschool) to 16 (doctorate)
-    "capital_gain": (0.0, 20_000.0),  # dollars; larger gains count as 20,000
-    "capital_loss": (0.0, 5_000.0),  # dollars
-    "hours_per_week": (50.0, 50.0),
-}
-# UCI's own lists, in the order of adult.names; "?" is an unknown answer. The column fnlwgt is left
-# out: a survey weight is not an attribute of a person.
-CATEGORIES = {
-    "workclass": "Private, Self-emp-not-inc, Self-emp-inc, Federal-gov, Local-gov, State-gov, "
-    "Without-pay, Never-worked, ?",
-    "education": "Bachelors, Some-college, 11th, HS-grad, Prof-school, Assoc-acdm, Assoc-voc, 9th, "
-    "7th-8th, 12th, Masters, 1st-4th, 10th, Doctorate, 5th-6th, Preschool",
-    "marital_status": "Married-civ-spouse, Divorced, Never-married, Separated, Widowed, "
-    "Married-spouse-absent, Married-AF-spouse",
-    "occupation": "Tech-support, Craft-repair, Other-service, Sales, Exec-managerial, "
-    "Prof-specialty, Handlers-cleaners, Machine-op-inspct, Adm-clerical, Farming-fishing, "
-    "Transport-moving, Priv-house-serv, Protective-serv, Armed-Forces, ?",
-    "relationship": "Wife, Own-child, Husband, Not-in-family, Other-relative, Unmarried",
-    "race": "White, Asian-Pac-Islander, Amer-Indian-Eskimo, Other, Black",
-    "sex": "Female, Male",
-    "native_country": "United-States, Cambodia, England, Puerto-Rico, Canada, Germany, "
-    "Outlying-US(Guam-USVI-etc), India, Japan, Greece, South, China, Cuba, Iran, Honduras, "
-    "Philippines, Italy, Poland, Jamaica, Vietnam, Mexico, Portugal, Ireland, France, "
-    "Dominican-Republic, Laos, Ecuador, Taiwan, Haiti, Columbia, Hungary, Guatemala, Nicaragua, "
-    "Scotland, Thailand, Yugoslavia, El-Salvador, Trinadad&Tobago, Peru, Hong, "
-    "Holand-Netherlands, ?",
-}
-# age_band: the first year of each band. The census asked people aged 17 and above.
-AGE_BANDS = {17: "17-24", 25: "25-34", 35: "35-44", 45: "45-54", 55: "55-64", 65: "65+"}
+_KNOWN = tomllib.loads(files("indpriv").joinpath("demo/adult.toml").read_text(encoding="utf-8"))
+CLASS_NAMES = tuple(_KNOWN["class_names"])
+NUMBERS, CATEGORIES = _KNOWN["numbers"], _KNOWN["categories"]
+AGE_BANDS = dict(_KNOWN["age_bands"])
 
 
 def read_frame() -> pd.DataFrame:
@@ -71,8 +42,7 @@ def encode(frame: pd.DataFrame) -> NDArray[np.float32]:
     Raises EvidenceError for a category that is not on its public list.
     """
     columns = [((frame[name] - zero) / one).clip(-1, 1) for name, (zero, one) in NUMBERS.items()]
-    for name, listed in CATEGORIES.items():
-        values = listed.split(", ")
+    for name, values in CATEGORIES.items():
         if unknown := set(frame[name]) - set(values):
             raise EvidenceError(f"Adult has {name}={min(unknown)!r}, which is not on UCI's list")
         columns += [frame[name] == value for value in values]

@@ -22,7 +22,7 @@ def attributes() -> dict[str, OneHot]:
     """Where `encode` puts each of the categories."""
     found, first = {}, len(NUMBERS)
     for name, listed in CATEGORIES.items():
-        found[name] = OneHot(first, tuple(listed.split(", ")))
+        found[name] = OneHot(first, tuple(listed))
         first += len(found[name].values)
     return found
 
