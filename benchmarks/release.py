@@ -23,7 +23,7 @@ import opendp.prelude as dp
 from indpriv._files import read_parquet
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.release import Request, release
-from indpriv.release.draw import draw
+from indpriv.release.publish import draw
 from indpriv.release.sources import N_CELLS, to_cells
 
 EPSILON, DELTA, PEOPLE, DRAWS = 0.1, 1e-6, 50_000, 20

@@ -23,8 +23,7 @@ from indpriv._folders import make_folder
 from indpriv._journal import NAME, JournalWriter, chains
 from indpriv._reading import AtLeastZero, Text, check, table
 from indpriv.errors import EvidenceError, InputError
-from indpriv.release.draw import FIGURES
-from indpriv.release.request import Budget, Request
+from indpriv.release.request import FIGURES, Budget, Request
 
 FOLDER, PAID, SHAREABLE, RELEASE_JSON = "ledger", "paid.json", "shareable", "release.json"
 _SCHEMA = 1

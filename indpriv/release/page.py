@@ -8,9 +8,8 @@ data without noise, and are not read.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from rich.console import Console
 from indpriv._files import read_json
 from indpriv._formatting import format_delta, format_epsilon, format_number
 from indpriv._reading import AtLeastZero, Text, Whole, check, named, table
-from indpriv._shown import clean
 from indpriv.analysis.guarantee import STANDS
 from indpriv.epsilon_table import relation_words
 from indpriv.errors import InputError
-from indpriv.release.draw import FIGURES
 from indpriv.release.ledger import RELEASE_JSON, SHAREABLE
+from indpriv.release.request import FIGURES
 from indpriv.release.sources import TEMPLATES, filled, paragraphs
 from indpriv.report.page import print_page, render_markdown
 
@@ -86,7 +84,9 @@ def _figures(content: Mapping[str, Any]) -> dict[str, Any]:
     """The released figures, one row for each group; with expected errors where there are any."""
     groups = content["groups"] or {"": content}
     names = sorted(next(iter(groups.values()))["quantiles"], key=float)
-    show = _epsilon if content["quantity"] == "individual epsilon" else format_number
+    show: Callable[..., str] = format_number
+    if content["quantity"] == "individual epsilon":  # to three decimals, rounded up
+        show = lambda value: f"{math.ceil(value * 1000 - 1e-6) / 1000:.3f}"  # noqa: E731
     titles = {"mean": "mean", "count": "people"}
     shown = [name for name in titles if any(each[name] is not None for each in groups.values())]
     head = [content["by"] or "", *(f"quantile {name}" for name in names)]
@@ -101,11 +101,6 @@ def _figures(content: Mapping[str, Any]) -> dict[str, Any]:
             )
         rows.append(row)
     return {"head": [*head, *(titles[name] for name in shown)], "rows": rows}
-
-
-def _epsilon(value: float) -> str:
-    """An epsilon to three decimals, rounded up."""
-    return f"{math.ceil(value * 1000 - 1e-6) / 1000:.3f}"
 
 
 def _people(value: float) -> str:
@@ -131,7 +126,7 @@ def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | N
         values["figures"] = shown["figures"]
         values["notes"] = [*shown["errors"], *shown["spent"], *release["assumptions"]]
     body = render_markdown(TEMPLATES / "model-card", **values)
-    return f"---\n{_front_matter(public)}---\n\n{body}"
+    return f"{filled('front-matter.yaml.j2', public=public)}\n\n{body}"
 
 
 def read_release(audit_dir: Path) -> dict[str, Any] | None:
@@ -192,23 +187,3 @@ def _check_same_training(public: Mapping[str, Any], release: Mapping[str, Any]) 
             f"{format_epsilon(training['epsilon'])}, delta {format_delta(training['delta'])}, "
             "which is not this audit's; make the release again"
         )
-
-
-def _front_matter(public: Mapping[str, Any]) -> str:
-    """YAML; its texts are written as JSON, which is valid YAML."""
-    values: dict[str, Any] = {
-        "epsilon": float(format_epsilon(public["worst_case_epsilon"])),
-        "delta": float(format_delta(public["delta"])),
-        "unit": public["unit"],
-        "neighbouring_relation": public["neighbouring"],
-        "sampling": public["sampler"],
-        "participation": public["participation"],
-        "accountant": public["accountant"],
-        "covers": "every checkpoint and the final model of one training run",
-        "assumptions": public["evidence"],
-    }
-    lines = ["tags:", "- differential-privacy", "- dp-sgd", "differential_privacy:"]
-    return "".join(f"{line}\n" for line in lines) + "".join(
-        f"  {name}: {clean(json.dumps(value, ensure_ascii=False))}\n"
-        for name, value in values.items()
-    )

@@ -1,6 +1,6 @@
-"""What a private release is to contain, checked, and how its budget is shared.
+"""What a private release is to contain, checked, how its budget is shared, and what answers it.
 
-All of it is public: nothing is read off the data.
+A request is public: nothing is read off the data.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import RESULTS
 from indpriv._formatting import format_delta, format_epsilon
+from indpriv._reading import Number, table
 from indpriv.errors import InputError
 
 EXPONENTIAL, HISTOGRAM, DESCENT = "exponential", "histogram", "descent"
@@ -22,6 +23,17 @@ DEFAULT_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of Table 2 of Yu et al. 2023
 _QUANTILE_DIGITS = 4  # decimals; quantiles enter integer arithmetic as fractions
 # Least of a share: noise for three layers fits OpenDP's 32 bits with probability 1 - exp(-71)
 _LEAST_SHARE, _MOST_EPSILON = 1e-7, 1e4
+
+# Released statistics of one group, as in release.json: "quantiles" (quantile as text -> value,
+# increasing), "mean" (None if it was not requested, or if the noise is larger than the group),
+# "count" (noisy number of people, None if none was needed) and "expected_error" of each, which is
+# what the mechanism alone says: of a mean a bound in its unit, of a count in people, of a quantile
+# in people by "rank" where values are close together, and "rank_at_most" for any data (None if
+# there is no bound, as in descent).
+Figures = dict[str, Any]
+_RANK_ERROR = table({Number: "rank rank_at_most?"})
+_ERRORS = table({dict[str, _RANK_ERROR]: "quantiles", Number: "mean? count?"})  # type: ignore[valid-type]
+FIGURES = table({dict[str, Number]: "quantiles", Number: "mean? count?", _ERRORS: "expected_error"})
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ trust, and stated so. A clipping norm set to a *private* median is part of the t
 first state, and the run's own epsilon contains its cost.
 """
 
+import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ from indpriv.accountant.method import NUMERICAL_NOISE
 from indpriv.analysis.guarantee import STANDS
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
-from indpriv.epsilon_table import DISCLAIMER, EpsilonParts, EpsilonTable, relation_words
+from indpriv.epsilon_table import DISCLAIMER, EpsilonParts, relation_words
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import Levels
@@ -266,7 +268,8 @@ def filled(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"epsilon": format_epsilon, "delta": format_delta}
+    filters = {"json": partial(json.dumps, ensure_ascii=False)}
+    environment.filters |= filters | {"epsilon": format_epsilon, "delta": format_delta}
     try:
         return environment.get_template(template).render(**values)
     except UndefinedError as error:
@@ -276,8 +279,8 @@ def filled(template: str, **values: Any) -> str:
 def _epsilons(audit_dir: Path, request: Request) -> Source:
     summary = read_summary(audit_dir)
     check_releasable(summary)
-    frame = EpsilonParts.open(audit_dir / EPSILON).frame()
-    table = EpsilonTable.from_frame(frame)
+    parts = EpsilonParts.open(audit_dir / EPSILON)
+    table = parts.table()
     upper, account = table.worst_case_epsilon, table.account
     if (upper, vars(account)) != (summary["guarantee"]["worst_case_epsilon"], summary["account"]):
         raise InputError(
@@ -285,8 +288,13 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
         )
     cells = to_cells(table.epsilon, upper)
     if request.by:
+        frame = parts.rows.read(0, len(parts))
         groups = partition(frame, frame.iloc[:0], request.by, max_values=None)
-        counts = _count_groups(cells, groups.names, groups.train_codes, request.groups)
+        found = {name: cells[groups.train_codes == k] for k, name in enumerate(groups.names)}
+        nobody = cells[:0]  # an empty group is counted like any other, so as not to show
+        counts = {
+            name: np.bincount(found.get(name, nobody), minlength=N_CELLS) for name in request.groups
+        }
     else:
         counts = {"": np.bincount(cells, minlength=N_CELLS)}
     return Source(
@@ -306,15 +314,6 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
             "assumptions": epsilon_assumptions(summary, request),
         },
     )
-
-
-def _count_groups(
-    cells: IntArray, names: Sequence[str], codes: IntArray, wanted: Sequence[str]
-) -> dict[str, IntArray]:
-    """Counts of the requested groups; an empty one is counted like any other, so as not to show."""
-    found = {name: cells[codes == code] for code, name in enumerate(names)}
-    empty = np.array([], dtype=np.int64)
-    return {name: np.bincount(found.get(name, empty), minlength=N_CELLS) for name in wanted}
 
 
 def _norms(run_dir: Path, request: Request) -> Source:
@@ -337,6 +336,11 @@ def _norms(run_dir: Path, request: Request) -> Source:
             "for each person; release individual epsilons of an audit by people instead"
         )
     row = log.records.read(log.rows[:1], 0, log.n_examples)[0]
+    clipping = str(recorder.get("clipping", "flat"))
+    meaning = "Norm of one example's gradient at the initial parameters, before clipping"
+    meaning += ", and the headroom of individual clipping." if clipping == "individual" else "."
+    if clipping in CONTRIBUTIONS:
+        meaning = f"Of the first step: {CONTRIBUTIONS[clipping]}."
     grid, codes, grid_text = _norm_grid(row, log.levels, float(log.settings.max_grad_norm[0]))
     return Source(
         counts={"": np.bincount(codes, minlength=len(grid))},
@@ -346,7 +350,7 @@ def _norms(run_dir: Path, request: Request) -> Source:
         public={
             "name": run_dir.resolve().name,
             "quantity": "gradient norm before the first step",
-            "meaning": _meaning(str(recorder.get("clipping", "flat"))),
+            "meaning": meaning,
             "unit": log.unit,
             "neighbouring": log.neighbouring,
             "values": grid_text,
@@ -358,14 +362,6 @@ def _norms(run_dir: Path, request: Request) -> Source:
             ),
         },
     )
-
-
-def _meaning(clipping: str) -> str:
-    """What the norms of a log are, by its kind of clipping."""
-    if clipping in CONTRIBUTIONS:
-        return f"Of the first step: {CONTRIBUTIONS[clipping]}."
-    headroom = ", and the headroom of individual clipping" if clipping == "individual" else ""
-    return f"Norm of one example's gradient at the initial parameters, before clipping{headroom}."
 
 
 def _norm_grid(

@@ -160,16 +160,13 @@ def write_statements(
     folder = make_folder(output_dir) if output_dir else make_folder(audit_dir, STATEMENTS)
     paths = []
     for number, owner in enumerate(chosen, 1):
-        path = folder / f"{owner.kind}-{_file_name(owner.name)}.txt"
+        name = owner.name
+        if not _SAFE_NAME.fullmatch(name):  # as a file name
+            digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+            name = f"sha256-{digest[:32]}"
+        path = folder / f"{owner.kind}-{name}.txt"
         write_atomically(path, statement(owner, summary).encode("utf-8", "replace"))
         paths.append(path)
         if progress is not None:
             progress("writing statements", number, len(chosen))
     return paths
-
-
-def _file_name(name: str) -> str:
-    """The id itself if it is harmless as a file name, else a hash of it."""
-    if _SAFE_NAME.fullmatch(name):
-        return name
-    return "sha256-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from indpriv.release import Request, mechanisms
-from indpriv.release.draw import draw
+from indpriv.release.publish import draw
 
 COUNTS = np.full(100, 7)
 GRID = np.arange(1, 101) / 50
