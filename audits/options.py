@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from indpriv.cli.commands import option
-from indpriv.cli.common import print_json
-from indpriv.cli.first_contact import typed
+from indpriv.cli.common import print_json, typed
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:

@@ -25,8 +25,15 @@ from audits.options import (
 )
 from indpriv._shown import Console, escape
 from indpriv.cli.commands import parameters_of, settings_of
-from indpriv.cli.common import check_device, check_folder, print_json, progress_bar, say
-from indpriv.cli.first_contact import checked_run, typed
+from indpriv.cli.common import (
+    check_device,
+    check_folder,
+    checked_run,
+    print_json,
+    progress_bar,
+    say,
+    typed,
+)
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:

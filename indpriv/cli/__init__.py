@@ -18,8 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from indpriv._shown import Console, escape
-from indpriv.cli.commands import app
-from indpriv.cli.first_contact import check_moved
+from indpriv.cli.commands import app, check_moved
 from indpriv.errors import InputError
 
 

@@ -11,8 +11,7 @@ from indpriv._folders import make_folder
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import REPORT
-from indpriv.cli.common import check_folder, print_json, progress_bar, say, show_result
-from indpriv.cli.first_contact import typed
+from indpriv.cli.common import check_folder, print_json, progress_bar, say, show_result, typed
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import holds_log
 from indpriv.release.ledger import SHAREABLE

@@ -36,8 +36,7 @@ from indpriv.audit.audit_directory import EPSILON, audit_in
 from indpriv.audit.gate import Limits, judge_audit
 from indpriv.audit.method_of_run import evidence_of_run
 from indpriv.cli.commands import keys_of
-from indpriv.cli.common import check_device, print_json, progress_bar, say, show_result
-from indpriv.cli.first_contact import checked_run
+from indpriv.cli.common import check_device, checked_run, print_json, progress_bar, say, show_result
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import evidence, is_earned
 from indpriv.norm_log.norm_log import OpenedRun, open_run

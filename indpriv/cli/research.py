@@ -27,8 +27,7 @@ from indpriv.audit import (
     write_composition,
 )
 from indpriv.audit.advice import advise_on_run, check_question
-from indpriv.cli.common import check_folder, progress_bar, say, show_result
-from indpriv.cli.first_contact import checked_run, typed
+from indpriv.cli.common import check_folder, checked_run, progress_bar, say, show_result, typed
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.report.page import write_page

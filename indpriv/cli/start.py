@@ -19,8 +19,15 @@ from indpriv.audit import audit as audit_run
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import default_output, in_progress
 from indpriv.cli.commands import keys_of
-from indpriv.cli.common import check_device, check_folder, errors, print_json, progress_bar, say
-from indpriv.cli.first_contact import checked_run
+from indpriv.cli.common import (
+    check_device,
+    check_folder,
+    checked_run,
+    errors,
+    print_json,
+    progress_bar,
+    say,
+)
 from indpriv.errors import InputError
 from indpriv.norm_log.convert import convert
 from indpriv.norm_log.norm_log import NormLog
