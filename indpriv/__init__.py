@@ -16,33 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # in the order of the data flow
     # isort: off
-    from indpriv.norm_log.norm_log import NormLog
-    from indpriv.example_table import ExampleTable
-    from indpriv.round_recorder import RoundRecorder
-    from indpriv.accountant import PrivacyFilter, RiskTable, membership_risk
-    from indpriv.accountant.account import account
-    from indpriv.epsilon_table import EpsilonTable
-    from indpriv.attack_scores import AttackScores
-    from indpriv.attack_signals import AttackSignals
-    from indpriv._storage import upload
-    from indpriv.errors import EvidenceError, InputError
+    from indpriv.norm_log.norm_log import NormLog as NormLog
+    from indpriv.example_table import ExampleTable as ExampleTable
+    from indpriv.round_recorder import RoundRecorder as RoundRecorder
+    from indpriv.accountant import PrivacyFilter as PrivacyFilter
+    from indpriv.accountant import RiskTable as RiskTable
+    from indpriv.accountant import membership_risk as membership_risk
+    from indpriv.accountant.account import account as account
+    from indpriv.epsilon_table import EpsilonTable as EpsilonTable
+    from indpriv.attack_scores import AttackScores as AttackScores
+    from indpriv.attack_signals import AttackSignals as AttackSignals
+    from indpriv._storage import upload as upload
+    from indpriv.errors import EvidenceError as EvidenceError
+    from indpriv.errors import InputError as InputError
     # isort: on
 
-__all__ = [
-    "AttackScores",
-    "AttackSignals",
-    "EpsilonTable",
-    "EvidenceError",
-    "ExampleTable",
-    "InputError",
-    "NormLog",
-    "PrivacyFilter",
-    "RiskTable",
-    "RoundRecorder",
-    "account",
-    "membership_risk",
-    "upload",
-]
 
 _MODULES = {  # public name -> the module that defines it
     "AttackScores": "indpriv.attack_scores",
@@ -59,6 +47,7 @@ _MODULES = {  # public name -> the module that defines it
     "membership_risk": "indpriv.accountant",
     "upload": "indpriv._storage",
 }
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
