@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv.errors import InputError
 from indpriv.round_recorder import RoundRecorder
 
+_SIDES = ("Server", "Client")
 _ROUNDING = 1e-3  # by which float32 may leave an update longer than the clipping norm
 
 
@@ -33,11 +35,8 @@ def recorded(
     *,
     client_ids: ArrayLike | None = None,
     client_of: Callable[[Any], Any] | None = None,
-    seeded: bool = False,
-    resume_at: int | None = None,
-    upload_to: str | Path | None = None,
-    bucket_is_private: bool = False,
     run_info: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Any:
     """A strategy that does what the given one does, and records each round before it is published.
 
@@ -52,11 +51,9 @@ def recorded(
             first round begins, as texts. Then a client is a node: one that connects again under
             another id counts as another client.
         client_of: the client of a reply, one of client_ids, where it is not the node.
-        seeded: Python's or numpy's random numbers have a known seed: the run gives no privacy.
-        resume_at: as for `RoundRecorder`.
-        upload_to: as for `RoundRecorder`.
-        bucket_is_private: as for `RoundRecorder`.
         run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
+        settings: seeded, which Python's or numpy's random numbers with a known seed are; resume_at,
+            upload_to, bucket_is_private and sign_with, as for `RoundRecorder`.
 
     Returns:
         a `flwr.serverapp.strategy.Strategy`.
@@ -69,16 +66,12 @@ def recorded(
     _check_strategy(strategy)
     if client_of is not None and client_ids is None:
         raise InputError("client_of without client_ids: name all clients that may take part")
-    bucket_to_write(upload_to, bucket_is_private)
+    bucket_to_write(settings.get("upload_to"), settings.get("bucket_is_private", False))
+    about = {"participation": "known", **(run_info or {})}
     start = partial(
-        RoundRecorder,
-        location_on_disk(run_dir, "a run is"),
-        seeded=seeded,
-        resume_at=resume_at,
-        upload_to=upload_to,
-        bucket_is_private=bucket_is_private,
-        run_info={"participation": "known", **(run_info or {})},
+        RoundRecorder, location_on_disk(run_dir, "a run is"), run_info=about, **settings
     )
+    signature(start).bind((), sampler="fixed_size")  # an unknown setting is an error now
     rounds = _Rounds(strategy, start, client_ids, client_of)
 
     class Recorded(type(strategy)):  # type: ignore[misc]
@@ -109,23 +102,17 @@ def _check_strategy(strategy: Any) -> None:
     from flwr.serverapp import strategy as flower
 
     kind, inner = type(strategy), type(getattr(strategy, "strategy", None))
-    fixed = (
-        flower.DifferentialPrivacyServerSideFixedClipping,
-        flower.DifferentialPrivacyClientSideFixedClipping,
+    fixed, adaptive = (
+        tuple(getattr(flower, f"DifferentialPrivacy{side}Side{how}Clipping") for side in _SIDES)
+        for how in ("Fixed", "Adaptive")
     )
-    adaptive = (
-        flower.DifferentialPrivacyServerSideAdaptiveClipping,
-        flower.DifferentialPrivacyClientSideAdaptiveClipping,
-    )
-    fault = ""
-    if isinstance(strategy, adaptive):
-        fault = (
-            "clips at a norm that depends on the data, and this account does not cover what that "
-            "tells"
-        )
-    elif kind not in fixed:
+    if kind not in fixed:
         fault = "is no strategy whose clipping and noise are known"
-    if fault:
+        if isinstance(strategy, adaptive):
+            fault = (
+                "clips at a norm that depends on the data, and this account does not cover what "
+                "that tells"
+            )
         raise InputError(
             f"{kind.__module__}.{kind.__name__} {fault}. Use DifferentialPrivacyServerSideFixed"
             "Clipping(FedAvg(...), ...) of flwr.serverapp.strategy."
