@@ -52,7 +52,7 @@ Strict = Annotated[
 def show(found: Findings, page: Page, to: Path, *, as_json: bool) -> None:
     """Write a page and its JSON to TO.html, TO.md and TO.json, and print one of them."""
     from indpriv.report.page import write_page
-    from indpriv.report.screens import print_whole
+    from indpriv.report.report import print_whole
 
     write_page(page, to.parent, to.name, found.to_json())
     if as_json:

@@ -1,8 +1,8 @@
 """Summaries of small hand-made audits, for tests of reports and gates."""
 
 from indpriv._plain import empty
-from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity import compare_with_exact
+from indpriv.analysis.recorded_run import Declared
 from indpriv.analysis.summary import keys
 from indpriv.audit import AuditedRun, RecordedRun, find_all
 from indpriv.norm_log.evidence import CHECKS as TEMPLATES

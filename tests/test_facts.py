@@ -12,11 +12,11 @@ import pytest
 import indpriv
 from indpriv import _facts
 from indpriv._facts import Fact, fact, filled, templates, text
-from indpriv.analysis.divisor import Divisor
-from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.run_facts import RunFacts
-from indpriv.analysis.training_facts import TrainingFacts
-from indpriv.epsilon_table import Account
+from indpriv.accountant import Tuning
+from indpriv.analysis.disclosures import RunFacts
+from indpriv.analysis.guarantee import Divisor, Guarantee
+from indpriv.analysis.lint import TrainingFacts
+from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.session_counts import (
     DrawCounts,
     Found,
@@ -25,7 +25,7 @@ from indpriv.norm_log.session_counts import (
 )
 
 PACKAGE = Path(indpriv.__file__).parent
-KINDS = ("check", "line", "disclosure", "hazard", "rule")
+KINDS = ("check", "line", "disclosure", "hazard", "rule", "sentence")
 TEMPLATES = {f"{kind}.{key}": one for kind in KINDS for key, one in templates(kind).items()}
 STATUSES = {
     name: value.replace(" ", "_")
@@ -184,7 +184,9 @@ OBJECTS = {
     "noise": NoiseCounts,
     "records": RunFacts,
     "run": RunFacts,
+    "table": EpsilonTable,
     "training": TrainingCounts,
+    "tuning": Tuning,
 }
 
 

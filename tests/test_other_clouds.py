@@ -15,7 +15,7 @@ from pyarrow.fs import AzureFileSystem
 
 from indpriv import InputError, NormLog, _storage, account, upload
 from indpriv._storage import location
-from indpriv.analysis import variants
+from indpriv.analysis import fidelity
 from indpriv.audit import audit, read_audit
 from indpriv.cli import run
 from indpriv.norm_log.norm_log import open_run
@@ -37,9 +37,9 @@ def a_run(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_file_system_of_before(monkeypatch):
-    monkeypatch.setattr(variants, "COARSER", ())
-    monkeypatch.setattr(variants, "RULES", ())
-    monkeypatch.setattr(variants, "FIDELITY_EPOCHS", ())
+    monkeypatch.setattr(fidelity, "COARSER", ())
+    monkeypatch.setattr(fidelity, "RULES", ())
+    monkeypatch.setattr(fidelity, "FIDELITY_EPOCHS", ())
     _storage._file_system.cache_clear()
     yield
     _storage._file_system.cache_clear()

@@ -12,7 +12,7 @@ import pytest
 from indpriv import EvidenceError, InputError, NormLog, _storage, account
 from indpriv._folders import is_remote
 from indpriv._storage import RemotePath, location
-from indpriv.analysis import variants
+from indpriv.analysis import fidelity
 from indpriv.audit import audit, read_audit
 from indpriv.cli import run
 from indpriv.norm_log.norm_log import open_run
@@ -150,7 +150,7 @@ def test_what_keeps_us_from_a_bucket_is_said_once(server, a_run, monkeypatch):
 @pytest.mark.usefixtures("owner")
 def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
     for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
-        monkeypatch.setattr(variants, name, ())
+        monkeypatch.setattr(fidelity, name, ())
     server.upload(a_run, "runs", "audited")
     source, target = server.address("runs/audited"), server.address("runs/audits/tiny")
     with pytest.raises(InputError, match="bucket_is_private"):
@@ -188,7 +188,7 @@ def ray_on(n_workers):
 @pytest.mark.usefixtures("owner")
 def test_ray_audits_a_run_in_a_bucket_to_the_same_bits(server, a_run, tmp_path, monkeypatch):
     for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
-        monkeypatch.setattr(variants, name, ())
+        monkeypatch.setattr(fidelity, name, ())
     server.upload(a_run, "runs", "on-ray")
     source = server.address("runs/on-ray")
     with ray_on(2):

@@ -30,8 +30,8 @@ from hypothesis import strategies as st
 
 import indpriv.accountant.risk
 import indpriv.analysis.attacks.ceilings
+import indpriv.analysis.fidelity
 import indpriv.analysis.guarantee
-import indpriv.analysis.variants
 import indpriv.audit.audit_directory
 from command_lines import run as run_command
 from indpriv._files import parquet_bytes, read_json, read_parquet, write_json, write_private_parquet
@@ -53,7 +53,7 @@ IMPORTED = (
     "norm_log.convert",
     "release.page",
     "release.statement",
-    "report.screens",
+    "report.report",
 )  # once, not by each child
 WITH_EXTRAS = ("COARSER", "RULES", "FIDELITY_EPOCHS")  # further accounts, which take long
 
@@ -140,7 +140,7 @@ def valid(tmp_path_factory):
     top = tmp_path_factory.mktemp("valid")
     log, examples = small_run(N, steps=4)
     for name in WITH_EXTRAS:
-        patch.setattr(indpriv.analysis.variants, name, ())
+        patch.setattr(indpriv.analysis.fidelity, name, ())
     patch.setattr(indpriv.audit.audit_directory, "render_audit", lambda summary, *_: summary.name)
     run_dir = write_run(top / "run", log, examples)
     facts = {
@@ -219,7 +219,7 @@ def outcome(arguments, *, plain=True, **limits):
     def work():
         out, err = io.StringIO(), io.StringIO()
         for name in WITH_EXTRAS:
-            setattr(indpriv.analysis.variants, name, ())
+            setattr(indpriv.analysis.fidelity, name, ())
         page = (lambda summary, *_: summary.name) if plain else indpriv.report.report.render_audit
         indpriv.audit.audit_directory.render_audit = page
         with (

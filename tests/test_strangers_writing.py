@@ -38,7 +38,7 @@ from indpriv._files import (
 )
 from indpriv._folders import make_folder, named_by_person
 from indpriv._journal import JournalWriter
-from indpriv.analysis import variants
+from indpriv.analysis import fidelity
 from indpriv.attack_signals import SignalsFolder
 from indpriv.attacks.train_references import train_references
 from indpriv.audit import audit_directory, pipeline
@@ -174,7 +174,7 @@ SCENES = {
 def short_audits(monkeypatch):
     """Without further accounts and figures, which take long and write no other files; but a long page."""
     for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
-        monkeypatch.setattr(variants, name, ())
+        monkeypatch.setattr(fidelity, name, ())
     monkeypatch.setattr(audit_directory, "render_audit", lambda *_: "a page" * 20_000)
 
 

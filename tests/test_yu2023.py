@@ -14,7 +14,7 @@ import indpriv
 from indpriv._files import write_json
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.analysis.declared import Declared
+from indpriv.analysis.recorded_run import Declared
 from indpriv.audit import RecordedRun, fidelity_against_k
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable

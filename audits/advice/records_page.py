@@ -15,7 +15,7 @@ from indpriv._formatting import format_epsilon
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.report.formats import FORMATS
 from indpriv.report.page import Page
-from indpriv.report.screens import advice_page
+from indpriv.report.report import advice_page
 
 
 def records_page(found: AdviceOnRecords) -> Page:

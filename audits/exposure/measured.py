@@ -15,7 +15,7 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import SECRETS, holds_log
-from indpriv.report.screens import print_sensitive
+from indpriv.report.report import print_sensitive
 
 
 def exposure_of_run(run_dir: Path, *, delta: float) -> tuple[Exposures, EpsilonTable | None]:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from audits.sweep.findings import OverSeeds, SettingResult
-from indpriv.report import svg
-from indpriv.report.figures import lines
+from indpriv.report import figures
 
 
 def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
@@ -14,15 +13,15 @@ def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
 
     Returns "" with more settings than a figure can tell apart.
     """
-    drawn = lines(len(settings))
+    drawn = figures.lines(len(settings))
     if drawn is None:
         return ""
-    with svg.style():
-        figure = svg.new_figure(3.3)
+    with figures.style():
+        figure = figures.new_figure(3.3)
         worst = figure.add_axes((0.07, 0.17, 0.29, 0.7))
         individual = figure.add_axes((0.44, 0.17, 0.29, 0.7))
         for index, (setting, (colour, line)) in enumerate(zip(settings, drawn, strict=True)):
-            label = svg.placeholder(index)
+            label = figures.placeholder(index)
             worst.plot(
                 setting.curve_epsilon,
                 setting.curve_accuracy,
@@ -49,10 +48,10 @@ def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
         ):
             axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-            svg.bare(axes, label, title="test accuracy")
+            figures.bare(axes, label, title="test accuracy")
         legend = worst.get_legend_handles_labels()
         figure.legend(*legend, loc="upper left", bbox_to_anchor=(0.745, 0.9), fontsize=7.5)
-        return svg.to_svg(
+        return figures.to_svg(
             figure,
             name,
             "Accuracy and epsilon of several settings",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from audits.training.config import AuditConfig
     from audits.training.dp_sgd import TrainedRun
     from indpriv.accountant import PrivacyFilter
-    from indpriv.analysis.training_facts import TrainingFacts
+    from indpriv.analysis.lint import TrainingFacts
     from indpriv.leakage.checkpoints import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
 
@@ -258,7 +258,7 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
 
 def _relation(record: Mapping[str, Any], steps: int) -> str:
     """What epsilon allows to differ: zero-out where updates tell the number of examples."""
-    from indpriv.analysis.divisor import divisor_of
+    from indpriv.analysis.guarantee import divisor_of
     from indpriv.epsilon_table import relation_words
 
     divisor = divisor_of(record["data"]["n_train"], steps, record.get("recorder", {}))
@@ -455,7 +455,7 @@ def images(
 def _facts_of_file(path: Path, data_dir: Path | None) -> TrainingFacts:
     from audits.training.architectures import layer_counts
     from audits.training.config import AuditConfig
-    from indpriv.analysis.training_facts import facts_of_plan
+    from audits.training.planned import facts_of_plan
 
     config = AuditConfig.from_toml(path)
     config.check_central("lint")

@@ -171,7 +171,7 @@ def guarantee_of(
     """What run.json says of the guarantee of DP-SGD.
 
     epsilon includes `lost` steps of crashes, and what a private clipping norm cost. Only an audit
-    can say of which neighbours it is: updates may tell n (see analysis/divisor.py).
+    can say of which neighbours it is: updates may tell n (see `Divisor` in analysis/guarantee.py).
     """
     void = SEEDED_LABEL if seeded else getattr(private.optimizer, "no_privacy", "")
     return {

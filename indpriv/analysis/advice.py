@@ -25,13 +25,14 @@ import numpy as np
 from scipy import stats
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv._progress import Advance
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
+from indpriv.analysis.disclosures import Range
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
@@ -42,28 +43,6 @@ LOW, MIDDLE, HIGH = range(3)  # columns of a reading
 MOST_NOISE = 10.0  # times that of the run; more is not tried
 _NOISE_RATIO = 1.01  # of neighbouring noise multipliers
 _CLIPPING_SHARES = 100  # tried where norms are not rounded
-PREDICTION = (
-    "The settings here are predictions of a run to come and promise nothing: only the audit of "
-    "that run can say what its epsilons are, and only its worst case is a guarantee."
-)
-ASSUMES_NORMS = (
-    "Noise and clipping norm: the steps of this run, accounted anew under the other setting. That "
-    "assumes that gradient norms stay what they were. With more noise a model usually fits less "
-    "well and its norms are larger, so the epsilons of such a run can be above the prediction."
-)
-SAME_NOISE = (
-    "Clipping norm: a lower one under the same standard deviation of noise. Only examples whose "
-    "norms are above it gain. To lower it at the same noise multiplier lowers the noise as well, "
-    "and then no epsilon falls."
-)
-AT_WORST_CASE = (
-    "Where a group's figure is the worst case itself, more of it than the quantile leaves out is "
-    "clipped in every step, and only a setting that brings the worst case to the target helps."
-)
-OF_A_SAMPLE = (
-    "Intervals here (95 %) are of the quantile in a larger population, if the people of a group "
-    "are a random sample of it. They do not say how another run of the same settings would differ."
-)
 
 
 @dataclass(frozen=True)
@@ -153,13 +132,8 @@ def remedies(
     """
     log = _in_levels(log)
 
-    def under(
-        view: Callable[[NormLog, float], NormLog], factors: FloatArray
-    ) -> Callable[[int], Remedy]:
-        """What brings a group to the target, of factors that lower epsilons more and more.
-
-        The first factor is 1, the run as it was.
-        """
+    def under(view: Callable[[NormLog, float], NormLog], factors: FloatArray) -> list[Remedy]:
+        """Of factors that lower epsilons more and more; the first is 1, the run as it was."""
 
         @cache
         def reading(trial: int) -> tuple[FloatArray, float]:
@@ -170,34 +144,24 @@ def remedies(
                 advance(1)
             return read_quantiles(account, groups, quantile), account.worst_case_epsilon
 
-        def remedy(group: int) -> Remedy:
-            def reached(end: int) -> int | None:
-                trials = range(len(factors))
-                met = bisect_left(
-                    trials, True, key=lambda trial: bool(reading(trial)[0][group, end] <= target)
-                )
-                return met if met < len(factors) else None
-
-            low, chosen, high = (reached(end) for end in (LOW, MIDDLE, HIGH))
-            found, worst = (None, None) if chosen is None else reading(chosen)
-            return Remedy(
-                factor=_factor(factors, chosen),
-                factor_low=_factor(factors, low),
-                factor_high=_factor(factors, high),
-                quantile=None if found is None else float(found[group, MIDDLE]),
-                worst_case_epsilon=worst,
+        def reached(group: int, end: int) -> int:
+            """The first trial that brings an end of the group's interval to the target."""
+            return bisect_left(
+                range(len(factors)), True, key=lambda k: bool(reading(k)[0][group, end] <= target)
             )
 
-        return remedy
+        found, tried = [], [*factors.tolist(), None]
+        for group in range(len(groups)):
+            low, chosen, high = (reached(group, end) for end in (LOW, MIDDLE, HIGH))
+            quantiles, worst = (None, None) if chosen == len(factors) else reading(chosen)
+            met = None if quantiles is None else float(quantiles[group, MIDDLE])
+            found.append(Remedy(tried[chosen], tried[low], tried[high], met, worst))
+        return found
 
-    noise = [*map(under(noisier, _noise_factors()), range(len(groups)))]
+    noise = under(noisier, _noise_factors())
     if not clipping:
         return noise, [None] * len(groups)
-    return noise, [*map(under(clipped_lower, _clipping_shares(log)), range(len(groups)))]
-
-
-def _factor(factors: FloatArray, trial: int | None) -> float | None:
-    return None if trial is None else float(factors[trial])
+    return noise, [*under(clipped_lower, _clipping_shares(log))]
 
 
 def _in_levels(log: NormLog) -> NormLog:
@@ -288,12 +252,9 @@ class Advice:
         """What the noise and the clipping norms assume, in sentences."""
         worst = self.guarantee.worst_case_epsilon
         at_worst = any(one.quantile >= worst * (1 - 1e-9) for one in self.groups)
-        return (
-            ASSUMES_NORMS,
-            self.unclipped or SAME_NOISE,
-            *([AT_WORST_CASE] if at_worst else []),
-            OF_A_SAMPLE,
-        )
+        cases = ("same_norms", "same_noise", "at_worst_case", "of_a_sample")
+        norms, noise, worst_case, sample = (text("sentence.advice", case) for case in cases)
+        return norms, self.unclipped or noise, *([worst_case] if at_worst else []), sample
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -302,7 +263,11 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """The content of advice.json."""
-        fixed = {"sensitive": SENSITIVE, "disclaimer": DISCLAIMER, "prediction": PREDICTION}
+        fixed = {
+            "sensitive": SENSITIVE,
+            "disclaimer": DISCLAIMER,
+            "prediction": text("sentence.advice", "prediction"),
+        }
         return {**fixed, **to_json(self), "assumptions": list(self.assumptions)}
 
 

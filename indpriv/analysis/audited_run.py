@@ -1,11 +1,8 @@
 """A run with its account: what findings are made of, and the audit that they make. Sensitive."""
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -13,7 +10,6 @@ from pandas.api.types import is_numeric_dtype
 
 from indpriv._columns import (
     MAX_NUMERIC_VALUES,
-    MISSING,
     MOST_GROUPS,
     Rows,
     as_rows,
@@ -22,21 +18,15 @@ from indpriv._columns import (
 )
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
-from indpriv.analysis.duplicates import undeclared_people
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
-from indpriv.analysis.summary import Audit, Finding, finding_of, keys
+from indpriv.analysis.summary import Audit, finding_of, keys
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP
+from indpriv.norm_log.run_files import EXAMPLES
 
 T = TypeVar("T")
 ANALYSING = "analysing"
-NO_EXACT_VALUES = (
-    "There are no exact values to compare the estimate with: record every step, some reference "
-    "examples, or batch norms."
-)
-_LIBRARIES = ("indpriv", "numpy", "scipy", "pandas", "pyarrow")
 
 
 @dataclass(frozen=True)
@@ -203,101 +193,3 @@ def _distinct(rows: Rows, column: str) -> tuple[int, bool]:
         if len(values) > MOST_GROUPS:
             break
     return len(values), numeric
-
-
-def _version(library: str) -> str:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return "not installed (run from its source)"
-
-
-def _made(run: AuditedRun) -> dict[str, Any]:
-    versions = {name: _version(name) for name in _LIBRARIES}
-    return {
-        "name": run.recorded.declared.name or run.name,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions | {"python": platform.python_version()},
-        "command": run.command,
-        "attack_seed": run.seed,
-    }
-
-
-def _missing(run: AuditedRun) -> dict[str, Any]:
-    """What the audit lacks, in sentences."""
-    found, recorded, account = [], run.recorded, run.epsilons.account
-    if recorded.examples is None:
-        why = (
-            "a RoundRecorder knows no losses"
-            if recorded.recorder.get("rounds")
-            else "the run ended before the losses of the final model were taken"
-        )
-        found.append(
-            f"{EXAMPLES} is absent: {why}. Epsilons cover all logged steps; loss, groups and "
-            "attacks are not shown."
-        )
-    elif not len(recorded.examples.rows("test")):
-        found.append(
-            "There are no test examples: test accuracy and attacks are not shown. Pass test_set to "
-            "the Recorder."
-        )
-    elif recorded.non_dp is None:
-        found.append(
-            f"There is no non-private baseline ({EXAMPLES_NON_DP}): the attack cannot be compared "
-            "with one on a model trained without DP."
-        )
-    assumes_norms = not run.log.individually_clipped and account.participation == "secret"
-    if assumes_norms and not has_exact_values(run.audit):
-        found.append(NO_EXACT_VALUES)
-    if run.rows is not None:
-        found += [*undeclared_people(run.log, run.rows), *run.grouping[1], *_of_groups(run)]
-    return {"missing": tuple(found)}
-
-
-def has_exact_values(audit: Audit) -> bool:
-    """Whether the estimate could be compared with exact values."""
-    return bool(audit.fidelity) or audit.batch_norms is not None
-
-
-def _of_groups(run: AuditedRun) -> list[str]:
-    """What a reader of the group tables must know about them."""
-    account, groups = run.epsilons.account, run.audit.groups
-    examples, notes = run.recorded.examples, list[str]()
-    if examples is None:
-        return notes
-    test = examples.rows("test")
-    if groups and (account.rows_per_unit or 1) > 1:
-        notes.append(f"A {account.unit} whose rows differ in a column is in its group {MISSING}.")
-    lacking = [
-        name
-        for name in dict.fromkeys(name for found in groups for name in found.columns)
-        if name not in test.columns
-        or all(frame[name].isna().all() for frame in frames_of(test, [name]))
-    ]
-    if lacking and len(test):
-        notes.append(
-            f"Test examples have no {', '.join(lacking)}: test accuracy and attacks are not shown "
-            "by these columns. Pass test_metadata together with metadata."
-        )
-    return notes
-
-
-FINDINGS = (
-    Finding(
-        "reproduce",
-        95,
-        _made,
-        name=(str, "Of the run."),
-        created=(str, "ISO 8601, UTC."),
-        versions=(Mapping[str, str], "Of the tool and its libraries."),
-        command=(str, "Reproduces the audit."),
-        attack_seed=(int, "Of the random choices of attacks; not a seed of training."),
-    ),
-    Finding(
-        "missing",
-        0,
-        _missing,
-        notes=lambda audit: audit.missing,
-        missing=(tuple[str, ...], "What this audit lacks, and why."),
-    ),
-)

@@ -29,48 +29,21 @@ SAME = 0.01  # a smaller relative change of epsilon counts as no change
 TOP_SHARE = 0.05  # the most exposed examples, whose overlap is reported
 
 
-@dataclass(frozen=True, eq=False)
-class GroupChanges:
-    """Epsilons of the groups of one column in two audits; a change is second minus first.
-
-    Attributes:
-        by: the column.
-        rows: the group with the largest increase first: its name; n examples; too_small, whether
-            they are fewer than ten; mean_first and mean_second, of epsilon; median_change, of the
-            examples' own changes; share_better and share_worse, of examples whose epsilon is
-            smaller, or larger, by more than 1 % in the second; accuracy_first and accuracy_second,
-            of its test examples, NaN where unknown.
-    """
-
-    by: str
-    rows: pd.DataFrame
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Two audits of the same examples.
-
-    Attributes:
-        overall: all examples, as a row of one group.
-        groups: by column.
-        spearman, pearson: correlation of both epsilons; None where undefined.
-        largest_increase, largest_decrease: of one example, at least 0.
-    """
-
-    overall: Any
-    groups: tuple[GroupChanges, ...]
-    spearman: float | None
-    pearson: float | None
-    largest_increase: float
-    largest_decrease: float
-
-
 def compare_tables(
     first: tuple[EpsilonTable, ExampleTable],
     second: tuple[EpsilonTable, ExampleTable],
     by: Sequence[str],
-) -> Comparison:
+) -> dict[str, Any]:
     """Compare two audits of the same data, matched by example id; each is (epsilons, examples).
+
+    Returns:
+        overall, a row of all examples; spearman and pearson of both epsilons, None where undefined;
+        largest_increase and largest_decrease of one example, at least 0; groups, by column ("by"),
+        whose "rows" have the group with the largest increase first: its name; n examples;
+        too_small, whether they are fewer than ten; mean_first and mean_second of epsilon;
+        median_change, second minus first; share_better and share_worse, of examples whose epsilon
+        is smaller, or larger, by more than 1 % in the second; accuracy_first and accuracy_second of
+        its test examples, NaN where unknown.
 
     Raises:
         InputError: the audits differ in examples, labels, metadata or in what an epsilon means.
@@ -98,18 +71,18 @@ def compare_tables(
         found = _by_group(changes, parts.train_codes, (parts.test_codes, matching), tests)
         found.insert(0, "name", np.array(parts.names, object)[found.index])
         worst = (found["mean_first"] - found["mean_second"]).argsort(kind="stable")
-        groups.append(GroupChanges(column, found.iloc[worst].reset_index(drop=True)))
+        groups.append({"by": column, "rows": found.iloc[worst].reset_index(drop=True)})
     everyone = [np.zeros(len(part), np.int64) for part in (changes, *tests)]
     overall = _by_group(changes, everyone[0], everyone[1:], tests)
     overall.insert(0, "name", "all")
-    return Comparison(
-        overall=next(records(overall)),
-        groups=tuple(groups),
-        spearman=spearman(*epsilons),
-        pearson=pearson(*epsilons),
-        largest_increase=float(max(0.0, shift.max())),
-        largest_decrease=float(max(0.0, -shift.min())),
-    )
+    return {
+        "overall": next(records(overall)),
+        "groups": groups,
+        "spearman": spearman(*epsilons),
+        "pearson": pearson(*epsilons),
+        "largest_increase": float(max(0.0, shift.max())),
+        "largest_decrease": float(max(0.0, -shift.min())),
+    }
 
 
 def _by_group(
@@ -118,7 +91,7 @@ def _by_group(
     test_codes: Sequence[Any],
     tests: Sequence[pd.DataFrame],
 ) -> pd.DataFrame:
-    """Columns of `GroupChanges`, by group of the training examples and of both test sets."""
+    """Columns of `compare_tables`, by group of the training examples and of both test sets."""
     found = changes.groupby(codes).agg(
         n=("first", "size"),
         too_small=("first", lambda values: len(values) < MIN_GROUP),
@@ -178,57 +151,6 @@ def _same_examples(
 
 
 @dataclass(frozen=True)
-class GroupOrder:
-    """The order of the readable groups of one column by mean epsilon, over several runs.
-
-    Attributes:
-        by: the column.
-        n_groups: number of readable groups.
-        worst, best: the group with the largest, and with the smallest, mean epsilon in each run;
-            None where several share it.
-        pairs, pairs_kept: number of pairs of groups, and of those in the same order in every run.
-        least_spearman: smallest rank correlation of the groups' means between two runs; None where
-            undefined.
-    """
-
-    by: str
-    n_groups: int
-    worst: tuple[str | None, ...]
-    best: tuple[str | None, ...]
-    pairs: int
-    pairs_kept: int
-    least_spearman: float | None
-
-
-@dataclass(frozen=True)
-class Stability:
-    """Individual epsilons of the same examples in several runs.
-
-    Attributes:
-        n_audits: number of runs.
-        same_settings: whether noise, clipping, sampling, steps, records and rounding are equal, so
-            that the runs differ only by chance; otherwise the settings have an effect too.
-        mean_spearman, least_spearman: rank correlation of epsilon, over all pairs of runs; None
-            where undefined.
-        least_top_overlap: share of the 5 % most exposed examples of one run that are among those of
-            another; the smallest of all pairs; None where examples within and beyond these 5 %
-            share an epsilon, e.g. the worst case.
-        median_range, p95_range: median and 95th percentile over examples of the difference between
-            the largest and the smallest epsilon.
-        groups: by column.
-    """
-
-    n_audits: int
-    same_settings: bool
-    mean_spearman: float | None
-    least_spearman: float | None
-    least_top_overlap: float | None
-    median_range: float
-    p95_range: float
-    groups: tuple[GroupOrder, ...]
-
-
-@dataclass(frozen=True)
 class AuditComparison:
     """Two or more audits of the same data.
 
@@ -242,8 +164,8 @@ class AuditComparison:
     """
 
     summaries: tuple[Mapping[str, Any], ...]
-    comparisons: tuple[Comparison, ...]
-    stability: Stability
+    comparisons: tuple[dict[str, Any], ...]
+    stability: dict[str, Any]
     at_epsilon: AtLeastZero | None = None
     at_accuracy: Share | None = None
     readings: tuple[CurveReading | None, ...] = ()
@@ -251,14 +173,23 @@ class AuditComparison:
 
 def stability_of(
     tables: Sequence[EpsilonTable], train: pd.DataFrame, by: Sequence[str], *, same_settings: bool
-) -> Stability:
+) -> dict[str, Any]:
     """Stability of ranks and of the order of groups over two or more runs.
 
     Args:
         tables: epsilons of the same examples, in any order.
         train: rows of the training examples in the order of the first table.
         by: columns to group by, see `indpriv._columns.partition`.
-        same_settings: whether the runs differ by chance alone.
+        same_settings: whether noise, clipping, sampling, steps, records and rounding are equal, so
+            that the runs differ only by chance; otherwise the settings have an effect too.
+
+    Returns:
+        n_audits and same_settings; mean_spearman and least_spearman, rank correlation of epsilon
+        over all pairs of runs, None where undefined; least_top_overlap, share of the 5 % most
+        exposed examples of one run that are among those of another, the smallest of all pairs, None
+        where examples within and beyond these 5 % share an epsilon, e.g. the worst case;
+        median_range and p95_range over examples of the difference between the largest and the
+        smallest epsilon; groups, by column as in `_group_order`.
     """
     ids = pd.Index(tables[0].example_ids)
     epsilons = [table.epsilon[pd.Index(table.example_ids).get_indexer(ids)] for table in tables]
@@ -266,16 +197,16 @@ def stability_of(
     ranks = [spearman(first, second) for first, second in pairs]
     known = [value for value in ranks if value is not None]
     spread = np.ptp(np.stack(epsilons), axis=0)
-    return Stability(
-        n_audits=len(tables),
-        same_settings=same_settings,
-        mean_spearman=float(np.mean(known)) if known else None,
-        least_spearman=min(known, default=None),
-        least_top_overlap=_least_overlap(epsilons),
-        median_range=float(np.median(spread)),
-        p95_range=float(np.quantile(spread, 0.95)),
-        groups=tuple(_group_order(epsilons, train, column) for column in by),
-    )
+    return {
+        "n_audits": len(tables),
+        "same_settings": same_settings,
+        "mean_spearman": float(np.mean(known)) if known else None,
+        "least_spearman": min(known, default=None),
+        "least_top_overlap": _least_overlap(epsilons),
+        "median_range": float(np.median(spread)),
+        "p95_range": float(np.quantile(spread, 0.95)),
+        "groups": [_group_order(epsilons, train, column) for column in by],
+    }
 
 
 def _least_overlap(epsilons: Sequence[FloatArray]) -> float | None:
@@ -290,29 +221,32 @@ def _least_overlap(epsilons: Sequence[FloatArray]) -> float | None:
     return min(len(first & second) / count for first, second in itertools.combinations(tops, 2))
 
 
-def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -> GroupOrder:
+def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -> dict[str, Any]:
+    """The order of the readable groups of one column by mean epsilon, over several runs.
+
+    Returns:
+        by, the column; n_groups; worst and best, the group with the largest, and with the smallest,
+        mean in each run, None where several share it; pairs and pairs_kept, pairs of groups, and of
+        those in the same order in every run; least_spearman, smallest rank correlation of the means
+        between two runs, None where undefined.
+    """
     groups = partition(train, train.iloc[:0], by)
     counts = np.bincount(groups.train_codes, minlength=len(groups.names))
     readable = np.flatnonzero(counts >= MIN_GROUP)
-    means = np.stack(
-        [
-            np.bincount(groups.train_codes, values, len(groups.names))[readable] / counts[readable]
-            for values in epsilons
-        ]
-    )
+    sums = [np.bincount(groups.train_codes, values, len(counts)) for values in epsilons]
+    means = np.stack(sums)[:, readable] / counts[readable]
     names = [groups.names[code] for code in readable.tolist()]
     above = means[:, :, None] > means[:, None, :]
-    kept = above.all(axis=0)
-    ranks = [spearman(*pair) for pair in itertools.combinations(means, 2)] if len(names) else []
-    return GroupOrder(
-        by=by,
-        n_groups=len(names),
-        worst=tuple(_only(names, row == row.max()) for row in means) if names else (),
-        best=tuple(_only(names, row == row.min()) for row in means) if names else (),
-        pairs=len(names) * (len(names) - 1) // 2,
-        pairs_kept=int(kept.sum()),
-        least_spearman=min((value for value in ranks if value is not None), default=None),
-    )
+    ranks = [spearman(*pair) for pair in itertools.combinations(means, 2)] if names else []
+    return {
+        "by": by,
+        "n_groups": len(names),
+        "worst": [_only(names, row == row.max()) for row in means] if names else [],
+        "best": [_only(names, row == row.min()) for row in means] if names else [],
+        "pairs": len(names) * (len(names) - 1) // 2,
+        "pairs_kept": int(above.all(axis=0).sum()),
+        "least_spearman": min((value for value in ranks if value is not None), default=None),
+    }
 
 
 def _only(names: Sequence[str], chosen: NDArray[np.bool_]) -> str | None:

@@ -2,46 +2,44 @@
 
 Two accounts of the same examples are compared to see how far estimates lie from exact epsilons
 (fidelity), how far epsilons move under another choice, such as the rounding of norms (sensitivity),
-and how far an estimate still moves with the spacing of its records, where no exact values exist.
-
-Batch norms test an estimate at no extra cost. Which steps sample an example is decided by coins
-that its norm does not depend on. Two things follow.
-
-* Left out, a batch norm is a fair test of what the account would have used in its place: its error
-  has the distribution of the errors at steps that did not sample the example.
-* Weighted by 1 / sample_rate (Horvitz and Thompson 1952), the batch norms add up to an estimate
-  without bias, over the coins, of the mean RDP at an order fixed beforehand. At a fixed order,
-  epsilon is RDP plus a constant, so that its mean is estimated without bias too; the mean of
-  epsilons at each example's own best order is not.
+how far an estimate still moves with the spacing of its records, where no exact values exist, and
+what the tight accountant would have said (tightness).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._columns import Partition
+from indpriv._columns import Partition, grouping_of, known_columns, rows_at
 from indpriv._plain import AtLeastZero, Columns, Count, Share
-from indpriv.accountant.account import worst_case_rdp
-from indpriv.accountant.blocks import block_size, in_blocks
-from indpriv.accountant.method import Method, uses_batch_norms
-from indpriv.accountant.norms import GoverningNorms
-from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.steps import Steps
+from indpriv._progress import StageProgress, silent
+from indpriv.accountant.account import table_for
+from indpriv.accountant.method import Method
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.groups import MIN_GROUP
+from indpriv.analysis.statistics import weighted
 from indpriv.analysis.statistics.weighted import pearson
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.analysis.summary import Finding
+from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog, coarser
 
-_BIN = 1e-3  # of relative norms: the 95th percentile is rounded up to a multiple
-_NORM_BYTES = 200  # that one norm takes while it is looked at
-_GRID = 200  # relative norms between which divergences are interpolated; whole hundredths are on it
+FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the range of the paper's Figure 4
+BY_GROUP_EPOCHS = 1.0  # the K whose fidelity is also given by group: the paper's own
+COARSER = (0.02, 0.05, 0.1)  # roundings to try, where the log's is finer
+RULES = ("last", "closest", "worst_case")
+MOST_COMPARED = 20_000  # other choices are accounted for at most this many random examples
+COMPARING = "comparing with larger K"
+CHOOSING = "accounting under other choices"
+SPACING = "leaving out every second record"
+_DRAWN = 100  # examples of which a tight epsilon is computed
+_BRACKETED = 4  # of them with a lower end, which costs more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +236,13 @@ def compare_with_exact(
                 f"{name} is {ours!r} in the estimate and {theirs!r} in the exact table; use the "
                 "same in both"
             )
-    estimate = estimated.epsilon[_positions(estimated.example_ids, exact.example_ids)]
+    wanted = pd.Index(exact.example_ids)
+    positions = pd.Index(estimated.example_ids).get_indexer(wanted)
+    if len(missing := wanted[positions < 0].tolist()):
+        raise InputError(
+            f"{len(missing)} reference examples have no estimate, e.g. id {missing[0]!r}"
+        )
+    estimate = estimated.epsilon[positions]
     return Fidelity(
         source=source,
         is_this_log=is_this_log,
@@ -275,169 +279,259 @@ def _by_group(
     return sorted(rows, key=lambda row: (-row.mean_exact, row.name))
 
 
-def _positions(ids: NDArray[np.generic], wanted: NDArray[np.generic]) -> NDArray[np.int64]:
-    """The position of each wanted id in ids."""
-    order = np.argsort(ids, kind="stable")
-    found = np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)
-    positions = order[found]
-    missing = ids[positions] != wanted
-    if missing.any():
-        raise InputError(
-            f"{int(missing.sum())} reference examples have no estimate, e.g. id "
-            f"{wanted[missing].tolist()[0]!r}"
+def compared_positions(log: NormLog) -> IntArray | None:
+    """Increasing positions of the examples that `fidelity_against_k` compares; None if all."""
+    return log.reference_positions if log.coverage < 1 else _drawn(log, weighted.MOST_EXACT)
+
+
+def compared_groups(run: AuditedRun) -> dict[str, Partition]:
+    """Groups by each column of the examples whose estimates are compared with exact values.
+
+    None without exact values, and for units of several rows.
+    """
+    log, rows = run.log, run.rows
+    exact = log.coverage == 1 or log.reference_positions is not None
+    if not exact or rows is None or log.unit_ids is not None:
+        return {}
+    nobody, positions, found = rows.read(0, 0), compared_positions(log), {}
+    for column in run.grouping[0]:
+        groups = grouping_of(rows, nobody, column)
+        read = known_columns(rows, groups.columns)
+        every = np.arange(len(rows)) if positions is None else positions
+        frame = rows_at(rows, every, read)
+        found[column] = Partition(
+            groups.columns, groups.names, groups.codes(frame), groups.codes(nobody)
         )
-    return positions.astype(np.int64)
+    return found
+
+
+def fidelity_against_k(
+    log: NormLog,
+    method: Method,
+    epsilons: Epsilons,
+    tell: StageProgress = silent,
+    groups: Mapping[str, Partition] | None = None,
+) -> tuple[Fidelity, ...]:
+    """Compare what larger K would have given with epsilons from norms known at every step.
+
+    Exact values come from the whole log if it has every step, else from its reference examples,
+    where the log's own K is compared too. Empty if there are neither, and if training clipped
+    individually (any K is exact). `epsilons` are the account of the log by `method`, and `groups`
+    are partitions of the examples at `compared_positions`; fidelity by group is given for the log's
+    own K, else for K = one epoch. Of more than a million examples, a random 20,000 are compared.
+    """
+    if log.individually_clipped or (
+        log.coverage < 1 and epsilons.account.rows_per_unit is not None
+    ):
+        return ()  # reference examples are not whole units
+    groups, comparisons = groups or {}, list[Fidelity]()
+    if log.coverage == 1:
+        exact_log, exact = _compared(log, epsilons, weighted.MOST_EXACT)
+        some = f" {len(exact):,} random examples of" * (len(exact) < len(epsilons))
+        source = f"norms at every step of{some} this log"
+    else:
+        found = log.reference_examples()
+        if found is None:
+            return ()
+        exact_log, exact = found, table_for(found, method)
+        source = f"norms at every step of {found.n_examples:,} examples"
+        positions, gaps = log.reference_positions, np.diff(log.recorded_steps)
+        own = epsilons.table() if positions is None else epsilons.take(np.sort(positions))
+        every = round(float(gaps.mean())) if len(gaps) else log.total_steps
+        epochs = every * float(log.settings.sample_rate.mean())
+        of_own: dict[str, Any] = {"every": every, "epochs": epochs, "is_this_log": True}
+        comparisons = [compare_with_exact(own, exact, source=source, groups=groups, **of_own)]
+    rate = float(exact_log.settings.sample_rate.mean())
+    rules = (method.between_records,) if method.preset else ("last", "closest")
+    steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
+    cases = [(every, rule) for every in steps if 1 < every < log.total_steps for rule in rules]
+    by_group = min(
+        [] if comparisons else cases,
+        key=lambda case: (abs(case[0] * rate - BY_GROUP_EPOCHS), case[1] != method.between_records),
+        default=None,
+    )
+    for number, (every, rule) in enumerate(cases, 1):
+        estimate = table_for(exact_log.thin(every), replace(method, between_records=rule))
+        at_k: dict[str, Any] = {"every": every, "epochs": every * rate}
+        at_k |= {"groups": groups} if (every, rule) == by_group else {}
+        comparisons.append(compare_with_exact(estimate, exact, source=source, **at_k))
+        tell(COMPARING, number, len(cases))
+    return tuple(comparisons)
+
+
+def effect_of_spacing(
+    log: NormLog, method: Method, epsilons: Epsilons, tell: StageProgress = silent
+) -> Spacing | None:
+    """How far an estimate moves without every second record; None if it assumes no norms.
+
+    Of more than a million examples, a random 20,000 are compared.
+    """
+    carried = epsilons.account.between_records != "worst_case" and log.n_records < log.total_steps
+    if not carried or log.individually_clipped or log.n_records < 3:
+        return None
+    log, table = _compared(log, epsilons, weighted.MOST_EXACT)
+    sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
+    kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
+    return spacing_of(
+        table,
+        kept,
+        n_records=log.n_records,
+        n_kept=sparser.n_records,
+        every=int(np.median(np.diff(log.recorded_steps))),
+    )
+
+
+def sensitivity(
+    log: NormLog, method: Method, epsilons: Epsilons, tell: StageProgress = silent
+) -> pd.DataFrame:
+    """How far epsilons move with coarser rounding and with other rules between records."""
+    if log.filtered is not None or method.preset is not None:
+        # A filter's account is its cap under any choice; a preset makes both choices itself.
+        return SENSITIVITY.frame({}, 0)
+    log, table = _compared(log, epsilons, MOST_COMPARED)
+    finest = 0.0 if log.levels is None else log.levels.rounding
+    carried = log.n_records < log.total_steps and not log.individually_clipped
+    cases = [
+        ("rounding", coarser(log, rounding), method)
+        for rounding in COARSER
+        # Batch norms in full precision are not rounded.
+        if rounding > finest and (log.levels is not None or log.batch_norms is None)
+    ]
+    cases += [
+        ("between_records", log, replace(method, between_records=rule))
+        for rule in RULES
+        if carried and rule != table.account.between_records
+    ]
+    found = []
+    for number, (choice, log_then, method_then) in enumerate(cases, 1):
+        found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
+        tell(CHOOSING, number, len(cases))
+    columns = {name: [row[name] for row in found] for name in SENSITIVITY.kinds}
+    return SENSITIVITY.frame(columns, len(found))
+
+
+def _compared(log: NormLog, epsilons: Epsilons, most: int) -> tuple[NormLog, EpsilonTable]:
+    """Log and epsilons, of a random `MOST_COMPARED` examples if there are more than `most`."""
+    positions = _drawn(log, most)
+    if positions is not None:
+        return log.take(positions), epsilons.take(positions)
+    return log, epsilons.table(epsilons.details)
+
+
+def _drawn(log: NormLog, most: int) -> IntArray | None:
+    """Increasing positions of random `MOST_COMPARED` examples; None if there are at most `most`."""
+    if log.n_examples <= max(most, MOST_COMPARED) or log.unit_ids is not None:
+        return None
+    rng = np.random.default_rng(0)
+    return np.sort(rng.choice(log.n_examples, MOST_COMPARED, replace=False))
+
+
+def other_accounts(run: AuditedRun) -> Method | None:
+    """How to account for the run in other ways; None if nothing is assumed between records."""
+    known = run.method is not None and run.method.participation == "known"
+    return None if known else run.method
+
+
+def _fidelity(run: AuditedRun) -> dict[str, Any]:
+    if (method := other_accounts(run)) is None:
+        return {}
+    log, epsilons, groups = run.log, run.epsilons, compared_groups(run)
+    against_k = fidelity_against_k(log, method, epsilons, run.tell, groups)
+    spacing = None if against_k else effect_of_spacing(log, method, epsilons, run.tell)
+    return {"fidelity": against_k, "spacing": spacing}
+
+
+def _sensitivity(run: AuditedRun) -> dict[str, Any]:
+    if (method := other_accounts(run)) is None:
+        return {}
+    return {"sensitivity": sensitivity(run.log, method, run.epsilons, run.tell)}
 
 
 @dataclass(frozen=True)
-class BatchNormFidelity:
-    """Batch norms compared with what the account would use in their place.
+class Tightness:
+    """What the tight accountant says of a run.
 
     Attributes:
-        between_records: what the account assumes between records.
-        n_entries: number of batch norms compared; those at fully recorded steps test nothing.
-        signed_bias, mean_absolute, p95_absolute, largest_absolute: of estimates of left-out batch
-            norms minus the norms themselves, as fractions of max_grad_norm.
-        share_under: share of entries whose estimate is too small by any amount.
-        share_under_1_percent: by more than 1 % of the exact norm.
-        order: the Rényi order, the best one for the worst case; it depends on the settings of the
-            run alone.
-        mean_rdp: mean over all examples of the account's RDP at this order.
-        rdp_bias, rdp_bias_error: of mean_rdp, from the errors of left-out records, and its standard
-            error.
-        unbiased_mean_rdp, standard_error: the Horvitz-Thompson estimate of what mean_rdp should be;
-            None where some step has neither a full record nor batch norms.
+        worst_case: epsilon of the run by privacy loss distributions, never below the truth.
+        n: number of examples that were drawn at random; all if they are few.
+        median: of their tight epsilon. median_told: of their epsilon in this audit.
+        n_bracketed: of how many of them a lower end was computed; only where the audit's own
+            accountant is the tight one.
+        above: by how much their epsilon is above the lower end, as a share, at most.
     """
 
-    between_records: str
-    n_entries: Count
-    signed_bias: float
-    mean_absolute: AtLeastZero
-    p95_absolute: AtLeastZero
-    largest_absolute: AtLeastZero
-    share_under: Share
-    share_under_1_percent: Share
-    order: float
-    mean_rdp: AtLeastZero
-    rdp_bias: float
-    rdp_bias_error: AtLeastZero
-    unbiased_mean_rdp: AtLeastZero | None
-    standard_error: AtLeastZero | None
+    worst_case: AtLeastZero
+    n: Count
+    median: AtLeastZero
+    median_told: AtLeastZero
+    n_bracketed: Count = 0
+    above: AtLeastZero | None = None
 
 
-def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
-    """Compare the batch norms of a log with its account; only RDP at one order is looked at.
-
-    None where the account uses none, where there are none to test, and where batches were not drawn
-    by Poisson sampling, since then the coins are not what the weights assume.
-    """
-    if (
-        not uses_batch_norms(log, method.between_records)
-        or method.preset is not None
-        or log.sampler != "poisson"
-    ):
-        return None
-    # The best order for the worst case: a choice that looks at no norm.
-    order = float(worst_case_rdp(log, method).details["best_order"][0])
-    cost, norms = _step_costs(log, order), GoverningNorms.of(log, method.between_records)
-    each = log.n_records + 1 + int(log.settings.sample_rate.sum())
-    size = block_size(_NORM_BYTES * each)
-    blocks = in_blocks(log, lambda block: _look(norms, block, cost), size=size)
-    histograms, sums, largest = zip(*blocks, strict=True)
-    histogram, n = sum(histograms), log.n_examples
-    entries = int(histogram.sum())
-    if not entries:
-        return None
-    bias, absolute, under, under_1_percent = (sum(sums)[:4] / entries).tolist()
-    excess, excess_variance, unbiased, variance = sum(sums)[4:].tolist()
-    known = np.zeros(log.total_steps, bool)
-    known[log.recorded_steps] = True
-    if log.batch_norms is not None:
-        known[log.batch_norms.steps] = True
-    return BatchNormFidelity(
-        between_records=method.between_records,
-        n_entries=entries,
-        signed_bias=bias,
-        mean_absolute=absolute,
-        p95_absolute=float(np.searchsorted(np.cumsum(histogram), 0.95 * entries)) * _BIN,
-        largest_absolute=max(largest),
-        share_under=under,
-        share_under_1_percent=under_1_percent,
-        order=order,
-        mean_rdp=_mean_rdp(log, method, order),
-        rdp_bias=excess / n,
-        rdp_bias_error=excess_variance**0.5 / n,
-        unbiased_mean_rdp=unbiased / n if known.all() else None,
-        standard_error=variance**0.5 / n if known.all() else None,
+def _tightness(run: AuditedRun) -> dict[str, Any]:
+    account, method = run.epsilons.account, run.method
+    alone = account.rows_per_unit is None and len(run.epsilons) == run.log.n_examples
+    covered = account.neighbouring != "replace_one" and run.log.truncation is None
+    if method is None or account.participation != "secret" or not (alone and covered):
+        return {}
+    rng = np.random.default_rng(run.seed)
+    n = len(run.epsilons)
+    drawn = np.sort(rng.choice(n, min(n, _DRAWN), replace=False))
+    tight = Method(
+        delta=account.delta,
+        neighbouring=account.neighbouring,
+        accountant="pld",
+        between_records=account.between_records,
     )
+    plain = replace(run.log, unit_ids=None, unit="example")
+    told, worst = run.epsilons.take(drawn).epsilon, run.epsilons.worst_case_epsilon
+    median_told = float(np.median(told))
+    found = Tightness(worst, len(drawn), median_told, median_told)
+    if account.accountant != "pld":
+        table = table_for(plain.take(drawn), tight, workers=1)
+        median = float(np.median(np.minimum(table.epsilon, told)))
+        worst = min(table.worst_case_epsilon, worst)
+        return {"tightness": replace(found, worst_case=worst, median=median)}
+    few = np.sort(rng.choice(drawn, min(n, _BRACKETED), replace=False))
+    ends = table_for(plain.take(few), replace(tight, brackets=True), workers=1)
+    known = ends.epsilon_lower > 0
+    above = float((ends.epsilon[known] / ends.epsilon_lower[known] - 1).max(initial=0.0))
+    return {"tightness": replace(found, n_bracketed=int(known.sum()), above=above)}
 
 
-def _step_costs(
-    log: NormLog, order: float
-) -> Callable[[FloatArray, NDArray[np.integer]], FloatArray]:
-    """Gives the RDP of single steps at one order, of relative norms and steps of one shape."""
-    pairs = np.stack([log.settings.noise_multiplier, log.settings.sample_rate], axis=1)
-    distinct, setting = np.unique(pairs, axis=0, return_inverse=True)
-    norms, setting = np.linspace(0.0, 1.0, _GRID + 1), setting.ravel()
-    shifts, rates = (norms / distinct[:, :1]).ravel(), np.repeat(distinct[:, 1], len(norms))
-    value = renyi_divergences(shifts, rates, np.array([order])).reshape(len(distinct), -1)
-
-    def cost(relative: FloatArray, step: NDArray[np.integer]) -> FloatArray:
-        place, row = relative * _GRID, setting[step]
-        lower = np.minimum(place.astype(np.int64), _GRID - 1)
-        below, above = value[row, lower], value[row, lower + 1]
-        return np.asarray(below + (place - lower) * (above - below))
-
-    return cost
-
-
-def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
-    """Mean over all examples of the account's RDP at one order."""
-    steps = Steps.of(log, method.between_records)
-    table = steps.divergences(np.array([order]))
-
-    def work(block: NormLog) -> float:
-        return float((steps.counts(block) @ table.T).sum())
-
-    size = block_size(steps.bytes_per_example)
-    return sum(in_blocks(log, work, size=size)) / log.n_examples
-
-
-def _look(
-    norms: GoverningNorms,
-    block: NormLog,
-    cost: Callable[[FloatArray, NDArray[np.integer]], FloatArray],
-) -> tuple[IntArray, FloatArray, float]:
-    """What some examples give.
-
-    Returns:
-        numbers of absolute errors of left-out norms in bins of _BIN; sums of the errors, of their
-        absolute values, of those that are too small, at all and by over 1 %, and of the bias of
-        each example, its variance, the unbiased estimate and its variance; the largest error.
-    """
-    log, known = norms.log, norms.known(block)
-    entry, other = known.batch_norms, known.in_place_of_batch_norms(norms.between_records)
-    step = known.step[entry]
-    max_grad_norm, rate = log.settings.max_grad_norm, log.settings.sample_rate[step]
-    exact, estimate = (
-        norms.codes.relative(known.norm[index], max_grad_norm[step]) for index in (entry, other)
-    )
-    recorded = max_grad_norm[log.recorded_steps][:, None]
-    rows = norms.codes.relative(norms.full(block), recorded)
-    exact_cost = cost(exact, step)
-    excess = cost(estimate, step) - exact_cost
-    full_cost = cost(rows, np.broadcast_to(log.recorded_steps[:, None], rows.shape))
-    error, size = estimate - exact, np.abs(estimate - exact)
-    sums = (
-        error.sum(),
-        size.sum(),
-        (error < 0).sum(),
-        (estimate < 0.99 * exact).sum(),
-        np.sum(excess * (1 - rate) / rate),
-        np.sum(excess**2 * (1 - rate) / rate**2),
-        np.sum(full_cost) + np.sum(exact_cost / rate),
-        np.sum(exact_cost**2 * (1 - rate) / rate**2),
-    )
-    bins = np.ceil(size / _BIN - 1e-6).astype(np.int64)
-    histogram = np.bincount(bins, minlength=round(1 / _BIN) + 1)
-    return histogram, np.array(sums), float(size.max(initial=0.0))
+FINDINGS = (
+    Finding(
+        "fidelity",
+        80,
+        _fidelity,
+        fidelity=(
+            tuple[Fidelity, ...],
+            "What larger K would have given, where exact values exist.",
+        ),
+        spacing=(
+            Spacing | None,
+            "How far the estimate still moves with the spacing of records, where no exact values "
+            "exist.",
+        ),
+    ),
+    Finding(
+        "sensitivity",
+        84,
+        _sensitivity,
+        sensitivity=(
+            Annotated[pd.DataFrame, SENSITIVITY],
+            "How far epsilons move with the rounding of norms and with what is assumed between "
+            "records.",
+        ),
+    ),
+    Finding(
+        "tightness",
+        11,
+        _tightness,
+        tightness=(
+            Tightness | None,
+            "Epsilons by the tight accountant, of examples drawn at random; null where a step is "
+            "no Poisson sample of single rows, or who took part is known.",
+        ),
+    ),
+)

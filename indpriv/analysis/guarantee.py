@@ -3,17 +3,19 @@
 Releasable where its status says so.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
+from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact
-from indpriv._formatting import format_delta, format_epsilon
-from indpriv._plain import AtLeastZero, OneOf, Share
+from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
+from indpriv._plain import AtLeastZero, OneOf, Share, to_json
 from indpriv.accountant.clipping_norm import (
     advantage_with_release,
     mu_with_release,
@@ -21,10 +23,10 @@ from indpriv.accountant.clipping_norm import (
 )
 from indpriv.accountant.gaussian import gaussian_mu
 from indpriv.accountant.risk import has_risk_curve, risk_takes_long, worst_case_risk
+from indpriv.accountant.runs import Tuning
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.divisor import Divisor, divisor_of
-from indpriv.analysis.summary import Audit, Finding
-from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, Epsilons
+from indpriv.analysis.summary import SENSITIVE, Audit, Finding
+from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import (
     ANY_CHOICE,
@@ -42,12 +44,100 @@ SUPPORTED, UNPROVEN, VOID = "supported", "unproven", "void"
 STATUSES = (SUPPORTED, DECLARED, UNPROVEN, VOID)  # the weakest last
 STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check contradicts
 
-DELTA_TOO_LARGE = (
-    "Delta is not below 1/n, so this guarantee promises almost nothing and is not to be published."
-)
-_WITHOUT_POISSON = (
-    "; an audit with --participation known gives a guarantee that needs no Poisson sampling"
-)
+
+@dataclass(frozen=True)
+class Divisor:
+    """How Opacus's divisor depends on the number of examples.
+
+    Opacus divides the sum of clipped gradients and noise by the expected batch size int(n / L),
+    where L = ceil(n / batch size) is the number of batches of an epoch and 1 / L the sampling rate
+    (Opacus issues 571 and 819). The noise in an update has standard deviation noise_multiplier *
+    max_grad_norm / int(n / L). Where one unit more or fewer changes that divisor, it changes the
+    scale of the noise in every coordinate of every step, and a variance test tells the two data
+    sets apart, whatever epsilon says. So add/remove is not the relation that such a run satisfies;
+    with "zero_out", n and with it the divisor are the same in both data sets.
+
+    Attributes:
+        batch_size: expected batch size, by which gradients are divided.
+        neighbour: the one with one unit more or fewer, if that is another; else None.
+        rate_changes: the sampling rate can change with one unit more or fewer.
+        advantage: largest true-positive less false-positive rate of a test of the variance that
+            sees every update; 0 if the divisor stays.
+        rows: largest number of rows of a unit.
+    """
+
+    batch_size: int
+    neighbour: int | None
+    rate_changes: bool
+    advantage: float
+    rows: int
+
+    @property
+    def tells_n(self) -> bool:
+        """Whether updates tell how many examples there are."""
+        return self.neighbour is not None or self.rate_changes
+
+    def describe(self) -> str:
+        """What is found, in sentences."""
+        told = self.neighbour is not None
+        return text(
+            "hazard.divisor",
+            "told" if told else "rate" if self.rate_changes else "same",
+            divisor=self,
+            more="one example" if self.rows == 1 else f"{self.rows:,} rows",
+            advantage=100 * self.advantage,
+        )
+
+
+def divisor_of(
+    n_examples: int, total_steps: int, recorder: Mapping[str, Any], *, rows: int = 1
+) -> Divisor | None:
+    """The divisor of a run that Opacus set up; None if it is not known, or was set by the user.
+
+    The batch size that was given to the loader is not known, so the rate counts as changing if some
+    batch size with this number of batches would change it.
+
+    Args:
+        n_examples: n.
+        total_steps: number of updates that an attacker sees.
+        recorder: what the recorder noted about the run.
+        rows: largest number of rows of a unit.
+    """
+    n, batches = n_examples, recorder.get("steps_per_epoch")
+    batch_size, ranks = recorder.get("expected_batch_size"), recorder.get("ranks", 1)
+    if batches is None or batch_size is None or ranks != 1 or n <= rows:
+        return None
+    if batch_size < 1 or batch_size != _divisor(n, batches):
+        return None
+    # Batch sizes b with ceil(n / b) = L, for which fewer or more rows need L - 1 or L + 1 batches.
+    one_batch_more = -(-n // batches) * batches < n + rows
+    one_batch_fewer = batches > 1 and -(-(n - rows) // (batches - 1)) * (batches - 1) < n
+    rate_changes = one_batch_more or one_batch_fewer
+    if recorder.get("loss_reduction") != "mean":
+        return Divisor(batch_size, None, rate_changes, 0.0, rows)
+    others = {_divisor(n - rows, batches), _divisor(n + rows, batches)} - {batch_size, 0}
+    neighbour = min(others, default=None)
+    numbers = total_steps * int(recorder.get("n_parameters") or 1)
+    advantage = 0.0 if neighbour is None else scale_advantage(batch_size / neighbour, numbers)
+    return Divisor(int(batch_size), neighbour, rate_changes, advantage, rows)
+
+
+def _divisor(n: int, batches: int) -> int:
+    return int(n * (1 / batches))
+
+
+def scale_advantage(ratio: float, numbers: int) -> float:
+    """Total variation of this many normal numbers with standard deviation 1, and with `ratio`.
+
+    The likelihood ratio grows with the sum of squares, which is chi-squared.
+
+    >>> round(scale_advantage(600 / 599, 240 * 26_010), 4)
+    0.9968
+    """
+    squared = max(ratio, 1 / ratio) ** 2
+    threshold = numbers * math.log(squared) * squared / (squared - 1)
+    law = stats.chi2(numbers)
+    return float(law.cdf(threshold) - law.cdf(threshold / squared))
 
 
 @dataclass(frozen=True)
@@ -167,7 +257,7 @@ def guarantee_of(
     status, reasons = _status(table, checks, recorder, divisor, lines, left_out)
     statement, delta_times_n = _statement(table, status, reasons), account.delta * len(table)
     if status in STANDS and delta_times_n >= 1:
-        statement += f" {DELTA_TOO_LARGE}"
+        statement += f" {text('sentence.guarantee', 'delta')}"
     return Guarantee(
         worst_case_epsilon=table.worst_case_epsilon,
         delta=account.delta,
@@ -201,21 +291,17 @@ def _status(
         if check.status == FAILED and check.bears_on == WORST_CASE and check.key not in left_out
     ]
     if account.neighbouring == "add_remove" and divisor is not None and divisor.tells_n:
-        reasons.append(
-            f"{divisor.describe()}; an audit with --set neighbouring=zero_out allows for it"
-        )
+        reasons.append(text("sentence.guarantee", "divisor", found=divisor.describe()))
     if not covered and not known:
-        reasons.insert(0, f"batches were {account.sampler}, not Poisson-sampled{_WITHOUT_POISSON}")
+        reasons.insert(0, text("sentence.guarantee", "sampler", account=account))
     if reasons:
         return UNPROVEN, reasons
     if not checks:
-        reasons = ["nothing was checked: sampler, steps and settings are as the log says"]
+        reasons = [text("sentence.guarantee", "not_checked")]
     elif recorder.get("rounds"):
-        reasons = ["clipping, noise and participants are as the federated trainer passed them"]
+        reasons = [text("sentence.guarantee", "rounds")]
     elif recorder.get("replayed") or recorder.get("converted"):
-        reasons = [
-            "the training was not recorded as it ran: sampler, steps and settings are as declared"
-        ]
+        reasons = [text("sentence.guarantee", "not_recorded")]
     reasons += open_lines(lines)
     return (DECLARED if reasons or not is_earned(lines) else SUPPORTED), reasons
 
@@ -278,23 +364,16 @@ def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float
 
 
 def _statement(table: Epsilons, status: str, reasons: Sequence[str]) -> str:
-    account = table.account
     if status == VOID:
-        return f"This run has no differential-privacy guarantee: {reasons[0]}."
-    bound = (
-        f"epsilon {format_epsilon(table.worst_case_epsilon)} and delta "
-        f"{format_delta(account.delta)} ({account.relation}, {account.sampling}, "
-        f"{account.guaranteed_by})"
-    )
+        return text("sentence.guarantee", "void", reason=reasons[0])
+    bound = _bound(table, table.account.guaranteed_by)
     if status == UNPROVEN:
-        return (
-            "No guarantee is proven for this run. Had every assumption held, all its model states "
-            f"together would satisfy differential privacy with {bound}."
-        )
-    return (
-        "All model states of this training run together, every checkpoint and the final model, "
-        f"satisfy differential privacy with {bound}."
-    )
+        return text("sentence.guarantee", "unproven", bound=bound)
+    return text("sentence.guarantee", "stands", bound=bound)
+
+
+def _bound(table: Epsilons, method: str) -> str:
+    return text("sentence.guarantee", "bound", table=table, account=table.account, method=method)
 
 
 def divisor_of_run(log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any]) -> Divisor | None:
@@ -303,12 +382,90 @@ def divisor_of_run(log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any]
     return divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
 
 
+def usual_participation(log: NormLog, preset: str | None) -> str:
+    """Secret, unless that gives no guarantee and the log says who took part."""
+    some = log.batch_norms is not None or log.most_participations is not None
+    amplifies = log.sampler in ("poisson", "truncated_poisson")
+    return "known" if not amplifies and some and preset is None else "secret"
+
+
+def usual_relation(log: NormLog, recorder: Mapping[str, Any]) -> str | None:
+    """Zero-out where updates tell the number of examples, so that add/remove does not hold."""
+    rows = 1
+    if log.unit != "example" and log.unit_ids is not None:
+        rows = int(np.unique(log.unit_ids, return_counts=True)[1].max())
+    divisor = divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
+    told = divisor is not None and divisor.tells_n and log.neighbouring == "add_remove"
+    return "zero_out" if told else None
+
+
 def guarantee_of_run(run: AuditedRun, membership: Membership | None = None) -> Guarantee:
     """The guarantee of a run by its checks; membership: its limit for the best test."""
     recorded, said = run.recorded, run.recorded.declared.of_lines
     divisor = divisor_of_run(run.log, run.epsilons, recorded.recorder)
     checks, recorder = recorded.checks, recorded.recorder
     return guarantee_of(run.epsilons, checks, recorder, membership, divisor, said)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Several runs accounted together.
+
+    Attributes:
+        table: epsilon of everyone, over all runs.
+        runs: each by itself, at the delta of the whole: path, sampling, steps, n people or
+            examples, worst_case_epsilon and median_epsilon.
+        status: of the guarantee; the weakest of the runs.
+        statement: the guarantee in one sentence.
+        reasons: why it is not "supported", by run.
+    """
+
+    table: EpsilonTable
+    runs: tuple[Mapping[str, Any], ...]
+    status: str
+    statement: str
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What composition.json holds: nothing about single people."""
+        table, own = self.table, ("status", "statement", "reasons")
+        return {
+            "sensitive": SENSITIVE,
+            "disclaimer": DISCLAIMER,
+            "account": to_json(table.account),
+            **{name: getattr(table, name) for name in ("claim", "claim_reason")},
+            "worst_case_epsilon": table.worst_case_epsilon,
+            "guarantee": {name: to_json(getattr(self, name)) for name in own},
+            "runs": to_json(self.runs),
+        }
+
+    @property
+    def by_number(self) -> list[dict[str, Any]]:
+        """Individual epsilons of those who were in so many runs."""
+        each, found = self.table.details["n_runs"], []
+        for number in np.unique(each).tolist():
+            epsilon = self.table.epsilon[each == number]
+            ends = np.quantile(epsilon, (0.5, 0.95, 1.0), method="higher").tolist()
+            row = {"number": number, "n": len(epsilon), "share": len(epsilon) / len(each)}
+            found.append(row | dict(zip(("median", "p95", "largest"), ends, strict=True)))
+        return found
+
+
+def composed_statement(table: EpsilonTable, status: str, n_runs: int, tuning: Tuning | None) -> str:
+    """The guarantee of several runs in one sentence."""
+    if status == VOID:
+        return text("sentence.composition", "void")
+    what = text("sentence.composition", "runs", n_runs=n_runs)
+    method = table.account.guaranteed_by
+    if tuning is not None:
+        # The price of tuning is one of Rényi divergences, whatever accounts for each person
+        what, method = text("sentence.composition", "best", tuning=tuning), "RDP accountant"
+    bound = _bound(table, method)
+    if status == UNPROVEN:
+        return text("sentence.composition", "unproven", what=what, bound=bound)
+    large = table.account.delta * len(table) >= 1
+    caution = f" {text('sentence.guarantee', 'delta')}" if large else ""
+    return f"{what} {'satisfy' if tuning is None else 'satisfies'} {bound}.{caution}"
 
 
 def _find(run: AuditedRun) -> dict[str, Any]:
@@ -332,7 +489,8 @@ def _alarms(audit: Audit) -> Iterator[str]:
     elif not guarantee.stands:
         yield f"No guarantee is proven for this run: {'; '.join(guarantee.reasons)}."
     if guarantee.delta_times_n >= 1:
-        yield f"{DELTA_TOO_LARGE} Delta times n is {guarantee.delta_times_n:.2g}."
+        times_n = f"Delta times n is {guarantee.delta_times_n:.2g}."
+        yield f"{text('sentence.guarantee', 'delta')} {times_n}"
     for line in guarantee.lines:
         if line.status == REFUTED:
             yield f"{line.title} is refuted: {line.detail}."

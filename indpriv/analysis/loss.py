@@ -7,7 +7,7 @@ final training loss.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,25 +53,6 @@ class LossBins:
     p25: tuple[float | None, ...]
     median: tuple[float | None, ...]
     p75: tuple[float | None, ...]
-
-
-class LossCorrelation(NamedTuple):
-    """Correlation of epsilon and loss over some examples; None where undefined."""
-
-    n: int
-    pearson: float | None
-    spearman: float | None
-    pearson_interval: Interval | None
-    spearman_interval: Interval | None
-
-
-class LossLine(NamedTuple):
-    """Least squares of epsilon on intercept + slope * ln(loss), in nats; None where undefined."""
-
-    intercept: float | None = None
-    slope: float | None = None
-    intercept_interval: Interval | None = None
-    slope_interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -175,14 +156,23 @@ def relation_of(
     floored = pairs["loss"].clip(floor).to_numpy()
     # Near a loss of 1, ln(loss) makes a signal of float noise.
     every, fitted = _correlation(pairs, floored, len(floored) > 0 and is_constant(floored))
+    others, _ = _correlation(pairs[~at_worst], floored[~at_worst])
     raised, stated = np.maximum(floored, STATED_FLOOR), every
     if (floored < STATED_FLOOR).any():
         stated, _ = _correlation(pairs, raised, is_constant(raised))
     medians = _quantiles(losses["loss"], losses["weight"], losses["cell"], 2, (0.5,))[0]
-    undefined = every.pearson is None
+    undefined = every["pearson"] is None
     return LossRelation(
-        *every,
-        *_correlation(pairs[~at_worst], floored[~at_worst])[0],
+        n=every["n"],
+        pearson_log_loss=every["pearson"],
+        spearman=every["spearman"],
+        pearson_interval=every["pearson_interval"],
+        spearman_interval=every["spearman_interval"],
+        n_below_worst_case=others["n"],
+        pearson_below_worst_case=others["pearson"],
+        spearman_below_worst_case=others["spearman"],
+        pearson_below_interval=others["pearson_interval"],
+        spearman_below_interval=others["spearman_interval"],
         median_loss_at_worst_case=medians[0],
         median_loss_below_worst_case=medians[1],
         floored=int(pairs.loc[pairs["loss"] < floor, "weight"].sum()),
@@ -190,9 +180,9 @@ def relation_of(
         left_out=left_out,
         undefined_reason=_why_undefined(pairs, floored) if undefined else "",
         bins=None if undefined else _bins(pairs, floored, top),
-        **fitted._asdict(),
-        pearson_with_floor=stated.pearson,
-        pearson_with_floor_interval=stated.pearson_interval,
+        **fitted,
+        pearson_with_floor=stated["pearson"],
+        pearson_with_floor_interval=stated["pearson_interval"],
         pearson_error=None if undefined else _pearson_error(pairs),
         spearman_error=None if undefined else _spearman_error(pairs),
     )
@@ -200,19 +190,22 @@ def relation_of(
 
 def _correlation(
     pairs: pd.DataFrame, loss: FloatArray, constant_loss: bool = False
-) -> tuple[LossCorrelation, LossLine]:
-    """Of epsilon and ln(loss); loss: (n_pairs,) above 0."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Correlation and least-squares line of epsilon and ln(loss), with intervals where defined.
+
+    loss: (n_pairs,) above 0.
+    """
     epsilon, weights, log_loss = pairs["epsilon"].to_numpy(), _weights(pairs), np.log(loss)
     r = None if constant_loss else pearson(epsilon, log_loss, weights)
     edges, losses = pairs["edge_epsilon"].to_numpy(), pairs["edge_loss"].to_numpy()
     rank = spearman(edges, losses, weights) if len(loss) else None
+    ends = {} if r is None else relation_intervals(log_loss, epsilon, weights)
+    found = {"n": int(weights.sum()), "pearson": r, "spearman": rank}
+    found |= {f"{name}_interval": ends.get(name) for name in ("pearson", "spearman")}
     if r is None:
-        return LossCorrelation(int(weights.sum()), r, rank, None, None), LossLine()
-    ends = relation_intervals(log_loss, epsilon, weights)
-    names = ("pearson", "spearman", "intercept", "slope")
-    of_r, of_rank, of_intercept, of_slope = (ends.get(name) for name in names)
-    fitted = LossLine(*line(log_loss, epsilon, weights), of_intercept, of_slope)
-    return LossCorrelation(int(weights.sum()), r, rank, of_r, of_rank), fitted
+        return found, {}
+    fitted = dict(zip(("intercept", "slope"), line(log_loss, epsilon, weights), strict=True))
+    return found, fitted | {f"{name}_interval": ends.get(name) for name in fitted}
 
 
 def _weights(pairs: pd.DataFrame) -> IntArray:

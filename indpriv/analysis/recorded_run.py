@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import core_schema
 from scipy.special import expit
 
 from indpriv._arrays import IntArray
 from indpriv._columns import to_floats
 from indpriv._facts import Fact
 from indpriv._files import ROW_GROUP_SIZE, first_at
-from indpriv.analysis.declared import Declared
 from indpriv.analysis.schedule import Curve
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.statistics.resampling import generator_of
@@ -26,24 +26,120 @@ from indpriv.attacks.train_references import CONFIDENCE, open_signals
 from indpriv.epsilon_table import Epsilons
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
+from indpriv.norm_log import run_files
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
-from indpriv.norm_log.run_files import (
-    ATTRIBUTES,
-    ATTRIBUTES_NON_DP,
-    CANARIES,
-    CURVE,
-    EXAMPLES,
-    EXAMPLES_NON_DP,
-    GRADIENT_CANARIES,
-    HOLDOUT,
-    LEAKAGE,
-    holds_log,
-    read_run_json,
-)
 from indpriv.norm_log.verify import verify
 
 MOST_ATTACKED = 1 << 19  # of each split, where not all are
 _TOLERANCE = 0.01  # of a probability; losses were computed in the precision of training
+# Arguments of `indpriv.account` that run.json may have, and where else than under "account".
+_ACCOUNT: dict[str, tuple[tuple[str, ...], ...]] = {
+    "delta": (("delta",), ("training", "delta")),
+    "participation": (("participation",), ("config", "audit", "participation")),
+    "neighbouring": (("config", "audit", "neighbouring"),),
+    "accountant": (),
+    "conversion": (),
+    "between_records": (),
+}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The parts of run.json that an audit understands; all are optional.
+
+    Attributes:
+        name: of the run.
+        delta: of its guarantee.
+        participation, neighbouring: of the account; see `indpriv.account`.
+        account: all that is declared of the account, by its arguments; the three above included.
+        groups: columns to compare, chosen beforehand.
+        class_names: what the integer labels 0, 1, ... mean.
+        released: what is published of the run.
+        preprocessing: where the constants of the preprocessing come from.
+        tuning: what was tried before this run.
+        trust_model: who sees the data and adds the noise.
+        code_commit: of the training code.
+        data_fingerprint: of the data set.
+        on_trust: item -> a statement that no check verifies.
+        content: all of run.json, except what the recorder wrote.
+    """
+
+    name: str | None = None
+    delta: float | None = None
+    participation: str | None = None
+    neighbouring: str | None = None
+    account: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    released: str | None = None
+    preprocessing: str | None = None
+    tuning: str | None = None
+    trust_model: str | None = None
+    code_commit: str | None = None
+    data_fingerprint: str | None = None
+    on_trust: Mapping[str, str] = field(default_factory=dict)
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> Mapping[str, Any]:
+        """See `indpriv._plain.to_json`."""
+        return self.content
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _kind: Any, handler: Any) -> Any:
+        content = handler.generate_schema(Mapping[str, Any])
+        return core_schema.no_info_after_validator_function(cls.from_run_json, content)
+
+    @classmethod
+    def from_run_json(cls, content: object) -> Declared:
+        """Read run.json; InputError where a value has the wrong kind."""
+        content = run_files.checked_run_json(content)
+        account = _account(content)
+        on_trust = first_at(content, ("on_trust",)) or {}
+        return cls(
+            name=_text(content, ("name",)),
+            delta=account.get("delta"),
+            participation=account.get("participation"),
+            neighbouring=account.get("neighbouring"),
+            account=account,
+            groups=_texts(content, ("groups",), ("config", "audit", "groups")),
+            class_names=_texts(content, ("class_names",), ("data", "class_names")),
+            released=_text(content, ("released",)),
+            preprocessing=_text(content, ("preprocessing",), ("data", "preprocessing")),
+            tuning=_text(content, ("tuning",)),
+            trust_model=_text(content, ("trust_model",)),
+            code_commit=_text(content, ("code_commit",)),
+            data_fingerprint=_text(content, ("data", "fingerprint")),
+            on_trust={str(item): str(text) for item, text in on_trust.items()},
+            content={key: value for key, value in content.items() if key != "recorder"},
+        )
+
+    @property
+    def of_lines(self) -> dict[str, str | None]:
+        """What is said of lines of evidence that nobody can see, by key."""
+        trusted = {key: self.on_trust.get(key) for key in ("people", "duplicates", "weights")}
+        return {**trusted, "preprocessing": self.preprocessing, "tuning": self.tuning}
+
+
+def _account(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What is declared of the account, under "account" or elsewhere."""
+    # Earlier versions took a tolerance, which no account needs now
+    if wrong := sorted((content.get("account") or {}).keys() - _ACCOUNT.keys() - {"tolerance"}):
+        raise InputError(
+            f"run.json: account has the key {wrong[0]!r}, which is none of {', '.join(_ACCOUNT)}; "
+            "correct it"
+        )
+    every = {key: first_at(content, ("account", key), *at) for key, at in _ACCOUNT.items()}
+    found = {key: value for key, value in every.items() if value not in (None, "")}
+    return found | ({"delta": float(found["delta"])} if "delta" in found else {})
+
+
+def _text(content: Mapping[str, Any], *paths: tuple[str, ...]) -> str | None:
+    value = first_at(content, *paths)
+    return str(value) if value else None
+
+
+def _texts(content: Mapping[str, Any], *paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(str, first_at(content, *paths) or ()))
 
 
 @dataclass(frozen=True)
@@ -93,8 +189,8 @@ class RecordedRun:
     def for_attacks(self, seed: int) -> RecordedRun:
         """The same with random members and non-members, where there are very many.
 
-        A rate over 2^19 of them is known to 0.14 % (see `indpriv.analysis.exactness`). Signals of
-        reference models are used whole, and so are units of several rows. `seed` is that of the
+        A rate over 2^19 of them is known to 0.14 %. Signals of reference models are used whole, and
+        so are units of several rows. `seed` is that of the
         analysis; the baseline and the hold-out have the same examples.
         """
         positions, others = self.attacked(seed)
@@ -147,23 +243,26 @@ def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog |
 def recorded_run(run: OpenedRun) -> RecordedRun:
     """What a run directory holds in addition to its log, and what its log proves."""
     path, state = run.state.run_dir, run.state
-    declared = Declared.from_run_json(read_run_json(path))
-    holdout = path / HOLDOUT
+    declared = Declared.from_run_json(run_files.read_run_json(path))
+    holdout = path / run_files.HOLDOUT
     return RecordedRun(
-        examples=_table(path / EXAMPLES, declared),
-        non_dp=_table(path / EXAMPLES_NON_DP, declared),
+        examples=_table(path / run_files.EXAMPLES, declared),
+        non_dp=_table(path / run_files.EXAMPLES_NON_DP, declared),
         declared=declared,
         checks=tuple(verify(run)),
-        canaries=_scores(path / CANARIES),
-        attributes=knowledge_of(path / ATTRIBUTES),
-        baseline_attributes=knowledge_of(path / ATTRIBUTES_NON_DP),
-        gradient_canaries=_scores(path / GRADIENT_CANARIES),
+        canaries=_scores(path / run_files.CANARIES),
+        attributes=knowledge_of(path / run_files.ATTRIBUTES),
+        baseline_attributes=knowledge_of(path / run_files.ATTRIBUTES_NON_DP),
+        gradient_canaries=_scores(path / run_files.GRADIENT_CANARIES),
         leakage=tuple(
-            AttackScores.from_file(file) for file in sorted((path / LEAKAGE).glob("*.parquet"))
+            AttackScores.from_file(file)
+            for file in sorted((path / run_files.LEAKAGE).glob("*.parquet"))
         ),
-        reconstructed=tuple(sorted((path / LEAKAGE).glob("*.png"))),
-        curve=Curve.read(path / CURVE) if (path / CURVE).is_file() else None,
-        holdout=NormLog.open(holdout, unreadable=run.unreadable) if holds_log(holdout) else None,
+        reconstructed=tuple(sorted((path / run_files.LEAKAGE).glob("*.png"))),
+        curve=Curve.read(path / run_files.CURVE) if (path / run_files.CURVE).is_file() else None,
+        holdout=NormLog.open(holdout, unreadable=run.unreadable)
+        if run_files.holds_log(holdout)
+        else None,
         recorder={
             **state.header["run"],
             "seeded": state.seeded,
@@ -194,8 +293,8 @@ def with_units(
     """The same, with the owner of each row from a metadata column."""
     if recorded.examples is None:
         raise InputError(
-            f"{unit_column} should name the owners of rows, but this run has no {EXAMPLES}, which "
-            "holds such columns"
+            f"{unit_column} should name the owners of rows, but this run has no "
+            f"{run_files.EXAMPLES}, which holds such columns"
         )
     examples = recorded.examples.with_units(unit_column)
     units = examples.aligned(np.asarray(log.example_ids))["unit_id"].to_numpy()
@@ -274,7 +373,7 @@ def unchecked_facts(run_dir: Path, references: Mapping[str, AttackSignals]) -> t
 
 
 def _fingerprint_of(run_dir: Path) -> str | None:
-    found = first_at(read_run_json(run_dir), ("data", "fingerprint"))
+    found = first_at(run_files.read_run_json(run_dir), ("data", "fingerprint"))
     return None if found is None else str(found)
 
 

@@ -13,6 +13,7 @@ from indpriv._files import read_parquet
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv._reading import named
 from indpriv.accountant.historical_rules import ComposedEpsilons, composed_epsilons
+from indpriv.analysis.summary import Finding
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -179,3 +180,11 @@ def read_curve(
         worst_case_epsilon if private else None,
         median_epsilon if private else None,
     )
+
+
+FINDING = Finding(
+    "schedule",
+    72,
+    lambda run: {"schedule": schedule_of(run.log, run.epsilons.account.delta, run.recorded.curve)},
+    schedule=(ScheduleFindings | None, "Noise, clipping and accuracy over training."),
+)

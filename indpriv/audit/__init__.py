@@ -8,8 +8,8 @@ data.
 """
 
 from indpriv.analysis.audited_run import AuditedRun, choose_groups, find_all
+from indpriv.analysis.fidelity import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.analysis.recorded_run import RecordedRun
-from indpriv.analysis.variants import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.audit.attacks import attack_study, attributes_of_run, results_of_run
 from indpriv.audit.audit_directory import (
     groups_json,

@@ -14,9 +14,9 @@ from indpriv._progress import StageProgress, advancing, silent
 from indpriv.accountant.account import table_for
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
 from indpriv.analysis.audited_run import choose_groups
+from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of, recorded_run
-from indpriv.analysis.run_facts import Range
 from indpriv.audit.method_of_run import MethodOptions, method_of_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from indpriv._arrays import Ids
@@ -32,7 +33,6 @@ from indpriv._reading import Text, check, named, table
 from indpriv._storage import location
 from indpriv.analysis.audited_run import choose_groups
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
-from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import MARKER, EpsilonParts, Epsilons, EpsilonTable, write_epsilons
@@ -40,7 +40,7 @@ from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
-from indpriv.report.pictures import data_uri, pictures_of
+from indpriv.report.figures import data_uri, pictures_of
 from indpriv.report.report import markdown_audit, render_audit
 
 _SUMMARY = table({Text: "sensitive disclaimer meaning claim", dict[str, Any]: "guarantee"})
@@ -145,7 +145,7 @@ def write_audit(
     recorded: RecordedRun,
     summary: Audit,
     images: NDArray[np.float32] | None = None,
-    lookup: Lookup | None = None,
+    search: Markup | None = None,
     attacks: pd.DataFrame | None = None,
     ids: Ids | None = None,
     since: Audit | None = None,
@@ -159,7 +159,7 @@ def write_audit(
         summary: what was found.
         images: (n_examples, channels, height, width) training inputs, where the report shows those
             at both ends, and pictures of reconstructions.
-        lookup: single examples that the report can be searched for.
+        search: what the report can be searched for, by `search_data`.
         attacks: scores of every attack by example.
         ids: of the examples, where the epsilons are in parts.
         since: an earlier audit, with which the report compares this one.
@@ -190,7 +190,7 @@ def write_audit(
         remove_file(output_dir / ATTACK_TABLE)
     else:
         write_private_parquet(attacks, output_dir / ATTACK_TABLE)
-    page = render_audit(summary, pictures, lookup, reconstructed, since)
+    page = render_audit(summary, pictures, search, reconstructed, since)
     write_atomically(output_dir / REPORT, page.encode("utf-8"))
     markdown = markdown_audit(summary, since)
     write_atomically(output_dir / MARKDOWN, markdown.encode("utf-8", "replace"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +15,17 @@ from indpriv._progress import StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.accountant.runs import Tuning, compose, methods_of
-from indpriv.analysis.composed_runs import ComposedRun, Composition, composed_statement
-from indpriv.analysis.guarantee import STATUSES, Guarantee, divisor_of_run, guarantee_of
+from indpriv.analysis.guarantee import (
+    STATUSES,
+    Composition,
+    Guarantee,
+    composed_statement,
+    divisor_of_run,
+    guarantee_of,
+    usual_participation,
+    usual_relation,
+)
 from indpriv.analysis.recorded_run import RecordedRun, recorded_run, with_units
-from indpriv.analysis.variants import usual_participation, usual_relation
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.audit.method_of_run import as_checked
 from indpriv.epsilon_table import EpsilonTable, write_epsilons
@@ -185,15 +193,15 @@ def _common_relation(
     return next((relation for relation in usual if relation is not None), None)
 
 
-def _of_run(path: Path, table: EpsilonTable) -> ComposedRun:
-    return ComposedRun(
-        path=str(path),
-        sampling=table.account.sampling,
-        steps=table.account.total_steps,
-        n=len(table),
-        worst_case_epsilon=table.worst_case_epsilon,
-        median_epsilon=float(np.median(table.epsilon)),
-    )
+def _of_run(path: Path, table: EpsilonTable) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "sampling": table.account.sampling,
+        "steps": table.account.total_steps,
+        "n": len(table),
+        "worst_case_epsilon": table.worst_case_epsilon,
+        "median_epsilon": float(np.median(table.epsilon)),
+    }
 
 
 def _weakest(paths: Sequence[Path], guarantees: Sequence[Guarantee]) -> tuple[str, tuple[str, ...]]:

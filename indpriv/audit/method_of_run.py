@@ -11,9 +11,8 @@ from typing import Any, TypedDict, TypeVar
 from indpriv._facts import FAILED, Fact
 from indpriv._formatting import format_delta, sentence
 from indpriv.accountant.method import ESTIMATE, Method
-from indpriv.analysis.declared import Declared
-from indpriv.analysis.recorded_run import RecordedRun
-from indpriv.analysis.variants import usual_participation, usual_relation
+from indpriv.analysis.guarantee import usual_participation, usual_relation
+from indpriv.analysis.recorded_run import Declared, RecordedRun
 from indpriv.epsilon_table import Stated
 from indpriv.errors import ChainError, EvidenceError, InputError
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Unpack
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from indpriv._progress import StageProgress, silent
@@ -18,7 +19,6 @@ from indpriv.accountant.blocks import workers_of
 from indpriv.accountant.cluster import versions
 from indpriv.analysis.attacks.membership import attack_table, attacks_of, unit_attack_table
 from indpriv.analysis.audited_run import AuditedRun, find_all
-from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup, look_up
 from indpriv.analysis.recorded_run import (
     RecordedRun,
     in_rows_of,
@@ -35,7 +35,8 @@ from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 from indpriv.norm_log.writer import fingerprint
-from indpriv.report.pictures import check_images
+from indpriv.report.figures import check_images
+from indpriv.report.search import MOST_EXAMPLES, search_data
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the run", "accounting"
 WRITING = "writing"
@@ -157,23 +158,23 @@ def _write(
     since: Audit | None,
 ) -> None:
     with _stage(run.tell, WRITING):
-        epsilons, recorded, lookup, attacks = run.epsilons, run.recorded, None, None
+        epsilons, recorded, search, attacks = run.epsilons, run.recorded, None, None
         if isinstance(epsilons, EpsilonTable):
-            lookup, scored = _lookup(run, epsilons, found), run.once(attacks_of)
+            search, scored = _searched(run, epsilons, found), run.once(attacks_of)
             attacks = unit_attack_table(epsilons, recorded, scored)
             if attacks is None and recorded.references:
                 attacks = attack_table(epsilons, recorded, scored, found.ceilings)
         ids = run.log.example_ids
-        write_audit(output_dir, epsilons, recorded, found, images, lookup, attacks, ids, since)
+        write_audit(output_dir, epsilons, recorded, found, images, search, attacks, ids, since)
 
 
-def _lookup(run: AuditedRun, table: EpsilonTable, found: Audit) -> Lookup | None:
-    if len(table) > MOST_EXAMPLES:
-        return None
-    train = None
-    if run.recorded.examples is not None:
-        train = in_rows_of(table, run.recorded.examples).aligned(table.example_ids)
-    return look_up(run.log, table, train, [each.by for each in found.groups])
+def _searched(run: AuditedRun, table: EpsilonTable, found: Audit) -> Markup | None:
+    """What the report's search reads; None for more examples than a page can hold."""
+    examples = run.recorded.examples
+    if len(table) > MOST_EXAMPLES or examples is None:
+        return search_data(found, run.log, table, None)
+    train = in_rows_of(table, examples).aligned(table.example_ids)
+    return search_data(found, run.log, table, train)
 
 
 def _read(

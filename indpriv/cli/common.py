@@ -43,12 +43,14 @@ def print_json(content: object) -> None:
     typer.echo(json.dumps(content, indent=2, allow_nan=False))
 
 
-def show_result(as_json: bool, content: object, print_it: Callable[..., None], *of: Any) -> None:
+def show_result(
+    as_json: bool, content: object, print_it: Callable[..., None], *of: Any, **values: Any
+) -> None:
     """Print a result as JSON, or by a function of it and a console."""
     if as_json:
         print_json(content)
     else:
-        print_it(*of, Console(highlight=False))
+        print_it(*of, Console(highlight=False), **values)
 
 
 def check_folder(option: str, folder: Path) -> None:

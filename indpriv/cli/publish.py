@@ -17,7 +17,7 @@ from indpriv.norm_log.run_files import holds_log
 from indpriv.release.ledger import SHAREABLE
 from indpriv.release.page import MODEL_CARD, read_release, render_model_card
 from indpriv.release.statement import owners, write_statements
-from indpriv.report.pdf import print_pdf
+from indpriv.report.page import print_pdf
 
 
 def quantiles(

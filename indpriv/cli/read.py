@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -19,17 +20,18 @@ from indpriv._facts import (
     NOT_CHECKED,
     PASSED,
     REFUTED,
+    SEVERITIES,
     VERIFIED,
     WARNING,
     Fact,
 )
 from indpriv._plain import to_json
 from indpriv._shown import Console, escape
-from indpriv.analysis.attacks.evidence import agree, identities
-from indpriv.analysis.lint import lint
+from indpriv.analysis.attacks.canaries import CanaryResults
+from indpriv.analysis.attacks.evidence import Identity, agree, identities
+from indpriv.analysis.lint import facts_of_run, lint
 from indpriv.analysis.recorded_run import recorded_run
 from indpriv.analysis.summary import Audit
-from indpriv.analysis.training_facts import facts_of_run
 from indpriv.audit import compare_audits, comparison_json, groups_json, groups_of, read_summary
 from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
 from indpriv.audit.audit_directory import EPSILON, audit_in
@@ -41,14 +43,9 @@ from indpriv.errors import InputError
 from indpriv.norm_log.evidence import evidence, is_earned
 from indpriv.norm_log.norm_log import OpenedRun, open_run
 from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX
-from indpriv.report.screens import (
-    lint_document,
-    print_comparison,
-    print_groups,
-    print_lint,
-    print_validation,
-    validation_document,
-)
+from indpriv.report.formats import data_of
+from indpriv.report.page import print_page
+from indpriv.report.report import print_sensitive
 
 _OF_SEVERAL = {"at_epsilon", "at_accuracy"}  # settings of show
 _LIMITS = {"--max": "largest", "--min": "smallest", "--require": "require"}  # options of gate
@@ -62,7 +59,8 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
         raise InputError(f"--set {wrong[0]} is for {kind}; leave it out")
     if several:
         compared = compare_audits(audit_dirs, by, **settings)
-        show_result(as_json, comparison_json(compared), print_comparison, compared)
+        content = comparison_json(compared)
+        show_result(as_json, content, print_sensitive, "comparison", found=compared)
         return
     folder = audit_in(audit_dirs[0])
     summary = read_summary(folder)
@@ -70,8 +68,8 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
         tables = groups_of(folder, by, **settings)
     else:  # published without its tables
         tables = Audit.from_json(summary).groups
-    printed = partial(print_groups, raw="within" not in settings)
-    show_result(as_json, groups_json(tables, summary), printed, tables, summary)
+    values = {"tables": tables, "audit": summary, "raw": "within" not in settings}
+    show_result(as_json, groups_json(tables, summary), print_sensitive, "group_tables", **values)
 
 
 @dataclass
@@ -189,9 +187,12 @@ def settings_part(path: Path, findings: Sequence[Fact], strict: bool) -> _Part:
     strict: it also fails where a rule of severity "warning" is broken.
     """
     stopping = (ERROR, WARNING) if strict else (ERROR,)
+    found = Counter(one.kind for one in findings if one.status == FAILED)
+    failed, meaning = {kind: found[kind] for kind in SEVERITIES}, data_of("texts")["of_lint"]
+    values = {"path": str(path), "meaning": meaning, "failed": failed}
     return _Part(
-        lint_document(str(path), findings),
-        lambda: print_lint(str(path), findings, Console(highlight=False)),
+        {**values, "findings": to_json(findings)},
+        lambda: print_page("lint", Console(highlight=False), findings=findings, **values),
         any(one.status == FAILED and one.kind in stopping for one in findings),
     )
 
@@ -199,23 +200,23 @@ def settings_part(path: Path, findings: Sequence[Fact], strict: bool) -> _Part:
 def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part]:
     """The accounts of runs against the attacks that they made on themselves."""
 
+    def part(found: Sequence[Identity], canaries: Mapping[str, CanaryResults]) -> _Part:
+        content = {
+            "identities": [{**to_json(one), "z": one.z} for one in found],
+            "canaries": {run: to_json(of.lengths) for run, of in canaries.items()},
+            "canaries_left_out": {run: list(of.left_out) for run, of in canaries.items()},
+        }
+        refuted = not (agree(found) and all(of.agree for of in canaries.values()))
+        values = {"found": found, "canaries": canaries}
+        return _Part(content, lambda: print_page("validation", Console(), **values), refuted)
+
     def of_canaries(run: Path) -> _Part:
-        canaries = {str(run): canaries_of_run(run, delta=delta)}
-        return _Part(
-            validation_document((), canaries),
-            lambda: print_validation((), canaries, Console()),
-            not canaries[str(run)].agree,
-        )
+        return part((), {str(run): canaries_of_run(run, delta=delta)})
 
     def of_white_box() -> _Part:
         if len(attacked) == 1 and only is None:
             raise InputError("the white-box attack of one run proves nothing; pass several runs")
-        found = identities(evidence_of_runs(attacked))
-        return _Part(
-            validation_document(found, {}),
-            lambda: print_validation(found, {}, Console()),
-            not agree(found),
-        )
+        return part(identities(evidence_of_runs(attacked)), {})
 
     canaries = [run for run in runs if (run / GRADIENT_CANARIES).is_file()]
     others = [run for run in runs if run not in canaries]

@@ -15,7 +15,9 @@ from indpriv._shown import Console
 from indpriv.accountant import Tuning
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.attacks.effects import membership_effects
+from indpriv.analysis.attacks.rates import ALL, parts
 from indpriv.analysis.reconstruction import reconstructions_of
+from indpriv.analysis.summary import SENSITIVE
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.train_references import CONFIDENCE, is_signals, open_signals
 from indpriv.audit import (
@@ -30,19 +32,15 @@ from indpriv.audit.advice import advise_on_run, check_question
 from indpriv.cli.common import check_folder, checked_run, progress_bar, say, show_result, typed
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
-from indpriv.report.page import write_page
-from indpriv.report.pictures import picture_pairs
-from indpriv.report.screens import (
+from indpriv.report.figures import picture_pairs
+from indpriv.report.page import print_page, write_page
+from indpriv.report.report import (
     advice_page,
     attack_document,
+    attack_rows,
     print_attack,
-    print_composition,
-    print_effects,
-    print_rates,
-    print_reconstruction,
-    print_results,
+    print_sensitive,
     print_whole,
-    reconstruction_document,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +83,9 @@ def attack(
             attributes = attributes[:0]
         shown = ("rates", "attacks", "attack_seed", "unchecked")
         content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
-        show_result(as_json, to_json(content), print_results, results, attributes)
+        values = {"m": {"rows": attack_rows(results)}, "unchecked": results.unchecked}
+        values["attribute_attacks"] = attributes
+        show_result(as_json, to_json(content), print_sensitive, "attacks", **values)
 
 
 def _measure(
@@ -124,14 +124,17 @@ def show_study(
     rates = attack_study(found, attacks, unit_rule=unit_rule)
     table = None if epsilon is None else read_audit(epsilon)[0]
     effects = None if table is None else membership_effects(found[CONFIDENCE], table)
-    show_result(as_json, {"rates": to_json(rates), "effects": to_json(effects)}, print_rates, rates)
+    content = {"rates": to_json(rates), "effects": to_json(effects)}
+    rows = [parts(rates, attack=attack)[ALL] for attack in rates["attack"].unique()]
+    show_result(as_json, content, print_sensitive, "study", rows=rows)
     if effects is not None and not as_json:
-        print_effects(effects, Console())
+        print_page("effects", Console(), found=effects)
 
 
 def _show_reconstruction(scores: Sequence[AttackScores], as_json: bool) -> None:
     found = reconstructions_of(scores)
-    show_result(as_json, reconstruction_document(found), print_reconstruction, found)
+    content = {"sensitive": SENSITIVE, "reconstruction": to_json(found)}
+    show_result(as_json, content, print_sensitive, "reconstructions", reconstruction=found)
 
 
 def leak(
@@ -257,7 +260,7 @@ def compose(
         found = compose_runs(runs, by=by, tuning=tuning, progress=progress, **settings)
     if output_dir is not None:
         write_composition(found, output_dir)
-    show_result(as_json, found.to_json(), print_composition, found)
+    show_result(as_json, found.to_json(), print_sensitive, "composition", found=found)
 
 
 def advise(

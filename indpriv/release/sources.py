@@ -55,7 +55,7 @@ from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.norm_log.writer import fingerprint
 from indpriv.release.mechanisms import N_CELLS, norm_grid, to_norm_cells
 from indpriv.release.request import Budget, Request
-from indpriv.report.page import TEMPLATES as PAGE_TEMPLATES
+from indpriv.report.formats import TEMPLATES as PAGE_TEMPLATES
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Changes of an epsilon by more than this share can show in an answer.

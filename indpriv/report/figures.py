@@ -3,36 +3,146 @@
 Each returns an SVG element, or "" if there is nothing to draw.
 """
 
+import base64
+import html
+import io
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import PatchCollection
+from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-    PercentFormatter,
-)
+from numpy.typing import NDArray
 
 from indpriv._formatting import format_edges, format_epsilon, format_number, format_share
+from indpriv._shown import clean
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.groups import MIN_GROUP, GroupTable
 from indpriv.analysis.loss import LossBins, LossRelation
-from indpriv.analysis.norms_over_training import Drivers
+from indpriv.analysis.norms import Drivers
 from indpriv.analysis.schedule import ScheduleFindings
-from indpriv.report import svg
-from indpriv.report.formats import shown_rows
-from indpriv.report.svg import ACCENT, INK, MUTED, SECOND, WARN, bare, new_figure, style, to_svg
+from indpriv.errors import InputError
+from indpriv.report.formats import TEMPLATES, shown_rows
+
+# Drawn in these, replaced by the page's custom properties, which change with light and dark mode.
+# figures.mplstyle has them too.
+_THEME = {
+    **{"ink": "#01020a", "muted": "#01020b", "rule": "#01020c"},
+    **{"accent": "#01020d", "second": "#01020e", "warn": "#01020f"},
+}
+INK, MUTED, RULE, ACCENT, SECOND, WARN = _THEME.values()
+WIDTH = 9.0  # inches; the page scales figures to its column
+_TEXT_LENGTH = 22  # characters of a text from the data; the table beside it shows all of them
+
+
+def escape(text: str) -> str:
+    """A text of the data inside SVG."""
+    return html.escape(clean(text))
+
+
+def new_figure(height: float) -> Figure:
+    """An empty transparent figure of the page's width; draw on it inside `style()`."""
+    figure = Figure(figsize=(WIDTH, height), facecolor="none")
+    FigureCanvasSVG(figure)
+    return figure
+
+
+def style() -> AbstractContextManager[None]:
+    """Context in which figures are drawn and written."""
+    return mpl.rc_context(fname=TEMPLATES / "figures.mplstyle")
+
+
+def bare(axes: Axes, xlabel: str, ylabel: str = "", *, title: str = "") -> None:
+    """Label axes, leave only the lower edge of their frame, and draw horizontal lines."""
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.set_title(title, color=INK, pad=8)
+    axes.grid(axis="y")
+    sns.despine(ax=axes, left=True)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_color(RULE)
+
+
+def placeholder(index: int) -> str:
+    """What to draw instead of the index-th text from the data."""
+    return f"TEXT{index:05d}"
+
+
+def shorten(text: str) -> str:
+    """A text from the data as a figure shows it."""
+    return text if len(text) <= _TEXT_LENGTH else text[: _TEXT_LENGTH - 1] + "…"
+
+
+def _font(match: re.Match[str]) -> str:
+    """Keep size and weight; the family is the page's."""
+    weight = f"font-weight: {600 if match[1] in ('bold', '700') else 400}; " if match[1] else ""
+    return f"{weight}font-size: {match[2]}"
+
+
+def to_svg(
+    figure: Figure,
+    name: str,
+    title: str,
+    description: str,
+    texts: Sequence[str] = (),
+    tips: Sequence[str] = (),
+) -> str:
+    """A figure as an inline SVG element.
+
+    Args:
+        figure: drawn in the colours of this module, inside `style()`.
+        name: unique on the page; prefixes every id.
+        title: its accessible name.
+        description: alternative text: what the figure shows.
+        texts: what placeholder(0), placeholder(1), ... stand for.
+        tips: what is shown where the pointer is on the part with the gid tip0, tip1, ...
+    """
+
+    def tip(match: re.Match[str]) -> str:
+        return f'<g class="tip"><title>{escape(tips[int(match[1])])}</title>'
+
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for pattern, instead in (
+        (r"(?s)<metadata>.*?</metadata>", ""),
+        (r"(?s)<!--.*?-->\s*", ""),
+        (r'\bid="([^"]+)"', rf'id="{name}-\1"'),
+        (rf'<g id="{name}-tip(\d+)">', tip),
+        (r'href="#([^"]+)"', rf'href="#{name}-\1"'),
+        (r"url\(#([^)]+)\)", rf"url(#{name}-\1)"),
+        (r"(?s)<style.*?</style>", ""),  # its rule for * would hold for the whole page
+        (r" font-family: [^;\"]+;?", ""),
+        (r"font: (?:(\w+) )?([0-9.]+px) [^;\"]+", _font),
+    ):
+        svg = re.sub(pattern, instead, svg)
+    for variable, colour in _THEME.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    svg = re.sub(r"TEXT(\d{5})", lambda match: escape(shorten(texts[int(match[1])])), svg)
+    view = re.search(r'viewBox="[^"]+"', svg)
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        'class="figure" '
+        f'{view.group(0) if view else ""} role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-desc">{escape(description)}</desc>'
+    )
+    return head + svg[svg.index(">") + 1 :].strip()
+
 
 _MOST_GROUPS = 14  # bars that can be read; of more groups, the worst and the best are drawn
 _MOST_LABELS = 3  # panels within label that fit beside each other
@@ -43,11 +153,11 @@ _OF_RULES = {"last": ACCENT, "closest": INK, "worst_case": MUTED}
 
 
 def _per_cent(axis: Axis) -> None:
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    axis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0, symbol=" %"))
 
 
 def _short(axis: Axis) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def lines(n: int) -> Iterator[tuple[str, str]] | None:
@@ -56,22 +166,6 @@ def lines(n: int) -> Iterator[tuple[str, str]] | None:
         return None
     colours = (ACCENT, SECOND, WARN, INK, MUTED)
     return ((colours[i % len(colours)], "-" if i < len(colours) else "--") for i in range(n))
-
-
-def hundred_dots(share: float) -> str:
-    """A hundred dots, the first ones filled: how many of a hundred a share is, rounded up."""
-    found, across, step, radius = min(100, math.ceil(100 * share)), 20, 18, 6
-    dots = "".join(
-        f'<circle cx="{step * (k % across) + radius + 2}" '
-        f'cy="{step * (k // across) + radius + 2}" r="{radius}" '
-        f'fill="var(--{"warn" if k < found else "rule"})"/>'
-        for k in range(100)
-    )
-    width, height = step * across, step * (100 // across)
-    return (
-        f'<svg class="dots" role="img" viewBox="0 0 {width} {height}" width="{width}" '
-        f'aria-label="{found} of 100 dots are filled">{dots}</svg>'
-    )
 
 
 def epsilon_histogram(
@@ -99,8 +193,8 @@ def epsilon_histogram(
             axes.bar(centre, top, edges[1] - edges[0], color="none", gid=f"tip{index}")
         axes.set_ylim(0, top)
         axes.set_xlim(edges[0], edges[-1] * 1.012)
-        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
         bare(axes, "individual epsilon", plural)
         if worst_case_epsilon is not None:
             worst = format_epsilon(worst_case_epsilon)
@@ -148,7 +242,7 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
     texts = rows["name"].tolist()
     epsilons = {"epsilon, all": rows["mean"]}
     for within in table.within_label if len(table.within_label) <= _MOST_LABELS else ():
-        epsilons[svg.placeholder(len(texts))] = within.rows["mean"].iloc[shown]
+        epsilons[placeholder(len(texts))] = within.rows["mean"].iloc[shown]
         texts.append(within.label)
     epsilons["standardised"] = rows["standardised_mean"]
     limit = max(worst_case_epsilon or 0.0, pd.concat(epsilons).max()) or 1.0
@@ -170,7 +264,7 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
             stressed = index == 0 or title not in epsilons
             axes.set_title(title, fontsize=8.5, color=INK if stressed else MUTED, pad=7)
             if index == 0:
-                names = list(map(svg.placeholder, range(len(rows))))
+                names = list(map(placeholder, range(len(rows))))
                 axes.set_yticks(range(len(rows)), names, color=INK)
         skipped = len(table.rows) - len(rows)
         description = f"Bars of {len(rows)} groups, worst first"
@@ -226,9 +320,9 @@ def epsilon_against_loss(
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(0, top * 1.05)
         _short(axes.xaxis)
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
         bare(axes, "loss of the final model (nats, logarithmic)", "individual epsilon")
         axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
         return to_svg(
@@ -289,8 +383,8 @@ def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]], name: str = 
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+            axis.set_minor_locator(ticker.NullLocator())
         axes.set_xlim(lowest, 1)
         axes.set_ylim(lowest, 1)
         bare(axes, "false-positive rate", "true-positive rate")
@@ -326,8 +420,8 @@ def schedule(found: ScheduleFindings, name: str = "schedule") -> str:
             axes = figure.add_axes((0.07 + index * width, 0.2, width - 0.07, 0.62))
             axes.plot(steps, values, color=ACCENT, linewidth=1.5)
             axes.set_ylim(0, 1 if title == "test accuracy" else 1.1 * max(values))
-            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
+            axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
             (_per_cent if title == "test accuracy" else _short)(axes.yaxis)
             bare(axes, "step", title=title)
         return to_svg(
@@ -354,7 +448,7 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
         for index, (colour, line) in enumerate(drawn):
             medians = _numbers(drivers.median_norm[index])
             shares = _numbers(drivers.clipped_share_by_class[index])
-            label = svg.placeholder(index)
+            label = placeholder(index)
             norms.plot(drivers.steps, medians, line, color=colour, linewidth=1.5)
             clipped.plot(drivers.steps, shares, line, color=colour, linewidth=1.2, label=label)
         every = drivers.clipped_share
@@ -364,7 +458,7 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
             (norms, "median norm over max_grad_norm"),
             (clipped, "share of examples clipped"),
         ):
-            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
             bare(axes, "step", title=title)
         legend = clipped.get_legend_handles_labels()
         figure.legend(*legend, loc="upper left", bbox_to_anchor=(0.825, 0.9), fontsize=7.5)
@@ -372,9 +466,9 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
         if min(values) > 0:
             norms.set_yscale("log")
             if max(1.0, *values) < 10**_FEW_DECADES * min(1.0, *values):
-                norms.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                norms.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
             _short(norms.yaxis)
-            norms.yaxis.set_minor_locator(NullLocator())
+            norms.yaxis.set_minor_locator(ticker.NullLocator())
         clipped.set_ylim(0, 1)
         _per_cent(clipped.yaxis)
         return to_svg(
@@ -426,15 +520,15 @@ def fidelity_against_k(
             (share, f"share of {plural} under-reported"),
         ):
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(FixedLocator(sorted({row.epochs for row in rows})))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+            axes.xaxis.set_major_locator(ticker.FixedLocator(sorted({row.epochs for row in rows})))
+            axes.xaxis.set_minor_locator(ticker.NullLocator())
+            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.2g}"))
             axes.set_ylim(bottom=0)
             bare(axes, "K, in epochs", title=title)
             axes.legend(loc="best", handlelength=2.2, fontsize=7.5)
         share.set_ylim(0, 1)
         _per_cent(share.yaxis)
-        error.yaxis.set_major_locator(MaxNLocator(5))
+        error.yaxis.set_major_locator(ticker.MaxNLocator(5))
         return to_svg(
             figure,
             name,
@@ -447,7 +541,6 @@ def fidelity_against_k(
 
 # By the name that a template gives.
 FIGURES: Mapping[str, Callable[..., str]] = {
-    "dots": hundred_dots,
     "histogram": epsilon_histogram,
     "norms over training": norms_over_training,
     "groups": group_bars,
@@ -456,3 +549,65 @@ FIGURES: Mapping[str, Callable[..., str]] = {
     "fidelity": fidelity_against_k,
     "schedule": schedule,
 }
+
+
+def check_images(inputs: NDArray[np.float32]) -> None:
+    """Raise InputError unless inputs is (n_examples, one or three channels, height, width)."""
+    if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
+        raise InputError(
+            f"examples of shape {inputs.shape[1:]} are not images with one or three channels, "
+            "(channels, height, width); leave out show_examples or pictures"
+        )
+
+
+def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> dict[Any, str]:
+    """PNGs as data URIs, by example id, of the examples at both ends.
+
+    Args:
+        drivers: whose ids are positions in images.
+        images: (n_examples, channels, height, width); all are drawn on one scale, the range of
+            those shown.
+
+    Raises:
+        InputError: not images, or ids that are not positions.
+    """
+    check_images(images)
+    ids = [*drivers.least_protected, *drivers.most_protected]
+    others = [each for each in ids if not isinstance(each, int) or not 0 <= each < len(images)]
+    if others:
+        raise InputError(
+            f"example id {others[0]!r} is not a position in the {len(images)} images of the data "
+            "set; leave out show_examples"
+        )
+    shown = images[np.array(ids, dtype=np.int64)]
+    low, high = float(shown.min(initial=0.0)), float(shown.max(initial=1.0))
+    return {each: data_uri(_png((images[each] - low) / (high - low))) for each in ids}
+
+
+def picture_pairs(pairs: NDArray[np.float32]) -> bytes:
+    """A PNG of pictures above their reconstructions, on one scale.
+
+    Args:
+        pairs: (k, 2, channels, height, width).
+
+    Raises:
+        InputError: not images.
+    """
+    check_images(pairs[:, 0])
+    low, high = float(pairs.min()), float(pairs.max())
+    rows = [np.concatenate(list(pairs[:, row]), axis=2) for row in (0, 1)]
+    scaled = (np.concatenate(rows, axis=1) - low) / max(high - low, 1e-12)
+    return _png(scaled.astype(np.float32))
+
+
+def data_uri(png: bytes) -> str:
+    """A PNG as a page holds it."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def _png(image: NDArray[np.float32]) -> bytes:
+    """A PNG of an image (channels, height, width) with values in [0, 1]."""
+    buffer = io.BytesIO()
+    pixels = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
+    imsave(buffer, np.clip(pixels, 0.0, 1.0), format="png", cmap="gray", vmin=0.0, vmax=1.0)
+    return buffer.getvalue()

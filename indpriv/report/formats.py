@@ -1,27 +1,29 @@
-"""How figures are shown, by name: filters of templates, formats of table columns. Sensitive."""
+"""What templates name: how figures are shown, in filters and columns, and constants. Sensitive."""
 
 import math
+import tomllib
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from rich.cells import cell_len, set_cell_size
 
-from indpriv._formatting import (
-    capitalised,
-    format_delta,
-    format_epsilon,
-    format_interval,
-    format_lower_bound,
-    format_number,
-    format_p_value,
-    format_rows,
-    format_share,
-    format_share_up,
-    sentence,
-)
+from indpriv import _formatting
+from indpriv._facts import text
+from indpriv._formatting import capitalised, format_interval, format_number, format_share
+from indpriv.analysis import comparison, loss, reconstruction
+from indpriv.analysis.attacks import canaries, lower_bound, rates
+from indpriv.analysis.groups import MIN_GROUP
+from indpriv.analysis.statistics.intervals import CONFIDENCE
+from indpriv.attack_scores import RUNGS
+from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
+from indpriv.norm_log.validation import CONTRIBUTIONS
+from indpriv.report.search import MOST_EXAMPLES
 
+TEMPLATES = Path(__file__).parent / "templates"
 MOST_ROWS = 40  # of one table; audit.json has all
 _BEST_SHOWN = 4
 _NONE = "–"
@@ -106,17 +108,23 @@ def listed(texts: Sequence[Any], most: int = 0) -> str:
     return f"{', '.join(map(str, texts[:most]))} and {len(texts) - most:,} more"
 
 
+@cache
+def data_of(name: str) -> dict[str, Any]:
+    """The content of a TOML file beside the templates."""
+    return tomllib.loads((TEMPLATES / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 # Epsilons, limits and ceilings are rounded up, lower bounds down.
 FORMATS: dict[str, Callable[..., str]] = {
     "text": lambda value: _NONE if value is None else str(value),
-    "eps": format_epsilon,
-    "delta": format_delta,
-    "least": format_lower_bound,
+    "eps": _formatting.format_epsilon,
+    "delta": _formatting.format_delta,
+    "least": _formatting.format_lower_bound,
     "share": format_share,
     "share1": lambda value: format_share(value, 1),
     "share2": lambda value: format_share(value, 2),
     "percent": lambda value: f"{format_number(100 * value)} %",
-    "up": _or_dash(format_share_up),
+    "up": _or_dash(_formatting.format_share_up),
     "int": _or_dash("{:,}".format),
     "num": format_number,
     "num2": lambda value: format_number(value, 2),
@@ -127,7 +135,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "points": _or_dash(lambda value: f"{100 * value:+.2f} %"),
     "auc": _or_dash("{:.3f}".format),
     "corr": _or_dash("{:.4f}".format),
-    "p": _or_dash(format_p_value),
+    "p": _or_dash(_formatting.format_p_value),
     "span": _or_dash(lambda interval: format_interval(interval.low, interval.high)),
     "auc_span": _or_dash(lambda found: f"[{found.low:.3f}, {found.high:.3f}]"),
     "percent_span": lambda interval: _span(interval, 100, 1, " %"),
@@ -135,12 +143,38 @@ FORMATS: dict[str, Callable[..., str]] = {
     "points_span": _or_dash(lambda f: f"[{100 * f.low:+.2f}, {100 * f.high:+.2f}] %"),
     "after": after,
     "digit_up": digit_up,
-    "rows": lambda row: format_rows(row.least, row.most),
+    "rows": lambda row: _formatting.format_rows(row.least, row.most),
     "odds": odds,
     "cap": capitalised,
-    "sentence": sentence,
+    "sentence": _formatting.sentence,
     "spaced": lambda name: str(name).replace("_", " "),
     "counted": counted,
     "shorten": shorten,
     "listed": listed,
+}
+
+CONSTANTS: dict[str, Any] = {
+    **data_of("texts"),
+    "bounds": canaries.BOUNDS,
+    "by_loss": "loss_threshold",  # the attack of the paper's protocol
+    "close": reconstruction.CLOSE,
+    "confidence": CONFIDENCE,
+    "contributions": CONTRIBUTIONS,
+    "disclaimer": DISCLAIMER,
+    "each_by_itself": canaries.EACH_BY_ITSELF,
+    "false_positive_rate": FALSE_POSITIVE_RATE,
+    "interval": rates.interval,
+    "min_group": MIN_GROUP,
+    "min_trials": rates.MIN_TRIALS,
+    "models": {"dp": "This model", "non_dp": "Without DP"},
+    "no_exact_values": text("sentence.missing", "exact_values"),
+    "most_rows": MOST_ROWS,
+    "most_searched": MOST_EXAMPLES,
+    "null_trials": lower_bound.NULL_TRIALS,
+    "prediction": text("sentence.advice", "prediction"),
+    "protocol": rates.PROTOCOL,
+    "rungs": RUNGS,
+    "same": comparison.SAME,
+    "stated_floor": loss.STATED_FLOOR,
+    "top_share": comparison.TOP_SHARE,
 }

@@ -7,8 +7,13 @@ blocks: Markdown has their text, HTML and a terminal draw them in the place of t
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
 import re
-import tomllib
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +24,7 @@ from typing import Any, Literal
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 from markupsafe import escape as escape_html
@@ -36,13 +42,12 @@ from indpriv._shown import Console as CleanConsole
 from indpriv._shown import clean, shown
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
+from indpriv.errors import InputError
 from indpriv.report.figures import FIGURES
-from indpriv.report.formats import FORMATS, shown_rows
-from indpriv.report.script import page_script, script_hash
+from indpriv.report.formats import CONSTANTS, FORMATS, TEMPLATES, data_of, shown_rows
 
 Target = Literal["markdown", "html", "terminal"]
 Template = str | Path  # the name of one of ours, or the path, without its suffix, of another
-TEMPLATES = Path(__file__).parent / "templates"
 _ACTIVE = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)#|(?<![^\W_])_|_(?![^\W_])")
 _LEADING = re.compile(r"^(?:([-+])(?= |$)|(\d+)([.)])(?= |$)|(?==+$))")
 _NUMBER = re.compile(r"(?:[-+−<>\d.,%*()\[\]/ –±]|to|of|e-)*")
@@ -102,8 +107,9 @@ class _Rendering:
         )
         made.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
         made.filters.update(edges=format_edges, records=records, shown_rows=shown_rows)
-        own = {name: getattr(self, name) for name in ("table", "figure", "folded", "section")}
-        made.globals.update(own | {"code": _code, "typed": _typed, "block": self.block, "zip": zip})
+        names = ("table", "figure", "folded", "section", "block")
+        own = {name: getattr(self, name) for name in names}
+        made.globals.update(own | CONSTANTS | {"code": _code, "typed": _typed, "zip": zip})
         return made
 
     def text(self, template: Template, values: Mapping[str, Any]) -> str:
@@ -308,14 +314,7 @@ def _width(grid: Grid, console: Console) -> int:
 
 @cache
 def _markdown() -> MarkdownIt:
-    made = MarkdownIt("commonmark", {"html": False})
-    made.add_render_rule("fence", _html_of_fence)
-    made.add_render_rule("text", _html_of_text)
-    made.add_render_rule("heading_open", _html_of_heading)
-    made.add_render_rule("heading_close", _html_of_heading)
-    made.add_render_rule("paragraph_open", _html_of_paragraph)
-    made.add_render_rule("blockquote_open", _html_of_quote)
-    return made
+    return MarkdownIt("commonmark", {"html": False}, renderer_cls=_Html)
 
 
 @cache
@@ -330,33 +329,11 @@ def _html_templates() -> Environment:
     )
 
 
-def _html_of_fence(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
-    token = tokens[at]
-    if token.info == "block":
-        number = int(token.content)
-        if env["kinds"][number] == "section":
-            env["left"] = set(glossary())
-        found: str = env["drawn"][number]
-        return found
-    return f"<pre><code>{escape_html(token.content)}</code></pre>\n"
-
-
-def _html_of_text(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
-    """Escaped text without line breaks inside 1e-5 or an interval, or before a per cent sign.
-
-    The first use of a word of the glossary in a section explains it.
-    """
-    text = str(escape_html(_NO_BREAK.sub("\u00a0", clean(tokens[at].content))))
-    if left := env.get("left"):
-        text = _words().sub(lambda found: _explained(found[0], left), text)
-    return re.sub(r"\d[\d.]*e-\d+", r'<span class="nb">\g<0></span>', text)
-
-
 @cache
 def glossary() -> dict[str, str]:
     """Words of a page, in small letters, and what they mean."""
-    content = tomllib.loads((TEMPLATES / "glossary.toml").read_text(encoding="utf-8"))
-    return {word.lower(): one["meaning"] for one in content["entry"] for word in one["words"]}
+    entries = data_of("glossary")["entry"]
+    return {word.lower(): one["meaning"] for one in entries for word in one["words"]}
 
 
 @cache
@@ -374,28 +351,51 @@ def _explained(word: str, left: set[str]) -> str:
     return f'<abbr tabindex="0" title="{escape_html(meaning)}">{word}</abbr>'
 
 
-def _html_of_heading(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
-    """A heading, in which no word is explained."""
-    if tokens[at].nesting == 1:
-        env["left"], env["kept"] = None, env.get("left")
-        return f"<{tokens[at].tag}>"
-    env["left"] = env["kept"]
-    return f"</{tokens[at].tag}>\n"
+class _Html(RendererHTML):
+    """HTML of Markdown; env has the blocks of a page, and the words still to be explained."""
 
+    def fence(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
+        token = tokens[idx]
+        if token.info == "block":
+            number = int(token.content)
+            if env["kinds"][number] == "section":
+                env["left"] = set(glossary())
+            found: str = env["drawn"][number]
+            return found
+        return f"<pre><code>{escape_html(token.content)}</code></pre>\n"
 
-def _html_of_paragraph(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
-    """A paragraph that is emphasised as a whole is a note."""
-    if tokens[at].hidden:
-        return ""
-    inside = tokens[at + 1].children or []
-    note = len(inside) > 2 and (inside[0].type, inside[-1].type) == ("em_open", "em_close")
-    return '<p class="note">' if note else "<p>"
+    def text(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
+        """Escaped text without line breaks inside 1e-5 or an interval, or before a per cent sign.
 
+        The first use of a word of the glossary in a section explains it.
+        """
+        text = str(escape_html(_NO_BREAK.sub("\u00a0", clean(tokens[idx].content))))
+        if left := env.get("left"):
+            text = _words().sub(lambda found: _explained(found[0], left), text)
+        return re.sub(r"\d[\d.]*e-\d+", r'<span class="nb">\g<0></span>', text)
 
-def _html_of_quote(self: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
-    """A quotation, or a callout, which begins with [!NOTE], [!WARNING] or [!CAUTION]."""
-    kind = _callout(tokens, at)
-    return f'<blockquote class="{kind}">\n' if kind else '<blockquote class="publish">\n'
+    def heading_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
+        """A heading, in which no word is explained."""
+        if tokens[idx].nesting == 1:
+            env["left"], env["kept"] = None, env.get("left")
+            return f"<{tokens[idx].tag}>"
+        env["left"] = env["kept"]
+        return f"</{tokens[idx].tag}>\n"
+
+    heading_close = heading_open
+
+    def paragraph_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
+        """A paragraph that is emphasised as a whole is a note."""
+        if tokens[idx].hidden:
+            return ""
+        inside = tokens[idx + 1].children or []
+        note = len(inside) > 2 and (inside[0].type, inside[-1].type) == ("em_open", "em_close")
+        return '<p class="note">' if note else "<p>"
+
+    def blockquote_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
+        """A quotation, or a callout, which begins with [!NOTE], [!WARNING] or [!CAUTION]."""
+        kind = _callout(tokens, idx)
+        return f'<blockquote class="{kind}">\n' if kind else '<blockquote class="publish">\n'
 
 
 def _callout(tokens: Sequence[Token], at: int) -> str:
@@ -535,6 +535,8 @@ def render_html(
         values: of the template.
     """
     page = _Rendering("html", beside or {})
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     body = page.html(page.text(template, values)) + page.end
     return (
         _html_templates()
@@ -545,8 +547,8 @@ def render_html(
             sections=page.sections,
             sensitive=SENSITIVE,
             disclaimer=values.get("disclaimer", DISCLAIMER),
-            script=Markup(page_script()),
-            script_hash=script_hash(),
+            script=Markup(script),
+            script_hash=f"sha256-{digest}",
         )
     )
 
@@ -582,3 +584,67 @@ def write_page(page: Page, output_dir: Path, stem: str, content: Mapping[str, An
     for suffix, text in texts.items():
         write_atomically(output_dir / f"{stem}.{suffix}", text.encode("utf-8", "replace"))
     write_json(output_dir / f"{stem}.json", dict(content))
+
+
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "microsoft-edge",
+)
+_SECONDS = 300  # a report prints in a few; after that, a hanging browser is ended
+# A profile of its own and no network: the page needs none, and the browser shall not phone home.
+_ALONE = (
+    "--headless",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+
+
+def find_browser() -> str | None:
+    """Path of an installed browser that prints without a window; None if there is none."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def browser_command(browser: str, profile: Path, *options: str) -> list[str]:
+    """Command line of a browser without a window and without network, with a profile of its own."""
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    as_root = ("--no-sandbox",) if is_root else ()  # the sandbox refuses root
+    return [browser, *_ALONE, *as_root, f"--user-data-dir={profile}", *options]
+
+
+def print_pdf(page: Path, target: Path) -> None:
+    """Print a page to a file that only its owner can read.
+
+    Raises:
+        InputError: no page, no browser, or one that fails or takes over five minutes.
+    """
+    if not page.is_file():
+        raise InputError(
+            f"{page} does not exist; make an audit first: indpriv audit RUN --output-dir "
+            f"{page.parent}"
+        )
+    browser = find_browser()
+    if browser is None:
+        raise InputError(
+            f"no browser was found to print with (looked for {', '.join(BROWSERS)}); install one, "
+            f"e.g. apt-get install chromium, or print {page} from any browser"
+        )
+    with tempfile.TemporaryDirectory() as folder:  # readable by its owner only
+        printed = Path(folder) / "report.pdf"
+        options = ("--no-pdf-header-footer", f"--print-to-pdf={printed}", page.resolve().as_uri())
+        command = browser_command(browser, Path(folder) / "profile", *options)
+        try:
+            subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise InputError(
+                f"{browser} did not print {page}: {error}; print it from any browser"
+            ) from error
+        if not printed.is_file():
+            raise InputError(f"{browser} printed nothing; print {page} from any browser")
+        write_atomically(target, printed.read_bytes())

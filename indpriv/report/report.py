@@ -1,45 +1,34 @@
-"""The report of an audit: a page, Markdown, and the first screen of a terminal. Sensitive."""
+"""The report of an audit, and what commands print of what they found. Sensitive.
+
+Pages, Markdown and the first screen of a terminal are templates; here are their values.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import re
-import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from markupsafe import Markup
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from indpriv._facts import DECLARED, NOT_CHECKED, ON_TRUST, PASSED, REFUTED, VERIFIED
-from indpriv._formatting import (
-    format_epsilon,
-    format_share,
-)
-from indpriv._plain import records
+from indpriv import _facts
+from indpriv._formatting import format_epsilon, format_number, format_share
+from indpriv._plain import records, to_json
 from indpriv._shown import clean
-from indpriv.analysis.attacks.canaries import BOUNDS, EACH_BY_ITSELF
-from indpriv.analysis.attacks.rates import (
-    ALL,
-    MIN_TRIALS,
-    PROTOCOL,
-    UPDATES,
-    achieved,
-    interval,
-    parts,
-)
-from indpriv.analysis.audited_run import NO_EXACT_VALUES
-from indpriv.analysis.disclosures import recording
-from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup
-from indpriv.analysis.loss import STATED_FLOOR
-from indpriv.analysis.reconstruction import CLOSE
-from indpriv.analysis.statistics.intervals import CONFIDENCE
+from indpriv.analysis.advice import MOST_NOISE, Advice, Remedy
+from indpriv.analysis.attacks.canaries import AttackMeasures
+from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, achieved, interval, parts
+from indpriv.analysis.disclosures import Range, recording
 from indpriv.analysis.summary import (
     SENSITIVE,
     Audit,
@@ -50,61 +39,29 @@ from indpriv.analysis.summary import (
     notes_of,
 )
 from indpriv.attack_scores import RUNGS
-from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
-from indpriv.norm_log.validation import CONTRIBUTIONS
-from indpriv.report.formats import FORMATS, MOST_ROWS, counted, listed, shorten
-from indpriv.report.page import (
-    TEMPLATES,
-    Head,
-    print_page,
-    render_html,
-    render_markdown,
-    titled,
+from indpriv.epsilon_table import DISCLAIMER
+from indpriv.report import page
+from indpriv.report.formats import (
+    CONSTANTS,
+    FORMATS,
+    MOST_ROWS,
+    counted,
+    data_of,
+    listed,
+    setting,
+    shorten,
 )
-from indpriv.report.script import search_data
+from indpriv.report.page import Head, Page, Template, print_page
 
-NO_EVIDENCE = "An attack that fails is no evidence of privacy."
-BETWEEN_CHECKPOINTS = (
-    "Between checkpoints on a line. Had the run been planned to end there, that epsilon would be "
-    "its guarantee; to end it because of its test accuracy is a choice made afterwards, and free "
-    "only if the test data are public."
-)
 _SCREEN, _WIDTH, _KEY_WIDTH = 16, 80, 18  # lines, columns, columns of a line's first words
 _ROOM = _WIDTH - _KEY_WIDTH
 _OF_A_RUN = ("batch", "contribution", "noise", "update", "settings", "source", "start")
-BY_LOSS = "loss_threshold"  # the attack of the paper's protocol
-_NO_RATES = dict.fromkeys(
-    [
-        f"{rate}{of}"
-        for rate in ("auc", "tpr_0.01", "tpr_0.001")
-        for of in ("", "_interval", "_joint")
-    ]
-    + ["name", "references", "control_auc", "control_tpr", "limit"]
-)
-_SHARED: dict[str, Any] = {
-    "between_checkpoints": BETWEEN_CHECKPOINTS,
-    "bounds": BOUNDS,
-    "by_loss": BY_LOSS,
-    "close": CLOSE,
-    "confidence": CONFIDENCE,
-    "contributions": CONTRIBUTIONS,
-    "each_by_itself": EACH_BY_ITSELF,
-    "min_group": MIN_GROUP,
-    "min_trials": MIN_TRIALS,
-    "models": {"dp": "This model", "non_dp": "Without DP"},
-    "most_searched": MOST_EXAMPLES,
-    "no_evidence": NO_EVIDENCE,
-    "no_exact_values": NO_EXACT_VALUES,
-    "protocol": PROTOCOL,
-    "rungs": RUNGS,
-    "stated_floor": STATED_FLOOR,
-}
 
 
 def render_audit(
     audit: Audit,
     pictures: Mapping[Any, str] | None = None,
-    lookup: Lookup | None = None,
+    search: Markup | None = None,
     reconstructed: Mapping[str, str] | None = None,
     since: Audit | None = None,
 ) -> str:
@@ -112,10 +69,10 @@ def render_audit(
 
     Args:
         audit: what was found.
-        pictures: data URIs by example id, from `indpriv.report.pictures`; without them, no example
+        pictures: data URIs by example id, from `indpriv.report.figures`; without them, no example
             is on the page.
-        lookup: single examples that the page can be searched for; without them, no epsilon of one
-            example is on the page.
+        search: what the page can be searched for, from `indpriv.report.search`; without it, no
+            epsilon of one example is on the page.
         reconstructed: data URIs of pictures above their reconstructions, by the name of the attack.
         since: an earlier audit, with which the verdict compares this one.
     """
@@ -127,18 +84,14 @@ def render_audit(
         meta=f"{run.n_examples:,} training examples · {run.total_steps:,} steps of DP-SGD "
         f"· audited {audit.created[:10]} with indpriv {audit.versions['indpriv']}",
     )
-    beside = {
-        "pictures": pictures,
-        "reconstructed": reconstructed,
-        "search_data": None if lookup is None else search_data(audit, lookup),
-    }
-    return render_html("report", head, beside, **values_of(audit, since))
+    beside = {"pictures": pictures, "reconstructed": reconstructed, "search_data": search}
+    return page.render_html("report", head, beside, **values_of(audit, since))
 
 
 def markdown_audit(audit: Audit, since: Audit | None = None) -> str:
     """The report of an audit as Markdown, without figures and what the page folds away."""
-    text = render_markdown("report", **values_of(audit, since))
-    return titled(f"Privacy audit of {audit.name}", text)
+    text = page.render_markdown("report", **values_of(audit, since))
+    return page.titled(f"Privacy audit of {audit.name}", text)
 
 
 def print_audit(
@@ -200,19 +153,13 @@ def _why(audit: Audit) -> str:
 
 def _brief(text: str, n_rows: int, key: str = "line") -> str:
     """What brief.toml says for a sentence, in a line or on a page; else the sentence."""
-    for one in _briefs():
+    for one in data_of("brief")["brief"]:
         if key in one and (found := re.search(one["match"], text)):
             named = found.groupdict()
             share = format_share(int(named.get("n", "0").replace(",", "")) / max(n_rows, 1))
-            return one[key].format(**named, share=share)
+            brief: str = one[key].format(**named, share=share)
+            return brief
     return text
-
-
-@cache
-def _briefs() -> list[dict[str, str]]:
-    content = tomllib.loads((TEMPLATES / "brief.toml").read_text(encoding="utf-8"))
-    found: list[dict[str, str]] = content["brief"]
-    return found
 
 
 def _group_lines(values: Mapping[str, Any]) -> list[str]:
@@ -261,10 +208,10 @@ def _evidence(audit: Audit) -> str:
     if not lines:
         return "none: recorded before training was compared"
     ours = [one for one in lines if one.key not in ("source", "start")]
-    first = f"{sum(one.status == VERIFIED for one in ours)} of {len(ours)} verified"
+    first = f"{sum(one.status == _facts.VERIFIED for one in ours)} of {len(ours)} verified"
     words = {
         word: [one.key for one in lines if one.status == word]
-        for word in (REFUTED, DECLARED, ON_TRUST)
+        for word in (_facts.REFUTED, _facts.DECLARED, _facts.ON_TRUST)
     }
     named = [f"{word}: {', '.join(keys)}" for word, keys in words.items() if keys]
     counts = [f"{len(keys)} {word}" for word, keys in words.items() if keys]
@@ -287,7 +234,6 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "notes": (notes := notes_of(audit)),
         "points": [_brief(text, audit.run.n_examples, "page") for text in notes],
         "disclaimer": DISCLAIMER + quote,
-        "false_positive_rate": FALSE_POSITIVE_RATE,
         "disclosed": {one.key: one for one in audit.disclosures},
         "worst_case_drawn": _worst_case_drawn(audit),
         "compared": sorted(compared, key=lambda of: -of[0].ratio.value),
@@ -299,12 +245,11 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "checked": _checked(audit),
         "how_recorded": recording(audit.run),
         "seed_can_be_guessed": any(
-            one.key == "seeds" and one.status != PASSED for one in audit.checks
+            one.key == "seeds" and one.status != _facts.PASSED for one in audit.checks
         ),
         "declared_json": json.dumps(
             audit.run.declared.content, indent=2, ensure_ascii=False, default=str
         ),
-        **_SHARED,
         "interval_of": lambda row: FORMATS["percent_span"](interval(row)),
         "since": since,
     }
@@ -313,21 +258,20 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
 def _checked(audit: Audit) -> dict[str, Any]:
     """Which checks passed, which were not made, and what is on trust."""
     checks, lines = audit.checks, audit.guarantee.lines
+    known = ("verified", "failed", _facts.ON_TRUST)
     hazards = [
         one.short
         for one in audit.hazards
         if one.kind == "assumption" and one.key not in {line.key for line in lines}
-        if one.status not in ("verified", "failed", ON_TRUST)
+        if one.status not in known
     ]
+    passed = [one for one in checks if one.status == _facts.PASSED]
+    trusted = [line.title.lower() for line in lines if line.status == _facts.ON_TRUST]
     return {
-        "passed": sum(one.status == PASSED for one in checks),
-        "unknown": [one.title for one in checks if one.status == NOT_CHECKED],
-        "origin": [
-            f"{one.title}: {one.detail}"
-            for one in checks
-            if (one.key, one.status) == ("journal", PASSED)
-        ],
-        "trusted": [line.title.lower() for line in lines if line.status == ON_TRUST] + hazards,
+        "passed": len(passed),
+        "unknown": [one.title for one in checks if one.status == _facts.NOT_CHECKED],
+        "origin": [f"{one.title}: {one.detail}" for one in passed if one.key == "journal"],
+        "trusted": trusted + hazards,
     }
 
 
@@ -374,7 +318,7 @@ def attack_values(found: Audit) -> dict[str, Any]:
         "beating": list(dict.fromkeys(name for one in threshold for name in one["beating"])),
         "discrimination": [
             row
-            for row in achieved(rates, attack=BY_LOSS, by="", part=ALL)
+            for row in achieved(rates, attack=CONSTANTS["by_loss"], by="", part=ALL)
             if {"success", "auc"} <= row.keys()
         ],
         "best": tried[0] if tried and any(one.references for one in ours) else None,
@@ -387,12 +331,17 @@ def attack_rows(found: Audit) -> list[dict[str, Any]]:
     return [*_tried(found, "dp"), *_ceilings(found)]
 
 
+def _row(**values: Any) -> dict[str, Any]:
+    """A row of a table, which has None for what it lacks."""
+    return defaultdict(lambda: None, values)
+
+
 def _tried(found: Audit, model: str) -> Iterator[dict[str, Any]]:
     """Attacks over all examples of one model with their rates, the strongest first."""
     for one in attacks_on(found, model):
         for row in achieved(found.rates, attack=one.attack, model=model, by="", part=ALL):
             if "auc" in row:
-                yield _NO_RATES | one._asdict() | row | {"name": one.title}
+                yield _row(**one._asdict() | row | {"name": one.title})
 
 
 def _ceilings(found: Audit) -> Iterator[dict[str, Any]]:
@@ -404,7 +353,7 @@ def _ceilings(found: Audit) -> Iterator[dict[str, Any]]:
         ("Worst case", "What no attacker exceeds, worst case", found.ceilings.worst_case),
     ):
         most = {"tpr_0.01": of["0.01"], "tpr_0.001": of["0.001"], "limit": True}
-        yield _NO_RATES | {"title": title, "sees": sees, **most}
+        yield _row(title=title, sees=sees, **most)
 
 
 def _ladder(found: Audit) -> list[dict[str, Any]]:
@@ -414,20 +363,19 @@ def _ladder(found: Audit) -> list[dict[str, Any]]:
     rows = []
     for sees in RUNGS:
         if row := strongest.get(sees):
-            control = controls.get(row["attack"], _NO_RATES)
-            of_control = {"control_auc": control["auc"], "control_tpr": control["tpr_0.01"]}
-            rows.append(row | of_control)
+            control = controls.get(row["attack"], _row())
+            rows.append(row | {"control_auc": control["auc"], "control_tpr": control["tpr_0.01"]})
     if not rows:
         return []
     for row in achieved(found.rates, by="", part=UPDATES):
-        alone = {"auc_joint": None, "tpr_0.01_joint": None}
-        rows.append(_NO_RATES | row | alone | {"sees": "Every noisy update", "name": row["attack"]})
+        alone = {"auc_joint": None, "tpr_0.01_joint": None, "name": row["attack"]}
+        rows.append(_row(**row | alone | {"sees": "Every noisy update"}))
     return [*rows, *_ceilings(found)]
 
 
 def _success_rates(found: Audit, by: str) -> dict[str, Any]:
     """Success rates of the threshold in all examples together, then in each group of a column."""
-    every = achieved(found.rates, attack=BY_LOSS, rate="success")
+    every = achieved(found.rates, attack=CONSTANTS["by_loss"], rate="success")
     ours = [row for row in every if row["by"] in ("", by) and row["model"] == "dp"]
     baseline = {
         (row["by"], row["part"]): row
@@ -462,3 +410,57 @@ def _worst_case_drawn(audit: Audit) -> float | None:
     """The worst case that figures show; None if that of the largest unit is far off their scale."""
     worst: float = audit.guarantee.worst_case_epsilon
     return None if audit.unit_sizes and worst > audit.individual.edges[-1] else worst
+
+
+def print_sensitive(template: Template, console: Console, **values: Any) -> None:
+    """Print a template below a line that says that it is sensitive."""
+    console.print(Text(SENSITIVE, style="bold red"))
+    print_page(template, console, **values)
+
+
+def print_whole(whole: Page, console: Console) -> None:
+    """Print a page with what stands above it."""
+    console.print(Text(SENSITIVE, style="bold red"))
+    console.print(Text(clean(whole.head.title), style="bold"))
+    console.print(Text(clean(whole.head.meta)))
+    print_page(whole.template, console, **whole.values)
+
+
+def attack_document(measures: AttackMeasures) -> dict[str, Any]:
+    """The JSON of an attack's scores: every rate of all examples, then of each group."""
+    return {"sensitive": SENSITIVE, "meaning": data_of("texts")["of_bounds"], **to_json(measures)}
+
+
+def print_attack(measures: AttackMeasures, console: Console) -> None:
+    """Print what the scores of one attack prove."""
+    rows = [(ALL, measures.overall), *parts(measures.rates, by="group").items()]
+    print_sensitive("attack", console, rows=rows, measures=measures)
+
+
+def advice_page(found: Advice, template: Template = "advice") -> Page:
+    """The page of an advice; template: another one with these values."""
+    head = Head(
+        title=f"Advice on {found.name}",
+        eyebrow="What would lower the epsilons of a group",
+        name=found.name,
+        meta=f"{counted(found.groups[0].n, found.plural[:-1])} · target epsilon {found.target:g} "
+        f"for {format_number(100 * found.quantile)} % of each group",
+    )
+    return Page(template, head, {"found": found, "remedy": _remedy})
+
+
+def _remedy(found: Remedy, now: Range, up: bool) -> str:
+    """A setting with its interval; a factor where the setting changed in the run."""
+
+    def shown(factor: float | None) -> str:
+        if factor is None:
+            return f"> {MOST_NOISE:g} times" if up else "none"
+        if now.min != now.max:
+            return f"× {setting(factor, up=up)}"
+        return setting(now.min * factor, up=up)
+
+    ends = sorted(
+        (found.factor_low, found.factor_high), key=lambda end: math.inf if end is None else end
+    )
+    text = "as now" if found.factor == 1 else shown(found.factor)
+    return text if ends == [found.factor] * 2 else f"{text} [{shown(ends[0])}, {shown(ends[1])}]"

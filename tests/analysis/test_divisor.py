@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from opacus.data_loader import DPDataLoader
 from torch.utils.data import DataLoader, TensorDataset
 
-from indpriv.analysis.divisor import divisor_of, scale_advantage
+from indpriv.analysis.guarantee import divisor_of, scale_advantage
 
 
 def made_by_opacus(n, batch_size):

@@ -1,7 +1,6 @@
 import pytest
 
-import indpriv.analysis.tightness
-import indpriv.analysis.variants
+import indpriv.analysis.fidelity
 import indpriv.audit.audit_directory
 from indpriv._files import write_json
 from indpriv.audit import audit
@@ -13,10 +12,10 @@ DELTA = 1e-5
 @pytest.fixture
 def no_extras(monkeypatch):
     """Leave out what takes long and is of no interest to most tests: more accounts, and the page's figures."""
-    monkeypatch.setattr(indpriv.analysis.variants, "COARSER", ())
-    monkeypatch.setattr(indpriv.analysis.variants, "RULES", ())
-    monkeypatch.setattr(indpriv.analysis.variants, "FIDELITY_EPOCHS", ())
-    monkeypatch.setattr(indpriv.analysis.tightness, "_DRAWN", 1)
+    monkeypatch.setattr(indpriv.analysis.fidelity, "COARSER", ())
+    monkeypatch.setattr(indpriv.analysis.fidelity, "RULES", ())
+    monkeypatch.setattr(indpriv.analysis.fidelity, "FIDELITY_EPOCHS", ())
+    monkeypatch.setattr(indpriv.analysis.fidelity, "_DRAWN", 1)
     monkeypatch.setattr(
         indpriv.audit.audit_directory, "render_audit", lambda summary, *_: summary.name
     )

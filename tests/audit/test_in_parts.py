@@ -11,7 +11,7 @@ from indpriv import _files, epsilon_table, example_table
 from indpriv._files import write_json
 from indpriv._plain import to_json
 from indpriv.accountant import blocks
-from indpriv.analysis import norms_over_training, recorded_run, run_facts, variants
+from indpriv.analysis import disclosures, fidelity, norms, recorded_run
 from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit, pipeline
 from indpriv.epsilon_table import EpsilonTable
@@ -23,8 +23,8 @@ ROWS, MOST = 64, 150  # of a part, and of examples that are analysed one by one
 OF_ROWS = (
     (_files, "ROW_GROUP_SIZE"),
     (blocks, "ROW_GROUP_SIZE"),
-    (norms_over_training, "ROW_GROUP_SIZE"),
-    (run_facts, "_HASHED_AT_ONCE"),
+    (norms, "ROW_GROUP_SIZE"),
+    (disclosures, "_HASHED_AT_ONCE"),
     (recorded_run, "ROW_GROUP_SIZE"),
     (epsilon_table, "PART_ROWS"),
     (records, "PART_SIZE"),
@@ -146,7 +146,7 @@ def test_the_tables_are_those_of_an_audit_in_memory(both):
 @pytest.mark.slow
 def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
     lower(monkeypatch)
-    monkeypatch.setattr(variants, "MOST_COMPARED", 100)
+    monkeypatch.setattr(fidelity, "MOST_COMPARED", 100)
     held, plain_frame, plain_table = [], _files._frame, EpsilonTable.__post_init__
     attacked, plain_examples = [], ExampleTable.__init__
 

@@ -8,7 +8,7 @@ import pytest
 
 from indpriv.analysis import recorded_run
 from indpriv.analysis.attacks.rates import discriminate
-from indpriv.analysis.exactness import exactness_of
+from indpriv.analysis.completeness import exactness_of
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit

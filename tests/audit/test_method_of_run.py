@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from indpriv.analysis.declared import Declared
-from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.analysis.recorded_run import Declared, RecordedRun
 from indpriv.audit.method_of_run import method_of_run
 from indpriv.errors import InputError
 

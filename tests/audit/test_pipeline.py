@@ -16,8 +16,8 @@ import indpriv
 from indpriv import EvidenceError, ExampleTable, InputError, _files, _journal, account
 from indpriv._files import read_parquet
 from indpriv._plain import to_json
-from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups import group_table
+from indpriv.analysis.recorded_run import Declared
 from indpriv.audit import (
     RecordedRun,
     audit,

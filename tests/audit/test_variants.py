@@ -3,13 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import indpriv.analysis.variants
+import indpriv.analysis.fidelity
 from indpriv import NormLog
 from indpriv._columns import partition
 from indpriv.accountant import Method
 from indpriv.accountant.account import table_for
+from indpriv.analysis.fidelity import compared_positions
 from indpriv.analysis.statistics import weighted
-from indpriv.analysis.variants import compared_positions
 from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity
 from summaries import audit_of
 
@@ -150,8 +150,8 @@ def test_sensitivity_to_what_holds_between_records(artifacts):
 def test_sensitivity_of_many_examples_is_that_of_some(artifacts, monkeypatch):
     log, _ = artifacts
     method = Method(delta=DELTA)
-    monkeypatch.setattr(indpriv.analysis.variants, "MOST_COMPARED", 50)
-    monkeypatch.setattr(indpriv.analysis.variants, "COARSER", (0.1,))
+    monkeypatch.setattr(indpriv.analysis.fidelity, "MOST_COMPARED", 50)
+    monkeypatch.setattr(indpriv.analysis.fidelity, "COARSER", (0.1,))
     found = sensitivity(log, method, table_for(log, method))
     assert found["n"].tolist() == [50]
 
@@ -166,7 +166,7 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     thinned = log.thin(5)
     spacing = effect_of_spacing(thinned, method, table_for(thinned, method))
     monkeypatch.setattr(weighted, "MOST_EXACT", 100)
-    monkeypatch.setattr(indpriv.analysis.variants, "MOST_COMPARED", 80)
+    monkeypatch.setattr(indpriv.analysis.fidelity, "MOST_COMPARED", 80)
     positions = compared_positions(log)
     assert (len(positions), len(np.unique(positions))) == (80, 80)
     codes = groups["sex"].train_codes[positions]

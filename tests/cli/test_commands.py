@@ -32,7 +32,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.validation import NEIGHBOURING
 from indpriv.release.request import METHODS
-from indpriv.report.pdf import find_browser
+from indpriv.report.page import find_browser
 
 TABLE = tomllib.loads(Path(cli.__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from audits.advice.records import (
     SubsetReading,
     records_needed,
 )
-from indpriv.analysis.training_facts import Plan
+from indpriv.analysis.lint import Plan
 
 N, SHARES = 8000, (0.25, 0.5, 1.0)
 

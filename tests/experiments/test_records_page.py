@@ -6,12 +6,13 @@ from rich.console import Console
 from audits.advice.records import SubsetReading, records_needed
 from audits.advice.records_page import records_page
 from audits.advice.subsets import LINE_GOES_ON, AdviceOnRecords, GroupOnRecords
-from indpriv.analysis.advice import PREDICTION, Remedy
+from indpriv.analysis.advice import Remedy
+from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.intervals import Interval
+from indpriv.report.formats import CONSTANTS
 from indpriv.report.page import render_markdown
-from indpriv.report.screens import print_whole
+from indpriv.report.report import print_whole
 
 SOME = Remedy(1.501, 1.2, None, 0.99, 1.2)
 
@@ -67,4 +68,8 @@ def test_what_the_line_assumes_is_said_everywhere(found, capsys):
     print_whole(records_page(found), Console(width=250))
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count(LINE_GOES_ON) == 1
-    assert shown.index(PREDICTION) < shown.index("needed in all") < shown.index(LINE_GOES_ON)
+    assert (
+        shown.index(CONSTANTS["prediction"])
+        < shown.index("needed in all")
+        < shown.index(LINE_GOES_ON)
+    )

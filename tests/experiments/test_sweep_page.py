@@ -11,7 +11,7 @@ from audits.sweep.page import page_of
 from indpriv.analysis.schedule import Curve
 from indpriv.errors import InputError
 from indpriv.report.page import render_html, render_markdown
-from indpriv.report.screens import print_whole
+from indpriv.report.report import print_whole
 from summaries import summary_of
 from synthetic import small_run
 

@@ -15,7 +15,7 @@ import pytest
 from indpriv import EvidenceError, InputError, NormLog, RoundRecorder, account, upload
 from indpriv._journal import JournalWriter, read_journal
 from indpriv._storage import RemotePath, StorageError, location
-from indpriv.analysis import variants
+from indpriv.analysis import fidelity
 from indpriv.audit import audit
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.norm_log import open_run
@@ -103,7 +103,7 @@ def test_a_run_that_was_interrupted_is_sent_as_far_as_it_got_and_goes_on(bucket,
 
 def test_rounds_of_clients_and_their_audit(bucket, tmp_path, monkeypatch):
     for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
-        monkeypatch.setattr(variants, name, ())
+        monkeypatch.setattr(fidelity, name, ())
     clients, options = ["a", "b", "c"], {"sampler": "fixed_size", **sent_to(bucket("run"))}
     with RoundRecorder(tmp_path / "run", clients, **options) as recorder:
         recorder.round(["c", "a"], [0.3, 1.7], noise_multiplier=1.0, max_grad_norm=0.5)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from indpriv.analysis.attacks.rates import ALL, UPDATES, rates_of
-from indpriv.analysis.declared import Declared
-from indpriv.analysis.exactness import Exactness
+from indpriv.analysis.completeness import Exactness
+from indpriv.analysis.fidelity import Tightness
 from indpriv.analysis.reconstruction import reconstruction_of
+from indpriv.analysis.recorded_run import Declared
 from indpriv.analysis.summary import Audit
-from indpriv.analysis.tightness import Tightness
 from indpriv.attack_scores import AttackScores
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS as OF_CHECKS

@@ -12,12 +12,12 @@ import subprocess
 import pytest
 
 from indpriv.errors import InputError
-from indpriv.report import pdf
+from indpriv.report import page as pages
 from indpriv.report.report import render_audit
 
-BROWSER = pdf.find_browser()
+BROWSER = pages.find_browser()
 needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason=f"none of {', '.join(pdf.BROWSERS)} is installed"
+    BROWSER is None, reason=f"none of {', '.join(pages.BROWSERS)} is installed"
 )
 READABLE = 4.5  # contrast of text and background, WCAG 2.2, level AA
 MEASURE = """<script>
@@ -55,7 +55,9 @@ def page(summary):
 
 def browse(folder, *options):
     """Standard output and error of the browser."""
-    command = pdf.browser_command(BROWSER, folder / "profile", "--enable-logging=stderr", *options)
+    command = pages.browser_command(
+        BROWSER, folder / "profile", "--enable-logging=stderr", *options
+    )
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, done.stderr
 
@@ -106,7 +108,7 @@ def printed(folder, text):
     """The PDF of a page."""
     folder.mkdir()
     (folder / "report.html").write_text(text, encoding="utf-8")
-    pdf.print_pdf(folder / "report.html", folder / "report.pdf")
+    pages.print_pdf(folder / "report.html", folder / "report.pdf")
     return folder / "report.pdf"
 
 
@@ -130,17 +132,17 @@ def test_the_verdict_is_one_printed_page_and_folded_sections_are_printed(page, t
 
 def test_without_a_browser_it_says_so(page, tmp_path, monkeypatch):
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
-    monkeypatch.setattr(pdf.shutil, "which", lambda _: None)
+    monkeypatch.setattr(pages.shutil, "which", lambda _: None)
     with pytest.raises(InputError, match="no browser was found"):
-        pdf.print_pdf(tmp_path / "report.html", tmp_path / "report.pdf")
+        pages.print_pdf(tmp_path / "report.html", tmp_path / "report.pdf")
     with pytest.raises(InputError, match="make an audit first"):
-        pdf.print_pdf(tmp_path / "absent.html", tmp_path / "report.pdf")
+        pages.print_pdf(tmp_path / "absent.html", tmp_path / "report.pdf")
 
 
 def test_a_browser_that_fails_is_one_message(page, tmp_path, monkeypatch):
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     for command, words in (("false", "did not print"), ("true", "printed nothing")):
-        monkeypatch.setattr(pdf, "BROWSERS", (command,))
+        monkeypatch.setattr(pages, "BROWSERS", (command,))
         with pytest.raises(InputError, match=words):
-            pdf.print_pdf(tmp_path / "report.html", tmp_path / "report.pdf")
+            pages.print_pdf(tmp_path / "report.html", tmp_path / "report.pdf")
     assert not (tmp_path / "report.pdf").exists()

@@ -9,22 +9,21 @@ import subprocess
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from indpriv._formatting import format_epsilon, format_share_up
-from indpriv.analysis.lookup import CLIPPED, look_up
 from indpriv.audit import RecordedRun
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.report import pdf
+from indpriv.report import page as pages
 from indpriv.report.report import render_audit
+from indpriv.report.search import CLIPPED, norms_in_per_cent, search_data
 from summaries import CHECKS, audit_of
 from synthetic import epsilon_table, rows
 
-BROWSER = pdf.find_browser()
+BROWSER = pages.find_browser()
 needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason=f"none of {', '.join(pdf.BROWSERS)} is installed"
+    BROWSER is None, reason=f"none of {', '.join(pages.BROWSERS)} is installed"
 )
 HELPERS = """
 const shown = () => [...document.querySelectorAll("#search dt")]
@@ -51,7 +50,7 @@ def clicked(folder, page, script, *more):
     path = folder / "page.html"
     path.write_text(page.replace("</body>", f"<script>{code}</script></body>"), encoding="utf-8")
     options = ("--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom", *more)
-    command = pdf.browser_command(BROWSER, folder / "profile", *options, path.as_uri())
+    command = pages.browser_command(BROWSER, folder / "profile", *options, path.as_uri())
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     title = html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1])
     return json.loads(title), re.findall(r"CONSOLE.*", done.stderr)
@@ -78,7 +77,7 @@ def people(n, ids):
 
 
 def page_of(log, table, frame, summary):
-    return render_audit(summary, lookup=look_up(log, table, frame, ["city", "label"]))
+    return render_audit(summary, search=search_data(summary, log, table, frame))
 
 
 @needs_browser
@@ -231,7 +230,11 @@ def test_without_examples_the_page_has_no_search(summary):
     assert "epsilon.parquet" in page
 
 
-def test_many_examples_are_left_to_the_table():
+def searched(*found):
+    return json.loads(str(search_data(*found)))
+
+
+def test_many_examples_are_left_to_the_table(summary):
     n = 100_001
     log = NormLog.from_arrays(
         np.ones((1, n), np.float32),
@@ -241,12 +244,13 @@ def test_many_examples_are_left_to_the_table():
         max_grad_norm=1.0,
         sample_rate=0.1,
     )
-    assert look_up(log, epsilon_table(np.ones(n)), None, []) is None
-    kept = look_up(log.take(np.arange(n - 1)), epsilon_table(np.ones(n - 1)), None, [])
-    assert len(kept.norms) == n - 1
+    assert search_data(summary, log, epsilon_table(np.ones(n)), None) is None
+    fewer = log.take(np.arange(n - 1))
+    kept = searched(summary, fewer, epsilon_table(np.ones(n - 1)), None)
+    assert len(base64.b64decode(kept["norms"])) == n - 1
 
 
-def test_norms_are_in_per_cent_rounded_up():
+def test_norms_are_in_per_cent_rounded_up(summary):
     norms = [[0.0, 0.001, 0.25, 0.2501, 1.0, 1.0001]]
     log = NormLog.from_arrays(
         norms,
@@ -257,12 +261,14 @@ def test_norms_are_in_per_cent_rounded_up():
         sample_rate=0.1,
         rounding=0,
     )
-    found = look_up(log, epsilon_table(np.ones(6)), None, [])
-    assert found.norms[:, 0].tolist() == [0, 1, 25, 26, 100, CLIPPED]
-    assert found.steps == (0,)
+    percent = [0, 1, 25, 26, 100, CLIPPED]
+    assert norms_in_per_cent(log, [0])[:, 0].tolist() == percent
+    found = searched(summary, log, epsilon_table(np.ones(6)), None)
+    assert list(base64.b64decode(found["norms"])) == percent
+    assert found["steps"] == [0]
 
 
-def test_a_search_of_people_shows_their_rows_and_no_norms():
+def test_a_search_of_people_shows_their_rows_and_no_norms(summary):
     log = NormLog.from_arrays(
         np.ones((2, 3)),
         [0, 1],
@@ -276,6 +282,6 @@ def test_a_search_of_people_shows_their_rows_and_no_norms():
     details = {"n_rows": np.array([2, 1]), "unit_worst_case": np.array([2.001, 1.0])}
     table = epsilon_table([0.5, 0.25], ids=["ann", "bob"], unit="user", rows_per_unit=2)
     table = replace(table, details=details)
-    found = look_up(log, table, pd.DataFrame(), [])
-    assert found.steps == ()
-    assert found.norms.shape == (2, 0)
+    found = searched(summary, log, table, None)
+    assert (found["steps"], found["norms"]) == ([], "")
+    assert "Rows" in [name for coding in found["codings"] for name, _ in coding["facts"]]

@@ -22,7 +22,8 @@ from indpriv.audit import RecordedRun
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.report.page import TEMPLATES, escape, glossary, inline_html, plain
+from indpriv.report.formats import TEMPLATES
+from indpriv.report.page import escape, glossary, inline_html, plain
 from indpriv.report.report import markdown_audit, render_audit
 from summaries import audit_of, summary_of
 from synthetic import epsilon_table

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from indpriv.errors import InputError
-from indpriv.report.pictures import pictures_of
+from indpriv.report.figures import pictures_of
 
 
 def pixels(uri):

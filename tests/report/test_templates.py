@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from indpriv.analysis.summary import findings
-from indpriv.report.page import TEMPLATES, _Rendering
+from indpriv.report.formats import TEMPLATES
+from indpriv.report.page import _Rendering
 from indpriv.report.report import markdown_audit, print_audit, render_audit
 
 pytestmark = pytest.mark.slow  # tracing takes a minute

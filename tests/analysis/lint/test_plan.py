@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indpriv import NormLog, account
-from indpriv.analysis.training_facts import Plan
+from indpriv.analysis.lint import Plan
 
 PLANS = st.builds(
     Plan,

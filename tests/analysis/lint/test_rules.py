@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from indpriv._facts import ERROR, NOTE, SEVERITIES, WARNING, fact, templates
-from indpriv.analysis.lint import RULES, lint
-from indpriv.analysis.training_facts import Plan, SgdSettings, TrainingFacts
+from indpriv.analysis.lint import RULES, Plan, SgdSettings, TrainingFacts, lint
 
 GOOD = TrainingFacts(
     n_examples=60_000,

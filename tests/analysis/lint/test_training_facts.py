@@ -9,11 +9,10 @@ from torch.utils.data import DataLoader
 from audits.training.architectures import layer_counts
 from audits.training.config import AuditConfig
 from audits.training.dp_sgd import train
+from audits.training.planned import facts_of_plan
 from indpriv import NormLog, PrivacyFilter
-from indpriv.analysis.declared import Declared
-from indpriv.analysis.lint import lint
-from indpriv.analysis.recorded_run import recorded_run
-from indpriv.analysis.training_facts import SgdSettings, facts_of_plan, facts_of_run
+from indpriv.analysis.lint import SgdSettings, facts_of_run, lint
+from indpriv.analysis.recorded_run import Declared, recorded_run
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import private_generator
 from runs import blobs, make_run, record

@@ -17,6 +17,7 @@ from audits.training.config import AuditConfig
 from audits.training.datasets import load_dataset
 from audits.training.dp_sgd import train
 from audits.training.models import LOSSES, build_model, first_parameters
+from audits.training.planned import facts_of_plan
 from audits.training.private_setting import make_private
 from audits.training.randomness import Randomness
 from audits.training.run_record import with_drawn_norm
@@ -25,8 +26,8 @@ from audits.training.tensors import tensor_set
 from indpriv import NormLog, account
 from indpriv._files import read_json
 from indpriv.accountant import PrivacyFilter
+from indpriv.analysis.lint import facts_of_run
 from indpriv.analysis.recorded_run import recorded_run
-from indpriv.analysis.training_facts import facts_of_plan, facts_of_run
 from indpriv.audit import audit
 from indpriv.cli import app as indpriv_app
 from indpriv.errors import EvidenceError, InputError

@@ -34,8 +34,7 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import indpriv
-from indpriv.analysis.divisor import divisor_of
-from indpriv.analysis.guarantee import guarantee_of
+from indpriv.analysis.guarantee import divisor_of, guarantee_of
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, private_generator

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from indpriv.analysis.advice import PREDICTION, Advice, GroupAdvice, Remedy
+from indpriv.analysis.advice import Advice, GroupAdvice, Remedy
+from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.run_facts import Range
 from indpriv.analysis.statistics.intervals import Interval
+from indpriv.report.formats import CONSTANTS
 from indpriv.report.page import render_html, render_markdown
-from indpriv.report.screens import advice_page, print_whole
+from indpriv.report.report import advice_page, print_whole
 
 REACHED = Remedy(1.0, 1.0, 1.0, 0.9, 3.0)
 BEYOND = Remedy(None, None, None, None, None)
@@ -61,7 +62,7 @@ def test_texts_of_the_data_stay_text(found, capsys):
     print_whole(page, Console(width=250))
     shown = " ".join(capsys.readouterr().out.split())
     assert "<b>x</b>" in shown
-    assert PREDICTION in shown
+    assert CONSTANTS["prediction"] in shown
 
 
 def test_settings_that_changed_in_the_run_are_factors(found):

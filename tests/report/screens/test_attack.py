@@ -6,7 +6,7 @@ from rich.console import Console
 
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.attack_scores import AttackScores
-from indpriv.report.screens import attack_document, print_attack
+from indpriv.report.report import attack_document, print_attack
 
 RATES = ("auc", "tpr_0.001", "tpr_0.01", "advantage", "epsilon", "right", "false_alarms")
 

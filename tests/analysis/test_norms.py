@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog
-from indpriv.analysis import norms_over_training
-from indpriv.analysis.norms_over_training import describe_drivers
+from indpriv.analysis import norms as norms_module
+from indpriv.analysis.norms import describe_drivers
 from synthetic import epsilon_table, rows
 
 
@@ -66,7 +66,7 @@ def test_what_is_counted_in_blocks_is_counted_once(rounding, monkeypatch):
     log = log_of(rng.gamma(2.0, 1.0, (5, 41)), rounding=rounding)
     table, train = epsilon_table(rng.random(41)), rows("train", np.arange(41) % 3)
     whole = describe_drivers(log, table, train)
-    monkeypatch.setattr(norms_over_training, "ROW_GROUP_SIZE", 7)
+    monkeypatch.setattr(norms_module, "ROW_GROUP_SIZE", 7)
     assert describe_drivers(log, table, train) == whole
 
 

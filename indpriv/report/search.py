@@ -1,46 +1,56 @@
-"""The page's script, its hash for the page's policy, and the data that its search reads. Sensitive.
+"""What the page's search reads of each example: its epsilon, groups and norms. Sensitive.
 
-Every text of the data is made here as the rest of the page shows it; the script only picks texts.
+Every text is made here as the rest of the page shows it; the script only picks texts.
 """
 
 import base64
-import hashlib
 import json
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from indpriv._columns import partition
 from indpriv._formatting import format_epsilon, format_share, format_share_up
 from indpriv._shown import clean
-from indpriv.analysis.lookup import CLIPPED, Lookup
+from indpriv.analysis.norms import evenly_spaced_records, read_one
 from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
+from indpriv.norm_log.norm_log import NormLog
+
+MOST_EXAMPLES = 100_000  # a page with more would take too long to open
+CLIPPED = 101  # the code of a norm above max_grad_norm
+_MOST_RECORDS = 16  # norms kept of each example
 
 
-@cache
-def page_script() -> str:
-    """The script of every page."""
-    return (Path(__file__).parent / "templates/report.js").read_text(encoding="utf-8")
-
-
-def script_hash() -> str:
-    """What a Content-Security-Policy calls the script."""
-    digest = hashlib.sha256(page_script().encode("utf-8")).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
-
-
-def search_data(summary: Audit, lookup: Lookup) -> Markup:
+def search_data(
+    audit: Audit, log: NormLog, table: EpsilonTable, train: pd.DataFrame | None
+) -> Markup | None:
     """What the search reads, as JSON that can stand inside a script element.
 
     A coding has the facts that one code per example picks: each a name, and the text of each code.
+
+    Args:
+        audit: of the run, whose groupings are shown.
+        log: what the table was made of.
+        table: its account.
+        train: one row for each row of the table, in its order; None where groups are unknown.
+
+    Returns:
+        None for more than MOST_EXAMPLES.
     """
-    table = lookup.table
-    ids = table.example_ids
+    if len(table) > MOST_EXAMPLES:
+        return None
+    ids, codings = table.example_ids, _figures(audit, table)
+    for by in [] if train is None else [groups.by for groups in audit.groups]:
+        found = partition(train, train.iloc[:0], by, max_values=None)
+        names = list(map(clean, found.names))
+        codings.append(_coding([(clean(f"Group by {by}"), names)], found.train_codes))
+    # The norms of a unit's rows are not its own.
+    rows = [] if table.account.rows_per_unit else evenly_spaced_records(log, _MOST_RECORDS)
     data = {
         "what": table.account.plural[:-1],
         "n": len(table),
@@ -48,33 +58,36 @@ def search_data(summary: Audit, lookup: Lookup) -> Markup:
         "ids": None
         if np.array_equal(ids, np.arange(len(ids)))
         else [clean(str(one)) for one in ids.tolist()],
-        "codings": [
-            *_figures(summary, table),
-            *(
-                _coding([(clean(f"Group by {g.by}"), list(map(clean, g.names)))], g.codes)
-                for g in lookup.groupings
-            ),
-        ],
-        "steps": lookup.steps,
-        "norms": _packed(lookup.norms, 1),
+        "codings": codings,
+        "steps": log.recorded_steps[rows].tolist(),
+        "norms": _packed(norms_in_per_cent(log, rows), 1),
         "clipped": CLIPPED,
     }
-    text = json.dumps(data, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c"))
+    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
-def _figures(summary: Audit, table: EpsilonTable) -> list[dict[str, Any]]:
+def norms_in_per_cent(log: NormLog, rows: Sequence[int]) -> NDArray[np.uint8]:
+    """(n_examples, n_records) per cent of max_grad_norm, rounded up; CLIPPED above it."""
+    norms = np.zeros((log.n_examples, len(rows)), np.uint8)
+    for column, row in enumerate(rows):
+        codes, relative, above = read_one(log, row)
+        percent = np.minimum(np.ceil(100 * relative * (1 - 1e-9)), 100)
+        norms[:, column] = np.where(above, CLIPPED, percent)[codes]
+    return norms
+
+
+def _figures(audit: Audit, table: EpsilonTable) -> list[dict[str, Any]]:
     """Epsilon and what it would mean to an attacker; for units, their rows and their worst case."""
     shown, largest, codes = _shown(table.epsilon)
-    facts = [(f"Individual epsilon ({summary.claim})", shown)]
-    if summary.guarantee.stands:
+    facts = [(f"Individual epsilon ({audit.claim})", shown)]
+    if audit.guarantee.stands:
         title = (
             f"Membership test at {format_share(FALSE_POSITIVE_RATE)} false alarms, if this epsilon "
             "were a guarantee"
         )
         own = np.zeros(len(shown))
         np.maximum.at(own, codes, table.details.get("true_positive_limit", np.float64(1.0)))
-        limits = map(summary.guarantee.true_positive_limit, largest, own.tolist())
+        limits = map(audit.guarantee.true_positive_limit, largest, own.tolist())
         facts.append((title, [f"finds it in at most {format_share_up(each)}" for each in limits]))
     found = [_coding(facts, codes)]
     if "unit_worst_case" in table.details:
@@ -91,12 +104,10 @@ def _shown(epsilon: NDArray[np.float64]) -> tuple[list[str], list[float], NDArra
     Texts grow with the epsilon, so that equal ones are neighbours.
     """
     values, inverse = np.unique(epsilon, return_inverse=True)
-    texts = list(map(format_epsilon, values.tolist()))
-    first = np.array([k == 0 or text != texts[k - 1] for k, text in enumerate(texts)])
+    texts = np.array([format_epsilon(value) for value in values.tolist()])
+    first = np.append(True, texts[1:] != texts[:-1])
     last = np.append(first[1:], True)
-    codes = (np.cumsum(first) - 1)[inverse]
-    kept = [text for text, new in zip(texts, first, strict=True) if new]
-    return kept, values[last].tolist(), codes
+    return texts[first].tolist(), values[last].tolist(), (np.cumsum(first) - 1)[inverse]
 
 
 def _coding(

@@ -100,26 +100,6 @@ def describe_drivers(
     )
 
 
-@dataclass(frozen=True)
-class Record:
-    """The norms of all examples at one step.
-
-    Attributes:
-        codes: (n_examples,) into norms.
-        norms: over max_grad_norm, increasing.
-        above: of each of these norms, whether it is above max_grad_norm.
-    """
-
-    codes: NDArray[np.integer]
-    norms: FloatArray
-    above: BoolArray
-
-    @property
-    def clipped(self) -> BoolArray:
-        """(n_examples,) whether the norm is above max_grad_norm."""
-        return np.asarray(self.above[self.codes])
-
-
 def evenly_spaced_records(log: NormLog, most: int) -> list[int]:
     """Positions of at most this many readable records, with the first and the last of them."""
     rows = np.flatnonzero(~np.isin(log.recorded_steps, log.unreadable_steps))
@@ -127,15 +107,19 @@ def evenly_spaced_records(log: NormLog, most: int) -> list[int]:
     return [int(row) for row in rows[np.unique(places.astype(np.int64))]]
 
 
-def read_one(log: NormLog, row: int) -> Record:
-    """The record at one position."""
+def read_one(log: NormLog, row: int) -> tuple[NDArray[np.integer], FloatArray, BoolArray]:
+    """The norms of all examples in the record at one position.
+
+    Returns:
+        (n_examples,) codes of norms, the norms over max_grad_norm, and which are above it.
+    """
     found = log.records.read(log.rows[[row]], 0, log.n_examples)[0]
     if log.levels is not None:
         every_code: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)
-        return Record(found, log.levels.norms(every_code, 1.0), every_code > log.levels.top)
+        return found, log.levels.norms(every_code, 1.0), every_code > log.levels.top
     clip = float(log.settings.max_grad_norm[log.recorded_steps[row]])
     norms, codes = np.unique(found.astype(np.float64) / clip, return_inverse=True)
-    return Record(codes, norms, norms > 1)
+    return codes, norms, norms > 1
 
 
 def _norms_at(
@@ -198,9 +182,13 @@ def _ends(epsilons: Epsilons) -> tuple[tuple[Any, ...], tuple[Any, ...], int, in
     return tuple(ids[:_AT_EACH_END]), tuple(ids[: -_AT_EACH_END - 1 : -1]), n_lowest, n_highest
 
 
-FINDING = Finding(
-    "norms",
-    75,
-    lambda run: {"drivers": describe_drivers(run.log, run.epsilons, run.rows)},
-    drivers=(Drivers, "Norms over training by class, and the examples at both ends."),
+FINDINGS = (
+    Finding(
+        "norms",
+        75,
+        lambda run: {"drivers": describe_drivers(run.log, run.epsilons, run.rows)},
+        drivers=(Drivers, "Norms over training by class, and the examples at both ends."),
+    ),
+    # The report has single examples where the page can be searched; audit.json has none.
+    Finding("lookup", 65, lambda run: {}),
 )

@@ -1,0 +1,304 @@
+"""How an audit is made again, what it lacks, and how exact its figures are. Sensitive."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
+from scipy import stats
+
+from indpriv._columns import (
+    FIXED_COLUMNS,
+    MISSING,
+    Rows,
+    as_rows,
+    frames_of,
+    rows_at,
+    to_floats,
+    to_texts,
+)
+from indpriv._facts import text
+from indpriv._plain import AtLeastZero, Count
+from indpriv._repeats import Repeats, numbers_of
+from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.fidelity import MOST_COMPARED
+from indpriv.analysis.loss import LossRelation
+from indpriv.analysis.statistics import weighted
+from indpriv.analysis.statistics.intervals import CONFIDENCE
+from indpriv.analysis.statistics.weighted import BLOCK
+from indpriv.analysis.summary import Finding
+from indpriv.norm_log.norm_log import NormLog
+
+_LIBRARIES = ("indpriv", "numpy", "scipy", "pandas", "pyarrow")
+# Words in a column's name that suggest it says whose row each is.
+_LIKELY = re.compile(
+    r"(^|_)(user|person|people|patient|client|customer|subject|owner|household|participant|speaker|"
+    r"author|member)s?(_|$)"
+    r"|(^|_)(uuid|ssn|email|name)$|.+_id$",
+    re.IGNORECASE,
+)
+_MOST_REPEATED = 1 << 17  # rows with a repeated hash that are compared
+_NAMED = 5  # number of groups of repeated rows that are named
+
+
+def undeclared_people(log: NormLog, train: pd.DataFrame | Rows) -> list[str]:
+    """Signs that a person has several rows, in sentences; fewer where unit_ids are known.
+
+    `train` holds the training examples in the log's order.
+    """
+    rows = as_rows(train)
+    return [*_likely_columns(log, rows), *_repeated_rows(log, rows)]
+
+
+def _likely_columns(log: NormLog, rows: Rows) -> list[str]:
+    if log.unit_ids is not None:
+        return []
+    found = []
+    for column in (
+        name for name in rows.columns if name not in FIXED_COLUMNS and _LIKELY.search(str(name))
+    ):
+        n_known, n_distinct = _known_and_distinct(rows, column)
+        if 1 < n_distinct < n_known:
+            found.append(
+                text(
+                    "hazard.duplicates", "column", column=column, distinct=n_distinct, known=n_known
+                )
+            )
+    return found
+
+
+def _known_and_distinct(rows: Rows, column: str) -> tuple[int, int]:
+    """Number of known values of a column, and of distinct hashes of them."""
+    n_known = 0
+    with Repeats(len(rows)) as found:
+        for frame in frames_of(rows, [column]):
+            known = frame[column].dropna()
+            n_known += len(known)
+            found.add(numbers_of(known.reset_index(drop=True)))
+        return n_known, found.distinct()
+
+
+def _repeated_rows(log: NormLog, rows: Rows) -> list[str]:
+    """Rows that agree in label, loss, metadata and every record, but not in their unit."""
+    compared = [name for name in rows.columns if name not in ("example_id", "unit_id")]
+    with Repeats(len(rows)) as found:
+        for frame in frames_of(rows, compared):
+            for start in range(0, len(frame), BLOCK):
+                found.add(_hashes(frame.iloc[start : start + BLOCK]))
+        positions = found.positions(_MOST_REPEATED)
+    repeated = rows_at(rows, positions, compared)
+    known = repeated["loss"].notna().to_numpy()
+    positions, repeated = positions[known], repeated[known]
+    if not len(positions):
+        return []
+    codes = log.take(positions).read()
+    seen: dict[tuple[object, ...], list[int]] = {}
+    texts = zip(*(to_texts(repeated[name]) for name in compared), strict=True)
+    for place, (position, values) in enumerate(zip(positions.tolist(), texts, strict=True)):
+        seen.setdefault((*values, codes[:, place].tobytes()), []).append(position)
+    groups = [same for same in seen.values() if len(same) > 1 and _different_units(log, same)]
+    if not groups:
+        return []
+    named = "; ".join(
+        " = ".join(map(str, log.example_ids[same].tolist())) for same in groups[:_NAMED]
+    )
+    n = f"{sum(map(len, groups)):,}"
+    count = n if len(positions) < _MOST_REPEATED else f"At least {n}"
+    named += "; ..." if len(groups) > _NAMED else ""
+    return [text("hazard.duplicates", "rows", count=count, named=named)]
+
+
+def _hashes(frame: pd.DataFrame) -> NDArray[np.uint64]:
+    """(n_rows,) a number that rows share which agree in all columns, and hardly any others."""
+    same = frame.apply(_alike)
+    return np.asarray(pd.util.hash_pandas_object(same, index=False), np.uint64)
+
+
+def _alike(column: pd.Series[Any]) -> NDArray[Any]:
+    """The values in one type, whichever missing values other ranges of rows have."""
+    numbers = is_numeric_dtype(column) and not is_bool_dtype(column)
+    return to_floats(column) if numbers else to_texts(column)
+
+
+def _different_units(log: NormLog, rows: list[int]) -> bool:
+    return log.unit_ids is None or len(pd.unique(log.unit_ids[rows])) > 1
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How exact the figures of an audit of many examples are.
+
+    Numbers of examples, means, largest values, shares and ratios of means are exact. Numeric
+    columns with more than a million distinct values are cut into bins near their quantiles.
+    Intervals and tests of groups are computed from histograms too, which changes them by far less
+    than their resampling does.
+
+    Attributes:
+        most_exact: up to this number of examples, every figure is computed from each of them.
+        quantile_error: largest relative error of medians and other quantiles of epsilon, of the
+            median losses, and of the median norms of a log without rounding: the width of a bin.
+        pair_error: the same of the quartiles by loss, which are of wider bins.
+        pearson_error, spearman_error: the most by which Pearson's r and Spearman's rank correlation
+            of epsilon and loss can be off; None where they are not known.
+        attacked_members: number of random training examples that were attacked; None if all.
+        attacked_nonmembers: number of random test examples that were attacked; None if all.
+        attack_error: the most by which, in 95 of 100 such samples, the share of all members or of
+            all non-members above one given threshold, or the AUC of one attack, differs from that
+            of the sample; None if all were attacked. Figures of groups and of bins of epsilon,
+            rates at a false-positive rate, and the advantage are less exact.
+        compared: number of random examples that were accounted under other choices; None if all, or
+            if no other choice was tried.
+    """
+
+    most_exact: Count
+    quantile_error: AtLeastZero
+    pair_error: AtLeastZero
+    pearson_error: AtLeastZero | None
+    spearman_error: AtLeastZero | None
+    attacked_members: Count | None
+    attacked_nonmembers: Count | None
+    attack_error: AtLeastZero | None
+    compared: Count | None
+
+
+def exactness_of(
+    n: int,
+    loss: LossRelation | None,
+    attacked_members: int | None,
+    attacked_nonmembers: int | None,
+    compared: int | None,
+) -> Exactness | None:
+    """How exact an audit of n examples is; None if every figure comes from each of them."""
+    if n <= weighted.MOST_EXACT and attacked_members is None and attacked_nonmembers is None:
+        return None
+    errors = (None, None) if loss is None else (loss.pearson_error, loss.spearman_error)
+    return Exactness(
+        most_exact=weighted.MOST_EXACT,
+        quantile_error=weighted.bin_width(),
+        pair_error=weighted.bin_width(weighted.PAIR_BITS),
+        pearson_error=errors[0],
+        spearman_error=errors[1],
+        attacked_members=attacked_members,
+        attacked_nonmembers=attacked_nonmembers,
+        attack_error=_attack_error(attacked_members, attacked_nonmembers),
+        compared=compared,
+    )
+
+
+def _attack_error(*sampled: int | None) -> float | None:
+    """Half of the widest interval of a share, and of an AUC.
+
+    The variance of an AUC is at most AUC (1 - AUC) over the smaller number of scores (van Dantzig
+    1951, Birnbaum and Klose 1957); that of a share p over n scores is at most p (1 - p) / n. Scores
+    are drawn without replacement, which makes both smaller.
+    """
+    known = [n for n in sampled if n is not None]
+    if not known:
+        return None
+    return float(stats.norm.ppf((1 + CONFIDENCE) / 2) * 0.5 / np.sqrt(min(known)))
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    attacked = run.recorded.attacked(run.seed)
+    members, others = (None if found is None else len(found) for found in attacked)
+    audit = run.audit
+    tried = len(audit.sensitivity) or audit.spacing or audit.fidelity
+    some = len(run.epsilons) > MOST_COMPARED and run.epsilons.account.rows_per_unit is None
+    compared = MOST_COMPARED if tried and some else None
+    return {"exactness": exactness_of(len(run.epsilons), audit.loss, members, others, compared)}
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed (run from its source)"
+
+
+def _made(run: AuditedRun) -> dict[str, Any]:
+    versions = {name: _version(name) for name in _LIBRARIES}
+    return {
+        "name": run.recorded.declared.name or run.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions | {"python": platform.python_version()},
+        "command": run.command,
+        "attack_seed": run.seed,
+    }
+
+
+def _missing(run: AuditedRun) -> dict[str, Any]:
+    """What the audit lacks, in sentences."""
+    found, recorded, account = [], run.recorded, run.epsilons.account
+    if recorded.examples is None:
+        of_rounds = recorded.recorder.get("rounds")
+        why = text("sentence.missing", "rounds" if of_rounds else "ended_early")
+        found.append(text("sentence.missing", "examples", why=why))
+    elif not len(recorded.examples.rows("test")):
+        found.append(text("sentence.missing", "test"))
+    elif recorded.non_dp is None:
+        found.append(text("sentence.missing", "baseline"))
+    assumes_norms = not run.log.individually_clipped and account.participation == "secret"
+    if assumes_norms and not run.audit.fidelity and run.audit.batch_norms is None:
+        found.append(text("sentence.missing", "exact_values"))
+    if run.rows is not None:
+        found += [*undeclared_people(run.log, run.rows), *run.grouping[1], *_of_groups(run)]
+    return {"missing": tuple(found)}
+
+
+def _of_groups(run: AuditedRun) -> list[str]:
+    """What a reader of the group tables must know about them."""
+    account, groups = run.epsilons.account, run.audit.groups
+    examples, notes = run.recorded.examples, list[str]()
+    if examples is None:
+        return notes
+    test = examples.rows("test")
+    if groups and (account.rows_per_unit or 1) > 1:
+        notes.append(text("sentence.missing", "differs", account=account, missing=MISSING))
+    lacking = [
+        name
+        for name in dict.fromkeys(name for found in groups for name in found.columns)
+        if name not in test.columns
+        or all(frame[name].isna().all() for frame in frames_of(test, [name]))
+    ]
+    if lacking and len(test):
+        notes.append(text("sentence.missing", "columns", lacking=", ".join(lacking)))
+    return notes
+
+
+FINDINGS = (
+    Finding(
+        "reproduce",
+        95,
+        _made,
+        name=(str, "Of the run."),
+        created=(str, "ISO 8601, UTC."),
+        versions=(Mapping[str, str], "Of the tool and its libraries."),
+        command=(str, "Reproduces the audit."),
+        attack_seed=(int, "Of the random choices of attacks; not a seed of training."),
+    ),
+    Finding(
+        "missing",
+        0,
+        _missing,
+        notes=lambda audit: audit.missing,
+        missing=(tuple[str, ...], "What this audit lacks, and why."),
+    ),
+    Finding(
+        "exactness",
+        86,
+        _find,
+        exactness=(
+            Exactness | None,
+            "How exact the figures are; null if each comes from every example by itself.",
+        ),
+    ),
+)
