@@ -1,11 +1,10 @@
 """Checks of what users pass: each message gives name, value, condition and remedy."""
 
-import functools
 import math
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,22 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv._arrays import FloatArray
 from indpriv.errors import InputError, PrivacyWarning
 
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
-
-# Arguments and keys that had another name before 0.2; accepted until 1.0, and still written in run
-# directories.
+# Keys of audit files that had another name before 0.2, and in the headers of logs still have it.
 FORMER_NAMES = {
     "free_records": "batch_norms",
     "exact_examples": "reference_examples",
     "non_dp_twin": "non_private_baseline",
     "non_dp_learning_rate": "non_private_learning_rate",
-}
-FORMER_ATTRIBUTES = {
-    **FORMER_NAMES,
-    "free": "batch_norms",
-    "exact_positions": "reference_positions",
-    "exact_records": "reference_records",
 }
 
 
@@ -57,32 +46,20 @@ def check_positive_int(name: str, value: int, *, minimum: int = 1) -> int:
 
 def check_noise_multiplier(value: ArrayLike) -> FloatArray:
     """Return noise multipliers as float64, finite and above 0 (NaN makes an accountant hang)."""
-    return _check_each(
-        "noise_multiplier",
-        value,
-        lambda x: (x > 0) & np.isfinite(x),
-        "a finite number above 0; a run without noise has no finite epsilon",
-    )
+    expected = "a finite number above 0; a run without noise has no finite epsilon"
+    return _check_each("noise_multiplier", value, math.inf, expected)
 
 
 def check_max_grad_norm(value: ArrayLike) -> FloatArray:
     """Return clipping norms as float64: finite and above 0."""
-    return _check_each(
-        "max_grad_norm",
-        value,
-        lambda x: (x > 0) & np.isfinite(x),
-        "a finite number above 0; pass the clipping norm of the optimizer",
-    )
+    expected = "a finite number above 0; pass the clipping norm of the optimizer"
+    return _check_each("max_grad_norm", value, math.inf, expected)
 
 
 def check_sample_rate(value: ArrayLike) -> FloatArray:
     """Return Poisson sampling rates as float64 in (0, 1]."""
-    return _check_each(
-        "sample_rate",
-        value,
-        lambda x: (x > 0) & (x <= 1),
-        "in (0, 1]; pass the Poisson rate, e.g. batch_size / n",
-    )
+    expected = "in (0, 1]; pass the Poisson rate, e.g. batch_size / n"
+    return _check_each("sample_rate", value, 1.0, expected)
 
 
 def check_row(
@@ -128,15 +105,13 @@ def check_rounding(rounding: float) -> float:
     return float(rounding)
 
 
-def _check_each(
-    name: str, value: ArrayLike, accepts: Callable[[FloatArray], NDArray[np.bool_]], expected: str
-) -> FloatArray:
+def _check_each(name: str, value: ArrayLike, most: float, expected: str) -> FloatArray:
+    """Return finite values above 0 and at most `most`, as float64."""
     try:
         array: FloatArray = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}={value!r} is not a number") from error
-    with np.errstate(invalid="ignore"):
-        good = accepts(array)
+    good = np.isfinite(array) & (array > 0) & (array <= most)
     if not np.all(good):
         bad = array[~good].flat[0] if array.ndim else array.item()
         where = f" at step {int(np.flatnonzero(~good)[0])}" if array.ndim else ""
@@ -155,17 +130,6 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, PrivacyWarning, stacklevel=level)
 
 
-class FormerNames:
-    """Lets objects answer to the names that their attributes had before 0.2."""
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name in FORMER_ATTRIBUTES:
-                return getattr(self, FORMER_ATTRIBUTES[name])
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
 def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same values under current names; InputError if both names of one are given."""
     renamed = {FORMER_NAMES.get(name, name): value for name, value in values.items()}
@@ -176,18 +140,6 @@ def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
             f"pass only {current}"
         )
     return renamed
-
-
-def accepts_former_names(
-    function: Callable[Parameters, Returned],
-) -> Callable[Parameters, Returned]:
-    """Let a function also accept its arguments under their former names."""
-
-    @functools.wraps(function)
-    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        return function(*args, **with_current_names(kwargs))
-
-    return call
 
 
 def check_orders(orders: ArrayLike) -> FloatArray:

@@ -312,8 +312,9 @@ def grouping_of(
         ]
         return reduce(lambda first, second: _joint(first, second, train, others), parts)
     column, bins = _parse(by, columns)
-    values = _Values(column, train, others)
-    return _named(values, max_values) if bins is None else _binned(values, bins, by)
+    if bins is None:
+        return _named(column, train, others, max_values)
+    return _binned(column, train, others, bins, by)
 
 
 def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
@@ -339,46 +340,47 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     return column, bins
 
 
-class _Values:
-    """The values of a column, a range of rows at a time; numeric and boolean: of those seen."""
-
-    def __init__(self, column: str, train: Rows, test: Rows) -> None:
-        self.column, self.train, self.test = column, train, test
-        self.several = len(train.ranges()) > 1 or len(test.ranges()) > 1
-        self.numeric = self.boolean = True
-
-    def of(self, rows: Rows) -> Iterator[pd.Series[Any]]:
-        """Yield the values of some rows; they are missing where these lack the column."""
-        if self.column not in rows.columns:
-            yield from [pd.Series([None], dtype=object)] * bool(len(rows))
-            return
-        for frame in frames_of(rows, [self.column]):
-            part = frame[self.column]
-            plain = part.empty or bool(part.isna().all())
-            self.numeric = self.numeric and (plain or pd.api.types.is_numeric_dtype(part))
-            self.boolean = self.boolean and (plain or pd.api.types.is_bool_dtype(part))
-            yield part
+def _values_of(column: str, *tables: Rows) -> Iterator[tuple[Rows, pd.Series[Any]]]:
+    """Yield the values of a column, a range of rows at a time; missing in tables without it."""
+    for rows in tables:
+        if column in rows.columns:
+            yield from ((rows, frame[column]) for frame in frames_of(rows, [column]))
+        elif len(rows):
+            yield rows, pd.Series([None], dtype=object)
 
 
-def _named(values: _Values, max_values: int | None) -> Grouping:
+def _is_all(test: Callable[[pd.Series[Any]], bool], values: pd.Series[Any]) -> bool:
+    """Whether the known values, if there are any, are of this kind."""
+    return values.empty or bool(values.isna().all()) or test(values)
+
+
+def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grouping:
     """A group for each value."""
-    column, missing, most = values.column, False, MOST_GROUPS if values.several else np.inf
-    of_test, of_train = set[str](), set[str]()
-    for found, rows in ((of_test, values.test), (of_train, values.train)):
-        for part in values.of(rows):
-            if rows is values.train:
-                _check_few(values, part.nunique(), max_values)  # before each has a text
+    several = len(train.ranges()) > 1 or len(test.ranges()) > 1
+    most, limit = MOST_GROUPS if several else np.inf, np.inf if max_values is None else max_values
+    of_test, of_train, missing, numeric, boolean = set[str](), set[str](), False, True, True
+    for rows, part in _values_of(column, test, train):
+        names = of_train if rows is train else of_test
+        numeric = numeric and _is_all(pd.api.types.is_numeric_dtype, part)
+        boolean = boolean and _is_all(pd.api.types.is_bool_dtype, part)
+        limited = numeric and not boolean and rows is train
+        distinct = part.nunique() if limited else 0
+        if distinct <= limit:  # before each has a text
             own, texts = coded(part)
             missing = missing or bool((own < 0).any())
-            if len(found) <= most:
-                found.update(texts)
-            if rows is values.train:
-                _check_few(values, len(found), max_values)
-        if rows is values.train and max(len(of_test), len(of_train)) > most:
-            raise TooManyGroupsError(
-                f"{column} has more than {most:,} distinct values, too many for groups; choose a "
-                "column with fewer"
+            if len(names) <= most:
+                names.update(texts)
+            distinct = len(names)
+        if limited and distinct > limit:
+            raise InputError(
+                f"{column} is numeric with {'at least ' * several}{distinct} distinct values, too "
+                f"many for groups; pass {column}:bins=10"
             )
+    if max(len(of_test), len(of_train)) > most:
+        raise TooManyGroupsError(
+            f"{column} has more than {most:,} distinct values, too many for groups; choose a "
+            "column with fewer"
+        )
     known = sorted(of_train | of_test)
     rank = {name: code for code, name in enumerate(known)}
 
@@ -391,28 +393,20 @@ def _named(values: _Values, max_values: int | None) -> Grouping:
     return Grouping((column,), (*known, *[MISSING] * missing), codes)
 
 
-def _check_few(values: _Values, distinct: int, most: int | None) -> None:
-    if most is not None and distinct > most and values.numeric and not values.boolean:
-        least = "at least " if values.several else ""
-        raise InputError(
-            f"{values.column} is numeric with {least}{distinct} distinct values, too many for "
-            f"groups; pass {values.column}:bins=10"
-        )
-
-
-def _binned(values: _Values, bins: int, by: str) -> Grouping:
+def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Grouping:
     """Bins of about equal size, cut at quantiles of training values; the outer bins are open."""
-    column, counted, missing = values.column, CountedValues(), False
-    for rows in (values.test, values.train):
-        for part in values.of(rows):
-            if not values.numeric:
-                break
-            floats = to_floats(part)
-            finite = floats[np.isfinite(floats)]
-            missing = missing or len(finite) < len(floats)
-            if rows is values.train:
-                counted.add(finite)
-    if not values.numeric or values.boolean:
+    counted, missing, boolean = CountedValues(), False, True
+    for rows, part in _values_of(column, test, train):
+        boolean = boolean and _is_all(pd.api.types.is_bool_dtype, part)
+        if not _is_all(pd.api.types.is_numeric_dtype, part):
+            boolean = True
+            break
+        floats = to_floats(part)
+        finite = floats[np.isfinite(floats)]
+        missing = missing or len(finite) < len(floats)
+        if rows is train:
+            counted.add(finite)
+    if boolean:
         raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
     if not counted.n:
         raise InputError(

@@ -82,27 +82,16 @@ class Repeats:
             for one, rows in zip(self._files, np.split(pairs[order], ends[:-1]), strict=True):
                 one.write(rows.tobytes())
 
-    def groups(self) -> Iterator[list[IntArray]]:
-        """Yield lists of groups: positions of all rows that share a number with another."""
-        for numbers, positions in self._sorted():
-            starts = np.flatnonzero(np.diff(numbers, prepend=~numbers[:1]))
-            sizes = np.diff(starts, append=len(numbers))
-            yield [
-                positions[start : start + size]
-                for start, size in zip(
-                    starts[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True
-                )
-            ]
-
     def positions(self, most: int | None = None) -> IntArray:
         """Increasing positions of the rows of whole groups, of at most about this many rows."""
         found, n = [np.zeros(0, np.int64)], 0
-        for groups in self.groups():
-            for group in groups:
-                if most is not None and n >= most:
-                    break
-                found.append(group)
-                n += len(group)
+        for numbers, positions in self._sorted():
+            same = np.concatenate([[False], numbers[1:] == numbers[:-1], [False]])
+            members = np.flatnonzero(same[1:] | same[:-1])  # of a group: its rows follow each other
+            first = np.where(same[members], 0, np.arange(len(members)))
+            before = n + np.maximum.accumulate(first)  # rows of the groups before it
+            found.append(positions[members if most is None else members[before < most]])
+            n += len(found[-1])
         return np.sort(np.concatenate(found))
 
     def distinct(self) -> int:
@@ -149,14 +138,11 @@ def repeated(ids: Reader, ranges: Sequence[tuple[int, int]]) -> IntArray:
 
 
 def _increasing(ids: Reader, ranges: Sequence[tuple[int, int]]) -> bool:
-    last = None
+    last: NDArray[Any] | None = None
     for start, stop in ranges:
         part: NDArray[Any] = ids(start, stop)
-        if part.dtype.kind not in "iu":
+        part = part if last is None else np.append(last, part)
+        if part.dtype.kind not in "iu" or not bool((part[1:] > part[:-1]).all()):
             return False
-        if len(part) and last is not None and part[0] <= last:
-            return False
-        if not bool((part[1:] > part[:-1]).all()):
-            return False
-        last = part[-1] if len(part) else last
+        last = part[-1:]
     return True

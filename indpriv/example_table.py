@@ -16,25 +16,9 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from indpriv import _repeats
+from indpriv import _columns, _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
-from indpriv._columns import (
-    FIXED_COLUMNS,
-    RESERVED_COLUMNS,
-    FrameRows,
-    Rows,
-    Stretch,
-    frames_at,
-    frames_of,
-    rows_at,
-)
-from indpriv._files import (
-    ROW_GROUP_SIZE,
-    ParquetRows,
-    read_parquet,
-    write_private_frames,
-    write_private_parquet,
-)
+from indpriv._columns import FrameRows, Rows, Stretch, frames_at, frames_of, rows_at
 from indpriv._reading import named
 from indpriv.errors import InputError
 
@@ -42,7 +26,7 @@ _SPLITS = ("train", "test")
 KINDS = {"example_id": "it", "unit_id": "", "split": "t", "label": "", "loss": "fn"} | {
     "correct": "bfin"
 }
-LARGEST_IN_MEMORY = 4 * ROW_GROUP_SIZE  # rows
+LARGEST_IN_MEMORY = 4 * _files.ROW_GROUP_SIZE  # rows
 
 
 class ExampleTable:
@@ -57,11 +41,11 @@ class ExampleTable:
             all rows of a split, such as `frame`, gets them in memory.
     """
 
-    file: ParquetRows | None = None
+    file: _files.ParquetRows | None = None
     _splits: Mapping[str, Rows]
 
     def __init__(self, frame: pd.DataFrame) -> None:
-        if missing := [name for name in FIXED_COLUMNS if name not in frame]:
+        if missing := [name for name in _columns.FIXED_COLUMNS if name not in frame]:
             raise InputError(f"the example table lacks the columns {', '.join(missing)}")
         if not set(frame["split"].unique()) <= set(_SPLITS):
             raise InputError(
@@ -72,7 +56,7 @@ class ExampleTable:
         self._check_ids()
 
     @classmethod
-    def _of(cls, train: Rows, test: Rows, file: ParquetRows | None) -> ExampleTable:
+    def _of(cls, train: Rows, test: Rows, file: _files.ParquetRows | None) -> ExampleTable:
         found = cls.__new__(cls)
         found._splits, found.file = {"train": train, "test": test}, file
         return found
@@ -115,7 +99,7 @@ class ExampleTable:
     @property
     def metadata_columns(self) -> list[str]:
         """Names of the columns beyond the fixed ones."""
-        return [name for name in self.rows("train").columns if name not in FIXED_COLUMNS]
+        return [name for name in self.rows("train").columns if name not in _columns.FIXED_COLUMNS]
 
     def with_ids(
         self, train: NDArray[np.generic], test: NDArray[np.generic] | None
@@ -246,16 +230,16 @@ class ExampleTable:
     def to_parquet(self, path: Path) -> None:
         """Write the table, readable by its owner only (0600)."""
         if self.file is None:
-            write_private_parquet(self.frame, path)
+            _files.write_private_parquet(self.frame, path)
         else:
             every = chain(*map(frames_of, self._splits.values()))
-            write_private_frames(every, path, self.file.schema)
+            _files.write_private_frames(every, path, self.file.schema)
 
     @classmethod
     def from_parquet(cls, path: Path) -> ExampleTable:
         """Read a table that `to_parquet` wrote."""
         with named(path):
-            return cls(read_parquet(path, kinds=KINDS))
+            return cls(_files.read_parquet(path, kinds=KINDS))
 
 
 def _rows_in(frame: pd.DataFrame, split: str) -> Rows:
@@ -273,7 +257,7 @@ def open_examples(path: Path) -> ExampleTable:
         InputError: there is no such file, or an id occurs twice within a split.
         EvidenceError: it is damaged.
     """
-    file = ParquetRows.open(path, KINDS)
+    file = _files.ParquetRows.open(path, KINDS)
     n_train = None if len(file) <= LARGEST_IN_MEMORY else _n_before_test(file)
     if n_train is None:
         return ExampleTable.from_parquet(path)
@@ -283,7 +267,7 @@ def open_examples(path: Path) -> ExampleTable:
     return found
 
 
-def _n_before_test(file: ParquetRows) -> int | None:
+def _n_before_test(file: _files.ParquetRows) -> int | None:
     """The number of training rows, if all of them lie before the test rows; else None."""
     n_train, test_began = 0, False
     for start, stop in file.ranges():
@@ -342,7 +326,7 @@ def check_metadata(
             f"metadata of the {split} examples is a {type(metadata).__name__}; pass a DataFrame, "
             'e.g. table[["site"]]'
         )
-    clash = sorted(RESERVED_COLUMNS & set(metadata.columns))
+    clash = sorted(_columns.RESERVED_COLUMNS & set(metadata.columns))
     if clash:
         raise InputError(f"metadata may not have the columns {', '.join(clash)}; rename them")
     if metadata.index.has_duplicates:

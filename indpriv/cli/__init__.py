@@ -17,8 +17,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from indpriv._shown import Console, escape
+from indpriv._shown import escape
 from indpriv.cli.commands import app, check_moved
+from indpriv.cli.common import errors
 from indpriv.errors import InputError
 
 
@@ -49,17 +50,16 @@ def run(
 
     commands, name: of another command line with these exit codes and messages.
     """
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         check_moved(sys.argv[1:] if arguments is None else arguments, name)
         commands(arguments, prog_name=name)
     except SystemExit as end:
         return int(end.code or 0)
     except InputError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error)[:_LONGEST])}")
+        errors().print(f"[bold red]error:[/] {escape(str(error)[:_LONGEST])}")
     except OSError as error:
         advice = "check the path, its permissions and the free space"
-        errors.print(f"[bold red]error:[/] {escape(str(error))}; {advice}")
+        errors().print(f"[bold red]error:[/] {escape(str(error))}; {advice}")
     return 2
 
 
@@ -70,8 +70,7 @@ def main(commands: typer.Typer = app, name: str = "indpriv") -> NoReturn:
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _interrupted)
     warnings.filterwarnings("ignore", module=r"(torch|opacus)(\.|$)")
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    warnings.showwarning = lambda message, *_, **__: errors.print(
+    warnings.showwarning = lambda message, *_, **__: errors().print(
         f"[yellow]warning:[/] {escape(str(message))}"
     )
     sys.exit(run(None, commands, name))

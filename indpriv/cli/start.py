@@ -187,8 +187,6 @@ def _show_audit(
 
 
 def _images(path: Path) -> NDArray[np.float32]:
-    import numpy as np
-
     try:
         images: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, TypeError):

@@ -53,7 +53,7 @@ class Filtered:
 
 
 @dataclass(frozen=True)
-class NormLog(_checks.FormerNames):
+class NormLog:
     """Realised step settings and rounded per-example gradient norms of one training run.
 
     Make one with `from_arrays` or `open`. Steps are 0-based; a record at step t holds norms at the
@@ -120,7 +120,6 @@ class NormLog(_checks.FormerNames):
     clipping_norm_epsilon: float = 0.0
 
     @classmethod
-    @_checks.accepts_former_names
     def from_arrays(
         cls,
         norms: ArrayLike,

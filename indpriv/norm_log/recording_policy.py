@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from indpriv._checks import (
-    FORMER_NAMES,
-    FormerNames,
-    accepts_former_names,
-    check_positive_int,
-    with_current_names,
-)
+from indpriv._checks import FORMER_NAMES, check_positive_int, with_current_names
 from indpriv.errors import EvidenceError, InputError
 
 EPOCH, ONCE = "epoch", "once"
@@ -27,7 +21,7 @@ _WHOLE = 1 + 1e-12  # a whole number of steps may come out slightly too small
 
 
 @dataclass(frozen=True)
-class RecordingPolicy(FormerNames):
+class RecordingPolicy:
     """What a Recorder takes, and when.
 
     Full passes come before step `first` and then after gaps of `every`, `every * growth`, `every *
@@ -186,10 +180,6 @@ class RecordingPolicy(FormerNames):
         text += "; batch norms of sampled batches" * self.batch_norms
         examples = f"; {self.reference_examples:,} reference examples"
         return text + examples * bool(self.reference_examples)
-
-
-_accepting = accepts_former_names(RecordingPolicy.__init__)
-RecordingPolicy.__init__ = _accepting  # type: ignore[method-assign]
 
 
 def epochs_of(gap: object) -> int | None:

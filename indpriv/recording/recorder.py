@@ -169,7 +169,6 @@ class Recorder:
     ...     for inputs, targets in loader: ...
     """
 
-    @_checks.accepts_former_names
     def __init__(
         self,
         run_dir: str | Path,

@@ -3,34 +3,22 @@
     EpsilonTable -> individual epsilons in [0, worst case]
     NormLog -> gradient norms before the first step, to choose a clipping norm by
 
-The assumptions are stated with every release (templates/assumptions.txt.j2), and runs for which
-they are known to fail are refused. Everything but the grid and the texts is sensitive.
+All states of the model count as released already, under the run's own guarantee. Given them (and
+each person's own sampling), an epsilon is a function of its own example alone. So one person more
+or less changes one record of {epsilon_i}, and the costs of training and release add up (Yu et al.
+2023, Theorem 3.2 and section 3.4; arXiv:2206.02617v7). docs/explanation/releases.md proves it, and
+says where it fails: where a record depends on others' data beyond the trajectory.
 
-Another person's epsilon depends on the trained model, and the model on all people. Why one person
-is one record all the same: all model states of the run count as released already, under the run's
-own (epsilon, delta). Given them (and each person's own sampling), an epsilon is a function of its
-own example alone: the condition of Theorem 3.2 of Yu et al. 2023 (section 3.4; arXiv:2206.02617v7),
-that outcome -> (value, outcome) is a bijection, holds since the outcome itself stays part of the
-pair. So adding or removing one person changes one record of {epsilon_i}, and a mechanism that is
-(epsilon', delta')-private in these records composes with training: condition on trajectory and
-sampling, replace the release from all records by that without person i at a factor e^epsilon' (and
-delta'), then use training's own guarantee. Together (epsilon + epsilon', delta + delta').
-Under zero-out, a person's data is replaced by none: their gradient is zero, and they are no record.
-That is one record less too, while the number that the run divides by stays. Where one person is
-replaced by another, a record changes its value, which costs more; such audits are refused.
-
-It fails if a record depends on other people's data beyond the trajectory: a clipping norm set to
-the median norm, recording interval, Rényi orders or accounting chosen by looking at the norms,
-groups found in the data. What run.json declares of this is refused; what is not declared is on
-trust, and stated so. A clipping norm set to a *private* median is part of the trajectory, as its
-first state, and the run's own epsilon contains its cost.
+The assumptions are stated with every release (templates/assumptions.txt.j2). Runs for which they
+are known to fail are refused; what run.json does not declare is on trust. Everything but the grid
+and the texts is sensitive.
 """
 
 import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -260,20 +248,25 @@ def filled(template: str, **values: Any) -> str:
     Raises:
         LookupError: a value is missing, as in a file that another program wrote.
     """
-    environment = Environment(
+    try:
+        return _templates(template.endswith(".html.j2")).get_template(template).render(**values)
+    except UndefinedError as error:
+        raise LookupError(str(error)) from error
+
+
+@cache
+def _templates(autoescape: bool) -> Environment:
+    made = Environment(
         loader=FileSystemLoader([TEMPLATES, PAGE_TEMPLATES]),  # the latter holds the style
-        autoescape=template.endswith(".html.j2"),
+        autoescape=autoescape,
         finalize=lambda value: clean(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     filters = {"json": partial(json.dumps, ensure_ascii=False)}
-    environment.filters |= filters | {"epsilon": format_epsilon, "delta": format_delta}
-    try:
-        return environment.get_template(template).render(**values)
-    except UndefinedError as error:
-        raise LookupError(str(error)) from error
+    made.filters |= filters | {"epsilon": format_epsilon, "delta": format_delta}
+    return made
 
 
 def _epsilons(audit_dir: Path, request: Request) -> Source:

@@ -205,9 +205,9 @@ def make_runs():
             7,
         )
     make_adult()
-    n, free = 200, {"every": 4, "free_records": True, "exact_examples": 20}
+    n, free = 200, {"every": 4, "batch_norms": True, "reference_examples": 20}
     record("every_step", every=1)
-    record("once", every="once", free_records=True)
+    record("once", every="once", batch_norms=True)
     record("schedules", epochs=4, after_epoch=falling_noise, **free)
     record("individual", every="epoch", individual_clipping=True, training={"max_grad_norm": 2.0})
     record("nearest", every=4, rounding_mode="nearest")
@@ -255,8 +255,8 @@ def make_adult():
         epochs=3,
         training={"batch_size": 100},
         every=4,
-        free_records=True,
-        exact_examples=60,
+        batch_norms=True,
+        reference_examples=60,
         metadata=train,
         test_metadata=test,
     )
