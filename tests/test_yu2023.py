@@ -176,7 +176,10 @@ def test_of_four_groups_only_the_same_order_is_reproduced():
         (rules.spread(0.6, 0.9, 1.0), NOT_REPRODUCED),
         (rules.spread(0.19, 0.9, 1.0, 0.13), REPRODUCED),
         (rules.spread(0.3, 0.9, 1.0, 0.13), DIFFERS),
-        (rules.spread(0.19, 1.0, 1.0, 0.13), DIFFERS),  # one example, and everybody else at the worst case
+        (
+            rules.spread(0.19, 1.0, 1.0, 0.13),
+            DIFFERS,
+        ),  # one example, and everybody else at the worst case
         (rules.spread(0.45, 0.9, 1.0, 0.13), NOT_REPRODUCED),
         (rules.share_at_worst_case(20.0, 35.0), REPRODUCED),
         (rules.share_at_worst_case(10.0, 35.0), DIFFERS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -31,7 +31,6 @@ from indpriv._plain import AtLeastZero, Count
 from indpriv._repeats import Repeats, numbers_of
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.fidelity import MOST_COMPARED
-from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.statistics.intervals import CONFIDENCE
 from indpriv.analysis.statistics.weighted import BLOCK
@@ -59,32 +58,19 @@ def undeclared_people(log: NormLog, train: pd.DataFrame | Rows) -> list[str]:
     return [*_likely_columns(log, rows), *_repeated_rows(log, rows)]
 
 
-def _likely_columns(log: NormLog, rows: Rows) -> list[str]:
-    if log.unit_ids is not None:
-        return []
-    found = []
-    for column in (
-        name for name in rows.columns if name not in FIXED_COLUMNS and _LIKELY.search(str(name))
-    ):
-        n_known, n_distinct = _known_and_distinct(rows, column)
-        if 1 < n_distinct < n_known:
-            found.append(
-                text(
-                    "hazard.duplicates", "column", column=column, distinct=n_distinct, known=n_known
-                )
-            )
-    return found
-
-
-def _known_and_distinct(rows: Rows, column: str) -> tuple[int, int]:
-    """Number of known values of a column, and of distinct hashes of them."""
-    n_known = 0
-    with Repeats(len(rows)) as found:
-        for frame in frames_of(rows, [column]):
-            known = frame[column].dropna()
-            n_known += len(known)
-            found.add(numbers_of(known.reset_index(drop=True)))
-        return n_known, found.distinct()
+def _likely_columns(log: NormLog, rows: Rows) -> Iterator[str]:
+    """Columns whose name says that they say whose row each is, and whose values repeat."""
+    named = [one for one in rows.columns if one not in FIXED_COLUMNS and _LIKELY.search(str(one))]
+    for column in named if log.unit_ids is None else ():
+        known = 0
+        with Repeats(len(rows)) as found:
+            for frame in frames_of(rows, [column]):
+                values = frame[column].dropna().reset_index(drop=True)
+                known += len(values)
+                found.add(numbers_of(values))
+            distinct = found.distinct()
+        if 1 < distinct < known:
+            yield text("hazard.duplicates", "column", column=column, distinct=distinct, known=known)
 
 
 def _repeated_rows(log: NormLog, rows: Rows) -> list[str]:
@@ -93,44 +79,38 @@ def _repeated_rows(log: NormLog, rows: Rows) -> list[str]:
     with Repeats(len(rows)) as found:
         for frame in frames_of(rows, compared):
             for start in range(0, len(frame), BLOCK):
-                found.add(_hashes(frame.iloc[start : start + BLOCK]))
+                same = frame.iloc[start : start + BLOCK].apply(_alike)
+                hashes = pd.util.hash_pandas_object(same, index=False)
+                found.add(np.asarray(hashes, np.uint64))
         positions = found.positions(_MOST_REPEATED)
     repeated = rows_at(rows, positions, compared)
     known = repeated["loss"].notna().to_numpy()
     positions, repeated = positions[known], repeated[known]
     if not len(positions):
         return []
-    codes = log.take(positions).read()
+    codes, units = log.take(positions).read(), log.unit_ids
     seen: dict[tuple[object, ...], list[int]] = {}
     texts = zip(*(to_texts(repeated[name]) for name in compared), strict=True)
     for place, (position, values) in enumerate(zip(positions.tolist(), texts, strict=True)):
         seen.setdefault((*values, codes[:, place].tobytes()), []).append(position)
-    groups = [same for same in seen.values() if len(same) > 1 and _different_units(log, same)]
+    groups = [
+        same
+        for same in seen.values()
+        if len(same) > 1 and (units is None or len(pd.unique(units[same])) > 1)
+    ]
     if not groups:
         return []
-    named = "; ".join(
-        " = ".join(map(str, log.example_ids[same].tolist())) for same in groups[:_NAMED]
-    )
+    ids = [" = ".join(map(str, log.example_ids[same].tolist())) for same in groups[:_NAMED]]
+    named = "; ".join([*ids, *["..."] * (len(groups) > _NAMED)])
     n = f"{sum(map(len, groups)):,}"
     count = n if len(positions) < _MOST_REPEATED else f"At least {n}"
-    named += "; ..." if len(groups) > _NAMED else ""
     return [text("hazard.duplicates", "rows", count=count, named=named)]
-
-
-def _hashes(frame: pd.DataFrame) -> NDArray[np.uint64]:
-    """(n_rows,) a number that rows share which agree in all columns, and hardly any others."""
-    same = frame.apply(_alike)
-    return np.asarray(pd.util.hash_pandas_object(same, index=False), np.uint64)
 
 
 def _alike(column: pd.Series[Any]) -> NDArray[Any]:
     """The values in one type, whichever missing values other ranges of rows have."""
     numbers = is_numeric_dtype(column) and not is_bool_dtype(column)
     return to_floats(column) if numbers else to_texts(column)
-
-
-def _different_units(log: NormLog, rows: list[int]) -> bool:
-    return log.unit_ids is None or len(pd.unique(log.unit_ids[rows])) > 1
 
 
 @dataclass(frozen=True)
@@ -170,36 +150,12 @@ class Exactness:
     compared: Count | None
 
 
-def exactness_of(
-    n: int,
-    loss: LossRelation | None,
-    attacked_members: int | None,
-    attacked_nonmembers: int | None,
-    compared: int | None,
-) -> Exactness | None:
-    """How exact an audit of n examples is; None if every figure comes from each of them."""
-    if n <= weighted.MOST_EXACT and attacked_members is None and attacked_nonmembers is None:
-        return None
-    errors = (None, None) if loss is None else (loss.pearson_error, loss.spearman_error)
-    return Exactness(
-        most_exact=weighted.MOST_EXACT,
-        quantile_error=weighted.bin_width(),
-        pair_error=weighted.bin_width(weighted.PAIR_BITS),
-        pearson_error=errors[0],
-        spearman_error=errors[1],
-        attacked_members=attacked_members,
-        attacked_nonmembers=attacked_nonmembers,
-        attack_error=_attack_error(attacked_members, attacked_nonmembers),
-        compared=compared,
-    )
-
-
-def _attack_error(*sampled: int | None) -> float | None:
-    """Half of the widest interval of a share, and of an AUC.
+def attack_error(*sampled: int | None) -> float | None:
+    """Half of the widest interval of a share, and of an AUC, over these numbers of scores.
 
     The variance of an AUC is at most AUC (1 - AUC) over the smaller number of scores (van Dantzig
     1951, Birnbaum and Klose 1957); that of a share p over n scores is at most p (1 - p) / n. Scores
-    are drawn without replacement, which makes both smaller.
+    are drawn without replacement, which makes both smaller. None if all were attacked.
     """
     known = [n for n in sampled if n is not None]
     if not known:
@@ -207,14 +163,26 @@ def _attack_error(*sampled: int | None) -> float | None:
     return float(stats.norm.ppf((1 + CONFIDENCE) / 2) * 0.5 / np.sqrt(min(known)))
 
 
-def _find(run: AuditedRun) -> dict[str, Any]:
+def _exactness(run: AuditedRun) -> dict[str, Any]:
     attacked = run.recorded.attacked(run.seed)
     members, others = (None if found is None else len(found) for found in attacked)
-    audit = run.audit
+    n, audit = len(run.epsilons), run.audit
+    if n <= weighted.MOST_EXACT and members is None and others is None:
+        return {}  # every figure comes from each example
     tried = len(audit.sensitivity) or audit.spacing or audit.fidelity
-    some = len(run.epsilons) > MOST_COMPARED and run.epsilons.account.rows_per_unit is None
-    compared = MOST_COMPARED if tried and some else None
-    return {"exactness": exactness_of(len(run.epsilons), audit.loss, members, others, compared)}
+    some = n > MOST_COMPARED and run.epsilons.account.rows_per_unit is None
+    found = Exactness(
+        most_exact=weighted.MOST_EXACT,
+        quantile_error=weighted.bin_width(),
+        pair_error=weighted.bin_width(weighted.PAIR_BITS),
+        pearson_error=None if audit.loss is None else audit.loss.pearson_error,
+        spearman_error=None if audit.loss is None else audit.loss.spearman_error,
+        attacked_members=members,
+        attacked_nonmembers=others,
+        attack_error=attack_error(members, others),
+        compared=MOST_COMPARED if tried and some else None,
+    )
+    return {"exactness": found}
 
 
 def _version(library: str) -> str:
@@ -295,7 +263,7 @@ FINDINGS = (
     Finding(
         "exactness",
         86,
-        _find,
+        _exactness,
         exactness=(
             Exactness | None,
             "How exact the figures are; null if each comes from every example by itself.",

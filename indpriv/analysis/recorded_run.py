@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from indpriv.norm_log import run_files
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
 from indpriv.norm_log.verify import verify
 
+T = TypeVar("T")
 MOST_ATTACKED = 1 << 19  # of each split, where not all are
 _TOLERANCE = 0.01  # of a probability; losses were computed in the precision of training
 # Arguments of `indpriv.account` that run.json may have, and where else than under "account".
@@ -190,8 +191,8 @@ class RecordedRun:
         """The same with random members and non-members, where there are very many.
 
         A rate over 2^19 of them is known to 0.14 %. Signals of reference models are used whole, and
-        so are units of several rows. `seed` is that of the
-        analysis; the baseline and the hold-out have the same examples.
+        so are units of several rows. `seed` is that of the analysis; the baseline and the hold-out
+        have the same examples.
         """
         positions, others = self.attacked(seed)
         if self.examples is None or positions is None:
@@ -244,22 +245,26 @@ def recorded_run(run: OpenedRun) -> RecordedRun:
     """What a run directory holds in addition to its log, and what its log proves."""
     path, state = run.state.run_dir, run.state
     declared = Declared.from_run_json(run_files.read_run_json(path))
-    holdout = path / run_files.HOLDOUT
+    holdout, leakage = path / run_files.HOLDOUT, path / run_files.LEAKAGE
+
+    def found(name: str, read: Callable[[Path], T]) -> T | None:
+        return read(path / name) if (path / name).is_file() else None
+
+    def table(file: Path) -> ExampleTable:
+        return open_examples(file).with_label_names(declared.class_names)
+
     return RecordedRun(
-        examples=_table(path / run_files.EXAMPLES, declared),
-        non_dp=_table(path / run_files.EXAMPLES_NON_DP, declared),
+        examples=found(run_files.EXAMPLES, table),
+        non_dp=found(run_files.EXAMPLES_NON_DP, table),
         declared=declared,
         checks=tuple(verify(run)),
-        canaries=_scores(path / run_files.CANARIES),
-        attributes=knowledge_of(path / run_files.ATTRIBUTES),
-        baseline_attributes=knowledge_of(path / run_files.ATTRIBUTES_NON_DP),
-        gradient_canaries=_scores(path / run_files.GRADIENT_CANARIES),
-        leakage=tuple(
-            AttackScores.from_file(file)
-            for file in sorted((path / run_files.LEAKAGE).glob("*.parquet"))
-        ),
-        reconstructed=tuple(sorted((path / run_files.LEAKAGE).glob("*.png"))),
-        curve=Curve.read(path / run_files.CURVE) if (path / run_files.CURVE).is_file() else None,
+        canaries=found(run_files.CANARIES, AttackScores.from_file),
+        attributes=found(run_files.ATTRIBUTES, read_knowledge),
+        baseline_attributes=found(run_files.ATTRIBUTES_NON_DP, read_knowledge),
+        gradient_canaries=found(run_files.GRADIENT_CANARIES, AttackScores.from_file),
+        leakage=tuple(map(AttackScores.from_file, sorted(leakage.glob("*.parquet")))),
+        reconstructed=tuple(sorted(leakage.glob("*.png"))),
+        curve=found(run_files.CURVE, Curve.read),
         holdout=NormLog.open(holdout, unreadable=run.unreadable)
         if run_files.holds_log(holdout)
         else None,
@@ -301,14 +306,6 @@ def with_units(
     one = "client" if log.sampler == "by_client" else "user"
     unit = one if log.unit == "example" else log.unit
     return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
-
-
-def _scores(path: Path) -> AttackScores | None:
-    return AttackScores.from_file(path) if path.is_file() else None
-
-
-def _table(path: Path, declared: Declared) -> ExampleTable | None:
-    return open_examples(path).with_label_names(declared.class_names) if path.is_file() else None
 
 
 def knowledge_of(path: Path) -> tuple[AttributeKnowledge, ...] | None:

@@ -8,7 +8,7 @@ import pytest
 
 from indpriv.analysis import recorded_run
 from indpriv.analysis.attacks.rates import discriminate
-from indpriv.analysis.completeness import exactness_of
+from indpriv.analysis.completeness import attack_error
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit
@@ -104,7 +104,7 @@ def test_the_hold_out_is_of_the_test_examples_that_are_attacked(audits):
 def test_the_error_of_attacks_holds_for_the_auc_and_for_shares_above_a_threshold():
     rng = np.random.default_rng(0)
     members, others = rng.normal(0.3, 1, 4000), rng.normal(0, 1, 3000)
-    error = exactness_of(2_000_000, None, 200, 200, None).attack_error
+    error = attack_error(200, 200)
     every, missed = discriminate(members, others).value["auc"], np.zeros(3)
     for _ in range(400):
         some = [rng.choice(side, 200, replace=False) for side in (members, others)]
@@ -114,7 +114,7 @@ def test_the_error_of_attacks_holds_for_the_auc_and_for_shares_above_a_threshold
         ]
         missed += [*shares, abs(discriminate(*some).value["auc"] - every) > error]
     assert (missed <= 0.08 * 400).all()  # 5 %, and four standard errors above hardly any
-    assert exactness_of(2_000_000, None, None, None, None).attack_error is None
+    assert attack_error(None, None) is None
 
 
 def test_the_sample_is_that_of_its_seed(monkeypatch):
