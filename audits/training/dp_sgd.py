@@ -130,6 +130,8 @@ def train(
     begun = state_to_resume(run_dir, config, dataset, seed) if resume else None
     randomness = Randomness.from_seed(seed)
     with quiet_opacus():
+        # Rounded to three digits, the norms of two passes would differ.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         private = make_private(config, dataset, randomness, device, n_planned, _drawn(begun))
         steps = RecordedSteps(run_dir, config, private, dataset.test, seed, begun)
         options = private, randomness, _filter_of(private, privacy_filter), begun, sign_with
