@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
+import torch
 from torch import nn
 
 from audits.training.attributes import attribute_knowledge
