@@ -173,7 +173,7 @@ def facts_of_run(
         max_grad_norm=steps.at(0).max_grad_norm if constant else None,
         epsilon_cap=_epsilon_cap(log, delta),
         sgd=_sgd(recorder, declared.content),
-        layers=_layers(recorder, declared.content),
+        layers=_counted(recorder, declared.content),
         views=_views(declared.content),
         clipped=np.empty(0) if recorder.get("clipping") in CONTRIBUTIONS else _clipped_shares(log),
         hazards={hazard.key: hazard for hazard in found},
@@ -211,7 +211,7 @@ def _sgd(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> SgdSettings
     )
 
 
-def _layers(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> Mapping[str, int] | None:
+def _counted(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> Mapping[str, int] | None:
     """As the recorder counted them, else as run.json lists them."""
     recorded = recorder.get("layers")
     if isinstance(recorded, Mapping):

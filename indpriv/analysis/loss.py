@@ -204,8 +204,9 @@ def _correlation(
     found |= {f"{name}_interval": ends.get(name) for name in ("pearson", "spearman")}
     if r is None:
         return found, {}
-    fitted = dict(zip(("intercept", "slope"), line(log_loss, epsilon, weights), strict=True))
-    return found, fitted | {f"{name}_interval": ends.get(name) for name in fitted}
+    names = ("intercept", "slope")
+    fitted = dict(zip(names, line(log_loss, epsilon, weights), strict=True))
+    return found, {**fitted, **{f"{name}_interval": ends.get(name) for name in names}}
 
 
 def _weights(pairs: pd.DataFrame) -> IntArray:

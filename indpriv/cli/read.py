@@ -207,7 +207,7 @@ def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part
             "canaries_left_out": {run: list(of.left_out) for run, of in canaries.items()},
         }
         refuted = not (agree(found) and all(of.agree for of in canaries.values()))
-        values = {"found": found, "canaries": canaries}
+        values: dict[str, Any] = {"found": found, "canaries": canaries}
         return _Part(content, lambda: print_page("validation", Console(), **values), refuted)
 
     def of_canaries(run: Path) -> _Part:

@@ -45,10 +45,11 @@ def search_data(
     if len(table) > MOST_EXAMPLES:
         return None
     ids, codings = table.example_ids, _figures(audit, table)
-    for by in [] if train is None else [groups.by for groups in audit.groups]:
-        found = partition(train, train.iloc[:0], by, max_values=None)
-        names = list(map(clean, found.names))
-        codings.append(_coding([(clean(f"Group by {by}"), names)], found.train_codes))
+    for by in [groups.by for groups in audit.groups]:
+        if train is not None:
+            found = partition(train, train.iloc[:0], by, max_values=None)
+            names = list(map(clean, found.names))
+            codings.append(_coding([(clean(f"Group by {by}"), names)], found.train_codes))
     # The norms of a unit's rows are not its own.
     rows = [] if table.account.rows_per_unit else evenly_spaced_records(log, _MOST_RECORDS)
     data = {
