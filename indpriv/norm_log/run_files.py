@@ -45,7 +45,7 @@ HOLDOUT = "holdout"  # a folder: the log of the test examples
 # What an audit reads beside the log: hashed when it is closed.
 BESIDE = [RUN_JSON, EXAMPLES, EXAMPLES_NON_DP, MODEL_NON_DP, CANARIES, GRADIENT_CANARIES, WHITE_BOX]
 BESIDE += [ATTRIBUTES, ATTRIBUTES_NON_DP, SECRETS, CURVE, f"{HOLDOUT}/{JOURNAL}"]
-_RECORD_FILE = re.compile(r"((exact|free|filter)-)?\d{12}(-\d{5})?\.parquet")
+RECORD_FILE = re.compile(r"((exact|free|filter)-)?\d{12}(-\d{5})?\.parquet")
 RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "
     f"the end {EXAMPLES}"
@@ -71,15 +71,6 @@ def files_of(line: Line) -> list[Line]:
         {**line, "file": part_name(line["file"], number), "bytes": size, "sha256": sha256}
         for number, (size, sha256) in enumerate(line["parts"])
     ]
-
-
-def unused_records(there: Iterable[str], lines: Iterable[Line]) -> list[str]:
-    """Those of the files in RECORDS that a crash left: no line of the journal counts on them.
-
-    A line comes after its files. Files of lines that were declared void later are kept.
-    """
-    named = {file["file"] for line in lines if "file" in line for file in files_of(line)}
-    return [name for name in there if _RECORD_FILE.fullmatch(name) and name not in named]
 
 
 def holds_log(path: Path) -> bool:

@@ -33,7 +33,7 @@ from indpriv._reading import check_columns
 from indpriv._storage import sizes_in
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log import records
-from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORDS, part_name, unused_records
+from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORD_FILE, RECORDS, files_of, part_name
 from indpriv.norm_log.session_counts import SessionCounts
 
 SCHEMA = 1
@@ -117,8 +117,11 @@ class NormLogWriter:
                 self._check_continues(lines[0], header)
                 for path in self._folder.glob(".*.tmp"):  # what a crash left
                     remove_file(path)
-                for name in unused_records(sizes_in(self._folder), lines):
-                    remove_file(self._folder / name)
+                # Lines come after their files. Those of void lines are kept.
+                named = {file["file"] for one in lines if "file" in one for file in files_of(one)}
+                for name in sizes_in(self._folder):
+                    if RECORD_FILE.fullmatch(name) and name not in named:
+                        remove_file(self._folder / name)
                 return
             content = _files.parquet_bytes(ids)
             _files.write_atomically(run_dir / IDS, content)
