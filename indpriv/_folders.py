@@ -42,7 +42,7 @@ def _split(path: Path) -> tuple[Path, tuple[str, ...]]:
 def refuse_links(path: Path) -> None:
     """Raise InputError if a path leads through a link below a directory that a person named."""
     place, below = _split(path)
-    for name in below:
+    for name in () if is_remote(path) else below:  # buckets have no links
         place /= name
         with suppress(FileNotFoundError, NotADirectoryError):
             found = place.lstat()

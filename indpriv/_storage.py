@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 from urllib.request import url2pathname
 
@@ -56,13 +57,6 @@ else:
     _Base = PurePosixPath
 
 
-class RemoteStat(NamedTuple):
-    """What `RemotePath.stat` knows. Buckets have no links, nor modes."""
-
-    st_size: int
-    st_mode: int = 0
-
-
 class StorageError(InputError):
     """Object storage that does not let us read or write."""
 
@@ -96,14 +90,12 @@ class RemotePath(_Base):
         def exists(self) -> bool:
             return self.is_file() or self.is_dir()
 
-        def stat(self) -> RemoteStat:
+        def stat(self) -> SimpleNamespace:
+            """Its st_size: buckets have no modes."""
             info = self._info()
             if not info.is_file:
                 raise FileNotFoundError(f"{self} does not exist")
-            return RemoteStat(info.size)
-
-        def lstat(self) -> RemoteStat:
-            return RemoteStat(0)
+            return SimpleNamespace(st_size=info.size)
 
         def iterdir(self) -> Iterator[RemotePath]:
             return iter(dict.fromkeys(self / name.partition("/")[0] for name in self.files_below()))
@@ -114,13 +106,10 @@ class RemotePath(_Base):
         def open(self, mode: str = "rb") -> Any:
             if mode != "rb":
                 raise ValueError(f"{self} is opened to read bytes, not with mode {mode!r}")
-            system, key = self._where()
-            return self._asked("read", lambda: system.open_input_file(key))
+            return self._asked("read", lambda system, key: system.open_input_file(key))
 
         def read_bytes(self) -> bytes:
-            system, key = self._where()
-
-            def read() -> bytes:
+            def read(system: Any, key: str) -> bytes:
                 with system.open_input_file(key) as file:
                     return file.read()
 
@@ -134,18 +123,17 @@ class RemotePath(_Base):
 
     def put(self, file: Path) -> None:
         """Send a file on a disk: readers see the old object or all of the new one."""
-        system, key = self._where()
 
-        def put() -> None:
+        def put(system: Any, key: str) -> None:
             with file.open("rb") as content:
                 stream = system.open_output_stream(key)
                 shutil.copyfileobj(content, stream, 1 << 24)
                 stream.close()
 
-        def uninterrupted() -> None:
+        def uninterrupted(system: Any, key: str) -> None:
             # A stream that is dropped puts what it has. Ctrl-C reaches the main thread only.
             with ThreadPoolExecutor(1) as one:
-                one.submit(put).result()
+                one.submit(put, system, key).result()
 
         self._asked("write", uninterrupted)
 
@@ -153,37 +141,34 @@ class RemotePath(_Base):
         """Path below this folder -> what the server says of the file, of all in order."""
         from pyarrow.fs import FileSelector
 
-        system, key = self._where()
-        selector = FileSelector(key, allow_not_found=True, recursive=True)
-        found = self._asked("list", lambda: system.get_file_info(selector))
-        files = sorted((info for info in found if info.is_file), key=lambda info: info.path)
-        return {info.path.removeprefix(f"{key}/"): info for info in files}
+        def below(system: Any, key: str) -> dict[str, Any]:
+            found = system.get_file_info(FileSelector(key, allow_not_found=True, recursive=True))
+            files = sorted((info for info in found if info.is_file), key=lambda info: info.path)
+            return {info.path.removeprefix(f"{key}/"): info for info in files}
 
-    def _where(self) -> tuple[Any, str]:
-        """The file system, and the key there."""
-        _, scheme, options, bucket, *rest = self.parts
-        system, root = _file_system(scheme, bucket, unquote(options[1:]))
-        return system, "/".join([root, *rest])
+        files: dict[str, Any] = self._asked("list", below)
+        return files
 
     def _info(self) -> Any:
-        system, key = self._where()
-        return self._asked("read", lambda: system.get_file_info(key))
+        return self._asked("read", lambda system, key: system.get_file_info(key))
 
-    def _asked(self, what: str, call: Callable[[], Any]) -> Any:
-        """What a call of the server returns; it is repeated while the server does not answer.
+    def _asked(self, what: str, call: Callable[[Any, str], Any]) -> Any:
+        """What a call with file system and key returns, repeated while the server does not answer.
 
         Raises:
             StorageError: the storage error.
             FileNotFoundError: the object does not exist.
         """
+        _, scheme, options, bucket, *rest = self.parts
+        system, root = _file_system(scheme, bucket, unquote(options[1:]))
         for pause in (*_PAUSES, None):
             try:
-                return call()
+                return call(system, "/".join([root, *rest]))
             except FileNotFoundError:
                 raise
             except OSError as error:
                 if pause is None or not _ASK_AGAIN.search(str(error)):
-                    reason = _reason_of(error, self.parts[3])
+                    reason = _reason_of(error, bucket)
                     raise StorageError(f"{self}: cannot {what}: {reason}") from error
             time.sleep(pause)
 
