@@ -25,7 +25,7 @@ from audits.training.federated.rounds import Clients, Federation
 from audits.training.models import mlp, tanh_cnn
 from audits.training.randomness import Randomness
 from indpriv import RoundRecorder
-from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.fields import StepSetting
 
 CLIENTS, STEPS, BATCH, ROUNDS, RATE = 100, 5, 10, 3, 0.1
 MEMBERS, ROWS, RECORDED = 1_000, 60, 20  # what a RoundRecorder is timed on

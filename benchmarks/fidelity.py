@@ -32,9 +32,9 @@ from audits.training.datasets.base import Dataset, Split
 from audits.training.dp_sgd import train
 from indpriv import NormLog, account
 from indpriv.analysis.fidelity import compare_with_exact
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.records import ArrayBatchNorms
-from indpriv.norm_log.step_settings import StepSettings
 
 AUDITS = Path(__file__).parents[1] / "audits"
 # Targets of bias and of mean absolute error, in per cent of the median.

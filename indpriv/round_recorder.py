@@ -20,7 +20,7 @@ from indpriv import _checks, _files
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv.errors import InputError
-from indpriv.norm_log import validation
+from indpriv.norm_log import fields
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume
 from indpriv.norm_log.run_files import RUN_JSON, seal, sign, signing_key
@@ -86,10 +86,10 @@ class RoundRecorder:
         self.run_dir = location_on_disk(run_dir, "a run is")
         self._upload_to = bucket_to_write(upload_to, bucket_is_private)
         ids = np.asarray(client_ids)
-        validation.check_ids(ids, ids.size)
-        validation.check_words(sampler, unit, "zero_out")
+        fields.check_ids(ids, ids.size)
+        fields.check_words(sampler, unit, "zero_out")
         owners = ids if unit_ids is None and unit != "example" else unit_ids
-        units = validation.check_unit_ids(owners, len(ids), unit)
+        units = fields.check_unit_ids(owners, len(ids), unit)
         header = LogHeader(
             rounding=_checks.check_rounding(rounding),
             rounding_mode="up",
@@ -285,5 +285,5 @@ class RoundRecorder:
                 f"{self._ids[each[times > 1]].tolist()[0]!r}; a client that sends two updates adds "
                 "up their norms"
             )
-        validation.check_norms(norms, names)
-        return positions, *validation.widened(norms)
+        fields.check_norms(norms, names)
+        return positions, *fields.widened(norms)

@@ -16,8 +16,8 @@ from torch import nn
 from audits.training.datasets.base import Split
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_private_parquet
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.run_files import CURVE
-from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.recording.norms.shadow_model import make_shadow
 

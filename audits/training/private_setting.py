@@ -26,7 +26,7 @@ from audits.training.step_plan import (
     worst_case_epsilon,
 )
 from audits.training.tensors import BatchedTensorDataset, tensor_set, whole_batch
-from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.fields import StepSettings
 from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.norms.norm_pass import NormPass

@@ -21,8 +21,8 @@ from audits.training.randomness import GENERATORS, SEEDED_LABEL
 from indpriv._files import first_at, read_json, sha256, write_json
 from indpriv._folders import remove_file
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.run_files import RESUME, RUN_JSON, read_run_json, seal
-from indpriv.norm_log.step_settings import StepSettings
 
 ON_TRUST = {
     "random generator": f"noise and sampling come from {GENERATORS}",

@@ -15,7 +15,7 @@ from audits.training.config.schedules import Schedule, values_of
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.steps import StepKinds
 from indpriv.errors import InputError
-from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
+from indpriv.norm_log.fields import SETTING_NAMES, StepSettings
 
 _EPSILON_TOLERANCE = 1e-3  # the noise gives an epsilon below the target by at most this
 _MOST_FACTOR = 2.0**20

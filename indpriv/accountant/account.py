@@ -58,9 +58,9 @@ from indpriv.accountant.units import (
 )
 from indpriv.epsilon_table import EpsilonParts, EpsilonTable, PartsWriter, ranges
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Levels, Records
-from indpriv.norm_log.validation import is_covered
 
 _SEARCH_BYTES = 4096  # that the walk to the best order takes for one example and direction
 _CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped

@@ -18,8 +18,8 @@ from indpriv.accountant.clipping_norm import clipping_norm_cost
 from indpriv.accountant.norms import BETWEEN_RECORDS
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import NEIGHBOURING
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.validation import NEIGHBOURING
 
 # Of each accountant: the largest relative change of others' epsilons without one person, by the
 # rounding of floating-point numbers

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import BatchNormEntries, BatchNorms, Levels
-from indpriv.norm_log.step_settings import StepSettings
 
 BETWEEN_RECORDS = ("last", "closest", "worst_case")
 AT_CLIPPING_NORM = -1  # in place of a record: every example counts at max_grad_norm

@@ -39,9 +39,9 @@ from indpriv.analysis.summary import Audit, Finding
 from indpriv.epsilon_table import Account
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS
+from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.validation import CONTRIBUTIONS
 
 _HASHED_AT_ONCE = 1 << 17  # ids, whose texts take ten times their memory
 

@@ -37,8 +37,8 @@ from indpriv.norm_log.evidence import (
     lines_of,
     open_lines,
 )
+from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.validation import is_covered
 
 SUPPORTED, UNPROVEN, VOID = "supported", "unproven", "void"
 STATUSES = (SUPPORTED, DECLARED, UNPROVEN, VOID)  # the weakest last

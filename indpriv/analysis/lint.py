@@ -38,8 +38,8 @@ from indpriv.analysis.disclosures import assumptions, run_facts
 from indpriv.analysis.norms import evenly_spaced_records, read_one
 from indpriv.analysis.recorded_run import Declared
 from indpriv.norm_log.evidence import lines_of
+from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.validation import CONTRIBUTIONS
 
 _MOST_RECORDS = 60  # of more records, evenly spaced ones are read
 _LAYER = re.compile(r"(?:\S+: )?(\w+)\(")  # "1: Linear(in_features=64, ...)" in run.json

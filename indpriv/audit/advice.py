@@ -20,9 +20,9 @@ from indpriv.analysis.recorded_run import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.method_of_run import MethodOptions, method_of_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
-from indpriv.norm_log.validation import CONTRIBUTIONS
 
 ACCOUNTING = "accounting under other settings"
 

@@ -23,10 +23,10 @@ from indpriv._progress import StageProgress
 from indpriv._reading import check_size, read_npz
 from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
-from indpriv.norm_log import run_files, validation
+from indpriv.norm_log import fields, run_files
 from indpriv.norm_log.evidence import SEEDED
+from indpriv.norm_log.fields import SETTING_NAMES, StepSettings
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
-from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 DECLARED = (
@@ -98,7 +98,7 @@ def convert(
     try:
         narrow = set()
         for number, step in enumerate(steps):
-            exact, caveat = validation.widened(norms.read(number))
+            exact, caveat = fields.widened(norms.read(number))
             narrow.add(caveat)
             writer.record(
                 step,
@@ -147,7 +147,7 @@ def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
     try:
         numbers = {name: np.asarray(declared[name], dtype=np.float64) for name in SETTING_NAMES}
         sampler, unit, neighbouring = (declared[name] for name in _WORDS)
-        validation.check_words(sampler, unit, neighbouring, declared.get("max_batch_size"))
+        fields.check_words(sampler, unit, neighbouring, declared.get("max_batch_size"))
         _checks.check_clipping_norm_epsilon(declared["clipping_norm_epsilon"])
         _checks.check_choice("clipping", declared["clipping"], ("flat", "individual"))
         return content, StepSettings.from_values(declared["steps"], **numbers)
@@ -183,11 +183,9 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
     where, n, steps = f"{norms.path}", len(norms.example_ids), norms.recorded_steps
     drawn = norms.participations
     try:
-        validation.check_ids(norms.example_ids, n)
-        validation.check_recorded_steps(
-            norms.recorded_steps, len(norms.recorded_steps), total_steps
-        )
-        validation.check_unit_ids(norms.unit_ids, n, unit)
+        fields.check_ids(norms.example_ids, n)
+        fields.check_recorded_steps(norms.recorded_steps, len(norms.recorded_steps), total_steps)
+        fields.check_unit_ids(norms.unit_ids, n, unit)
         if drawn is not None and (
             drawn.shape != (n,)
             or drawn.dtype.kind not in "iu"
@@ -205,7 +203,7 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
                     f"the norms of step {step} are {values.dtype}; they must be numbers"
                 )
             where = f"{norms.path}, step {step}"
-            validation.check_norms(values, norms.example_ids)
+            fields.check_norms(values, norms.example_ids)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 

@@ -26,10 +26,10 @@ from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, nam
 from indpriv._storage import sizes_in
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log import records
+from indpriv.norm_log.fields import SETTING_NAMES, StepSettings
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, MOST_STEPS, RECORDS, Line, files_of
 from indpriv.norm_log.session_counts import SessionCounts
-from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
 
 Faults = Mapping[str, str]  # file name -> what is wrong with it

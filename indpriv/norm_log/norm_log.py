@@ -22,8 +22,9 @@ from indpriv._files import ROW_GROUP_SIZE
 from indpriv._folders import named_by_person
 from indpriv._storage import location
 from indpriv.errors import InputError
-from indpriv.norm_log import journal_state, validation
+from indpriv.norm_log import fields, journal_state
 from indpriv.norm_log.evidence import caveats_of, session_checks
+from indpriv.norm_log.fields import StepSettings, Truncation
 from indpriv.norm_log.journal_state import Faults, LogState
 from indpriv.norm_log.records import (
     ArrayBatchNorms,
@@ -38,8 +39,6 @@ from indpriv.norm_log.records import (
     in_memory,
     levels_of,
 )
-from indpriv.norm_log.step_settings import StepSettings
-from indpriv.norm_log.validation import Truncation
 
 
 @dataclass(frozen=True)
@@ -174,11 +173,11 @@ class NormLog:
                 f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, "
                 "n_examples) floats"
             )
-        validation.check_recorded_steps(steps, len(rows), len(given))
+        fields.check_recorded_steps(steps, len(rows), len(given))
         n = rows.shape[1]
         ids = np.arange(n) if example_ids is None else np.asarray(example_ids)
-        validation.check_ids(ids, n)
-        validation.check_norms(rows, ids)
+        fields.check_ids(ids, n)
+        fields.check_norms(rows, ids)
         steps = steps.astype(np.int64)
         coded = _coded(rows.astype(np.float64), given.max_grad_norm[steps], levels)
         if most_participations is not None:
@@ -193,8 +192,8 @@ class NormLog:
             neighbouring=neighbouring,
             records=ArrayRecords(coded),
             rows=np.arange(len(steps)),
-            truncation=validation.check_words(sampler, unit, neighbouring, max_batch_size, n),
-            unit_ids=validation.check_unit_ids(unit_ids, n, unit),
+            truncation=fields.check_words(sampler, unit, neighbouring, max_batch_size, n),
+            unit_ids=fields.check_unit_ids(unit_ids, n, unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
             known_caveats=tuple(caveats),
@@ -472,7 +471,7 @@ class OpenedRun:
         whole = header["n_exact"] > 0 and len(reference_rows) == steps
         recorded = np.array([*used], dtype=np.int64)
         settings = state.accounted_settings()
-        if header["run"].get("clipping") in validation.CONTRIBUTIONS:
+        if header["run"].get("clipping") in fields.CONTRIBUTIONS:
             settings = settings.steady_between(recorded)
         checks = session_checks(state)
         return NormLog(
@@ -485,7 +484,7 @@ class OpenedRun:
             neighbouring=words[2],
             records=FileRecords([(files, "norm") for files in rows], state.levels),
             rows=np.arange(len(rows)),
-            unit_ids=validation.check_unit_ids(units, len(ids), header["unit"]),
+            unit_ids=fields.check_unit_ids(units, len(ids), header["unit"]),
             individually_clipped=header["individually_clipped"],
             caveats=caveats_of(state, checks),
             unreadable_steps=tuple(
@@ -497,7 +496,7 @@ class OpenedRun:
             filtered=_filtered(state, faults, checks),
             most_participations=state.most_participations,
             known_caveats=caveats_of(state, checks, participation_known=True),
-            truncation=validation.check_words(
+            truncation=fields.check_words(
                 *words, header["run"].get("max_batch_size"), header["n_examples"]
             ),
             clipping_norm_epsilon=state.clipping_norm_epsilon,

@@ -31,8 +31,7 @@ from indpriv import _files
 from indpriv._arrays import IntArray
 from indpriv._checks import check_choice, check_rounding
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.step_settings import StepSettings
-from indpriv.norm_log.validation import check_norms
+from indpriv.norm_log.fields import StepSettings, check_norms
 
 MODES = ("up", "nearest")
 _OVERFLOW_PER_OCTAVE = 8

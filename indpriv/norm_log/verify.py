@@ -18,9 +18,9 @@ from indpriv._formatting import format_cost
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import run_files
 from indpriv.norm_log.evidence import session_checks
+from indpriv.norm_log.fields import SETTING_NAMES
 from indpriv.norm_log.journal_state import Faults, LogState, batch_norms_of, hashed_when_read
 from indpriv.norm_log.norm_log import OpenedRun
-from indpriv.norm_log.step_settings import SETTING_NAMES
 from indpriv.norm_log.writer import hash_of
 
 

@@ -31,6 +31,7 @@ from indpriv._files import write_json
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
 from indpriv.norm_log.evidence import CHECKS, SEEDED
+from indpriv.norm_log.fields import StepSetting, check_norms
 from indpriv.norm_log.journal_state import (
     LogState,
     read_left_out,
@@ -42,8 +43,6 @@ from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.records import levels_of
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import SessionCounts
-from indpriv.norm_log.step_settings import StepSetting
-from indpriv.norm_log.validation import check_norms
 from indpriv.norm_log.writer import LogHeader, fingerprint
 from indpriv.recording.clipping.thresholds import (
     ClipLevels,

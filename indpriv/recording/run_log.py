@@ -24,10 +24,10 @@ from indpriv._arrays import IntArray
 from indpriv._files import on_failure
 from indpriv._folders import make_folder
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.norm_log.session_counts import SessionCounts
-from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.clipping.thresholds import FilteredClipping, with_headroom
 from indpriv.recording.norms.shadow_model import described_parameters

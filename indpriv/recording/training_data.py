@@ -21,7 +21,7 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
-from indpriv.norm_log.validation import UNITS, check_ids, check_norms, check_unit_ids
+from indpriv.norm_log.fields import UNITS, check_ids, check_norms, check_unit_ids
 from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.norms.batches import (
     FAULTS,

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
-from indpriv.norm_log.validation import check_norms
+from indpriv.norm_log.fields import check_norms
 
 dp.enable_features("contrib")
 

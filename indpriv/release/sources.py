@@ -36,10 +36,10 @@ from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
 from indpriv.epsilon_table import DISCLAIMER, EpsilonParts, relation_words
 from indpriv.errors import InputError, PrivacyWarning
+from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import Levels
 from indpriv.norm_log.run_files import holds_log
-from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.norm_log.writer import fingerprint
 from indpriv.release.mechanisms import N_CELLS, norm_grid, to_norm_cells
 from indpriv.release.request import Budget, Request

@@ -20,7 +20,7 @@ from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.intervals import CONFIDENCE
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
-from indpriv.norm_log.validation import CONTRIBUTIONS
+from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.report.search import MOST_EXAMPLES
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -15,7 +15,7 @@ from audits.training.datasets.base import Split
 from audits.training.federated.rounds import Clients, Federation
 from audits.training.models import tanh_cnn
 from audits.training.randomness import Randomness
-from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.fields import StepSetting
 from reports.fedcdp import paper
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import DIFFERS, NOT_RUN, REPRODUCED

@@ -19,7 +19,7 @@ from audits.training.tensors import tensor_set, whole_batch
 from indpriv.analysis.attacks.canaries import measure_gradient_canaries, simulated_evidence
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.attacks import canaries_of_run
-from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.fields import StepSettings
 from indpriv.recording import GradientCanaries, Recorder
 
 CANARIES, DRAWS = 5000, 20

@@ -16,8 +16,8 @@ from indpriv import NormLog, account
 from indpriv.accountant import compose as compose_logs
 from indpriv.cli import run as run_command
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.records import ArrayRecords
-from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording import private_generator
 from indpriv.recording.opacus.tally import Tally
 from runs import blobs, make_run, record

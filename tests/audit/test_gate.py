@@ -24,7 +24,7 @@ from indpriv.audit.gate import Limits, judge
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import CHECKS
-from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.fields import StepSettings
 from reconstructions import scores as reconstructed
 from summaries import summary_of
 from synthetic import knowledge, small_run

@@ -30,7 +30,7 @@ from indpriv.cli import app
 from indpriv.cli.commands import keys_of, settings_of
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.validation import NEIGHBOURING
+from indpriv.norm_log.fields import NEIGHBOURING
 from indpriv.release.request import METHODS
 from indpriv.report.page import find_browser
 

@@ -3,6 +3,7 @@ import pytest
 
 from indpriv import InputError, NormLog
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.recording_policy import RecordingPolicy
 
 GOOD = {"total_steps": 4, "noise_multiplier": 1.0, "max_grad_norm": 2.0, "sample_rate": 0.1}
@@ -100,10 +101,28 @@ def test_one_example_is_a_log():
     assert make(norms=[[0.3]], steps=[0]).n_examples == 1
 
 
-def test_a_header_may_have_the_former_names_of_a_policy():
-    former = {"every": 4, "free_records": True, "exact_examples": 3}
-    policy = RecordingPolicy.from_header({"policy": former})
+def test_former_names_of_a_log_still_work():
+    entries = ([0, 1], [0, 1], [0.5, 0.25])
+    log = NormLog.from_arrays([[0.2, 0.3]], [0], **GOOD, free_records=entries)
+    current = NormLog.from_arrays([[0.2, 0.3]], [0], **GOOD, batch_norms=entries)
+    assert len(log.free.read(0, 2)) == len(current.batch_norms.read(0, 2)) == 2
+    assert log.exact_positions is None
+    assert log.exact_examples() is None
+    with pytest.raises(AttributeError, match="no attribute 'frees'"):
+        getattr(log, "fre" + "es")
+
+
+def test_former_names_of_a_policy_still_work():
+    policy = RecordingPolicy(every=4, free_records=True, exact_examples=3)
     assert policy == RecordingPolicy(every=4, batch_norms=True, reference_examples=3)
-    assert RecordingPolicy.from_header({"policy": policy.to_dict()}) == policy
+    assert (policy.free_records, policy.exact_examples) == (True, 3)
     with pytest.raises(InputError, match="free_records and batch_norms are both given"):
-        RecordingPolicy.from_header({"policy": {**former, "batch_norms": True}})
+        RecordingPolicy(every=4, free_records=True, batch_norms=True)
+
+
+def test_between_records_the_smallest_clipping_norm_is_counted():
+    clip = [5.0, 4.0, 6.0, 3.0, 7.0, 2.0, 8.0]
+    given = StepSettings.from_values(7, 1.0, clip, 0.1)
+    steady = given.steady_between(np.array([1, 4])).max_grad_norm
+    np.testing.assert_array_equal(steady, [4.0, 4.0, 3.0, 3.0, 7.0, 2.0, 2.0])
+    np.testing.assert_array_equal(given.steady_between(np.arange(7)).max_grad_norm, clip)

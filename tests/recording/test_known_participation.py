@@ -14,8 +14,8 @@ import indpriv
 import oracles
 from indpriv.audit import audit
 from indpriv.cli import run as run_command
+from indpriv.norm_log.fields import Truncation
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.validation import Truncation
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, TruncatedPoissonSampler
 from indpriv.recording.opacus.tally import Tally

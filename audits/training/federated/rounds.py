@@ -16,7 +16,7 @@ from audits.training.datasets.base import Split
 from audits.training.federated.local import Clipping, LocalTraining, RowProtection
 from audits.training.randomness import Randomness, generator
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.fields import StepSetting
 from indpriv.round_recorder import RoundRecorder
 
 _SLACK = 1e-6  # clipped vectors are rounded to float32

@@ -47,9 +47,9 @@ from indpriv.accountant import account
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON, signing_key
-from indpriv.norm_log.step_settings import StepSettings
 from indpriv.round_recorder import RoundRecorder
 
 BY_CLIENT = "by_client"

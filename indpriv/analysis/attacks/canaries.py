@@ -34,8 +34,8 @@ from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.step_settings import StepSettings
 
 ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
 BALANCED = (

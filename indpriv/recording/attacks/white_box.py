@@ -25,8 +25,8 @@ from indpriv._checks import check_positive_int
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.run_files import WHITE_BOX
-from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
 from indpriv.recording.opacus.watch import AttackedRun, AttackedStep

@@ -27,9 +27,8 @@ from indpriv._arrays import FloatArray
 from indpriv._files import first_at
 from indpriv._folders import named_by_person
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import SAMPLERS, SETTING_NAMES, StepSettings
 from indpriv.norm_log.run_files import RUN_JSON, read_run_json
-from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
-from indpriv.norm_log.validation import SAMPLERS
 from indpriv.recording.checkpoints import safe_files
 from indpriv.recording.checkpoints.safe_files import Content, LoadFn, read_content, state_of
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from indpriv._arrays import FloatArray
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import LARGEST_NORM
-from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.fields import StepSetting
 
 _RANGE = 1e6  # the clipping norm stays within this factor of the first one
 _STABILISER = 1e-6  # as in Opacus's clip factor

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Levels
-from indpriv.norm_log.step_settings import StepSetting
 
 # With a tenth of it, levels an epoch old cost accuracy (benchmarks/individual_clipping.py).
 DEFAULT_HEADROOM = 0.1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from indpriv._facts import text
-from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.fields import StepSetting
 from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.recording.compared.state import held_in
 

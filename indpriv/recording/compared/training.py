@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from indpriv._arrays import IntArray
 from indpriv._facts import text
-from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.fields import StepSetting
 from indpriv.recording.clipping.rules import AdaClip
 from indpriv.recording.compared.deliveries import Deliveries
 from indpriv.recording.compared.findings import UNKNOWN, Budget, Findings

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.fields import StepSetting
 from indpriv.recording.clipping.rules import (
     AdaClip,
     ClippingRule,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
-from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.opacus.ranks import RankStep
 
 # Training and the norm pass do the same arithmetic in another order; norms that differ by more than

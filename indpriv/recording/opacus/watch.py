@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import (
     DrawCounts,
     Found,
     NoiseCounts,
     TrainingCounts,
 )
-from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.recording.compared.findings import worst_of
 from indpriv.recording.compared.training import Comparison

@@ -11,7 +11,7 @@ from indpriv._likelihood import log_likelihood_ratio
 from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
 from indpriv.analysis.attacks.canaries import simulated_evidence
 from indpriv.analysis.attacks.evidence import Evidence, identities, separation_of
-from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.fields import StepSettings
 
 SIGMA, RATE, STEPS = 1.0, 0.1, 60
 

@@ -13,7 +13,7 @@ from indpriv.analysis.attacks.canaries import (
     simulated_evidence,
 )
 from indpriv.analysis.attacks.lower_bound import PROOFS, gaussian_epsilon, refutes_gaussian
-from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.fields import StepSettings
 
 SETTINGS = StepSettings.from_values(60, 1.0, 1.0, 0.1)
 M = 1200

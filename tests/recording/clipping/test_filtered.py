@@ -10,9 +10,9 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.journal_state import read_left_out
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording import Recorder
 from indpriv.recording.clipping.thresholds import FilteredClipping
 from runs import PER_EXAMPLE, blobs, failed, make_run

@@ -14,8 +14,8 @@ from indpriv.accountant.rdp import compute_rdp
 from indpriv.analysis.guarantee import VOID, guarantee_of
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import LARGEST_NORM
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.verify import verify
 from indpriv.recording import AdaClip, LargestNormNoise, QuantileClipping, Recorder
 from tests.runs import PER_EXAMPLE, make_run, mlp

@@ -24,8 +24,8 @@ from indpriv import InputError, NormLog
 from indpriv._files import read_json
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.audit import audit
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.verify import verify
 
 DELTA = 1e-4
