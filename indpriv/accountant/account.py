@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import warn_caller
@@ -59,8 +59,8 @@ from indpriv.accountant.units import (
 from indpriv.epsilon_table import EpsilonParts, EpsilonTable, PartsWriter, ranges
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import is_covered
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.records import Levels, Records
+from indpriv.norm_log.norm_log import NormLog, recoded
+from indpriv.norm_log.records import Levels
 
 _SEARCH_BYTES = 4096  # that the walk to the best order takes for one example and direction
 _CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
@@ -579,22 +579,4 @@ def as_read(log: NormLog, preset: str | None) -> NormLog:
             f'rounding={log.levels.rounding}, rounding_mode="{log.levels.rounding_mode}"; record '
             'with rounding=0.01, rounding_mode="nearest", or with rounding=0'
         )
-    max_grad_norm = np.zeros(int(log.rows.max(initial=-1)) + 1)
-    max_grad_norm[log.rows] = log.settings.max_grad_norm[log.recorded_steps]
-    return replace(log, levels=paper, records=_Encoded(log.records, paper, max_grad_norm))
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """Rows without rounding, read as codes."""
-
-    records: Records
-    levels: Levels
-    max_grad_norm: FloatArray
-
-    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
-        norms = self.records.read(rows, start, stop).astype(np.float64)
-        codes = np.empty(norms.shape, self.levels.dtype)
-        for index, row in enumerate(rows):
-            codes[index] = self.levels.encode(norms[index], self.max_grad_norm[row])
-        return codes
+    return recoded(log, paper)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -160,7 +161,12 @@ def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
         InputError: NaN or negative norms. Infinite norms only cause a warning: they count as
             clipped, which they are.
     """
-    for what, bad in (("NaN", np.isnan(rows)), ("negative", rows < 0), ("", np.isinf(rows))):
+    values: NDArray[Any] = rows
+    for what, bad in (
+        ("NaN", np.isnan(values)),
+        ("negative", values < 0),
+        ("", np.isinf(values)),
+    ):
         if not bad.any():
             continue
         columns = np.unique(np.nonzero(bad)[-1])

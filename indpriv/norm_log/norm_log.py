@@ -333,9 +333,7 @@ class NormLog:
             rows=np.arange(len(rows)),
             reference_positions=None,
             reference_records=None,
-            batch_norms=None
-            if norms is None or entries is None
-            else ArrayBatchNorms(norms.steps, entries),
+            batch_norms=norms and ArrayBatchNorms(norms.steps, entries),
             filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[chosen]),
         )
 
@@ -355,24 +353,12 @@ def _coded(
 def coarser(log: NormLog, rounding: float) -> NormLog:
     """The log that a coarser rounding would have left.
 
-    Args:
-        log: without batch norms if its rounding is 0.
-        rounding: as a fraction of max_grad_norm, above that of the log.
+    rounding: as a fraction of max_grad_norm, above that of the log.
     """
-    finer = log.levels
-    levels = Levels(rounding, "up" if finer is None else finer.rounding_mode)
-    if finer is not None:
-        return _recoded(log, levels, levels.encode(finer.norms(_every_code(finer), 1.0), 1.0))
-    norms = log.read().astype(np.float64)
-    max_grad_norms = log.settings.max_grad_norm[log.recorded_steps]
-    return replace(
-        log,
-        levels=levels,
-        records=ArrayRecords(_coded(norms, max_grad_norms, levels)),
-        rows=np.arange(log.n_records),
-        reference_positions=None,
-        reference_records=None,
-    )
+    if (finer := log.levels) is None:
+        return recoded(log, Levels(rounding, "up"))
+    levels = Levels(rounding, finer.rounding_mode)
+    return recoded(log, levels, levels.encode(finer.norms(_every_code(finer), 1.0), 1.0))
 
 
 def noisier(log: NormLog, factor: float | FloatArray) -> NormLog:
@@ -404,42 +390,52 @@ def clipped_lower(log: NormLog, share: float) -> NormLog:
     levels = Levels(1 / top, finer.rounding_mode)  # the same levels, of which those above are cut
     above = levels.encode(finer.norms(every, 1.0), share)
     codes: Codes = np.where(every <= top, every, above).astype(levels.dtype)
-    return replace(_recoded(log, levels, codes), settings=settings)
+    return replace(recoded(log, levels, codes), settings=settings)
 
 
 def _every_code(levels: Levels) -> Codes:
     return np.arange(levels.max_code + 1, dtype=np.uint16)
 
 
-def _recoded(log: NormLog, levels: Levels, codes: Codes) -> NormLog:
-    """The log whose codes are looked up in `codes`, which are of other levels."""
-    batch_norms = log.batch_norms
-    if batch_norms is not None:
-        entries = batch_norms.read(0, log.n_examples)
-        batch_norms = ArrayBatchNorms(batch_norms.steps, replace(entries, norm=codes[entries.norm]))
+def recoded(log: NormLog, levels: Levels, codes: Codes | None = None) -> NormLog:
+    """The log whose norms are read as codes of other levels, without its reference examples.
+
+    codes: what each code of the log becomes; None if it keeps norms in full.
+    """
+    clip, norms = log.settings.max_grad_norm, log.batch_norms
+    if norms is not None:
+        entries = norms.read(0, log.n_examples)
+        values: NDArray[Any] = entries.norm
+        kept = levels.encode(values, clip[entries.step]) if codes is None else codes[values]
+        norms = ArrayBatchNorms(norms.steps, replace(entries, norm=kept))
+    of_rows = np.zeros(int(log.rows.max(initial=-1)) + 1)
+    of_rows[log.rows] = clip[log.recorded_steps]
     return replace(
         log,
         levels=levels,
-        records=_RecodedRecords(log.records, codes),
+        records=_RecodedRecords(log.records, levels, codes, of_rows),
         reference_positions=None,
         reference_records=None,
-        batch_norms=batch_norms,
+        batch_norms=norms,
     )
 
 
 @dataclass(frozen=True)
 class _RecodedRecords:
-    """Records whose codes are looked up in a table of others."""
+    """Records as codes of other levels; see `recoded`."""
 
     records: Records
-    codes: Codes
+    levels: Levels
+    codes: Codes | None
+    max_grad_norm: FloatArray  # of each row
 
     def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
         """See Records."""
-        found: NDArray[np.generic] = self.codes[
-            self.records.read(rows, start, stop).astype(np.int64)
-        ]
-        return found
+        found: NDArray[Any] = self.records.read(rows, start, stop)
+        if self.codes is None:
+            return _coded(found.astype(np.float64), self.max_grad_norm[rows], self.levels)
+        kept: Codes = self.codes[found.astype(np.int64)]
+        return kept
 
 
 @dataclass(frozen=True)
