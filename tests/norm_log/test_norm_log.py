@@ -101,23 +101,13 @@ def test_one_example_is_a_log():
     assert make(norms=[[0.3]], steps=[0]).n_examples == 1
 
 
-def test_former_names_of_a_log_still_work():
-    entries = ([0, 1], [0, 1], [0.5, 0.25])
-    log = NormLog.from_arrays([[0.2, 0.3]], [0], **GOOD, free_records=entries)
-    current = NormLog.from_arrays([[0.2, 0.3]], [0], **GOOD, batch_norms=entries)
-    assert len(log.free.read(0, 2)) == len(current.batch_norms.read(0, 2)) == 2
-    assert log.exact_positions is None
-    assert log.exact_examples() is None
-    with pytest.raises(AttributeError, match="no attribute 'frees'"):
-        getattr(log, "fre" + "es")
-
-
-def test_former_names_of_a_policy_still_work():
-    policy = RecordingPolicy(every=4, free_records=True, exact_examples=3)
+def test_a_header_may_have_the_former_names_of_a_policy():
+    former = {"every": 4, "free_records": True, "exact_examples": 3}
+    policy = RecordingPolicy.from_header({"policy": former})
     assert policy == RecordingPolicy(every=4, batch_norms=True, reference_examples=3)
-    assert (policy.free_records, policy.exact_examples) == (True, 3)
+    assert RecordingPolicy.from_header({"policy": policy.to_dict()}) == policy
     with pytest.raises(InputError, match="free_records and batch_norms are both given"):
-        RecordingPolicy(every=4, free_records=True, batch_norms=True)
+        RecordingPolicy.from_header({"policy": {**former, "batch_norms": True}})
 
 
 def test_between_records_the_smallest_clipping_norm_is_counted():
