@@ -16,11 +16,7 @@ from scipy.special import ndtr, ndtri
 
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
 from indpriv._plain import AtLeastZero, OneOf, Share, to_json
-from indpriv.accountant.clipping_norm import (
-    advantage_with_release,
-    mu_with_release,
-    rate_after_release,
-)
+from indpriv.accountant import clipping_norm
 from indpriv.accountant.gaussian import gaussian_mu
 from indpriv.accountant.risk import has_risk_curve, risk_takes_long, worst_case_risk
 from indpriv.accountant.runs import Tuning
@@ -28,15 +24,7 @@ from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.summary import SENSITIVE, Audit, Finding
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, Epsilons, EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import (
-    ANY_CHOICE,
-    OF_SECRECY,
-    SEEDED,
-    evidence,
-    is_earned,
-    lines_of,
-    open_lines,
-)
+from indpriv.norm_log import evidence
 from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog
 
@@ -193,7 +181,7 @@ class Guarantee:
     evidence: str
 
     def __post_init__(self) -> None:
-        if self.status == SUPPORTED and not is_earned(self.lines):
+        if self.status == SUPPORTED and not evidence.is_earned(self.lines):
             raise InputError(
                 "audit.json calls its guarantee supported, but not every line of evidence is "
                 "verified; make the audit again"
@@ -247,9 +235,11 @@ def guarantee_of(
     """
     account = table.account
     by_size = account.sampler == "fixed_size" and is_covered(account.sampler, account.neighbouring)
-    left_out = OF_SECRECY if account.participation == "known" or by_size else frozenset[str]()
-    lines = lines_of(
-        [*checks, ANY_CHOICE] if left_out and account.sampler == "other" else checks,
+    left_out = (
+        evidence.OF_SECRECY if account.participation == "known" or by_size else frozenset[str]()
+    )
+    lines = evidence.lines_of(
+        [*checks, evidence.ANY_CHOICE] if left_out and account.sampler == "other" else checks,
         recorder,
         said,
         left_out,
@@ -267,7 +257,7 @@ def guarantee_of(
         reasons=tuple(reasons),
         membership=membership,
         lines=lines,
-        evidence=evidence(lines),
+        evidence=evidence.evidence(lines),
     )
 
 
@@ -280,7 +270,7 @@ def _status(
     left_out: frozenset[str],
 ) -> tuple[str, list[str]]:
     """The status of the guarantee, and why it is not "supported"."""
-    if void := SEEDED if recorder.get("seeded") else recorder.get("no_privacy"):
+    if void := evidence.SEEDED if recorder.get("seeded") else recorder.get("no_privacy"):
         return VOID, [void]
     account = table.account
     known = account.participation == "known"
@@ -302,8 +292,8 @@ def _status(
         reasons = [text("sentence.guarantee", "rounds")]
     elif recorder.get("replayed") or recorder.get("converted"):
         reasons = [text("sentence.guarantee", "not_recorded")]
-    reasons += open_lines(lines)
-    return (DECLARED if reasons or not is_earned(lines) else SUPPORTED), reasons
+    reasons += evidence.open_lines(lines)
+    return (DECLARED if reasons or not evidence.is_earned(lines) else SUPPORTED), reasons
 
 
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
@@ -335,12 +325,12 @@ def membership_if_known(table: Epsilons) -> Membership:
     cost = table.account.clipping_norm_epsilon
     worst = np.array([table.worst_case_epsilon - cost]), np.array([table.account.delta])
     mu = gaussian_mu(*worst)
-    rate = rate_after_release(FALSE_POSITIVE_RATE, cost)
+    rate = clipping_norm.rate_after_release(FALSE_POSITIVE_RATE, cost)
     return Membership(
         false_positive_rate=FALSE_POSITIVE_RATE,
         true_positive_rate=float(ndtr(ndtri(rate) + mu)[0]),
-        advantage=float(advantage_with_release(2 * ndtr(mu / 2) - 1, cost)[0]),
-        mu=float(mu_with_release(mu, cost)[0]),
+        advantage=float(clipping_norm.advantage_with_release(2 * ndtr(mu / 2) - 1, cost)[0]),
+        mu=float(clipping_norm.mu_with_release(mu, cost)[0]),
     )
 
 
