@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, MemcachedBytecodeCache, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
@@ -85,6 +85,15 @@ def _finalized(value: object) -> str:
 # --- templates
 
 
+class _Compiled(dict[str, bytes]):
+    """Templates that this process has compiled, which takes most of the time of a short page."""
+
+    set = dict.__setitem__
+
+
+_COMPILED = MemcachedBytecodeCache(_Compiled())
+
+
 class _Rendering:
     """A template that is rendered for one target, and the blocks that it has met."""
 
@@ -100,6 +109,7 @@ class _Rendering:
         """Of the templates, here or in these folders, with the filters and blocks of this page."""
         made = Environment(
             loader=FileSystemLoader([*folders, TEMPLATES]),
+            bytecode_cache=_COMPILED,
             undefined=StrictUndefined,
             finalize=_finalized,
             trim_blocks=True,
