@@ -22,9 +22,11 @@ from sklearn.metrics import roc_auc_score
 from accountant import benchmark, best_time, main, report
 from indpriv import ExampleTable, NormLog, account
 from indpriv.analysis.attacks.canaries import measure_attack
+from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.groups import group_table
+from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.attack_scores import AttackScores
-from indpriv.audit import AuditedRun, RecordedRun, find_all, write_audit
+from indpriv.audit.audit_directory import write_audit
 
 DELTA = 1e-7  # below 1/n of every benchmark
 
@@ -70,12 +72,8 @@ def _audit(n: int) -> tuple[float, float]:
         start = time.perf_counter()
         evidence = RecordedRun(examples, examples)
         by = ("sex", "race", "label", "age:bins=10", "sex,race", "race,age:bins=4")
-        write_audit(
-            directory,
-            table,
-            evidence,
-            find_all(AuditedRun(log, table, evidence, name="benchmark", by=by)),
-        )
+        run = AuditedRun(log, table, evidence, name="benchmark", by=by)
+        write_audit(directory, run, find_all(run))
         return time.perf_counter() - start, (directory / "report.html").stat().st_size / 1e6
 
 

@@ -23,7 +23,7 @@ from indpriv.analysis.attacks.rates import ALL, exceeds, parts, rates_of
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.train_references import open_signals
-from indpriv.audit import attack_study
+from indpriv.audit.attacks import attack_study
 
 OVERFITTED = {
     "name": "digits-overfitted",

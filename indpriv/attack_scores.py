@@ -23,6 +23,8 @@ _COINS = "independent_fair_coins"
 _OPTIONAL = {"group": "groups", "example_id": "example_ids", "model": "model"}  # column -> field
 _MOST_COLUMNS = 1000  # of a CSV file
 _COLUMNS = ("score", "member", *_OPTIONAL)
+_HIGHER = "a number; higher must mean member"
+_FROM_0 = "a whole number; number the attacked models from 0"
 
 # What the attacker of each adversary sees, weakest first.
 ADVERSARIES = {
@@ -116,7 +118,7 @@ class AttackScores:
             )
 
     def check_adversary(self, bound: str, refused: Collection[str] = ("full",)) -> None:
-        """Raise InputError if `bound` does not hold for what the attacker sees.
+        """Raise InputError if `bound` does not hold for what the attacker sees, or several models.
 
         Args:
             bound: what would be computed from the scores, in a few words.
@@ -128,6 +130,7 @@ class AttackScores:
                 f"{ADVERSARIES[self.adversary]} (adversary {self.adversary!r}): "
                 + (_ANOTHER if self.adversary == "gradients" else _SHARED_NOISE)
             )
+        self.check_one_model(bound)
 
     def to_parquet(self, path: Path) -> None:
         """Write columns score and member, those of group, example_id and model, and the details.
@@ -159,27 +162,27 @@ class AttackScores:
                 holds other values.
         """
         with named(path := Path(path)):
-            return cls._of_frame(_read(path), path)
+            return cls._of_frame(_read(path))
 
     @classmethod
-    def _of_frame(cls, frame: pd.DataFrame, path: Path) -> AttackScores:
+    def _of_frame(cls, frame: pd.DataFrame) -> AttackScores:
         missing = [name for name in ("score", "member") if name not in frame.columns]
         if missing:
             raise InputError(
-                f"{path} lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it "
-                f"has {', '.join(map(str, frame.columns[:9]))}); an attack's scores need score "
+                f"it lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it has "
+                f"{', '.join(map(str, frame.columns[:9]))}); an attack's scores need score "
                 "(higher = member), member (1 or 0) and optionally group"
             )
         if frame.empty:
-            raise InputError(f"{path} holds no scores; it needs one row per attacked example")
+            raise InputError("it holds no scores; it needs one row per attacked example")
         return cls(
-            scores=_numbers(frame["score"], path),
-            member=_memberships(frame["member"], path),
+            scores=_numbers(frame["score"], np.float64, _HIGHER),
+            member=_memberships(frame["member"]),
             method=str(frame.attrs.get("method", "scores from outside")),
             groups=to_texts(frame["group"]) if "group" in frame else None,
             fair_coins=frame.attrs.get(_COINS) is True,
             example_ids=frame["example_id"].to_numpy() if "example_id" in frame else None,
-            model=_models(frame["model"], path) if "model" in frame else None,
+            model=_numbers(frame["model"], np.int64, _FROM_0) if "model" in frame else None,
             adversary=str(frame.attrs.get("adversary", "final_model")),
             details={
                 name: frame[name].to_numpy(np.float64) for name in frame.attrs.get("details", ())
@@ -215,32 +218,22 @@ def _read(path: Path) -> pd.DataFrame:
         ) from error
 
 
-def _numbers(column: pd.Series[Any], path: Path) -> NDArray[np.float64]:
+def _numbers(column: pd.Series[Any], dtype: type, what: str) -> NDArray[Any]:
+    """A column as numbers; InputError where it holds something else than `what`."""
     try:
-        found: NDArray[np.float64] = pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
+        found = pd.to_numeric(column)
+        if dtype is np.float64:
+            return found.to_numpy(dtype, na_value=np.nan)
+        return found.to_numpy().astype(dtype, casting="safe")
     except (ValueError, TypeError) as error:
-        raise InputError(
-            f"{path}: score holds a value that is not a number ({error}); higher must mean member"
-        ) from error
-    return found
+        raise InputError(f"{column.name} holds a value that is not {what} ({error})") from error
 
 
-def _models(column: pd.Series[Any], path: Path) -> NDArray[np.int64]:
-    try:
-        return pd.to_numeric(column).to_numpy().astype(np.int64, casting="safe")
-    except (ValueError, TypeError) as error:
-        raise InputError(
-            f"{path}: model holds a value that is not a whole number ({error}); number the "
-            "attacked models from 0"
-        ) from error
-
-
-def _memberships(column: pd.Series[Any], path: Path) -> NDArray[np.bool_]:
+def _memberships(column: pd.Series[Any]) -> NDArray[np.bool_]:
     texts = to_texts(column)
     unknown = sorted({str(text) for text in texts if str(text).strip().lower() not in _MEMBERSHIP})
     if unknown:
         raise InputError(
-            f"{path}: member holds {unknown[0]!r}; write 1 or true for a member, 0 or false for a "
-            "non-member"
+            f"member holds {unknown[0]!r}; write 1 or true for a member, 0 or false for others"
         )
     return np.array([_MEMBERSHIP[str(text).strip().lower()] for text in texts], dtype=bool)

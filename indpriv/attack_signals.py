@@ -15,7 +15,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,8 @@ class AttackSignals:
 
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
-        arrays = {"signal": self.signal, "member": self.member, **_ids(self)}
+        arrays = {"signal": self.signal, "member": self.member}
+        arrays |= _ids(self.example_ids, self.unit_ids)
         _write_arrays(path, **arrays, facts=np.array(json.dumps(self.facts)))
 
     @property
@@ -208,8 +209,8 @@ class AttackSignals:
         if path.is_dir():
             folder = SignalsFolder.open(path)
             with named(path):
-                signal, member = folder.arrays()
-                return cls(signal, member, **_ids(folder), **folder.facts)
+                more: dict[str, Any] = {**folder.ids, **folder.content["facts"]}
+                return cls(*folder.arrays(), **more)
         if not path.is_file():
             raise InputError(f"{path} does not exist; pass one of train_references, or an .npz")
         found = read_npz(path)
@@ -279,18 +280,20 @@ class SignalsFolder:
 
     Attributes:
         path: the folder.
-        example_ids, unit_ids: (n_examples,); unit_ids may be None.
-        facts: kind, audited, coins, share, fingerprint and adversary.
-        models: one entry for each whole row, with its checksums.
-        settings: what its maker notes about all models, compared when a series goes on.
+        ids: (n_examples,) example_ids, and unit_ids if units have several rows.
+        content: of signals.json: the facts of `AttackSignals`; of models, an entry for each whole
+            row with its checksums; and settings, what its maker notes about all models, compared
+            when a series goes on.
     """
 
     path: Path
-    example_ids: NDArray[np.generic]
-    unit_ids: NDArray[np.generic] | None
-    facts: dict[str, Any]
-    models: tuple[dict[str, Any], ...]
-    settings: dict[str, Any]
+    ids: Mapping[str, NDArray[Any]]
+    content: Mapping[str, Any]
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """One entry for each whole row."""
+        return list(self.content["models"])
 
     @classmethod
     def create(
@@ -305,11 +308,11 @@ class SignalsFolder:
         """Make a folder without models (0700); InputError if it holds anything else."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path} exists and holds no signals; choose another folder")
-        make_folder(path)
-        folder = cls(path, example_ids, unit_ids, facts, (), settings or {})
-        _write_arrays(path / _IDS, **_ids(folder))
-        folder._commit()
-        return folder
+        content = {"schema": _SCHEMA, "sensitive": "for the curator only", "facts": facts}
+        content |= {"settings": settings or {}, "models": []}
+        folder = cls(make_folder(path), _ids(example_ids, unit_ids), content)
+        _write_arrays(path / _IDS, **folder.ids)
+        return folder._with(())
 
     @classmethod
     def open(cls, path: Path) -> SignalsFolder:
@@ -318,23 +321,21 @@ class SignalsFolder:
         check(_CONTENT, content, str(path / SIGNALS))
         if content.get("schema") != _SCHEMA:
             raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
-        ids = read_npz(path / _IDS)
-        facts, settings, models = (content[key] for key in ("facts", "settings", "models"))
+        found, n_models = read_npz(path / _IDS), len(content["models"])
         with named(path / _IDS):
-            units = ids.get("unit_ids")
-            folder = cls(path, ids["example_ids"], units, facts, tuple(models), settings)
+            ids = _ids(found["example_ids"], found.get("unit_ids"))
         for name, dtype in _ROWS.items():
-            needed = len(models) * len(folder.example_ids) * np.dtype(dtype).itemsize
+            needed = n_models * len(ids["example_ids"]) * np.dtype(dtype).itemsize
             if needed and (not (path / name).is_file() or (path / name).stat().st_size < needed):
                 raise EvidenceError(
-                    f"{path / name} is shorter than the {len(models)} models in {SIGNALS}; make "
-                    "the signals again"
+                    f"{path / name} is shorter than the {n_models} models in {SIGNALS}; make the "
+                    "signals again"
                 )
-        return folder
+        return cls(path, ids, content)
 
     def append(self, signal: NDArray[np.float32], member: BoolArray) -> SignalsFolder:
         """Add one model, durably; the folder with it. A row that was cut short is overwritten."""
-        n = len(self.example_ids)
+        n = len(self.ids["example_ids"])
         if signal.shape != (n,) or member.shape != (n,):
             raise InputError(
                 f"a model has {signal.shape} signals and {member.shape} memberships, for {n} "
@@ -350,13 +351,11 @@ class SignalsFolder:
                 file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
-        added = replace(self, models=(*self.models, {"crc32": checksums}))
-        added._commit()
-        return added
+        return self._with((*self.models, {"crc32": checksums}))
 
     def first(self, n: int) -> SignalsFolder:
         """The folder with its first n models only; the others do not count from the next append."""
-        return replace(self, models=self.models[:n])
+        return replace(self, content={**self.content, "models": self.models[:n]})
 
     def arrays(self) -> tuple[NDArray[np.float32], BoolArray]:
         """Signals and memberships, (n_models, n_examples) each, mapped from the files.
@@ -365,7 +364,7 @@ class SignalsFolder:
             InputError: there is no model.
             EvidenceError: a row does not match its checksum.
         """
-        shape = (len(self.models), len(self.example_ids))
+        shape = (len(self.models), len(self.ids["example_ids"]))
         if not self.models:
             raise InputError(f"{self.path} holds no model yet; run train_references again")
         for name in _ROWS:
@@ -382,21 +381,18 @@ class SignalsFolder:
                 )
         return signal, member.view(np.bool_)
 
-    def _commit(self) -> None:
-        content = {
-            "schema": _SCHEMA,
-            "sensitive": "for the curator only",
-            "facts": self.facts,
-            "settings": self.settings,
-            "models": list(self.models),
-        }
+    def _with(self, models: Sequence[dict[str, Any]]) -> SignalsFolder:
+        """The folder with these models, once signals.json says so."""
+        content = {**self.content, "models": list(models)}
         write_json(self.path / SIGNALS, content)
+        return replace(self, content=content)
 
 
-def _ids(of: AttackSignals | SignalsFolder) -> dict[str, Any]:
-    """The ids of examples, and of units where there are any."""
-    ids = {"example_ids": of.example_ids, "unit_ids": of.unit_ids}
-    return {name: array for name, array in ids.items() if array is not None}
+def _ids(
+    example_ids: NDArray[np.generic], unit_ids: NDArray[np.generic] | None
+) -> dict[str, NDArray[Any]]:
+    units = {} if unit_ids is None else {"unit_ids": unit_ids}
+    return {"example_ids": example_ids, **units}
 
 
 def _write_arrays(path: Path, **arrays: NDArray[Any]) -> None:

@@ -14,8 +14,8 @@ import indpriv
 from indpriv._files import write_json
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.analysis.recorded_run import Declared
-from indpriv.audit import RecordedRun, fidelity_against_k
+from indpriv.analysis.fidelity import fidelity_against_k
+from indpriv.analysis.recorded_run import Declared, RecordedRun
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED

@@ -30,7 +30,7 @@ from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.intervals import Interval, student_interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.audit.advice import groups_of_run
-from indpriv.audit.method_of_run import MethodOptions
+from indpriv.audit.pipeline import MethodOptions
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.errors import InputError
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from audits.training.config import AuditConfig
     from audits.training.datasets import Dataset
     from indpriv.analysis.recorded_run import RecordedRun
-    from indpriv.audit.method_of_run import MethodOptions
+    from indpriv.audit.pipeline import MethodOptions
     from indpriv.epsilon_table import EpsilonTable
 
 _EXTRAS = ("attacks", "leakage")  # tables that do not bear on epsilons
@@ -152,7 +152,7 @@ def account_run(path: Path, method: MethodOptions) -> tuple[EpsilonTable, Record
     """The epsilons of a recorded run, and what else is known about it."""
     from indpriv.accountant.account import table_for
     from indpriv.analysis.recorded_run import recorded_run
-    from indpriv.audit.method_of_run import method_of_run
+    from indpriv.audit.pipeline import method_of_run
     from indpriv.norm_log.norm_log import open_run
 
     run = open_run(path)

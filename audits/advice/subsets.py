@@ -20,7 +20,7 @@ from audits.advice.records import (
 from indpriv._progress import StageProgress, silent
 from indpriv.analysis.advice import ALL, MIDDLE, Advice, GroupAdvice, read_quantiles
 from indpriv.audit.advice import advise_on_run, groups_of_run
-from indpriv.audit.method_of_run import MethodOptions
+from indpriv.audit.pipeline import MethodOptions
 from indpriv.errors import InputError
 
 READING = "reading runs on subsets"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -87,14 +88,10 @@ class AttributeKnowledge:
         return logs[np.arange(len(logs)), self.truth]
 
 
-@dataclass(frozen=True)
-class Guesser:
-    """A rule that guesses the attribute with the model.
+class Guesser(NamedTuple):
+    """A rule that guesses the attribute with the model, and the paper that it follows.
 
-    Attributes:
-        title: in a few words.
-        source: the paper that it follows.
-        logs: from what is known to (n, k) scores of the values; the largest is guessed.
+    `logs` gives (n, k) scores of the values; the largest is guessed.
     """
 
     title: str
@@ -179,16 +176,10 @@ def _one(name: str, rows: pd.DataFrame, path: Path) -> AttributeKnowledge:
 def attribute_scores(known: Sequence[AttributeKnowledge]) -> AttackScores:
     """Score examples by what the model adds to the probability of their true attributes.
 
-    Returns:
-        for each training example, and each test example that imputation was not fitted on, the
-        log-probability of the true value by imputation and model, less that by imputation alone,
-        summed over attributes.
-
-    Raises:
-        InputError: nothing is known of attributes, or of other examples for each.
+    For each training example, and each test example that imputation was not fitted on, the
+    log-probability of the true value by imputation and model, less that by imputation alone, summed
+    over attributes. InputError where one is known of other examples.
     """
-    if not known:
-        raise InputError("nothing is known of attributes, and this attack guesses them")
     first, total = known[0], np.zeros(len(known[0].truth))
     for one in known:
         if not (
@@ -197,5 +188,4 @@ def attribute_scores(known: Sequence[AttributeKnowledge]) -> AttackScores:
         ):
             raise InputError(f"{one.name} is of other examples than {first.name}")
         total += one.of_truth(one.log_posterior()) - one.of_truth(one.imputed)
-    method = "attribute inference, beyond imputation"
-    return AttackScores(total, first.member, method, example_ids=first.example_ids)
+    return AttackScores(total, first.member, "", example_ids=first.example_ids)

@@ -1,5 +1,6 @@
 """Membership inference from the losses of a final model on its examples. Output is sensitive.
 
+Each attack takes training examples (members) and test examples, and says beforehand what it lacks.
 The regression is after Bertran, Tang, Roth, Kearns, Morgenstern and Wu 2023, "Scalable Membership
 Inference Attacks via Quantile Regression" (arXiv:2307.03694), in its normal form: mean and scale of
 the confidence are regressed on what is known of an example other than its membership.
@@ -12,10 +13,8 @@ from indpriv._arrays import BoolArray, FloatArray
 from indpriv._columns import groupable_columns, to_floats
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import from_losses
-from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
-_WHAT = {"loss": "a loss", "correct": "a prediction that is right or wrong"}
 _MOST_VALUES = 50  # of a column that becomes one indicator for each value
 _LEAST = 20  # hold-out examples to regress on
 _RIDGE = 1e-3
@@ -23,16 +22,9 @@ _SEED = 0  # of the half of the hold-out that the regression uses
 
 
 def loss_scores(examples: ExampleTable) -> AttackScores:
-    """Score every training and test example by minus its loss.
+    """Minus the loss of each example that has one; an infinite loss is never a member's.
 
     A model has a small loss on what it has memorised.
-
-    Returns:
-        one score for each example with a loss, training examples first. An infinite loss counts as
-        never a member.
-
-    Raises:
-        InputError: no training example or no test example has a loss.
 
     >>> import pandas as pd
     >>> from indpriv.example_table import ExampleTable
@@ -42,38 +34,37 @@ def loss_scores(examples: ExampleTable) -> AttackScores:
     array([-0.1, -0.9])
     """
     scores = -_column(examples, "loss")
-    return _scores(examples, scores, ~np.isnan(scores), "loss threshold")
+    return _scores(examples, scores, ~np.isnan(scores))
+
+
+def lacks_losses(examples: ExampleTable) -> str | None:
+    """What `loss_scores` needs and the examples lack; None if nothing."""
+    known = all(split["loss"].notna().any() for split in (examples.train, examples.test))
+    return None if known else "a loss of a training and of a test example"
 
 
 def label_scores(examples: ExampleTable) -> AttackScores:
-    """Score every training and test example by whether the model gets its label right.
+    """1 or 0 for each example: whether the model gets its label right, where that is known.
 
-    Returns:
-        1 or 0 for each example whose correctness is known, training examples first. Their AUC is
-        1/2 plus half the gap between training and test accuracy.
-
-    Raises:
-        InputError: no training example or no test example has a prediction, as in a task without
-            accuracy.
+    Their AUC is 1/2 plus half the gap between training and test accuracy.
     """
     scores = _column(examples, "correct")
-    return _scores(examples, scores, ~np.isnan(scores), "right or wrong label")
+    return _scores(examples, scores, ~np.isnan(scores))
+
+
+def lacks_labels(examples: ExampleTable) -> str | None:
+    """What `label_scores` needs and the examples lack, as in a task without accuracy."""
+    known = all(split["correct"].notna().any() for split in (examples.train, examples.test))
+    return None if known else "training and test predictions that are right or wrong"
 
 
 def quantile_scores(examples: ExampleTable) -> AttackScores:
-    """Score examples by how far their confidence lies above that of similar non-members.
+    """How far the confidence of an example lies above that of similar non-members.
 
     A random half of the test examples gives the regression; the scores are of the training examples
     and of the other half. The label and every metadata column with at most 50 values, or of
     numbers, are its features.
-
-    Raises:
-        InputError: no losses, a loss below 0, or fewer than 40 test examples with a finite one
-            above 0.
     """
-    lacking = needs_of_regression(examples)
-    if lacking is not None:
-        raise InputError(f"a regression on half of the test examples needs {lacking}")
     confidence = from_losses(_column(examples, "loss"))
     known, n_train = ~np.isnan(confidence), len(examples.train)
     fitting = _half(examples.test["example_id"].to_numpy(), known[n_train:])
@@ -86,52 +77,30 @@ def quantile_scores(examples: ExampleTable) -> AttackScores:
     mean = _fit(features, confidence, fitting)
     residual = np.log(np.abs(confidence - mean) + 1e-6)
     scale = np.exp(_fit(features, residual, fitting))
-    method = "regression on hold-out losses"
-    return _scores(examples, (confidence - mean) / scale, known & ~fitting, method)
+    return _scores(examples, (confidence - mean) / scale, known & ~fitting)
 
 
-def needs_of_losses(examples: ExampleTable) -> str | None:
-    """What `loss_scores` needs and the examples lack; None if nothing."""
-    known = all(split["loss"].notna().any() for split in (examples.train, examples.test))
-    return None if known else "a loss of a training and of a test example"
-
-
-def needs_of_labels(examples: ExampleTable) -> str | None:
-    """What `label_scores` needs and the examples lack; None if nothing."""
-    known = all(split["correct"].notna().any() for split in (examples.train, examples.test))
-    return None if known else "training and test predictions that are right or wrong"
-
-
-def needs_of_regression(examples: ExampleTable) -> str | None:
+def lacks_for_regression(examples: ExampleTable) -> str | None:
     """What `quantile_scores` needs and the examples lack; None if nothing."""
     losses = to_floats(examples.test["loss"])
     fitted = int((np.isfinite(losses) & (losses > 0)).sum())
     if (losses < 0).any() or (to_floats(examples.train["loss"]) < 0).any():
         return "cross-entropy losses, none of them below 0"
     if fitted >= 2 * _LEAST:
-        return needs_of_losses(examples)
+        return lacks_losses(examples)
     return f"{2 * _LEAST} test examples with a finite loss above 0 (there are {fitted})"
 
 
 def _column(examples: ExampleTable, name: str) -> FloatArray:
-    """A column of training and then of test examples; InputError where a split has no value."""
-    parts = []
-    for split, frame in (("training", examples.train), ("test", examples.test)):
-        parts.append(to_floats(frame[name]))
-        if np.isnan(parts[-1]).all():
-            raise InputError(
-                f"no {split} example has {_WHAT[name]}; the attack needs members and non-members"
-            )
-    return np.concatenate(parts)
+    """A column of training and then of test examples."""
+    return np.concatenate([to_floats(split[name]) for split in (examples.train, examples.test)])
 
 
-def _scores(
-    examples: ExampleTable, scores: FloatArray, used: BoolArray, method: str
-) -> AttackScores:
+def _scores(examples: ExampleTable, scores: FloatArray, used: BoolArray) -> AttackScores:
     """Scores of the examples that are used, from those of all, training examples first."""
     ids = np.concatenate([examples.train["example_id"], examples.test["example_id"]])[used]
     member = (np.arange(len(scores)) < len(examples.train))[used]
-    return AttackScores(scores[used], member, method, example_ids=ids)
+    return AttackScores(scores[used], member, "", example_ids=ids)
 
 
 def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:
@@ -139,27 +108,22 @@ def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:
     order = np.argsort(ids, kind="stable")
     order = order[known[order]]
     chosen = np.random.default_rng(_SEED).permutation(len(order))[: len(order) // 2]
-    half = np.zeros(len(ids), dtype=bool)
-    half[order[chosen]] = True
-    return half
+    return np.asarray(np.isin(np.arange(len(ids)), order[chosen]))
 
 
 def _features(frame: pd.DataFrame) -> FloatArray:
     """Indicators of texts and standardised numbers; a number that is not finite is the mean."""
-    columns = []
+    columns = [np.empty((0, len(frame)))]
     for name in groupable_columns(frame):
         values = frame[name]
         if values.nunique() <= _MOST_VALUES:
-            columns += list(pd.get_dummies(values.astype(str)).to_numpy().T)
+            columns.append(pd.get_dummies(values.astype(str)).to_numpy(np.float64).T)
         elif pd.api.types.is_numeric_dtype(values):
             numbers = to_floats(values)
             finite = np.isfinite(numbers)
             numbers = np.where(finite, numbers, numbers[finite].mean() if finite.any() else 0.0)
-            columns.append((numbers - numbers.mean()) / (numbers.std() or 1.0))
-    found = np.empty((len(frame), len(columns)))
-    for number, column in enumerate(columns):
-        found[:, number] = column
-    return found
+            columns.append((numbers - numbers.mean())[None] / (numbers.std() or 1.0))
+    return np.ascontiguousarray(np.concatenate(columns).T)
 
 
 def _centred(features: FloatArray, used: BoolArray) -> FloatArray:

@@ -5,8 +5,8 @@ Principles" (arXiv:2112.03570), and a version for few references, whose variance
 shrunk towards those of all examples. Zarifzadeh, Liu and Shokri 2024, "Low-Cost High-Power
 Membership Inference Attacks" (arXiv:2312.03262), algorithm 1.
 
-Each attack takes signals of the target and of its references, and the row of the target. It raises
-InputError where there are fewer references than it needs.
+Each attack takes signals of the target and of its references, and the row of the target. How many
+references it needs at least is in attacks.toml; the registry counts them.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,10 @@ from scipy import stats
 from scipy.special import expit
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
-from indpriv._checks import check_choice, check_row
+from indpriv._checks import check_row
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
-from indpriv.errors import InputError
 
-_LEAST = 4  # references of LiRA; with fewer, each example's direction is mostly noise
 _PRIOR_DEGREES = 4.0  # weight of the median variance
 _SMALLEST = 1e-12  # variance, where all references agree
 _LEAST_OTHERS = 2  # non-members that RMIA ranks among
@@ -31,12 +29,10 @@ _TIE = 1e-9  # weight of RMIA's ratio itself, which orders equal ranks
 
 @dataclass(frozen=True)
 class Moments:
-    """Signals of the references by example; the first row is with it, the second without it.
+    """(2, n_examples) each, of references with a signal: trained on the example, and without it.
 
-    Attributes:
-        count: (2, n_examples) number of references with a signal.
-        means: (2, n_examples) of their signals; 0 where there is none.
-        squares: (2, n_examples) sums of squared deviations from these means.
+    Their number, the means of their signals (0 where there is none), and the sums of squared
+    deviations from these means.
     """
 
     count: IntArray
@@ -52,13 +48,11 @@ class Moments:
 
 @dataclass(frozen=True)
 class Effects:
-    """How far being trained on moves each example's signal, in standard deviations.
+    """How far being trained on moves each example's signal, in standard deviations; (n,) each.
 
-    Attributes:
-        variance: (n_examples,) pooled within and without, shrunk to the median.
-        effect: (n_examples,) standardised mean difference (Hedges 1981); NaN where an example has
-            no reference with it, or none without it.
-        error: (n_examples,) variance of the effect, 1 / n_in + 1 / n_out.
+    The variance is pooled within and without, and shrunk to the median. The effect is Hedges' 1981
+    standardised mean difference, NaN where no reference has the example, or all do; `error` is its
+    variance, 1 / n_in + 1 / n_out.
     """
 
     variance: FloatArray
@@ -142,7 +136,7 @@ def _shrunk_variance(squares: FloatArray, degrees: IntArray) -> FloatArray:
 
 
 def scores_of_target(
-    signals: AttackSignals, target: int, scores: FloatArray, method: str
+    signals: AttackSignals, target: int, scores: FloatArray, method: str = ""
 ) -> AttackScores:
     """Scores of one target, without those that are NaN.
 
@@ -165,69 +159,56 @@ def scores_of_target(
 def lira(signals: AttackSignals, target: int) -> AttackScores:
     """Log-likelihood ratio of "in" and "out" at a common variance, with shrunk effects.
 
-    It needs four references.
+    With fewer than four references, each example's direction is mostly noise.
     """
-    signals.check_references(target, _LEAST)
     found = moments(signals, target)
     of = effects(found)
     effect, deviation = of.shrunk, np.sqrt(of.variance)
     share_in = found.count[0] / np.maximum(found.count.sum(axis=0), 1)
     out = found.mean - share_in * effect * deviation
     x = (finite_signal(signals, target) - out) / deviation
-    return scores_of_target(signals, target, effect * x - effect**2 / 2, "LiRA, shrunk")
+    return scores_of_target(signals, target, effect * x - effect**2 / 2)
 
 
-def plain_lira(signals: AttackSignals, target: int, *, variance: str = "each") -> AttackScores:
-    """Carlini's online attack: two normal laws for each example.
+def plain_lira(signals: AttackSignals, target: int, *, fixed: bool = False) -> AttackScores:
+    """Carlini's online attack: two normal laws for each example; 64 references are recommended.
 
-    It needs four references; 64 or more are recommended.
-
-    Args:
-        signals: of the target and its references.
-        target: the row of the attacked model.
-        variance: "each" for a variance of each example and side (the common one of the side where
-            fewer than two references know it), "fixed" for one of each side.
-
-    Returns:
-        log-likelihood ratios; 0 for an example without references on one side.
+    Each example and side has a variance of its own (the common one of the side where fewer than two
+    references know it); fixed: all of one side have that. Scores are log-likelihood ratios, 0 for
+    an example without references on one side.
     """
-    check_choice("variance", variance, ("each", "fixed"))
-    signals.check_references(target, _LEAST)
     found, signal = moments(signals, target), finite_signal(signals, target)
     logs = []
     for count, mean, squares in zip(found.count, found.means, found.squares, strict=True):
         common = max(squares.sum() / max((count - (count > 0)).sum(), 1), _SMALLEST)
         own = np.maximum(squares / np.maximum(count, 1), _SMALLEST)
-        used = np.where((variance == "each") & (count >= 2), own, common)
+        used = np.where((count >= 2) & (not fixed), own, common)
         logs.append(stats.norm.logpdf(signal, mean, np.sqrt(used)))
     both = (found.count > 0).all(axis=0)
     score = np.where(both, logs[0] - logs[1], np.where(np.isnan(signal), np.nan, 0.0))
-    method = "LiRA" if variance == "each" else "LiRA, fixed variance"
-    return scores_of_target(signals, target, score, method)
+    return scores_of_target(signals, target, score)
 
 
 def offline_lira(signals: AttackSignals, target: int) -> AttackScores:
     """How far the signal lies above those of references without the example, standardised.
 
     Variances are shrunk to their median. An example that every reference was trained on is compared
-    with these. It needs two references.
+    with these.
     """
-    signals.check_references(target, 2)
     found = moments(signals, target)
     outside, every = np.minimum(found.count[1], 1), np.arange(signals.n_examples)
     mean = np.where(outside, found.means[1], found.mean)
     degrees = np.maximum(found.count[outside, every] - 1, 0)
     deviation = np.sqrt(_shrunk_variance(found.squares[outside, every], degrees))
     score = (finite_signal(signals, target) - mean) / deviation
-    return scores_of_target(signals, target, score, "LiRA, offline")
+    return scores_of_target(signals, target, score)
 
 
 def calibrated(signals: AttackSignals, target: int) -> AttackScores:
-    """How far the signal lies above those of all references, standardised; it needs two of them."""
-    signals.check_references(target, 2)
+    """How far the signal lies above those of all references, standardised."""
     found = moments(signals, target)
     score = (finite_signal(signals, target) - found.mean) / np.sqrt(effects(found).variance)
-    return scores_of_target(signals, target, score, "calibrated confidence")
+    return scores_of_target(signals, target, score)
 
 
 def rmia(
@@ -246,65 +227,37 @@ def rmia(
     The ratio of an example is the target's probability of the true label over the mean of the
     references. Its score is the share of the target's non-members z with ratio / ratio_z at least
     gamma. The order of the scores is that of the ratios, which no membership of the target enters.
-
-    Args:
-        signals: of the target and its references.
-        target: the row of the attacked model.
-        gamma: how much more the model must prefer an example.
-        offline_a: for an example that no reference was trained on, the mean over references of the
-            probability p is taken to be ((1 + a) p + 1 - a) / 2.
-        offline: use only references that were not trained on the example.
-
-    Returns:
-        scores of the examples with a signal of the target and of a reference that counts.
-
-    Raises:
-        InputError: no reference, fewer than two non-members, or signals of the kind "other".
+    For an example that no reference was trained on, the mean over references of the probability p
+    is taken to be ((1 + a) p + 1 - a) / 2 with a = offline_a. offline: use only references that
+    were not trained on the example. InputError for gamma or offline_a out of range.
     """
     check_row("gamma", gamma, lambda x: x > 0, "above 0")
     check_row("offline_a", offline_a, lambda x: (x >= 0) & (x <= 1), "from 0 to 1")
-    signals.check_references(target, 1)
     ratio = _probability(signals, target) / _base(signals, target, offline_a, offline)
-    known = ~np.isnan(ratio)
-    score = np.full(len(ratio), np.nan)
-    score[known] = _rank(ratio[known], signals.member[target][known], gamma)
-    return scores_of_target(signals, target, score, "RMIA" + ", offline" * offline)
+    # A non-member counts in its own population. Leaving it out would score members above others
+    # wherever ratios are equal, as they often are for labels.
+    population = np.sort(ratio[~np.isnan(ratio) & ~signals.member[target]])
+    beaten = np.searchsorted(population, ratio / gamma, side="right")
+    score = beaten / len(population) + _TIE * ratio / (1 + ratio)  # NaN where the ratio is
+    return scores_of_target(signals, target, score)
 
 
-def needs_of_rmia(signals: AttackSignals, *, offline: bool = False) -> str | None:
+def lacks_for_rmia(signals: AttackSignals, *, offline: bool = False) -> str | None:
     """What the signals lack for RMIA on their audited row; None if nothing."""
     target = signals.audited or 0
     if signals.kind == "other":
         return "signals that are probabilities, of another kind than 'other'"
+    others = ~np.isnan(signals.signal[target]) & ~signals.member[target]
     known = np.zeros(signals.n_examples, dtype=bool)
-    for signal, member in reference_signals(signals, target):
-        known |= ~np.isnan(signal) & ~(offline & member)
-    known &= ~np.isnan(signals.signal[target]) & ~signals.member[target]
-    if known.sum() < _LEAST_OTHERS:
-        return "two non-members with a signal of a reference that counts"
-    return None
-
-
-def _rank(ratio: FloatArray, member: BoolArray, gamma: float) -> FloatArray:
-    """Share of the non-members whose ratio is at most ratio / gamma: a function of the ratio alone.
-
-    A non-member counts in its own population. Leaving it out would score members above non-members
-    wherever ratios are equal, as they often are for labels.
-    """
-    population = np.sort(ratio[~member])
-    if len(population) < _LEAST_OTHERS:
-        raise InputError("RMIA compares with non-members, and the target has fewer than two")
-    beaten = np.searchsorted(population, ratio / gamma, side="right")
-    return np.asarray(beaten / len(population) + _TIE * ratio / (1 + ratio))
+    for model in set(range(signals.n_models)) - {target}:
+        known |= others & ~np.isnan(signals.signal[model]) & ~(offline & signals.member[model])
+        if known.sum() >= _LEAST_OTHERS:
+            return None
+    return "two non-members with a signal of a reference that counts"
 
 
 def _probability(signals: AttackSignals, model: int) -> FloatArray:
     """Probability of the true label, (n_examples,)."""
-    if signals.kind == "other":
-        raise InputError(
-            "RMIA takes ratios of probabilities, and these signals are of the kind 'other'; use "
-            "calibrated or lira"
-        )
     signal = np.asarray(signals.signal[model], dtype=np.float64)
     p = expit(signal) if signals.kind == "confidence" else signal
     return np.asarray(np.maximum(p, np.finfo(np.float64).tiny))

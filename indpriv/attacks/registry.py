@@ -1,7 +1,7 @@
 """Every attack that an audit can run.
 
-To add one, write a function from what is known about a model to scores, name it in ATTACKS, and
-say in attacks.toml what it needs, follows and is worth.
+To add one, write a function from what is known about a model to scores, and one that says what it
+lacks; name both in _FUNCTIONS, and say in attacks.toml what it needs, follows and is worth.
 """
 
 import tomllib
@@ -114,11 +114,16 @@ class Attack:
 
     def scores(self, material: Material) -> AttackScores:
         """Scores of the attack; InputError where what it needs is not known."""
-        known = getattr(material, self.need)
-        audited = getattr(known, "audited", None)
-        if known is None or (self.references and audited is None):
+        known, lacking = getattr(material, self.need), self.lacks(material)
+        if known is None:
             raise InputError(f"this attack needs {_NEEDED.get(self.need, _SIGNALS)}")
-        found = self.attack(known, audited) if self.references else self.attack(known)
+        if isinstance(known, AttackSignals):
+            if (target := known.audited) is None:
+                raise InputError(f"this attack needs {_SIGNALS}")
+            known.check_references(target, self.references)
+        if lacking is not None:
+            raise InputError(f"this attack ({self.title}) needs {lacking}")
+        found = self.attack(known, target) if self.references else self.attack(known)
         return replace(found, method=self.title)
 
     def can_use(self, material: Material) -> bool:
@@ -150,25 +155,23 @@ def _nothing(_: Any) -> None:
     """What attacks lack that take whatever there is."""
 
 
+_RMIA = (references.rmia, references.lacks_for_rmia)
 # The function of each attack, and what it lacks; texts and needs stand in attacks.toml.
 _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | None]]] = {
-    "loss_threshold": (losses.loss_scores, losses.needs_of_losses),
-    "label_gap": (losses.label_scores, losses.needs_of_labels),
-    "quantile": (losses.quantile_scores, losses.needs_of_regression),
-    "attributes": (attribute_scores, _nothing),
-    "rmia": (references.rmia, references.needs_of_rmia),
-    "rmia_offline": (
-        partial(references.rmia, offline=True),
-        partial(references.needs_of_rmia, offline=True),
-    ),
+    "loss_threshold": (losses.loss_scores, losses.lacks_losses),
+    "label_gap": (losses.label_scores, losses.lacks_labels),
+    "quantile": (losses.quantile_scores, losses.lacks_for_regression),
+    "attributes": (attribute_scores, lambda known: None if known else "an attribute"),
+    "rmia": _RMIA,
+    "rmia_offline": (partial(_RMIA[0], offline=True), partial(_RMIA[1], offline=True)),
     "lira": (references.lira, _nothing),
     "lira_plain": (references.plain_lira, _nothing),
-    "lira_fixed": (partial(references.plain_lira, variance="fixed"), _nothing),
+    "lira_fixed": (partial(references.plain_lira, fixed=True), _nothing),
     "lira_offline": (references.offline_lira, _nothing),
     "calibrated": (references.calibrated, _nothing),
-    "label_rmia": (references.rmia, references.needs_of_rmia),
+    "label_rmia": _RMIA,
     "label_robustness": (references.calibrated, _nothing),
-    "trajectory_rmia": (references.rmia, references.needs_of_rmia),
+    "trajectory_rmia": _RMIA,
     "trajectory_lira": (references.lira, _nothing),
 }
 _TEXTS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))

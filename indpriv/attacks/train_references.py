@@ -92,18 +92,10 @@ def study_pool(
 ) -> Pool:
     """Random targets with fair coins, among examples of which the others are always trained on.
 
-    Args:
-        n_examples: number of training examples.
-        targets: number of targets, at most half of the examples; the default is half of them.
-            Whole units are chosen until they hold that number of rows.
-        unit_ids: (n_examples,) whose row each example is.
-        example_ids: (n_examples,) what the examples are called; default their positions.
-        fingerprint: identifies the data.
-        seed: of the choice; None draws it from the operating system.
-        output: where signals may be already; their targets are then chosen again.
-
-    Raises:
-        InputError: no target, or more than half of the examples.
+    There are n_examples // 2 targets by default, and no more; of unit_ids (n_examples,), whole
+    units are chosen until they hold that number of rows. example_ids (n_examples,) are positions by
+    default; the seed is that of the choice, None for one of the operating system. Where output
+    holds signals already, their targets are chosen again. InputError for a number out of range.
     """
     wanted = check_positive_int("targets", n_examples // 2 if targets is None else targets)
     if wanted > n_examples // 2:
@@ -120,7 +112,7 @@ def study_pool(
     chosen[order[: int(np.searchsorted(held, wanted)) + 1]] = True
     positions = np.flatnonzero(chosen[codes])
     if output is not None and (Path(output) / CONFIDENCE / SIGNALS).is_file():
-        earlier = SignalsFolder.open(Path(output) / CONFIDENCE).example_ids
+        earlier = SignalsFolder.open(Path(output) / CONFIDENCE).ids["example_ids"]
         positions = np.flatnonzero(np.isin(ids, earlier))
     return Pool(
         n_examples,
@@ -275,14 +267,14 @@ def _started(path: Path, pool: Pool, settings: dict[str, Any]) -> SignalsFolder:
             return main
         return _added(main, pool, _named(pool.audited[0]), pool.audited[1])
     main = SignalsFolder.open(path / CONFIDENCE)
-    if (
-        not np.array_equal(main.example_ids, pool.example_ids)
-        or main.facts["fingerprint"] != pool.fingerprint
-        or main.facts["share"] != pool.share
+    facts, earlier = main.content["facts"], main.content["settings"]
+    if not (
+        np.array_equal(main.ids["example_ids"], pool.example_ids)
+        and (facts["fingerprint"], facts["share"]) == (pool.fingerprint, pool.share)
     ):
         raise InputError(f"{path} holds signals of other examples; choose another folder")
-    keys = {*settings, *main.settings}
-    changed = [key for key in sorted(keys) if main.settings.get(key) != settings.get(key)]
+    keys = sorted({*settings, *earlier})
+    changed = [key for key in keys if earlier.get(key) != settings.get(key)]
     if changed:
         raise InputError(
             f"the models in {path} were trained with another {', '.join(changed)}; choose another "
@@ -301,19 +293,15 @@ def _added(
     n, path = len(main.models), main.path.parent
     for name in set(signals) - {CONFIDENCE}:
         if n == 0 and not (path / name / SIGNALS).is_file():
-            _new_folder(path, name, pool, main.settings)
+            _new_folder(path, name, pool, main.content["settings"])
         SignalsFolder.open(path / name).first(n).append(signals[name], member)
     return main.append(signals[CONFIDENCE], member)
 
 
 def _new_folder(path: Path, name: str, pool: Pool, settings: dict[str, Any]) -> SignalsFolder:
-    facts = {
-        "audited": None if pool.audited is None else 0,
-        "coins": True,
-        "share": pool.share,
-        "fingerprint": pool.fingerprint,
-        **_FACTS[name],
-    }
+    audited = None if pool.audited is None else 0
+    facts: dict[str, Any] = {"audited": audited, "coins": True, "share": pool.share}
+    facts |= {"fingerprint": pool.fingerprint, **_FACTS[name]}
     return SignalsFolder.create(
         path / name, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings
     )

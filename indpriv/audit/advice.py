@@ -1,13 +1,10 @@
 """Advice from one recorded run: more noise, or a lower clipping norm. Sensitive."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
-import pandas as pd
 
 from indpriv._columns import partition
 from indpriv._progress import StageProgress, advancing, silent
@@ -17,7 +14,7 @@ from indpriv.analysis.audited_run import choose_groups
 from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of, recorded_run
-from indpriv.audit.method_of_run import MethodOptions, method_of_run
+from indpriv.audit.pipeline import MethodOptions, method_of_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import CONTRIBUTIONS
@@ -38,14 +35,9 @@ def advise_on_run(
 ) -> Advice:
     """What more noise or a lower clipping norm would do for the groups of a recorded run.
 
-    Args:
-        path: a run directory.
-        target: largest epsilon that the quantile of a group is to have.
-        by: columns such as "race" or "age:bins=10"; default those in run.json, else label and all
-            metadata.
-        quantile: of a group's epsilons, in (0, 1).
-        progress: called as progress(stage, done, total); total is the most that can be needed.
-        method: how epsilons are computed, see `MethodOptions`.
+    `target` is the largest epsilon that the quantile of a group is to have, of groups by columns
+    such as "race" or "age:bins=10" (default those in run.json, else label and all metadata). The
+    total that `progress` is told is the most that can be needed.
 
     Raises:
         InputError: a value out of range, a column that does not exist, or a run of which nothing
@@ -55,12 +47,26 @@ def advise_on_run(
     check_question(target, quantile)
     check_holds_log(path)
     run = open_run(path)
-    log, recorded = run.log, recorded_run(run)
-    _check_kind(path, recorded, filtered=bool(run.state.header["privacy_filter"]))
+    log, recorded, tell = run.log, recorded_run(run), progress or silent
+    if recorded.recorder.get("rounds"):
+        raise InputError(
+            f"{path} is a federated run, of which indpriv advise knows nothing; read its audit: "
+            f"indpriv audit {path}"
+        )
+    if run.state.header["privacy_filter"]:
+        raise InputError(
+            f"{path} was trained with a privacy filter, which caps every epsilon: with more noise "
+            "it would have left others out; lower the cap, filter_epsilon, instead"
+        )
+    unclipped, clipping = "", recorded.recorder.get("clipping")
+    if clipping in CONTRIBUTIONS:
+        unclipped = (
+            f'No clipping norm is advised: this run has clipping = "{clipping}", so that its log '
+            f"holds {CONTRIBUTIONS[clipping]}."
+        )
     chosen, _ = method_of_run(log, recorded, path, method)
     table = table_for(log, chosen)
     groups = groups_of_run(table, recorded, by)
-    tell, unclipped = progress or silent, _unclipped(recorded)
     found = remedies(
         log,
         chosen,
@@ -99,46 +105,18 @@ def groups_of_run(
     table: EpsilonTable, recorded: RecordedRun, by: Sequence[str]
 ) -> tuple[Group, ...]:
     """All examples, and those with each value of each column; positions are those of the table."""
-    everyone = Group(None, ALL, np.arange(len(table)))
+    found = [Group(None, ALL, np.arange(len(table)))]
     if recorded.examples is None:
         if by:
             raise InputError(
                 f"there are no groups by {by[0]}: this run has no {EXAMPLES}, which holds such "
                 "columns; leave out --by"
             )
-        return (everyone,)
+        return tuple(found)
     train = in_rows_of(table, recorded.examples).aligned(table.example_ids)
-    columns, _ = choose_groups(train, by, recorded.declared.groups)
-    return (everyone, *(group for column in columns for group in _groups_by(train, column)))
-
-
-def _groups_by(train: pd.DataFrame, column: str) -> list[Group]:
-    found = partition(train, train.iloc[:0], column)
-    members = [np.flatnonzero(found.train_codes == code) for code in range(len(found.names))]
-    return [
-        Group(column, name, own) for name, own in zip(found.names, members, strict=True) if len(own)
-    ]
-
-
-def _check_kind(path: Path, recorded: RecordedRun, *, filtered: bool) -> None:
-    if recorded.recorder.get("rounds"):
-        raise InputError(
-            f"{path} is a federated run, of which indpriv advise knows nothing; read its audit: "
-            f"indpriv audit {path}"
-        )
-    if filtered:
-        raise InputError(
-            f"{path} was trained with a privacy filter, which caps every epsilon: with more noise "
-            "it would have left others out; lower the cap, filter_epsilon, instead"
-        )
-
-
-def _unclipped(recorded: RecordedRun) -> str:
-    """Why no clipping norm is advised; "" if one is."""
-    clipping = recorded.recorder.get("clipping")
-    if clipping not in CONTRIBUTIONS:
-        return ""
-    return (
-        f'No clipping norm is advised: this run has clipping = "{clipping}", so that its log holds '
-        f"{CONTRIBUTIONS[clipping]}."
-    )
+    for column in choose_groups(train, by, recorded.declared.groups)[0]:
+        parts = partition(train, train.iloc[:0], column)
+        for code, name in enumerate(parts.names):
+            if len(own := np.flatnonzero(parts.train_codes == code)):
+                found.append(Group(column, name, own))
+    return tuple(found)

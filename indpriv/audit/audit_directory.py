@@ -12,42 +12,39 @@ from shutil import rmtree
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from markupsafe import Markup
 from numpy.typing import NDArray
 
-from indpriv._arrays import Ids
+from indpriv import _files
 from indpriv._checks import check_choice
-from indpriv._files import (
-    OneWriter,
-    first_at,
-    others_can_read,
-    read_json,
-    write_atomically,
-    write_json,
-    write_private_parquet,
-)
 from indpriv._folders import is_remote, make_folder, named_by_person, refuse_links, remove_file
 from indpriv._plain import to_json
 from indpriv._reading import Text, check, named, table
 from indpriv._storage import location
-from indpriv.analysis.audited_run import choose_groups
+from indpriv.analysis.attacks import membership
+from indpriv.analysis.audited_run import AuditedRun, choose_groups
+from indpriv.analysis.comparison import AuditComparison, compare_tables, stability_of
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
-from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
+from indpriv.analysis.recorded_run import in_rows_of
+from indpriv.analysis.schedule import read_curve
 from indpriv.analysis.summary import Audit
-from indpriv.epsilon_table import MARKER, EpsilonParts, Epsilons, EpsilonTable, write_epsilons
+from indpriv.epsilon_table import MARKER, EpsilonParts, EpsilonTable, write_epsilons
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.figures import data_uri, pictures_of
 from indpriv.report.report import markdown_audit, render_audit
+from indpriv.report.search import MOST_EXAMPLES, search_data
 
 _SUMMARY = table({Text: "sensitive disclaimer meaning claim", dict[str, Any]: "guarantee"})
 ATTACK_TABLE = "attacks.parquet"
 _IN_PROGRESS = ".in-progress"
 _HERE, _MADE = ".here", ".here.json"  # an empty file, and when and where the system made it
 EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.html", "audit.md"
+_SETTINGS = (  # of a run, that can change epsilons
+    *("noise_multiplier", "max_grad_norm", "sample_rate", "total_steps", "n_records"),
+    *("rounding", "rounding_mode"),
+)
 
 
 @contextmanager
@@ -62,14 +59,14 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
     """
     made = [path for path in (output_dir, *output_dir.parents) if not path.exists()]
     folder = make_folder(make_folder(output_dir), _IN_PROGRESS)
-    writer = OneWriter(folder, output_dir)
+    writer = _files.OneWriter(folder, output_dir)
     kept = False
     try:
         for place in (folder, output_dir):
             if not made_here(place):
                 remove_file(place / MARKER)  # so that no parts belong to it
-                write_atomically(place / _HERE, b"")
-                write_json(place / _MADE, _made(place))
+                _files.write_atomically(place / _HERE, b"")
+                _files.write_json(place / _MADE, _made(place))
         yield folder
     except BaseException:
         kept = any(folder.glob("part-*"))
@@ -92,7 +89,8 @@ def made_here(folder: Path) -> bool:
     No archive brings a file's number and time of change; new modes or owners change that time too.
     """
     with suppress(EvidenceError):  # a damaged mark is none
-        return (folder / _MADE).is_file() and read_json(folder / _MADE) == _made(folder) != []
+        here = _made(folder)
+        return (folder / _MADE).is_file() and _files.read_json(folder / _MADE) == here != []
     return False
 
 
@@ -121,7 +119,7 @@ def default_output(path: Path) -> tuple[Path, str]:
     if outside.is_symlink() or (outside.exists() and not made_here(outside)):
         found = "is a link, or is not known to be an audit of yours"
     elif (outside / SUMMARY).is_file() and (
-        first_at(read_summary(outside), audited) != read_state(path).fingerprint
+        _files.first_at(read_summary(outside), audited) != read_state(path).fingerprint
     ):
         found = "holds the audit of another run"
     if found:
@@ -141,37 +139,37 @@ def _made(folder: Path) -> list[int]:
 
 def write_audit(
     output_dir: Path,
-    epsilons: Epsilons,
-    recorded: RecordedRun,
+    run: AuditedRun,
     summary: Audit,
     images: NDArray[np.float32] | None = None,
-    search: Markup | None = None,
-    attacks: pd.DataFrame | None = None,
-    ids: Ids | None = None,
     since: Audit | None = None,
 ) -> None:
     """Write an audit directory; audit.json last, so that a directory with one is whole.
 
-    Args:
-        output_dir: new, or that of an earlier audit.
-        epsilons: of all examples.
-        recorded: what is known about the run in addition to its log.
-        summary: what was found.
-        images: (n_examples, channels, height, width) training inputs, where the report shows those
-            at both ends, and pictures of reconstructions.
-        search: what the report can be searched for, by `search_data`.
-        attacks: scores of every attack by example.
-        ids: of the examples, where the epsilons are in parts.
-        since: an earlier audit, with which the report compares this one.
+    The directory is new, or that of an earlier audit. The report shows those of the images
+    (n_examples, channels, height, width) at both ends, and pictures of reconstructions; it compares
+    the audit with an earlier one, `since`. Only of epsilons in memory it can be searched for single
+    examples, and has a table of their attacks.
     """
-    pictures = reconstructed = None
+    epsilons, recorded, examples = run.epsilons, run.recorded, run.recorded.examples
+    pictures = reconstructed = search = attacks = None
+    ids = run.log.example_ids
+    if isinstance(epsilons, EpsilonTable):
+        ids, scored = epsilons.example_ids, run.once(membership.attacks_of)
+        train = None
+        if examples is not None and len(epsilons) <= MOST_EXAMPLES:
+            train = in_rows_of(epsilons, examples).aligned(ids)
+        search = search_data(summary, run.log, epsilons, train)
+        attacks = membership.unit_attack_table(epsilons, recorded, scored)
+        if attacks is None and recorded.references:
+            attacks = membership.attack_table(epsilons, recorded, scored, summary.ceilings)
     if images is not None:
         pictures = pictures_of(summary.drivers, images)
         for path in recorded.reconstructed:
             refuse_links(path)  # they become part of a page
         reconstructed = {path.stem: data_uri(path.read_bytes()) for path in recorded.reconstructed}
     make_folder(output_dir)
-    if others_can_read(output_dir):
+    if _files.others_can_read(output_dir):
         warnings.warn(
             f"{output_dir} can be entered by others; the files of this audit are readable by their "
             f"owner only, but keep it that way: chmod go= {output_dir}",
@@ -180,35 +178,28 @@ def write_audit(
         )
     for file in (SUMMARY, REPORT, MARKDOWN):  # of an earlier audit, should this one not end
         remove_file(output_dir / file)
-    _write_epsilons(output_dir / EPSILON, epsilons, recorded.examples, ids)
-    for file, examples in ((EXAMPLES, recorded.examples), (EXAMPLES_NON_DP, recorded.non_dp)):
-        if examples is None:
+    if examples is None:
+        write_epsilons(epsilons, output_dir / EPSILON)
+    else:  # beside loss, correct, label and metadata
+        names = {name: name for name in ("loss", "correct", "label", *examples.metadata_columns)}
+        names |= {name: f"{name} (metadata)" for name in names if name in epsilons.details}
+        rows = in_rows_of(epsilons, examples).train_rows(ids)
+        write_epsilons(epsilons, output_dir / EPSILON, rows, names)
+    copies = {EXAMPLES: examples, EXAMPLES_NON_DP: recorded.non_dp}
+    for file, copied in copies.items():
+        if copied is None:
             remove_file(output_dir / file)  # of an earlier audit of another run
         else:
-            examples.to_parquet(output_dir / file)
+            copied.to_parquet(output_dir / file)
     if attacks is None:
         remove_file(output_dir / ATTACK_TABLE)
     else:
-        write_private_parquet(attacks, output_dir / ATTACK_TABLE)
+        _files.write_private_parquet(attacks, output_dir / ATTACK_TABLE)
     page = render_audit(summary, pictures, search, reconstructed, since)
-    write_atomically(output_dir / REPORT, page.encode("utf-8"))
+    _files.write_atomically(output_dir / REPORT, page.encode("utf-8"))
     markdown = markdown_audit(summary, since)
-    write_atomically(output_dir / MARKDOWN, markdown.encode("utf-8", "replace"))
-    write_json(output_dir / SUMMARY, summary.to_json())
-
-
-def _write_epsilons(
-    path: Path, epsilons: Epsilons, examples: ExampleTable | None, ids: Ids | None
-) -> None:
-    """Epsilons beside loss, correct, label and metadata."""
-    ids = epsilons.example_ids if isinstance(epsilons, EpsilonTable) else ids
-    if examples is None or ids is None:
-        write_epsilons(epsilons, path)
-        return
-    examples = in_rows_of(epsilons, examples)
-    names = {name: name for name in ("loss", "correct", "label", *examples.metadata_columns)}
-    clash = {name: f"{name} (metadata)" for name in names if name in epsilons.details}
-    write_epsilons(epsilons, path, examples.train_rows(ids), names | clash)
+    _files.write_atomically(output_dir / MARKDOWN, markdown.encode("utf-8", "replace"))
+    _files.write_json(output_dir / SUMMARY, summary.to_json())
 
 
 def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
@@ -266,7 +257,7 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
     audit_dir = location(audit_dir)
     path = audit_dir / SUMMARY
     _check_is_audit(audit_dir)
-    summary: dict[str, Any] = read_json(path)
+    summary: dict[str, Any] = _files.read_json(path)
     check(_SUMMARY, summary, str(path))
     with named(path, "make the audit again"):
         Audit.from_json(summary)
@@ -278,11 +269,9 @@ def groups_of(
 ) -> tuple[GroupTable, ...]:
     """Group tables of an audit directory; default by the label and every metadata column.
 
-    Args:
-        audit_dir: what `audit` wrote.
-        by: see `indpriv.analysis.groups.group_table`.
-        within: "label" if only tables within label are wanted; a column without them is refused.
-        min_size: a group with fewer training examples is too small to read.
+    `by` is as of `indpriv.analysis.groups.group_table`. within="label": only tables within label
+    are wanted, and a column without them is refused. A group with fewer training examples than
+    min_size is too small to read.
     """
     table, examples = read_audit(audit_dir)
     train = examples.aligned(table.example_ids)
@@ -298,16 +287,13 @@ def groups_of(
     tables = group_tables(table, train, examples.test, columns, min_size=min_size)
     for found in tables if within is not None else ():
         if not found.within_label:
+            because = f": {found.notes[0]}" if found.notes else ""
+            if "label" in found.columns:
+                because = ": it groups by the label itself"
             raise InputError(
-                f"--by {found.by} has no table within label{_because(found)}; leave out within"
+                f"--by {found.by} has no table within label{because}; leave out within"
             )
     return tables
-
-
-def _because(table: GroupTable) -> str:
-    if "label" in table.columns:
-        return ": it groups by the label itself"
-    return f": {table.notes[0]}" if table.notes else ""
 
 
 def groups_json(tables: Sequence[GroupTable], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -315,3 +301,71 @@ def groups_json(tables: Sequence[GroupTable], summary: Mapping[str, Any]) -> lis
     meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
     meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
     return [{**meaning, **to_json(table)} for table in tables]
+
+
+def compare_audits(
+    audit_dirs: Sequence[Path],
+    by: Sequence[str] = (),
+    *,
+    at_epsilon: float | None = None,
+    at_accuracy: float | None = None,
+) -> AuditComparison:
+    """Compare two or more audits of the same data, each once; a run stands for the audit in it.
+
+    Groups are by the label and every metadata column by default. Test accuracies at the worst case
+    at_epsilon, and worst cases at the accuracy at_accuracy, are read off the curves of the runs.
+
+    Raises:
+        InputError: fewer than two directories, one of them twice, or audits that cannot be
+            compared.
+    """
+    if at_epsilon is not None and not 0 < at_epsilon < np.inf:
+        raise InputError(f"at_epsilon={at_epsilon:g} is not positive and finite")
+    if at_accuracy is not None and not 0 <= at_accuracy <= 1:
+        raise InputError(f"at_accuracy={at_accuracy:g} is not in [0, 1]; 0.95 means 95 %")
+    folders = [audit_in(Path(folder).resolve()) for folder in audit_dirs]
+    if len(folders) < 2 or len(set(folders)) < len(folders):
+        raise InputError(
+            f"there are {len(set(folders))} different audit directories; pass two or more, each "
+            "once: indpriv show reports/one reports/two"
+        )
+    summaries = tuple(read_summary(folder) for folder in folders)
+    audits = [read_audit(folder) for folder in folders]
+    table, examples = audits[0]
+    train = examples.aligned(table.example_ids)
+    columns, _ = choose_groups(train, by, ())
+    settings = [
+        [one.get("account", {}).get("between_records"), *map(one.get("run", {}).get, _SETTINGS)]
+        for one in summaries
+    ]
+    same = all(found == settings[0] for found in settings)
+    readings = tuple(
+        read_curve(
+            one.schedule,
+            one.guarantee.worst_case_epsilon,
+            one.individual.median,
+            at_epsilon,
+            at_accuracy,
+        )
+        for one in map(Audit.from_json, summaries)
+        if at_epsilon is not None or at_accuracy is not None
+    )
+    return AuditComparison(
+        summaries,
+        tuple(compare_tables(audits[0], other, columns) for other in audits[1:]),
+        stability_of([found for found, _ in audits], train, columns, same_settings=same),
+        at_epsilon,
+        at_accuracy,
+        readings,
+    )
+
+
+def comparison_json(found: AuditComparison) -> dict[str, Any]:
+    """A comparison as JSON values; comparisons[i] compares audits[0] with audits[i + 1]."""
+    of_each = ("claim", "claim_reason", "name", "guarantee")
+    made = ("comparisons", "stability", "at_epsilon", "at_accuracy", "readings")
+    return {
+        **{name: found.summaries[0][name] for name in ("sensitive", "disclaimer", "meaning")},
+        "audits": [{name: one.get(name) for name in of_each} for one in found.summaries],
+        **{name: to_json(getattr(found, name)) for name in made},
+    }

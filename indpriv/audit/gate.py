@@ -12,28 +12,30 @@ something about the data.
 
 import math
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from indpriv import _formatting
+from indpriv._checks import check_choice
 from indpriv._facts import PASSED
-from indpriv._formatting import format_delta, format_epsilon, format_share
 from indpriv._reading import named
 from indpriv._storage import location
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.distribution import describe
-from indpriv.analysis.guarantee import SUPPORTED, guarantee_of_run
+from indpriv.analysis.guarantee import guarantee_of_run
 from indpriv.analysis.recorded_run import recorded_run, with_units
 from indpriv.analysis.summary import Audit, findings
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
-from indpriv.audit.method_of_run import as_checked
+from indpriv.audit.pipeline import as_checked
 from indpriv.epsilon_table import LARGEST_FILE, Account, EpsilonParts
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import if_known
@@ -44,76 +46,36 @@ from indpriv.norm_log.verify import journal_check
 WITHHELD = "withheld"
 RECOMPUTED, BELIEVED = "recomputed", "believed"
 REPLAY = "replay"  # in an audit directory of checkpoints: the run that was made of them
+GROUP_RATIO = "max_group_ratio"  # largest over smallest mean epsilon of two groups, of every table
+LIMITS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _FROM = {"verdict": "log", "checks": "log"}  # what gives the values of a finding again
-
-
-class _Limited(NamedTuple):
-    """What a limit is on: its name, where an audit has it, and how it is shown.
-
-    private, of: as in `Condition`.
-    """
-
-    name: str
-    figure: str
-    shown: Callable[[float], str] = format_epsilon
-    private: bool = True
-    of: str = "table"
-
-
-_share = partial(format_share, digits=1)
-_LIMITED = {
-    "max_worst_case_epsilon": _Limited(
-        "worst-case epsilon", "guarantee.worst_case_epsilon", private=False, of="log"
-    ),
-    "max_delta": _Limited("delta", "guarantee.delta", format_delta, False, "log"),
-    "max_median_epsilon": _Limited("individual epsilon, median", "individual.median"),
-    "max_p95_epsilon": _Limited("individual epsilon, p95", "individual.p95"),
-    "max_p99_epsilon": _Limited("individual epsilon, p99", "individual.p99"),
-    "max_epsilon": _Limited("individual epsilon, max", "individual.max"),
-    "min_coverage": _Limited("steps recorded", "run.recorded_share", _share, False, "log"),
-    "min_test_accuracy": _Limited("test accuracy", "run.test_accuracy", _share, of="log"),
+_SHOWN: dict[str, Callable[[Any], str]] = {
+    "text": str,
+    "epsilon": _formatting.format_epsilon,
+    "delta": _formatting.format_delta,
+    "share": partial(_formatting.format_share, digits=1),
 }
-_SHARES = ("max_delta", "min_coverage", "min_test_accuracy")
+# What audit.json says and can be computed again.
+_COMPARED = {
+    **{of["name"]: of["figure"] for of in LIMITS.values() if of["shown"] != "text"},
+    "status of the guarantee": "guarantee.status",
+    "unit": "account.unit",
+    "claim": "claim",
+    "number of people": "individual.n",
+}
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What to require of an audit; None requires nothing.
-
-    Attributes:
-        max_worst_case_epsilon, max_delta: of the guarantee.
-        max_median_epsilon, max_p95_epsilon, max_p99_epsilon, max_epsilon: of individual epsilon.
-        max_group_ratio: largest over smallest mean epsilon of two groups, raw, of every table of
-            the audit.
-        min_coverage: share of steps with a record.
-        min_test_accuracy: of the final model.
-        unit: of privacy, e.g. "user".
-        exact: the individual epsilons must not be estimates.
-        verified: the guarantee must be supported: every line that a recorder can verify is.
-    """
-
-    max_worst_case_epsilon: float | None = None
-    max_delta: float | None = None
-    max_median_epsilon: float | None = None
-    max_p95_epsilon: float | None = None
-    max_p99_epsilon: float | None = None
-    max_epsilon: float | None = None
-    max_group_ratio: float | None = None
-    min_coverage: float | None = None
-    min_test_accuracy: float | None = None
-    unit: str | None = None
-    exact: bool = False
-    verified: bool = False
-
-    def __post_init__(self) -> None:
-        for name in (*_LIMITED, "max_group_ratio"):
-            value, share = getattr(self, name), name in _SHARES
-            largest = 1.0 if share else math.inf
-            if value is not None and not (math.isfinite(value) and 0 <= value <= largest):
-                number = (
-                    "a number from 0 to 1" if share else "a finite number of at least 0, e.g. 8"
-                )
-                raise InputError(f"--{name.replace('_', ' ', 1)}={value} is not {number}")
+def check_limits(limits: Mapping[str, Any]) -> None:
+    """Raise InputError for limits that are not in gate.toml, or that limit nothing."""
+    for option, value in limits.items():
+        check_choice("limit", option, (*LIMITS, GROUP_RATIO))
+        share = LIMITS.get(option, {}).get("shown") in ("delta", "share")
+        largest = 1.0 if share else math.inf
+        if value is None or not option.startswith(("max_", "min_")):
+            continue
+        if not (math.isfinite(value) and 0 <= value <= largest):
+            number = "a number from 0 to 1" if share else "a finite number of at least 0, e.g. 8"
+            raise InputError(f"--{option.replace('_', ' ', 1)}={value} is not {number}")
 
 
 @dataclass(frozen=True)
@@ -122,8 +84,8 @@ class Condition:
 
     Attributes:
         name, passed, found, asked: of the condition.
-        private: what was found is computed from the data.
         of: what must be computed again for it: "table", "groups" or "log"; "" if nothing is.
+        private: what was found is computed from the data.
         known: "recomputed" from the log, or "believed": as the audit says.
     """
 
@@ -131,8 +93,8 @@ class Condition:
     passed: bool
     found: str
     asked: str
-    private: bool
     of: str = ""
+    private: bool = False
     known: str = BELIEVED
 
     def shown(self, *, figures: bool) -> dict[str, Any]:
@@ -143,22 +105,27 @@ class Condition:
 
 
 def judge_audit(
-    audit_dir: Path, limits: Limits, run_dir: Path | None = None, signed_by: Path | None = None
+    audit_dir: Path,
+    limits: Mapping[str, Any],
+    run_dir: Path | None = None,
+    signed_by: Path | None = None,
 ) -> list[Condition]:
     """Judge an audit directory, after computing again what its run and its tables give.
 
     Args:
         audit_dir: of the audit.
-        limits: what is required.
+        limits: what is required, by the names in `LIMITS` and `GROUP_RATIO`; None requires nothing.
         run_dir: the audited run; by default the one that the audit lies in.
         signed_by: a file with the public keys of those who may have signed the run's log.
 
     Raises:
         InputError: as `judge`, or a table or log that cannot be read.
     """
+    check_limits(limits)
     content = read_summary(audit_dir)
     said = Audit.from_json(content)
-    found, known = _recomputed(location(audit_dir), said, limits, run_dir)
+    ratios = limits.get(GROUP_RATIO) is not None
+    found, known = _recomputed(location(audit_dir), said, run_dir, groups=ratios)
     if found is said:  # there is no table
         if run_dir is not None or signed_by is not None:
             raise InputError(
@@ -166,9 +133,6 @@ def judge_audit(
                 "(--run, --signed-by); make the audit again"
             )
         return judge(content, limits)
-    signed = []
-    if signed_by is not None:
-        signed = [_signed(said, run_dir or audit_dir.absolute().parent, signed_by)]
     close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
     reads: dict[str, Callable[[Audit], Any]] = {
         "log": lambda one: one.run.recorder.get("log_sha256"),
@@ -177,32 +141,78 @@ def judge_audit(
     wrong = ", ".join(
         name for name, read in reads.items() if _differ(read(said), read(found), close)
     )
-    agree = Condition(
-        "audit.json agrees with tables and log",
-        not wrong,
-        f"another {wrong}" if wrong else "it does",
-        "it does",
-        private=False,
-        known=RECOMPUTED if known else BELIEVED,
-    )
-    conditions = judge(found.to_json(), limits)
-    return [
-        agree,
-        *(replace(one, known=RECOMPUTED) if one.of in known else one for one in conditions),
-        *signed,
+    text = f"another {wrong}" if wrong else "it does"
+    agree = Condition("audit.json agrees with tables and log", not wrong, text, "it does")
+    conditions = [
+        replace(agree, known=RECOMPUTED if known else BELIEVED),
+        *(
+            replace(one, known=RECOMPUTED) if one.of in known else one
+            for one in judge(found.to_json(), limits)
+        ),
     ]
+    if signed_by is not None:
+        conditions.append(_signed(said, run_dir or audit_dir.absolute().parent, signed_by))
+    return conditions
 
 
-def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
+def judge(content: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Condition]:
     """Check the content of audit.json against what is always required, then against limits.
 
+    Individual epsilon is no guarantee, so attacks that do better than it are no alarms.
+
     Raises:
-        InputError: an audit of another schema, or one that lacks what is judged.
+        InputError: an audit of another schema, or one that lacks what is judged; limits that are
+            not known, or limit nothing.
     """
+    check_limits(limits)
     audit = Audit.from_json(content)
-    numbers = [_limit(audit, name, getattr(limits, name)) for name in _LIMITED]
-    found = [*_always(audit), *_words(audit, limits), *filter(None, numbers)]
-    return [*found, *_groups(audit, limits.max_group_ratio)]
+    found = []
+    for finding in findings():
+        if finding.watched and finding.holds_something(audit):
+            alarms = tuple(finding.alarms(audit))
+            text = finding.public(audit) if finding.public else " ".join(alarms) or "none"
+            of, private = _FROM.get(finding.name, ""), finding.public is None
+            found.append(Condition(finding.watched, not alarms, text, "no alarm", of, private))
+    for option in LIMITS:
+        if (limit := limits.get(option)) is not None and limit is not False:  # 0.0 is a limit
+            found.append(_limited(audit, option, limit))
+    return [*found, *_groups(audit, limits.get(GROUP_RATIO))]
+
+
+def _limited(audit: Audit, option: str, limit: Any) -> Condition:
+    """Whether one figure is within its limit, or is the text that is required."""
+    about = LIMITS[option]
+    name, of, private = about["name"], about["of"], about.get("private", False)
+    value, show = attrgetter(about["figure"])(audit), _SHOWN[about["shown"]]
+    if value is None:
+        raise InputError(
+            f"--{option.replace('_', ' ', 1)}: this audit has no {name}; pass test_set to the "
+            "Recorder"
+        )
+    found, most = show(value), option.startswith("max_")
+    if about["shown"] == "text":
+        asked = about.get("asked", limit)
+        found += f": {audit.guarantee.evidence}" if option == "verified" else ""
+        return Condition(name, value == asked, found, asked, of, private)
+    name = f"{name} ({audit.claim})" if of == "table" else name
+    asked = f"at most {limit:g}" if most else f"at least {show(limit)}"
+    passed = value <= limit if most else value >= limit
+    return Condition(name, passed, found, asked, of, private)
+
+
+def _groups(audit: Audit, limit: float | None) -> Iterator[Condition]:
+    if limit is None:
+        return
+    ratios = {table.by: table.ratio.value for table in audit.groups if table.ratio is not None}
+    if not ratios:
+        raise InputError(
+            "--max group_ratio: this audit compares no groups; audit again with --by COLUMN"
+        )
+    for by, ratio in ratios.items():
+        name = f"mean epsilon of the worst-off over the best-off group by {by}"
+        found = "undefined" if ratio is None else f"{ratio:.4g}"
+        passed = ratio is not None and ratio <= limit
+        yield Condition(name, passed, found, f"at most {limit:g}", "groups", private=True)
 
 
 def _signed(said: Audit, run_dir: Path, keys: Path) -> Condition:
@@ -214,19 +224,7 @@ def _signed(said: Audit, run_dir: Path, keys: Path) -> Condition:
         faults.append("the audit is not of this log, or of it as it was before")
     found = "; ".join([*faults, *run.faults.values()])
     asked = f"by a key in {keys}"
-    return Condition(
-        "log signed", not found, found or check.detail, asked, private=False, known=RECOMPUTED
-    )
-
-
-# What audit.json says and can be computed again.
-_COMPARED = {
-    **{limited.name: limited.figure for limited in _LIMITED.values()},
-    "status of the guarantee": "guarantee.status",
-    "unit": "account.unit",
-    "claim": "claim",
-    "number of people": "individual.n",
-}
+    return Condition("log signed", not found, found or check.detail, asked, known=RECOMPUTED)
 
 
 def _differ(said: Any, found: Any, tolerance: float) -> bool:
@@ -236,7 +234,7 @@ def _differ(said: Any, found: Any, tolerance: float) -> bool:
 
 
 def _recomputed(
-    audit_dir: Path, said: Audit, limits: Limits, run_dir: Path | None
+    audit_dir: Path, said: Audit, run_dir: Path | None, *, groups: bool
 ) -> tuple[Audit, frozenset[str]]:
     """The audit with what table and log give, and what the log gave; see `Condition`.
 
@@ -246,20 +244,20 @@ def _recomputed(
         return said, frozenset()
     parts = EpsilonParts.open(audit_dir / EPSILON)
     table = parts.table() if len(parts) <= LARGEST_FILE else parts
-    account = table.account
-    by = [group.by for group in said.groups] if limits.max_group_ratio is not None else []
-    groups = groups_of(audit_dir, by) if by else said.groups
+    account, by = table.account, [group.by for group in said.groups] if groups else []
     found = said.replace(
-        account=account, claim=table.claim, groups=groups, individual=describe(table)
+        account=account,
+        claim=table.claim,
+        groups=groups_of(audit_dir, by) if by else said.groups,
+        individual=describe(table),
     )
     near = audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY
-    there = run_dir is not None or holds_log(near)  # one that was named must have a log
-    opened = open_run(run_dir or near, unreadable="worst_case") if there else None
-    if opened is None:
-        delta = account.delta
-        worst: dict[str, Any] = {"worst_case_epsilon": table.worst_case_epsilon, "delta": delta}
-        guarantee = replace(said.guarantee, **worst, delta_times_n=delta * len(table))
+    if run_dir is None and not holds_log(near):  # one that was named must have a log
+        worst = {"worst_case_epsilon": table.worst_case_epsilon, "delta": account.delta}
+        of_all = account.delta * len(table)
+        guarantee = replace(said.guarantee, **worst, delta_times_n=of_all)
         return found.replace(guarantee=guarantee), frozenset()
+    opened = open_run(run_dir or near, unreadable="worst_case")
     log, recorded, known = opened.log, recorded_run(opened), {"log"}
     if account.rows_per_unit is not None and log.unit_ids is None:
         with named(audit_dir / SUMMARY, "make the audit again"):  # the column is not in the log
@@ -276,10 +274,11 @@ def _recomputed(
     own = table_for(log if everybody else log.take(np.arange(1)), method)
     run = AuditedRun(log, as_checked(own, recorded.checks), recorded, by=by)
     if everybody:
-        known = {"log", "table"}
+        known |= {"table"}
         found = found.replace(individual=describe(own))
         if by and recorded.examples is not None:
-            found, known = found.replace(groups=run.audit.groups), {"log", "table", "groups"}
+            known |= {"groups"}
+            found = found.replace(groups=run.audit.groups)
     n = own.account.delta * (len(own) if everybody else log.n_examples)
     # Who can read the files of a copy says nothing of the run.
     permissions = [one for one in said.checks if one.key == "permissions"]
@@ -304,67 +303,3 @@ def _method_of(account: Account) -> Method:
         conversion=account.conversion,
         between_records=account.between_records,
     )
-
-
-def _always(audit: Audit) -> Iterator[Condition]:
-    """That no finding contradicts the account.
-
-    Individual epsilon is no guarantee, so attacks that do better than it are notes.
-    """
-    for finding in findings():
-        if finding.watched and finding.holds_something(audit):
-            alarms = tuple(finding.alarms(audit))
-            text = " ".join(alarms) or "none"
-            if finding.public is not None:
-                text = finding.public(audit)
-            yield Condition(
-                finding.watched,
-                not alarms,
-                text,
-                "no alarm",
-                private=finding.public is None,
-                of=_FROM.get(finding.name, ""),
-            )
-
-
-def _words(audit: Audit, limits: Limits) -> Iterator[Condition]:
-    """What must be the case, where no number is limited."""
-    guarantee, unit = audit.guarantee, audit.account.unit
-    checked = f"{guarantee.status}: {guarantee.evidence}"
-    if limits.unit is not None:
-        yield Condition("unit of privacy", unit == limits.unit, unit, limits.unit, False, "log")
-    if limits.verified:
-        passed = guarantee.status == SUPPORTED
-        yield Condition("guarantee checked", passed, checked, SUPPORTED, False, "log")
-    if limits.exact:
-        yield Condition("claim", audit.claim == "exact", audit.claim, "exact", False, "log")
-
-
-def _limit(audit: Audit, option: str, limit: float | None) -> Condition | None:
-    """Whether a limit on a number holds; None for no limit."""
-    if limit is None:
-        return None
-    limited, most = _LIMITED[option], option.startswith("max")
-    value = attrgetter(limited.figure)(audit)
-    if value is None:
-        raise InputError(
-            f"--{option.replace('_', ' ', 1)}: this audit has no {limited.name}; pass test_set to "
-            "the Recorder"
-        )
-    name = f"{limited.name} ({audit.claim})" if limited.of == "table" else limited.name
-    asked = f"at most {limit:g}" if most else f"at least {limited.shown(limit)}"
-    passed = value <= limit if most else value >= limit
-    return Condition(name, passed, limited.shown(value), asked, limited.private, limited.of)
-
-
-def _groups(audit: Audit, limit: float | None) -> Iterator[Condition]:
-    ratios = {table.by: table.ratio.value for table in audit.groups if table.ratio is not None}
-    if limit is not None and not ratios:
-        raise InputError(
-            "--max group_ratio: this audit compares no groups; audit again with --by COLUMN"
-        )
-    for by, ratio in ratios.items() if limit is not None else ():
-        name = f"mean epsilon of the worst-off over the best-off group by {by}"
-        found = "undefined" if ratio is None else f"{ratio:.4g}"
-        passed = ratio is not None and ratio <= limit
-        yield Condition(name, passed, found, f"at most {limit:g}", private=True, of="groups")

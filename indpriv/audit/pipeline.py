@@ -1,45 +1,131 @@
-"""From a run directory to an audit directory."""
+"""From a run directory to an audit directory: how the run is accounted, and what is written."""
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
 
+from indpriv._facts import FAILED, Fact
+from indpriv._formatting import format_delta, sentence
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import bucket_to_write, location, location_on_disk, uploaded
 from indpriv.accountant.account import account_parts
 from indpriv.accountant.blocks import workers_of
 from indpriv.accountant.cluster import versions
-from indpriv.analysis.attacks.membership import attack_table, attacks_of, unit_attack_table
+from indpriv.accountant.method import ESTIMATE, Method
+from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.audited_run import AuditedRun, find_all
-from indpriv.analysis.recorded_run import (
-    RecordedRun,
-    in_rows_of,
-    recorded_run,
-    with_references,
-    with_units,
-)
+from indpriv.analysis.guarantee import usual_participation, usual_relation
+from indpriv.analysis.recorded_run import Declared, RecordedRun
 from indpriv.analysis.summary import Audit
 from indpriv.audit.audit_directory import in_progress, write_audit
-from indpriv.audit.method_of_run import MethodOptions, as_checked, method_of_run
-from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, EpsilonTable
-from indpriv.errors import InputError
-from indpriv.norm_log.evidence import if_known
-from indpriv.norm_log.norm_log import NormLog, open_run
-from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
+from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, Stated
+from indpriv.errors import ChainError, EvidenceError, InputError
+from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
+from indpriv.norm_log.norm_log import NormLog, OpenedRun, open_run
+from indpriv.norm_log.run_files import EXAMPLES, check_holds_log, read_run_json
+from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import fingerprint
 from indpriv.report.figures import check_images
-from indpriv.report.search import MOST_EXAMPLES, search_data
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the run", "accounting"
 WRITING = "writing"
+StatedEpsilons = TypeVar("StatedEpsilons", bound=Stated)
+
+
+class MethodOptions(TypedDict, total=False):
+    """Arguments of `indpriv.account` that an audit hands on; left out or None, they are as follows.
+
+    Attributes:
+        delta: the one in run.json.
+        accountant, conversion, between_records, preset: those in run.json, else as
+            `indpriv.account` has them.
+        participation: the one in run.json, else "known" if batches were no Poisson samples and the
+            log says who took part.
+        neighbouring: the one in run.json, else that of the log, or "zero_out" where updates tell
+            the number of examples.
+    """
+
+    delta: float | None
+    accountant: str
+    conversion: str
+    between_records: str
+    preset: str | None
+    participation: str | None
+    neighbouring: str | None
+
+
+def method_of_run(
+    log: NormLog, recorded: RecordedRun, path: Path, options: MethodOptions
+) -> tuple[Method, list[str]]:
+    """How to account the log of a run, and the words that say so on the command line.
+
+    Raises:
+        InputError: a bad value, or no delta.
+    """
+    declared = recorded.declared
+    given = {**declared.account, **{key: one for key, one in options.items() if one is not None}}
+    if given.get("delta") is None:
+        example = format_delta(10.0 ** -len(str(10 * log.n_examples)))  # below 1 / (10 n)
+        raise InputError(
+            "delta is not given, and run.json names none; pass a value well below 1/n, with "
+            f"n = {log.n_examples:,} examples, e.g. type: indpriv audit {path} --delta {example}"
+        )
+    participation = usual_participation(log, given.get("preset"))
+    relation = usual_relation(log, recorded.recorder)
+    usual: dict[str, Any] = {"participation": participation, "neighbouring": relation}
+    method = Method(**usual | given)
+    words = ["--delta", repr(float(method.delta))]  # with all digits
+    if method.preset is not None:
+        words += ["--set", f"preset={method.preset}"]
+    elif method.participation == "secret":
+        names = ["accountant", "conversion", "between_records"]
+        words += [word for name in names for word in ("--set", f"{name}={getattr(method, name)}")]
+    if method.participation != participation:
+        words += ["--participation", method.participation]
+    if method.neighbouring is not None and method.neighbouring != relation:
+        words += ["--set", f"neighbouring={method.neighbouring}"]
+    return method, words
+
+
+def as_checked(table: StatedEpsilons, checks: Sequence[Fact]) -> StatedEpsilons:
+    """The account of a run as an estimate, if it rests on who took part and a check refutes that.
+
+    With known participation, checks are those of `if_known`.
+    """
+    refuted = [one for one in checks if (one.key, one.status) == ("took_part", FAILED)]
+    if not refuted or table.account.participation == "secret":
+        return table
+    return replace(table, claim=ESTIMATE, claim_reason=sentence(refuted[0].detail))
+
+
+def evidence_of_run(
+    open_it: Callable[[], OpenedRun], signed_by: Path | None
+) -> tuple[Sequence[Fact], Sequence[Fact]]:
+    """Checks and lines as an audit of the run has them: fewer if participation counts as known.
+
+    open_it: opens the run, with all of its files hashed.
+    """
+    try:
+        opened = replace(open_it(), unreadable="refuse")
+        checks, state, known = verify(opened, signed_by), opened.state, False
+    except ChainError as error:
+        checks = [CHECKS["journal"].fact("failed", str(error))]
+        return checks, lines_of(checks, {})
+    with suppress(EvidenceError):  # as a check says
+        known = usual_participation(opened.log, None) == "known"
+    if known:
+        checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
+    declared = Declared.from_run_json(read_run_json(state.run_dir))
+    recorder = {**state.header["run"], "seeded": state.seeded}
+    left_out = OF_SECRECY if known else frozenset[str]()
+    return checks, lines_of(checks, recorder, declared.of_lines, left_out)
 
 
 def audit(
@@ -90,24 +176,41 @@ def audit(
     """
     path, output_dir = location(path), location_on_disk(output_dir, "an audit is")
     target = bucket_to_write(upload_to, bucket_is_private)
-    _check_arguments(path, output_dir, images)
+    if output_dir.resolve() == path.resolve():
+        raise InputError(
+            f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "
+            f"replace; choose another directory, e.g. {path / 'audit'}"
+        )
+    if images is not None:
+        check_images(images)
     workers, tell = workers_of(engine), progress or silent
-    folders = (signals, baseline_signals)
-    log, recorded, identity = _read(path, unreadable, unit_column, folders, tell)
+    log, recorded, identity = _read(path, unreadable, unit_column, tell)
+    recorded = recorded_runs.with_references(recorded, path, signals, baseline_signals)
     chosen, options = method_of_run(log, recorded, path, method)
     if chosen.participation == "known":
         recorded = replace(recorded, checks=if_known(recorded.checks))
-    command = _command(path, output_dir, options, by, unit_column, unreadable, seed, folders)
-    name, report = path.resolve().name, partial(tell, ACCOUNTING)
+    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), *options]
+    words += [word for column in by for word in ("--by", column)]
+    settings: dict[str, Any] = {
+        "--unit-column": unit_column,
+        "--set unreadable": None if unreadable == "refuse" else unreadable,
+        "--signals": signals,
+        "--set baseline_signals": baseline_signals,
+        "--set seed": seed,
+    }
+    for option, value in settings.items():
+        flag, _, key = option.partition(" ")
+        words += [] if value is None else [flag, f"{key}={value}" if key else str(value)]
     which = {"log": identity, "method": chosen.to_json(), "versions": versions()}
     with in_progress(output_dir) as folder:
+        report = partial(tell, ACCOUNTING)
         parts = account_parts(log, chosen, folder, which, progress=report, workers=workers)
         parts = as_checked(parts, recorded.checks)
-        epsilons = _in_memory_if_needed(parts, log, recorded)
-        run = AuditedRun(log, epsilons, recorded, name, by, chosen, seed, command, tell)
+        epsilons, name = _in_memory_if_needed(parts, log, recorded), path.resolve().name
+        run = AuditedRun(log, epsilons, recorded, name, by, chosen, seed, shlex.join(words), tell)
         found = find_all(run)
-        with uploaded(output_dir, target):
-            _write(output_dir, run, found, images, since)
+        with uploaded(output_dir, target), _stage(tell, WRITING):
+            write_audit(output_dir, run, found, images, since)
     return found
 
 
@@ -119,14 +222,19 @@ def _stage(tell: StageProgress, name: str) -> Iterator[None]:
     tell(name, 1, 1)
 
 
-def _check_arguments(path: Path, output_dir: Path, images: NDArray[np.float32] | None) -> None:
-    if output_dir.resolve() == path.resolve():
-        raise InputError(
-            f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "
-            f"replace; choose another directory, e.g. {path / 'audit'}"
-        )
-    if images is not None:
-        check_images(images)
+def _read(
+    path: Path, unreadable: str, unit_column: str | None, tell: StageProgress
+) -> tuple[NormLog, RecordedRun, list[str]]:
+    """A log with the units of a column, what else is known of its run, and hashes of the log."""
+    with _stage(tell, READING):
+        check_holds_log(path)
+        run = open_run(path, unreadable=unreadable)
+    with _stage(tell, CHECKING):
+        log, recorded = run.log, recorded_runs.recorded_run(run)
+    if unit_column is not None:
+        log, recorded = recorded_runs.with_units(log, recorded, unit_column)
+    units = "" if log.unit_ids is None else fingerprint(log.unit_ids)
+    return log, recorded, [run.state.fingerprint, units, *sorted(run.faults)]
 
 
 def _in_memory_if_needed(parts: EpsilonParts, log: NormLog, recorded: RecordedRun) -> Epsilons:
@@ -135,93 +243,17 @@ def _in_memory_if_needed(parts: EpsilonParts, log: NormLog, recorded: RecordedRu
     It does for units, signals of reference models, attributes, reconstructions and federated runs,
     and if the example table has the rows in another order than the log.
     """
-    several = recorded.references or recorded.baseline_references or recorded.leakage
-    units = parts.account.rows_per_unit is not None or log.unit_ids is not None
     examples = recorded.examples
     if (
         len(parts) <= LARGEST_FILE
-        or units
-        or several
+        or parts.account.rows_per_unit is not None
+        or log.unit_ids is not None
+        or recorded.references
+        or recorded.baseline_references
+        or recorded.leakage
         or recorded.attributes is not None
         or recorded.recorder.get("rounds")
         or (examples is not None and len(examples.train_rows(log.example_ids).ranges()) == 1)
     ):
         return parts.table(parts.details)
     return parts
-
-
-def _write(
-    output_dir: Path,
-    run: AuditedRun,
-    found: Audit,
-    images: NDArray[np.float32] | None,
-    since: Audit | None,
-) -> None:
-    with _stage(run.tell, WRITING):
-        epsilons, recorded, search, attacks = run.epsilons, run.recorded, None, None
-        if isinstance(epsilons, EpsilonTable):
-            search, scored = _searched(run, epsilons, found), run.once(attacks_of)
-            attacks = unit_attack_table(epsilons, recorded, scored)
-            if attacks is None and recorded.references:
-                attacks = attack_table(epsilons, recorded, scored, found.ceilings)
-        ids = run.log.example_ids
-        write_audit(output_dir, epsilons, recorded, found, images, search, attacks, ids, since)
-
-
-def _searched(run: AuditedRun, table: EpsilonTable, found: Audit) -> Markup | None:
-    """What the report's search reads; None for more examples than a page can hold."""
-    examples = run.recorded.examples
-    if len(table) > MOST_EXAMPLES or examples is None:
-        return search_data(found, run.log, table, None)
-    train = in_rows_of(table, examples).aligned(table.example_ids)
-    return search_data(found, run.log, table, train)
-
-
-def _read(
-    path: Path,
-    unreadable: str,
-    unit_column: str | None,
-    folders: tuple[Path | None, Path | None],
-    tell: StageProgress,
-) -> tuple[NormLog, RecordedRun, list[str]]:
-    """The log of a run directory, with the units of a column, what else is known, and hashes.
-
-    folders: signals of reference models for the run and for its baseline. The hashes say of which
-    log an account is.
-    """
-    with _stage(tell, READING):
-        check_holds_log(path)
-        run = open_run(path, unreadable=unreadable)
-    with _stage(tell, CHECKING):
-        log, recorded = run.log, recorded_run(run)
-    if unit_column is not None:
-        log, recorded = with_units(log, recorded, unit_column)
-    units = "" if log.unit_ids is None else fingerprint(log.unit_ids)
-    hashes = [run.state.fingerprint, units, *sorted(run.faults)]
-    return log, with_references(recorded, path, *folders), hashes
-
-
-def _command(
-    path: Path,
-    output_dir: Path,
-    options: Sequence[str],
-    by: Sequence[str],
-    unit_column: str | None,
-    unreadable: str,
-    seed: int,
-    folders: tuple[Path | None, Path | None],
-) -> str:
-    """The same audit on the command line."""
-    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), *options]
-    for column in by:
-        words += ["--by", column]
-    if unit_column is not None:
-        words += ["--unit-column", unit_column]
-    if unreadable != "refuse":
-        words += ["--set", f"unreadable={unreadable}"]
-    signals, baseline_signals = folders
-    if signals is not None:
-        words += ["--signals", str(signals)]
-    if baseline_signals is not None:
-        words += ["--set", f"baseline_signals={baseline_signals}"]
-    return shlex.join([*words, "--set", f"seed={seed}"])

@@ -32,11 +32,17 @@ from indpriv.analysis.attacks.evidence import Identity, agree, identities
 from indpriv.analysis.lint import facts_of_run, lint
 from indpriv.analysis.recorded_run import recorded_run
 from indpriv.analysis.summary import Audit
-from indpriv.audit import compare_audits, comparison_json, groups_json, groups_of, read_summary
+from indpriv.audit import groups_of, read_summary
 from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
-from indpriv.audit.audit_directory import EPSILON, audit_in
-from indpriv.audit.gate import Limits, judge_audit
-from indpriv.audit.method_of_run import evidence_of_run
+from indpriv.audit.audit_directory import (
+    EPSILON,
+    audit_in,
+    compare_audits,
+    comparison_json,
+    groups_json,
+)
+from indpriv.audit.gate import judge_audit
+from indpriv.audit.pipeline import evidence_of_run
 from indpriv.cli.commands import keys_of
 from indpriv.cli.common import check_device, checked_run, print_json, progress_bar, say, show_result
 from indpriv.errors import InputError
@@ -261,7 +267,7 @@ def gate(
         )
     if signed_by is not None or audited is not None:
         audited = checked_run(audited or audit_dir.absolute().parent, "gate AUDIT_DIR --run")
-    conditions = judge_audit(audit_dir, Limits(**limits), audited, signed_by)
+    conditions = judge_audit(audit_dir, limits, audited, signed_by)
     shown = [condition.shown(figures=figures) for condition in conditions]
     passed = all(condition.passed for condition in conditions)
     if as_json:

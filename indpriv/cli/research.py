@@ -20,15 +20,10 @@ from indpriv.analysis.reconstruction import reconstructions_of
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.train_references import CONFIDENCE, is_signals, open_signals
-from indpriv.audit import (
-    attack_study,
-    attributes_of_run,
-    compose_runs,
-    read_audit,
-    results_of_run,
-    write_composition,
-)
+from indpriv.audit import read_audit
 from indpriv.audit.advice import advise_on_run, check_question
+from indpriv.audit.attacks import attack_study, attributes_of_run, results_of_run
+from indpriv.audit.compose import compose_runs, write_composition
 from indpriv.cli.common import check_folder, checked_run, progress_bar, say, show_result, typed
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE

@@ -108,20 +108,10 @@ def leak_run(
 ) -> tuple[AttackScores, Tensor]:
     """Reconstruct random training examples at checkpoints of a run, by one attack of a plan.
 
-    Args:
-        spec: rebuilds model, data and loss.
-        folder: of checkpoints.
-        observation_at: from the number of updates so far to what is read then.
-        plan: what to reconstruct.
-        attack: name of one of `INVERSIONS`.
-        seed: makes the choice of examples reproducible, and all else as of `leak`.
-        progress: called with (stage, examples done, examples in all), over all checkpoints.
-        pictures: number of pairs to return.
-        step_of: numbers of updates of the checkpoints, as of `StepOptions`.
-
-    Returns:
-        scores with the column `step` in `details`, and (k, 2, ...) examples and their
-        reconstructions at the first checkpoint, as many as were asked for.
+    spec rebuilds model, data and loss; observation_at gives what is read after a number of updates;
+    step_of are those of the checkpoints, as of `StepOptions`; the seed is for tests, as of `leak`.
+    The result is scores with the column `step` in `details`, and (pictures, 2, ...) examples and
+    their reconstructions at the first checkpoint.
 
     Raises:
         InputError: no checkpoint at a moment, inputs of several tensors, or as `leak`.

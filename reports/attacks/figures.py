@@ -18,7 +18,8 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.train_references import CONFIDENCE, open_signals
-from indpriv.audit import attack_study, read_audit, read_summary
+from indpriv.audit import read_audit, read_summary
+from indpriv.audit.attacks import attack_study
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES_NON_DP
 from reports.attacks.training import AUDIT, BASELINE, DP, RUN, SEED, TIMING, Task

@@ -17,7 +17,8 @@ from audits.training.datasets import Dataset, load_dataset
 from audits.training.dp_sgd import train
 from audits.training.shadows import train_shadows
 from indpriv._files import write_json
-from indpriv.audit import audit, results_of_run
+from indpriv.audit import audit
+from indpriv.audit.attacks import results_of_run
 from indpriv.norm_log.run_files import RUN_JSON
 
 SEED = 18  # of everything that is random here, fixed before the first result

@@ -14,12 +14,12 @@ from indpriv._plain import to_json
 from indpriv.accountant.risk import PredictedEvidence
 from indpriv.analysis.attacks.evidence import (
     Evidence,
-    Separation,
+    Identity,
     agree,
     identities,
     separation_of,
 )
-from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, discriminate
+from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, separation
 from indpriv.analysis.statistics.intervals import CONFIDENCE
 from indpriv.errors import InputError
 from reports.validation.study import Study, StudyData
@@ -63,19 +63,33 @@ class Bin:
     """Targets of like epsilon, in all runs."""
 
     epsilon: float
-    separation: Separation
+    separation: Identity
     rates: tuple[tuple[float, float], ...]
+
+    @property
+    def mu(self) -> float:
+        """Observed mu: the root of the separation, 0 if that is negative."""
+        return float(np.sqrt(max(0.0, self.separation.mean)))
+
+    @property
+    def predicted(self) -> float:
+        """The mu of the account."""
+        return float(np.sqrt(self.separation.expected))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the observed mu, by the delta method at the predicted one."""
+        return self.separation.standard_error / (2 * self.predicted)
 
     @property
     def off(self) -> float:
         """How far the observed mu is from that of the account, as a share of it."""
-        return self.separation.observed_mu / self.separation.predicted_mu - 1
+        return self.mu / self.predicted - 1
 
     @property
     def has_power(self) -> bool:
         """Whether a difference of 5 % could be seen."""
-        error = self.separation.mu_error / self.separation.predicted_mu
-        return POWER * error <= TOLERANCE
+        return POWER * self.error / self.predicted <= TOLERANCE
 
 
 def bins(evidence: Evidence, simulated: np.ndarray, epsilon: np.ndarray) -> Iterator[Bin]:
@@ -110,9 +124,9 @@ def figures(study: Study, folder: Path) -> dict[str, Any]:
         "bins": [
             {
                 "epsilon": one.epsilon,
-                "mu_predicted": one.separation.predicted_mu,
-                "mu_observed": one.separation.observed_mu,
-                "mu_error": one.separation.mu_error,
+                "mu_predicted": one.predicted,
+                "mu_observed": one.mu,
+                "mu_error": one.error,
                 "has_power": one.has_power,
                 "within": abs(one.off) <= TOLERANCE,
                 "rates": one.rates,
@@ -152,7 +166,9 @@ def rates(evidence: Evidence, scores: np.ndarray) -> dict[str, Any]:
 
 
 def _rates(scores: np.ndarray, member: np.ndarray) -> np.ndarray:
-    found = discriminate(scores[member], scores[~member])["value"]
-    if found.empty:
+    found = {row["rate"]: row["value"] for row in separation(scores[member], scores[~member])}
+    if not found:
         raise InputError("these runs have no members, or no others")
-    return found[["auc", *(f"tpr_{rate:g}" for rate in FALSE_POSITIVE_RATES)]].to_numpy()
+    return np.array(
+        [found[name] for name in ("auc", *(f"tpr_{rate:g}" for rate in FALSE_POSITIVE_RATES))]
+    )

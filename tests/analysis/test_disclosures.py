@@ -1,8 +1,7 @@
 import pytest
 
 from indpriv.analysis.disclosures import disclosures
-from indpriv.analysis.recorded_run import Declared
-from indpriv.audit import RecordedRun
+from indpriv.analysis.recorded_run import Declared, RecordedRun
 from indpriv.norm_log.evidence import CHECKS
 from summaries import audit_of
 from synthetic import epsilon_table, small_run

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from indpriv.analysis.attacks.rates import discriminate
 from indpriv.attack_signals import AttackSignals
+from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.references import calibrated, effects, lira, moments, offline_lira, plain_lira
 from indpriv.errors import InputError
-from synthetic import signals_with_effect
+from synthetic import discriminate, signals_with_effect
 
 every_variant = pytest.mark.parametrize("attack", [lira, plain_lira, offline_lira, calibrated])
 
@@ -66,7 +66,7 @@ def test_plain_scores_are_carlinis():
             of, outside.mean(), common[1]
         )
     assert plain_lira(signals, 0).scores == pytest.approx(expected, rel=1e-6)
-    assert plain_lira(signals, 0, variance="fixed").scores == pytest.approx(fixed, rel=1e-6)
+    assert plain_lira(signals, 0, fixed=True).scores == pytest.approx(fixed, rel=1e-6)
 
 
 @pytest.fixture
@@ -134,14 +134,14 @@ def test_shrunk_effects_are_better_with_few_references():
 
 
 def test_too_few_references_are_refused():
-    signals = signals_with_effect(0.5, 4, 100)
-    for attack in (lira, plain_lira):
+    signals = signals_with_effect(0.5, 4, 100, audited=0)
+    two = AttackSignals.from_arrays(signals.signal[:2], signals.member[:2], audited=0)
+    for name in ("lira", "lira_plain", "lira_fixed"):
         with pytest.raises(InputError, match=r"models is 3, and this attack needs 4.*rmia"):
-            attack(signals, 0)
-    two = AttackSignals.from_arrays(signals.signal[:2], signals.member[:2])
-    for attack in (offline_lira, calibrated):
+            ATTACKS[name].scores(Material(signals=signals))
+    for name in ("lira_offline", "calibrated"):
         with pytest.raises(InputError, match="models is 1, and this attack needs 2"):
-            attack(two, 0)
+            ATTACKS[name].scores(Material(signals=two))
 
 
 @every_variant

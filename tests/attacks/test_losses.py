@@ -3,7 +3,6 @@ import pandas as pd
 import pytest
 
 from indpriv.attacks import ATTACKS, Material
-from indpriv.attacks.losses import loss_scores, quantile_scores
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from synthetic import rows
@@ -16,8 +15,12 @@ def losses(train_loss, test_loss, **columns):
     return Material(final_losses=examples)
 
 
+def scores_of(name, *args, **columns):
+    return ATTACKS[name].scores(losses(*args, **columns))
+
+
 def test_a_small_loss_is_a_high_score():
-    found = loss_scores(losses([0.1, np.inf], [0.9]).final_losses)
+    found = scores_of("loss_threshold", [0.1, np.inf], [0.9])
     assert found.scores.tolist() == [-0.1, -np.inf, -0.9]
     assert found.member.tolist() == [True, True, False]
     assert found.groups is None
@@ -25,19 +28,17 @@ def test_a_small_loss_is_a_high_score():
 
 def test_examples_without_a_loss_are_left_out():
     material = losses([0.1, np.nan], [np.nan, 0.9], sex=["f", "m", "m", None])
-    found = loss_scores(material.final_losses)
+    found = ATTACKS["loss_threshold"].scores(material)
     assert found.scores.tolist() == [-0.1, -0.9]
     assert found.member.tolist() == [True, False]
     groups = material.groups("sex", found.example_ids, found.member)
     assert groups.tolist() == ["f", "(missing)"]
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "named"), [([np.nan], [1.0], "training"), ([1.0], [], "test")]
-)
-def test_both_sides_are_needed(train, test, named):
-    with pytest.raises(InputError, match=f"no {named} example has a loss"):
-        loss_scores(losses(train, test).final_losses)
+@pytest.mark.parametrize(("train", "test"), [([np.nan], [1.0]), ([1.0], [])])
+def test_both_sides_are_needed(train, test):
+    with pytest.raises(InputError, match="needs a loss of a training and of a test example"):
+        scores_of("loss_threshold", train, test)
 
 
 def test_what_is_hard_for_its_group_does_not_count():
@@ -46,9 +47,7 @@ def test_what_is_hard_for_its_group_does_not_count():
     hard = np.arange(800) % 2 == 1
     loss = np.where(hard, 1.0, 0.1) * np.exp(rng.normal(0, 0.1, 800))
     loss[:400] *= 0.8
-    found = quantile_scores(
-        losses(loss[:400], loss[400:], sex=np.where(hard, "f", "m")).final_losses
-    )
+    found = scores_of("quantile", loss[:400], loss[400:], sex=np.where(hard, "f", "m"))
     members = found.scores[found.member]
     assert len(found.scores) == 600  # half of the test examples gave the regression
     assert np.median(members) > np.quantile(found.scores[~found.member], 0.8)
@@ -62,7 +61,7 @@ def test_too_few_test_examples_are_refused_and_audits_leave_the_attack_out(test_
     assert ATTACKS["quantile"].can_use(given) == enough
     if not enough:
         with pytest.raises(InputError, match=r"needs 40 test examples .* \(there are 1\)"):
-            quantile_scores(given.final_losses)
+            ATTACKS["quantile"].scores(given)
 
 
 def test_without_predictions_no_attack_reads_labels():
@@ -84,7 +83,7 @@ def test_without_predictions_no_attack_reads_labels():
 def test_values_that_only_training_examples_have_do_not_give_members_away(year, middle):
     """The losses know nothing of membership, so a member scores above an other half the time."""
     loss = middle * np.exp(np.random.default_rng(1).normal(0, 0.3, 1000))
-    found = quantile_scores(losses(loss[:500], loss[500:], year=year).final_losses)
+    found = scores_of("quantile", loss[:500], loss[500:], year=year)
     members, others = found.scores[found.member], found.scores[~found.member]
     assert abs((members[:, None] > others).mean() - 0.5) < 0.15
 
@@ -97,7 +96,7 @@ def test_losses_below_0_are_refused_and_audits_leave_the_attack_out(row):
     assert ATTACKS["loss_threshold"].can_use(given)
     assert not ATTACKS["quantile"].can_use(given)
     with pytest.raises(InputError, match="none of them below 0"):
-        quantile_scores(given.final_losses)
+        ATTACKS["quantile"].scores(given)
 
 
 def test_without_any_training_loss_audits_leave_out_what_reads_losses():

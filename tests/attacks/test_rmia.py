@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import expit
 
-from indpriv.analysis.attacks.rates import discriminate
 from indpriv.attack_signals import AttackSignals
+from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.references import rmia
 from indpriv.errors import InputError
-from synthetic import signals_with_effect
+from synthetic import discriminate, signals_with_effect
 
 
 def slow_rmia(signals, target, gamma, a, offline):
@@ -83,18 +83,26 @@ def test_examples_and_references_in_another_order_keep_their_scores():
     assert others.example_ids.tolist() == order.tolist()
 
 
+def refused(signal, member, **facts):
+    signals = AttackSignals.from_arrays(signal, member, audited=0, **facts)
+    ATTACKS["rmia"].scores(Material(signals=signals))
+
+
 def test_what_it_does_not_hold_for_is_refused():
     signals = signals_with_effect(1.0, 3, 50)
     with pytest.raises(
         InputError, match=r"models is 0, and this attack needs 1; .*train_references$"
     ):
-        rmia(AttackSignals.from_arrays(signals.signal[:1], signals.member[:1]), 0)
-    with pytest.raises(InputError, match="of the kind 'other'"):
-        rmia(AttackSignals.from_arrays(signals.signal, signals.member, kind="other"), 0)
+        refused(signals.signal[:1], signals.member[:1])
+    with pytest.raises(InputError, match="another kind than 'other'"):
+        refused(signals.signal, signals.member, kind="other")
     with pytest.raises(InputError, match="reference 1 was trained on the same examples"):
-        rmia(AttackSignals.from_arrays(signals.signal, signals.member[[0, 0, 1]]), 0)
-    with pytest.raises(InputError, match="fewer than two"):
-        rmia(AttackSignals.from_arrays(signals.signal, [[1] * 50, *signals.member[1:].tolist()]), 0)
+        refused(signals.signal, signals.member[[0, 0, 1]])
+    with pytest.raises(InputError, match="two non-members"):
+        refused(signals.signal, [[1] * 50, *signals.member[1:].tolist()])
+    alone = np.where(np.arange(50) < 1, signals.signal, np.where(signals.member[0], 1, np.nan))
+    with pytest.raises(InputError, match="two non-members"):
+        refused(alone, signals.member)
     with pytest.raises(InputError, match="gamma"):
         rmia(signals, 0, gamma=0.0)
 

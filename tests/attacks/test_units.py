@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from indpriv import AttackScores, InputError
+from indpriv.analysis.attacks.membership import UNIT_RULES, calibrated_unit_scores
 from indpriv.analysis.attacks.rates import parts, rates_of
-from indpriv.attacks.units import UNIT_RULES, calibrated_unit_scores
 
 SIZES = np.repeat([1, 2, 7, 20], 60)
 OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)

@@ -12,7 +12,8 @@ from audits.training.datasets import load_dataset
 from audits.training.dp_sgd import train
 from indpriv._plain import records
 from indpriv.analysis.attacks.attributes import BY_EPSILON
-from indpriv.audit import attributes_of_run, audit
+from indpriv.audit import audit
+from indpriv.audit.attacks import attributes_of_run
 from indpriv.cli import run
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ import pytest
 from indpriv import InputError
 from indpriv._files import read_json, write_json
 from indpriv._plain import to_json
-from indpriv.audit import audit, compare_audits
+from indpriv.audit import audit
+from indpriv.audit.audit_directory import compare_audits
 from indpriv.cli import run
 
 CURVE = {

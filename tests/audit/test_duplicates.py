@@ -17,7 +17,7 @@ from indpriv._formatting import format_epsilon
 from indpriv.analysis.attacks.rates import parts
 from indpriv.analysis.completeness import undeclared_people
 from indpriv.audit import audit, groups_of, read_audit, read_summary
-from indpriv.audit.gate import Limits, judge_audit
+from indpriv.audit.gate import judge_audit
 from indpriv.release.publish import Request, release
 from indpriv.release.statement import owners, statement
 from synthetic import rows, small_run, write_run
@@ -51,7 +51,7 @@ def audited_people(households, tmp_path_factory):
 def test_a_gate_computes_units_of_a_column_again(audited_people, tmp_path):
     """What an audit says of its units switches no recomputation off."""
     run = shutil.copytree(audited_people[0].parent, tmp_path / "run")
-    limits = Limits(max_worst_case_epsilon=0.6, max_epsilon=0.6, unit="user", verified=True)
+    limits = {"max_worst_case_epsilon": 0.6, "max_epsilon": 0.6, "unit": "user", "verified": True}
     found = {one.name: one for one in judge_audit(run / "audit", limits)}
     assert found.pop("attacks above the worst case").known == "believed"
     assert {one.known for one in found.values()} == {"recomputed"}

@@ -14,13 +14,12 @@ from indpriv.analysis.attacks.canaries import (
     measure_gradient_canaries,
     simulated_evidence,
 )
-from indpriv.analysis.attacks.membership import BINS
-from indpriv.analysis.attacks.rates import TRIED, exceeds, table
+from indpriv.analysis.attacks.rates import BINS, TRIED, exceeds, table
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import findings, nothing
 from indpriv.attack_scores import AttackScores
-from indpriv.audit.gate import Limits, judge
+from indpriv.audit.gate import judge
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import CHECKS
@@ -29,10 +28,10 @@ from reconstructions import scores as reconstructed
 from summaries import summary_of
 from synthetic import knowledge, small_run
 
-STRICT = Limits(
-    max_worst_case_epsilon=2.0, max_delta=1e-5, max_p99_epsilon=2.0, max_epsilon=1.9, min_coverage=1.0, unit="example",
-    exact=True, verified=True, max_group_ratio=100.0, min_test_accuracy=0.1,
-)  # fmt: skip
+STRICT = {
+    "max_worst_case_epsilon": 2.0, "max_delta": 1e-5, "max_p99_epsilon": 2.0, "max_epsilon": 1.9, "min_coverage": 1.0,
+    "unit": "example", "exact": True, "verified": True, "max_group_ratio": 100.0, "min_test_accuracy": 0.1,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +50,7 @@ def content(summary):
 
 
 def failed(content, **limits):
-    return [
-        condition.name for condition in judge(content, Limits(**limits)) if not condition.passed
-    ]
+    return [condition.name for condition in judge(content, limits) if not condition.passed]
 
 
 def test_a_good_audit_passes(content):
@@ -90,6 +87,13 @@ def test_limits_on_other_audits(content):
     assert failed(content, verified=True) == ["guarantee checked"]
 
 
+def test_a_limit_of_zero_is_a_limit_and_one_of_another_name_is_none(content):
+    assert failed(content, max_epsilon=0.0) == ["individual epsilon, max (exact)"]
+    assert failed(content, max_epsilon=None, exact=False) == []
+    with pytest.raises(InputError, match="limit='max_epsilo'"):
+        judge(content, {"max_epsilo": 1.0})
+
+
 def test_a_limit_is_inclusive_and_compares_what_was_computed(content):
     worst = content["guarantee"]["worst_case_epsilon"]
     assert failed(content, max_worst_case_epsilon=worst) == []
@@ -106,7 +110,7 @@ def test_group_ratios(content):
     assert len(failed(content, max_group_ratio=1e9)) == 1
     content["groups"] = []
     with pytest.raises(InputError, match="compares no groups"):
-        judge(content, Limits(max_group_ratio=2.0))
+        judge(content, {"max_group_ratio": 2.0})
 
 
 def test_a_run_that_was_seeded(run):
@@ -294,9 +298,9 @@ def test_a_note_fails_no_gate(summary, note):
         {"max_delta": -1e-5},
     ],
 )
-def test_limits_that_limit_nothing_are_refused(limits):
+def test_limits_that_limit_nothing_are_refused(content, limits):
     with pytest.raises(InputError, match=r"^--(max|min) \w+=.* is not a"):
-        Limits(**limits)
+        judge(content, limits)
 
 
 @pytest.mark.parametrize(
@@ -310,15 +314,15 @@ def test_what_is_missing_never_passes(content, path):
     for value in (None, math.nan, True):
         part[path[-1]] = value
         with pytest.raises(InputError, match="make the audit again"):
-            judge(broken, Limits(exact=True))
+            judge(broken, {"exact": True})
     del part[path[-1]]
     with pytest.raises(InputError, match=r"lacks .*make the audit again"):
-        judge(broken, Limits(exact=True))
+        judge(broken, {"exact": True})
 
 
 def test_another_schema_is_refused(content):
     with pytest.raises(InputError, match="schema_version=7"):
-        judge(content | {"schema_version": 7}, Limits())
+        judge(content | {"schema_version": 7}, {})
 
 
 @pytest.fixture

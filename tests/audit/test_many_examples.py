@@ -7,14 +7,13 @@ import pandas as pd
 import pytest
 
 from indpriv.analysis import recorded_run
-from indpriv.analysis.attacks.rates import discriminate
 from indpriv.analysis.completeness import attack_error
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES_NON_DP
-from synthetic import small_run, write_run
+from synthetic import discriminate, small_run, write_run
 
 MOST = 150
 

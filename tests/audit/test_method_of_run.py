@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from indpriv.analysis.recorded_run import Declared, RecordedRun
-from indpriv.audit.method_of_run import method_of_run
+from indpriv.audit.pipeline import method_of_run
 from indpriv.errors import InputError
 
 ACCOUNT = {"accountant": "pld", "delta": 1e-6, "neighbouring": "zero_out"}

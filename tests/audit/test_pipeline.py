@@ -16,22 +16,16 @@ import indpriv
 from indpriv import EvidenceError, ExampleTable, InputError, _files, _journal, account
 from indpriv._files import read_parquet
 from indpriv._plain import to_json
+from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.groups import group_table
-from indpriv.analysis.recorded_run import Declared
-from indpriv.audit import (
-    RecordedRun,
-    audit,
-    groups_json,
-    groups_of,
-    read_summary,
-    write_audit,
-)
+from indpriv.analysis.recorded_run import Declared, RecordedRun
+from indpriv.audit import audit, groups_of, read_summary
+from indpriv.audit.audit_directory import groups_json, write_audit
 from indpriv.cli import run
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log import journal_state
 from indpriv.report.report import print_audit
-from summaries import audit_of
 from synthetic import small_run, write_run
 
 from .conftest import DELTA
@@ -440,8 +434,8 @@ def test_the_page_of_a_data_set_of_adults_size_is_small(tmp_path):
     log, examples = small_run(n=32_561, steps=3)
     table = account(log, delta=DELTA)
     evidence = RecordedRun(examples, examples)
-    summary = audit_of(log, table, evidence, name="adult")
-    write_audit(tmp_path / "audit", table, evidence, summary)
+    run = AuditedRun(log, table, evidence, name="adult")
+    write_audit(tmp_path / "audit", run, find_all(run))
     assert (tmp_path / "audit" / "report.html").stat().st_size < 3e6
 
 

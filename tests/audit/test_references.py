@@ -18,7 +18,8 @@ from indpriv.attack_scores import RUNGS
 from indpriv.attack_signals import AttackSignals, SignalsFolder, from_losses
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.references import rmia as rmia_of
-from indpriv.audit import attack_study, audit, results_of_run
+from indpriv.audit import audit
+from indpriv.audit.attacks import attack_study, results_of_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable

@@ -2,7 +2,8 @@ import numpy as np
 import pandas as pd
 
 from indpriv import ExampleTable
-from indpriv.audit import RecordedRun, choose_groups
+from indpriv.analysis.audited_run import choose_groups
+from indpriv.analysis.recorded_run import RecordedRun
 from summaries import audit_of
 from synthetic import epsilon_table, people
 

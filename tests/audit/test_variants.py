@@ -8,9 +8,14 @@ from indpriv import NormLog
 from indpriv._columns import partition
 from indpriv.accountant import Method
 from indpriv.accountant.account import table_for
-from indpriv.analysis.fidelity import compared_positions
+from indpriv.analysis.fidelity import (
+    compared_positions,
+    effect_of_spacing,
+    fidelity_against_k,
+    sensitivity,
+)
+from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.statistics import weighted
-from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity
 from summaries import audit_of
 
 from .conftest import DELTA

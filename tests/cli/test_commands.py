@@ -25,7 +25,7 @@ from indpriv.accountant.norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import CONVERSIONS
 from indpriv.analysis.summary import SCHEMA_VERSION
 from indpriv.attack_signals import AttackSignals, from_losses
-from indpriv.audit.gate import Limits
+from indpriv.audit.gate import GROUP_RATIO, LIMITS
 from indpriv.cli import app
 from indpriv.cli.commands import keys_of, settings_of
 from indpriv.errors import InputError
@@ -139,7 +139,7 @@ def test_other_choices_and_limits_are_those_of_the_package():
     assert keys_of("compose")["participation"][0] == " | ".join(PARTICIPATION)
     kinds = {"max": "largest", "min": "smallest"}.items()
     limits = {f"{kind}_{key}" for kind, of in kinds for key in keys_of("gate", of)}
-    assert {*Limits.__dataclass_fields__} == limits | keys_of("gate", "require").keys()
+    assert {*LIMITS, GROUP_RATIO} == limits | keys_of("gate", "require").keys()
 
 
 @pytest.mark.parametrize(

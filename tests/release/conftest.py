@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from indpriv._files import read_json, write_json
-from indpriv.analysis.recorded_run import Declared
-from indpriv.audit import RecordedRun
+from indpriv.analysis.recorded_run import Declared, RecordedRun
 from summaries import audit_of
 from synthetic import epsilon_table, small_run, sound_checks
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from indpriv._formatting import format_epsilon, format_share_up
-from indpriv.audit import RecordedRun
+from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.report import page as pages

@@ -17,8 +17,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from indpriv._formatting import format_epsilon, format_interval, format_share
+from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.summary import Audit
-from indpriv.audit import RecordedRun
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog

@@ -4,10 +4,12 @@ Gradient canaries of one length in one run have independent scores, whose distri
 predicts exactly. Four lower bounds, each with its assumption; `BOUNDS` lists them.
 """
 
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -93,19 +95,13 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     of random members and non-members are taken, so that unequal numbers cannot prove anything. The
     bound over all examples holds at 95 % by itself, those of the groups all together.
 
-    Args:
-        scores: of any attack; higher means more likely a member.
-        delta: of the (epsilon, delta)-DP that is tested.
-        seed: of the random choices: which scores are left out, and the order of ties.
-
-    Raises:
-        InputError: a delta outside (0, 1), a negative seed, scores of an adversary for whom the
-            bound does not hold, or of several models.
+    `delta` is of the (epsilon, delta)-DP that is tested; the seed decides which scores are left out
+    and the order of ties. InputError for a delta outside (0, 1), a negative seed, scores of an
+    adversary for whom the bound does not hold, or of several models.
     """
     delta = check_delta(delta)
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary("a lower bound from one run", ("full", "gradients"))
-    scores.check_one_model("a lower bound from one run")
     groups, fair = rates.group_indices(scores), scores.fair_coins
     joint = rates.bonferroni(sum(len(index) >= 2 * LEAST_GUESSES for index in groups.values()))
     every = [(None, np.arange(len(scores.scores))), *groups.items()]
@@ -215,10 +211,9 @@ class CanaryResults:
 
 @dataclass(frozen=True)
 class Canaries:
-    """Scores of the canaries of one length, with what is needed to judge them.
+    """(n,) scores of the canaries of one length, with what is needed to judge them.
 
-    scores and member: (n,); delta: of the epsilon; n_coins: flipped in all; rng: for ties and null
-    memberships; predicted: (n_simulated,) scores of members, then of others, by the account.
+    n_coins: flipped in all; predicted: simulated scores of members, then of others, by the account.
     """
 
     scores: FloatArray
@@ -243,19 +238,18 @@ def measure_gradient_canaries(
             f"scores of the attack {scores.method!r} are not those of gradient canaries; pass what "
             "a Recorder with attack=GradientCanaries(...) wrote"
         )
-    judged: list[tuple[str, IntArray]] = []
-    left_out: list[str] = []
+    judged, left_out = dict[str, IntArray](), list[str]()
     for name, index in rates.group_indices(scores).items():
-        inside, outside = (int((scores.member[index] == side).sum()) for side in (True, False))
-        if min(inside, outside) >= _LEAST:
-            judged.append((name, index))
+        inside = int(scores.member[index].sum())
+        if min(inside, len(index) - inside) >= _LEAST:
+            judged[name] = index
             continue
         left_out.append(
-            f"Canaries of length {name} have {inside} members and {outside} others; a bound needs "
-            f"{_LEAST} of each: insert more."
+            f"Canaries of length {name} have {inside} members and {len(index) - inside} others; a "
+            f"bound needs {_LEAST} of each: insert more."
         )
     found, side = [], np.repeat([True, False], _SIMULATED)
-    for name, index in judged:
+    for name, index in judged.items():
         own, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
         simulated = simulated_evidence(settings, float(name), side, rng)
         predicted = simulated[side], simulated[~side]
@@ -379,7 +373,7 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
         return np.asarray(mu.max(axis=1))
 
     epsilon = gaussian_epsilon(float(largest_mu(canaries.member[None])[0]), canaries.delta)
-    return _bound("rates", epsilon, largest_mu(_null_memberships(canaries)) > 0)
+    return _bound("rates", epsilon, canaries, largest_mu)
 
 
 def _from_means(canaries: Canaries) -> CanaryBound:
@@ -404,22 +398,19 @@ def _from_means(canaries: Canaries) -> CanaryBound:
         epsilon = float(
             account(log, delta=canaries.delta, accountant="pld", brackets=True).epsilon_lower[0]
         )
-    return _bound("means", epsilon, least(_null_memberships(canaries)) > 0)
+    return _bound("means", epsilon, canaries, least)
 
 
-def _null_memberships(canaries: Canaries) -> BoolArray:
-    """(NULL_TRIALS, n) fair coins that have nothing to do with the scores."""
-    found: BoolArray = canaries.rng.random((NULL_TRIALS, len(canaries.scores))) < 0.5
-    return found
+def _bound(
+    key: str, epsilon: float, canaries: Canaries, least: Callable[[BoolArray], FloatArray]
+) -> CanaryBound:
+    """A bound, and how often coins that have nothing to do with the scores prove more than 0."""
+    coins = canaries.rng.random((NULL_TRIALS, len(canaries.scores))) < 0.5
+    alarms = int((least(coins) > 0).sum())
+    return CanaryBound(key, epsilon, alarms / NULL_TRIALS, clopper_pearson(alarms, NULL_TRIALS))
 
 
-def _bound(key: str, epsilon: float, alarms: BoolArray) -> CanaryBound:
-    interval = clopper_pearson(int(alarms.sum()), len(alarms))
-    return CanaryBound(key, epsilon, float(alarms.mean()), interval)
-
-
-@dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """A way to bound epsilon from the canaries of one length, and what it takes for granted."""
 
     title: str
@@ -427,28 +418,14 @@ class Method:
     bound: Callable[[Canaries], CanaryBound]
 
 
-BOUNDS = {
-    "steinke2023": Method(
-        "one run, any mechanism (Steinke et al. 2023)",
-        "nothing but fair coins",
-        partial(_from_one_run, "steinke2023"),
-    ),
-    "mahloujifar2024": Method(
-        "one run, f-DP (Mahloujifar et al. 2024)",
-        "fair coins; the run's trade-off curve is that of a Gaussian mechanism",
-        partial(_from_one_run, "mahloujifar2024"),
-    ),
-    "rates": Method(
-        "rates at fixed thresholds (Clopper and Pearson), Gaussian DP",
-        "scores are independent; the trade-off curve is that of a Gaussian mechanism",
-        _from_rates,
-    ),
-    "means": Method(
-        "difference of mean scores",
-        "scores are independent; the noise is Gaussian and what may be wrong is its scale",
-        _from_means,
-    ),
+_METHODS: dict[str, Callable[[Canaries], CanaryBound]] = {
+    "steinke2023": partial(_from_one_run, "steinke2023"),
+    "mahloujifar2024": partial(_from_one_run, "mahloujifar2024"),
+    "rates": _from_rates,
+    "means": _from_means,
 }
+_TEXTS = tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
+BOUNDS = {key: Method(**_TEXTS[key], bound=bound) for key, bound in _METHODS.items()}
 
 
 # --- findings

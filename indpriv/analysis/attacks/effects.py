@@ -7,7 +7,7 @@ fixed, gives exact tests of "no effect at all" (Fisher 1935; Phipson and Smyth 2
 """
 
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -93,49 +93,31 @@ def membership_effects(
     epsilon, mu = table.epsilon[rows], mu_of(table)[rows]
     found = _effects(values, member)
     codes = _bins(epsilon, table.at_worst_case[rows], bins)
-    actual = _statistics(found, codes, mu)
-    null = np.array(
-        [
-            _statistics(
-                _effects(values, _redrawn(rng, signals.share, member.shape, units)), codes, mu
-            )
-            for _ in range(redraws)
-        ]
-    )
-    inside = [codes == code for code in range(len(actual) - 2)]
+    actual, null = _statistics(found, codes, mu), np.empty((redraws, int(codes.max()) + 3))
+    for draw in range(redraws):
+        coins = rng.random((len(values), len(rows) if units is None else int(units.max()) + 1))
+        inside = coins < signals.share
+        null[draw] = _statistics(
+            _effects(values, inside if units is None else inside[:, units]), codes, mu
+        )
     largest = np.abs(null[:, 2:]).max(axis=1)
-    p_values = [_p_value(largest, abs(float(z))) for z in actual[2:]]
-    halves = [_effects(values[half], member[half]).effect for half in _halves(rng, len(values))]
-    reliability, interval, raw, corrected, corrected_interval = _correlations(
-        rng, epsilon, found.effect, halves
-    )
+    each = []
+    for code, z in enumerate(actual[2:]):
+        inside = codes == code
+        mean, error = _weighted(found.effect[inside], 1 / found.error[inside])
+        of_bin = float(epsilon[inside].mean()), float(mu[inside].mean()), int(inside.sum())
+        each.append(EffectBin(*of_bin, mean, error, _p_value(largest, abs(float(z)))))
+    order = rng.permutation(len(values))
+    halves = [order[: len(order) // 2], order[len(order) // 2 :]]
+    split = [_effects(values[half], member[half]).effect for half in halves]
     return MembershipEffects(
         n_models=len(values),
         n_examples=len(rows),
-        bins=tuple(map(partial(_bin, found, epsilon, mu), inside, p_values)),
+        bins=tuple(each),
         p_value=_p_value(null[:, 0], float(actual[0])),
         trend_p_value=_p_value(null[:, 1], float(actual[1])),
-        correlation=raw,
-        reliability=reliability,
-        reliability_interval=interval,
-        corrected=corrected,
-        corrected_interval=corrected_interval,
         redraws=redraws,
-    )
-
-
-def _bin(
-    found: Effects, epsilon: FloatArray, mu: FloatArray, inside: BoolArray, p_value: float
-) -> EffectBin:
-    """The examples (n_examples,) inside one bin."""
-    mean, error = _weighted(found.effect[inside], 1 / found.error[inside])
-    return EffectBin(
-        mean_epsilon=float(epsilon[inside].mean()),
-        mu=float(mu[inside].mean()),
-        n_examples=int(inside.sum()),
-        effect=mean,
-        error=error,
-        p_value=p_value,
+        **_correlations(rng, epsilon, found.effect, split),
     )
 
 
@@ -175,14 +157,6 @@ def _effects(values: FloatArray, member: BoolArray) -> Effects:
     return effects(Moments(count, means, np.stack([np.maximum(squares, 0.0), 0.0 * squares])))
 
 
-def _redrawn(
-    rng: np.random.Generator, share: float, shape: tuple[int, ...], units: IntArray | None
-) -> BoolArray:
-    if units is None:
-        return rng.random(shape) < share
-    return (rng.random((shape[0], int(units.max()) + 1)) < share)[:, units]
-
-
 def _bins(epsilon: FloatArray, worst: BoolArray, n: int) -> IntArray:
     """Bins of about equal size below the worst case, which is a bin of its own."""
     below = epsilon[~worst]
@@ -218,28 +192,28 @@ def _p_value(null: FloatArray, actual: float) -> float:
     return float((1 + (null >= actual).sum()) / (1 + len(null)))
 
 
-def _halves(rng: np.random.Generator, n: int) -> tuple[IntArray, IntArray]:
-    order = rng.permutation(n)
-    return order[: n // 2], order[n // 2 :]
-
-
 def _correlations(
     rng: np.random.Generator, epsilon: FloatArray, effect: FloatArray, halves: list[FloatArray]
-) -> tuple[float, Interval, float, float | None, Interval | None]:
-    """Reliability with its interval, raw r, and r corrected for reliability with its interval."""
+) -> dict[str, Any]:
+    """Raw r, reliability, and r corrected for it, with intervals; see `MembershipEffects`."""
     known = np.isfinite(np.stack([effect, *halves])).all(axis=0)
     table = np.stack([epsilon, effect, *halves])[:, known]
 
-    def measured(rows: FloatArray) -> tuple[float, float, float]:
+    def measured(rows: FloatArray) -> tuple[float, float]:
         r = np.atleast_2d(np.corrcoef(rows))
         reliability = 2 * r[2, 3] / (1 + r[2, 3])
-        return reliability, r[0, 1], r[0, 1] / np.sqrt(max(reliability, 1e-12))
+        return reliability, r[0, 1] / np.sqrt(max(reliability, 1e-12))
 
-    reliability, raw, corrected = measured(table)
+    reliability, corrected = measured(table)
     n = table.shape[1]
     draws = np.array([measured(table[:, rng.integers(0, n, n)]) for _ in range(_RESAMPLES)])
     ends = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
-    spans = [Interval(float(low), float(high)) for low, high in ends.T]
-    if spans[0].low <= 0:
-        return float(reliability), spans[0], float(raw), None, None
-    return float(reliability), spans[0], float(raw), float(corrected), spans[2]
+    of_reliability, of_corrected = (Interval(float(low), float(high)) for low, high in ends.T)
+    sure = of_reliability.low > 0
+    return {
+        "correlation": float(np.atleast_2d(np.corrcoef(table))[0, 1]),
+        "reliability": float(reliability),
+        "reliability_interval": of_reliability,
+        "corrected": float(corrected) if sure else None,
+        "corrected_interval": of_corrected if sure else None,
+    }

@@ -77,7 +77,7 @@ class Identity:
         name: what has the expectation, e.g. "with: exp(-L)".
         mean: over all examples and runs.
         expected: the value that the account predicts.
-        standard_error: of the mean, from the spread between runs.
+        standard_error: of mean less expected, from the spread between runs.
         n_runs: number of runs.
     """
 
@@ -105,9 +105,7 @@ def identities(evidence: Evidence) -> tuple[Identity, ...]:
         mean, runs = float(values.mean()), len(np.unique(evidence.run[rows]))
         error = evidence.standard_error(values - mean, rows) / len(values)
         found.append(Identity(name, mean, expected, error, runs))
-    apart, runs = separation_of(evidence), len(np.unique(evidence.run))
-    last = (apart.observed, apart.predicted, apart.standard_error, runs)
-    return (*found, Identity("with less without: L", *last))
+    return (*found, separation_of(evidence))
 
 
 def agree(found: Sequence[Identity]) -> bool:
@@ -119,38 +117,12 @@ def agree(found: Sequence[Identity]) -> bool:
     return not p_values or min(p_values) * len(p_values) >= SIGNIFICANCE
 
 
-@dataclass(frozen=True)
-class Separation:
-    """Mean evidence of members less that of others: the square of a Gaussian mechanism's mu.
+def separation_of(evidence: Evidence) -> Identity:
+    """Mean L over members less that over others, which cancels noise that a run's examples share.
 
-    Attributes:
-        observed: mean of L over members less that over others.
-        predicted: mean of K over members plus mean of K' over others.
-        standard_error: of observed less predicted, from the spread between runs.
+    Expected is the mean of K over members plus that of K' over others. For a Gaussian mechanism,
+    both are the square of its mu.
     """
-
-    observed: float
-    predicted: float
-    standard_error: float
-
-    @property
-    def observed_mu(self) -> float:
-        """Square root of the observed separation; 0 if it is negative."""
-        return float(np.sqrt(max(0.0, self.observed)))
-
-    @property
-    def predicted_mu(self) -> float:
-        """Square root of the predicted separation."""
-        return float(np.sqrt(self.predicted))
-
-    @property
-    def mu_error(self) -> float:
-        """Standard error of observed_mu, by the delta method at the predicted one."""
-        return self.standard_error / (2 * self.predicted_mu)
-
-
-def separation_of(evidence: Evidence) -> Separation:
-    """Separation of members and others over all runs; noise that a run's examples share cancels."""
     member, predicted = evidence.member, evidence.predicted
     observed, expected, excess = 0.0, 0.0, np.zeros(len(member))
     for side, sign, prediction in (
@@ -163,7 +135,8 @@ def separation_of(evidence: Evidence) -> Separation:
         expected += float(prediction[side].mean())
         off = evidence.evidence[side] - sign * prediction[side]
         excess[side] = sign * (off - off.mean()) / side.sum()
-    return Separation(observed, expected, evidence.standard_error(excess))
+    error, runs = evidence.standard_error(excess), len(np.unique(evidence.run))
+    return Identity("with less without: L", observed, expected, error, runs)
 
 
 def _terms(evidence: Evidence) -> Iterator[tuple[str, FloatArray, float, BoolArray]]:

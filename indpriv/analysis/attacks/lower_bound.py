@@ -16,6 +16,7 @@ Gaussian mu-DP. It proves more, if the run's trade-off curve is a Gaussian one.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,14 +59,8 @@ class LowerBound:
     false_alarm_interval: Interval
 
 
-@dataclass(frozen=True)
-class Proof:
-    """What right guesses prove.
-
-    Attributes:
-        refutes_zero: (guesses, right ones, delta, n_coins, level) -> whether they refute epsilon 0.
-        largest_refuted: of the same arguments, if they do: the largest epsilon that they refute.
-    """
+class Proof(NamedTuple):
+    """What right guesses prove: whether they refute epsilon 0, and then the largest they refute."""
 
     refutes_zero: Callable[[int, int, float, int, float], bool]
     largest_refuted: Callable[[int, int, float, int, float], float]
@@ -96,9 +91,8 @@ def lower_bound(
         return LowerBound(0.0, 0, 0, 0, 0.0, Interval(0.0, 1.0))
     shuffled = rng.permutation(len(scores))
     ranked = member[shuffled][np.argsort(-scores[shuffled], kind="stable")]
-    cuts = np.unique(
-        [0, *(top for top, _ in plans), *(len(scores) - bottom for _, bottom in plans), len(scores)]
-    )
+    n = len(scores)
+    cuts = np.unique([0, *(top for top, _ in plans), *(n - bottom for _, bottom in plans), n])
     included = np.add.reduceat(ranked.astype(np.int64), cuts[:-1])
     level = (1 - confidence) / len(plans)
     least = [_least_correct(proven, top + bottom, delta, n_coins, level) for top, bottom in plans]
@@ -110,7 +104,12 @@ def lower_bound(
         for (top, bottom), right, enough in zip(plans, correct, least, strict=True)
     ]
     best = int(np.argmax(bounds))
-    null = _random_memberships(np.diff(cuts), int(member.sum()) if balanced else None, rng)
+    sizes = np.diff(cuts)
+    if balanced:
+        inside = int(member.sum())
+        null = rng.multivariate_hypergeometric(sizes, inside, NULL_TRIALS, method="marginals")
+    else:
+        null = rng.binomial(sizes, 0.5, size=(NULL_TRIALS, len(sizes)))
     alarms = int((_correct(null, cuts, plans) >= np.array(least)).any(axis=1).sum())
     return LowerBound(
         epsilon=bounds[best],
@@ -140,40 +139,21 @@ def refutation(guesses: int, correct: int, epsilon: float, delta: float, n_coins
     return min(1.0, tail + 2 * n_coins * delta * steepest)
 
 
-def _random_memberships(
-    sizes: IntArray, n_members: int | None, rng: np.random.Generator
-) -> IntArray:
-    """(NULL_TRIALS, n_parts) random members of each part, by fair coins or in a fixed number."""
-    if n_members is None:
-        return rng.binomial(sizes, 0.5, size=(NULL_TRIALS, len(sizes)))
-    return rng.multivariate_hypergeometric(sizes, n_members, size=NULL_TRIALS, method="marginals")
-
-
 def _plans(n: int) -> list[tuple[int, int]]:
     """Number of guesses "included" and of guesses "left out", for every plan."""
-    sides = []
-    side = n // 2
+    plans, side = list[tuple[int, int]](), n // 2
     while side >= LEAST_GUESSES:
-        sides.append(side)
+        plans += [(side, side), (side, 0)]
         side //= _FEWER
-    return [plan for side in sides for plan in ((side, side), (side, 0))]
+    return plans
 
 
 def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]]) -> IntArray:
     """Number of right guesses, (n_trials, n_plans), from the members between cuts."""
-    up_to = np.concatenate(
-        [np.zeros((len(included), 1), dtype=np.int64), np.cumsum(included, axis=1)], axis=1
-    )
-    n = int(cuts[-1])
-    return np.stack(
-        [
-            up_to[:, np.searchsorted(cuts, top)]
-            + bottom
-            - (up_to[:, -1] - up_to[:, np.searchsorted(cuts, n - bottom)])
-            for top, bottom in plans
-        ],
-        axis=1,
-    )
+    up_to, n = np.pad(np.cumsum(included, axis=1), ((0, 0), (1, 0))), int(cuts[-1])
+    tops, bottoms = np.transpose(plans)
+    members_below = up_to[:, -1:] - up_to[:, np.searchsorted(cuts, n - bottoms)]
+    return np.asarray(up_to[:, np.searchsorted(cuts, tops)] + bottoms - members_below)
 
 
 @lru_cache(maxsize=4096)
@@ -203,10 +183,6 @@ def _largest_refuted(guesses: int, correct: int, delta: float, n_coins: int, lev
     )
 
 
-def _refutes_zero(guesses: int, correct: int, delta: float, n_coins: int, level: float) -> bool:
-    return refutation(guesses, correct, 0.0, delta, n_coins) <= level
-
-
 def refutes_gaussian(mu: float, guesses: int, correct: int, n_coins: int, level: float) -> bool:
     """Whether this many right guesses refute Gaussian mu-DP.
 
@@ -222,12 +198,6 @@ def refutes_gaussian(mu: float, guesses: int, correct: int, n_coins: int, level:
         right += i / (guesses - i) * (more - wrong)
         wrong = more
     return right + wrong > guesses / n_coins
-
-
-def _refutes_no_difference(
-    guesses: int, correct: int, delta: float, n_coins: int, level: float
-) -> bool:
-    return refutes_gaussian(0.0, guesses, correct, n_coins, level)
 
 
 def _largest_gaussian(
@@ -247,8 +217,18 @@ def _largest_gaussian(
 
 
 PROOFS = {
-    "steinke2023": Proof(_refutes_zero, _largest_refuted),
-    "mahloujifar2024": Proof(_refutes_no_difference, _largest_gaussian),
+    "steinke2023": Proof(
+        lambda guesses, correct, delta, n_coins, level: (
+            refutation(guesses, correct, 0.0, delta, n_coins) <= level
+        ),
+        _largest_refuted,
+    ),
+    "mahloujifar2024": Proof(
+        lambda guesses, correct, _, n_coins, level: refutes_gaussian(
+            0.0, guesses, correct, n_coins, level
+        ),
+        _largest_gaussian,
+    ),
 }
 
 

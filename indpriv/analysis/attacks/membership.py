@@ -13,31 +13,29 @@ that limit shows that the run or its account is wrong.
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray
-from indpriv._checks import check_positive_int
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import to_floats
-from indpriv._plain import Columns, Count, Share
 from indpriv.accountant.account import table_for
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of, true_positive_rate
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
-from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.analysis.statistics.intervals import clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, attacks_on
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import AttackSignals
+from indpriv.attack_signals import AttackSignals, split_units
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
-from indpriv.attacks.units import UNIT_RULES, calibrated_unit_scores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -51,27 +49,7 @@ WRONG = (
 _CEILING_AT = 0.01  # false-positive rate of the ceiling in the table of examples
 _BINS = 10
 _LEAST = 40  # with fewer members or non-members, no bin could show anything
-BINS = Columns(
-    "EpsilonBin",
-    "One bin of individual epsilon under one threshold.",
-    {
-        "attack": (str, "What produced the scores."),
-        "target_fpr": (Share, "The threshold accuses at most this share of those who chose it."),
-        "threshold": (float, "Members are accused above it; half of the non-members chose it."),
-        "above": (float, "Epsilon of the bin is above this, or 0."),
-        "up_to": (float, "Epsilon of the bin is at most this."),
-        "n_members": (Count, "Number of members in the bin."),
-        "n_others": (Count, "Number of non-members in it that did not choose the threshold."),
-        "tpr": (Share | None, "Share of its members accused; null without members."),
-        "low": (Share | None, "Lower end of the exact 95 % interval, for this bin by itself."),
-        "high": (Share | None, "Upper end of that interval."),
-        "fpr": (Share | None, "Share of its non-members accused; null without non-members."),
-        "reference": (Share | None, "Largest such share of members if up_to were a guarantee."),
-        "worst_case_reference": (Share | None, "The same for the worst-case epsilon."),
-        "above_reference": (bool, "Above it by more than chance in all rows together: look here."),
-        "above_worst_case": (bool, "The same of the worst case: the run or its account is wrong."),
-    },
-)
+_DRAWS = 999  # random groups of each size
 
 
 # --- every attack
@@ -79,17 +57,17 @@ BINS = Columns(
 
 @dataclass(frozen=True)
 class ScoredAttack:
-    """An attack of the registry, the model it was run on ("dp" or "non_dp"), and its scores."""
+    """An attack of the registry on one model ("dp" or "non_dp"), what it used, and its scores."""
 
     attack: Attack
     model: str
-    references: int
+    material: Material
     scores: AttackScores
 
-    def in_groups(self, material: Material, by: str) -> AttackScores:
+    def in_groups(self, by: str) -> AttackScores:
         """Its scores, with the groups of a column."""
         ids, member = np.asarray(self.scores.example_ids), self.scores.member
-        return replace(self.scores, groups=material.groups(by, ids, member))
+        return replace(self.scores, groups=self.material.groups(by, ids, member))
 
 
 def materials(run: RecordedRun) -> dict[str, Material]:
@@ -122,7 +100,7 @@ def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[Scored
     names: the attacks to choose from; all if empty.
     """
     return [
-        ScoredAttack(attack, model, attack.references_in(material), attack.scores(material))
+        ScoredAttack(attack, model, material, attack.scores(material))
         for model, material in materials(run).items()
         for attack in ATTACKS.values()
         if attack.can_use(material) and attack.name in (names or ATTACKS)
@@ -165,14 +143,14 @@ def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: 
         auc = found.loc[found["rate"] == "auc", "value"].sum()  # 0 where there is none
         n = int(scores.member.sum())
         row = {name: getattr(attack, name) for name in ("sees", "source", "caveat")}
-        row |= {"attack": attack.name, "model": each.model, "references": each.references}
-        row |= {"title": scores.method, "adversary": scores.adversary}
+        row |= {"attack": attack.name, "title": scores.method, "adversary": scores.adversary}
+        row |= {"model": each.model, "references": attack.references_in(each.material)}
         row |= {"n_members": n, "n_others": len(scores.member) - n}
         row["above_worst_case"] = rates.exceeds(scores, guarantee, tests=tests, seed=seed) and ours
         rows.append(((not ours, -auc, attack.name), row))
-    tried = rates.table(rates.TRIED, [row for _, row in sorted(rows, key=lambda found: found[0])])
+    in_order = [row for _, row in sorted(rows, key=lambda found: found[0])]
     every = pd.concat(frames[bool(scored) :], ignore_index=True)
-    return Audit(rates=every, attacks=tried, attack_seed=seed)
+    return Audit(rates=every, attacks=rates.table(rates.TRIED, in_order), attack_seed=seed)
 
 
 def _strongest(found: Audit, scored: Sequence[ScoredAttack]) -> ScoredAttack | None:
@@ -183,40 +161,29 @@ def _strongest(found: Audit, scored: Sequence[ScoredAttack]) -> ScoredAttack | N
     return next(of for of in scored if (of.model, of.attack.name) == ("dp", best.attack))
 
 
-def _success(
-    each: ScoredAttack, material: Material, groups: Sequence[GroupTable], seed: int
-) -> tuple[list[pd.DataFrame], list[rates.UnequalAttack]]:
-    """Success of the loss threshold on one model, over all examples and by column."""
-    name, model, test = each.attack.name, each.model, rates.threshold_attack
-    frames, tests = [test(each.scores, attack=name, model=model, seed=seed)[0]], []
-    for of in groups:
-        readable = of.rows["name"][~of.rows["too_small"]].tolist()
-        scores = each.in_groups(material, of.by)
-        success, unequal = test(
-            scores, attack=name, model=model, by=of.by, seed=seed, by_epsilon=readable
-        )
-        frames += [success, rates.rates_of(scores, attack=name, model=model, by=of.by)]
-        tests += [] if unequal is None else [unequal]
-    return frames, tests
-
-
 def _find(run: AuditedRun) -> dict[str, Any]:
     """Every attack, by group and by unit."""
     scored, seed, groups, recorded = run.once(attacks_of), run.seed, run.audit.groups, run.attacked
     members, _ = run.once(tables_of_both_sides)
     found = tried(scored, (members.worst_case_epsilon, members.account.delta), seed)
-    best, materials_of = _strongest(found, scored), materials(recorded)
-    frames, most_exposed = [found.rates], []
+    best, frames, most_exposed = _strongest(found, scored), [found.rates], []
     if best is not None and best.scores.example_ids is not None:
         for by in (table.by for table in groups):
-            scores = best.in_groups(materials_of["dp"], by)
+            scores = best.in_groups(by)
             frames.append(rates.accused(scores, attack=best.attack.name, by=by))
             frames.append(rates.rates_of(scores, attack=best.attack.name, by=by))
     by_loss = [each for each in scored if each.attack.name == BY_GROUP] if groups else []
-    for each in by_loss:
-        success, tests = _success(each, materials_of[each.model], groups, seed)
-        frames += success
-        most_exposed += tests
+    for each in by_loss:  # over all examples, and by column
+        names: dict[str, Any] = {"attack": BY_GROUP, "model": each.model}
+        frames.append(rates.threshold_attack(each.scores, **names, seed=seed)[0])
+        for of in groups:
+            names["by"], scores = of.by, each.in_groups(of.by)
+            readable = of.rows["name"][~of.rows["too_small"]].tolist()
+            success, unequal = rates.threshold_attack(
+                scores, **names, seed=seed, by_epsilon=readable
+            )
+            frames += [success, rates.rates_of(scores, **names)]
+            most_exposed += [] if unequal is None else [unequal]
     by_unit = list(_scores_of_units(recorded, scored, run.once(attacked_table), seed))
     for name, rule, scores in by_unit:
         frames.append(rates.rates_of(scores, attack=name, part=rule, tests=len(by_unit)))
@@ -311,6 +278,108 @@ def _scores_of_units(
                 yield each.attack.name, rule, found
 
 
+# --- scores of people with several rows, from the scores of their rows
+
+
+def _largest(scores: FloatArray, codes: IntArray, n: int) -> FloatArray:
+    found = np.full(n, -np.inf)
+    np.maximum.at(found, codes, scores)
+    return found
+
+
+def _mean(scores: FloatArray, codes: IntArray, n: int) -> FloatArray:
+    return np.asarray(np.bincount(codes, scores, n) / np.bincount(codes, minlength=n))
+
+
+def _log_sum(scores: FloatArray, codes: IntArray, n: int) -> FloatArray:
+    top = _largest(scores, codes, n)
+    shift = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.bincount(codes, np.exp(scores - shift[codes]), n)) + shift)
+
+
+UNIT_RULES: dict[str, Callable[[FloatArray, IntArray, int], FloatArray]] = {
+    "max": _largest,
+    "mean": _mean,
+    "log_sum": _log_sum,
+}
+
+
+def unit_scores(
+    scores: AttackScores, unit_ids: NDArray[np.generic], rule: str = "mean"
+) -> AttackScores:
+    """One score for each unit, by a rule that must be chosen before looking at the scores.
+
+    unit_ids: (n,) whose row each score is of, by one model; rule: "max", "mean" or "log_sum"
+    (logarithm of the sum of exponentials). The example_ids of the result are the units. Groups are
+    left out: rows of a unit may differ. InputError for a unit with members and non-members.
+    """
+    check_choice("rule", rule, UNIT_RULES)
+    scores.check_one_model("a score of a unit")
+    codes, units = pd.factorize(unit_ids)
+    if len(codes) != len(scores.scores):
+        raise InputError(f"there are {len(codes)} unit ids for {len(scores.scores)} scores")
+    n = len(units)
+    if split := split_units(codes, scores.member):
+        raise InputError(
+            f"{split} units have both members and non-members; attack whole units, whose rows are "
+            "all in the training data or all outside"
+        )
+    return replace(
+        scores,
+        scores=UNIT_RULES[rule](scores.scores, codes, n),
+        member=np.bincount(codes, scores.member, n) > 0,
+        groups=None,
+        example_ids=np.asarray(units),
+        model=None if scores.model is None else scores.model[:1].repeat(n),
+    )
+
+
+def calibrated_unit_scores(
+    scores: AttackScores, owners: NDArray[np.generic], rule: str = "mean", *, seed: int = 0
+) -> AttackScores:
+    """Scores of units beside groups of non-members, which have no owners.
+
+    Non-members are put into random groups of as many rows as units have, each row in one group. A
+    score is the rank of a unit or group among `_DRAWS` random groups of non-members of its own
+    size, so that large and small units compare. It is calibrated if rows of a unit are no more
+    alike than random rows are; where they are, ranks spread too widely on both sides of 1/2.
+
+    owners: (n_members,) whose row each member is, in the order of the members; rule: one of
+    `UNIT_RULES`, chosen before looking at the scores; seed: of the groups. Scores are from 0 to 1,
+    units first; example_ids are the units, and "" for groups.
+    """
+    check_choice("rule", rule, UNIT_RULES)
+    scores.check_one_model("a score of a unit")
+    mine, others = scores.scores[scores.member], scores.scores[~scores.member]
+    if len(owners) != len(mine):
+        raise InputError(f"there are {len(owners)} owners for {len(mine)} scores of members")
+    codes, units = pd.factorize(owners)
+    sizes = np.bincount(codes)
+    rng = np.random.default_rng(seed)
+    wanted = rng.permutation(sizes)
+    groups = wanted[np.cumsum(wanted) <= len(others)]
+    numbers = np.repeat(np.arange(len(groups)), groups)
+    shuffled = rng.permutation(others)[: len(numbers)]
+    combine = UNIT_RULES[rule]
+    inside, outside = combine(mine, codes, len(units)), combine(shuffled, numbers, len(groups))
+    raw = np.concatenate([inside, outside])
+    size_of, ranks = np.concatenate([sizes, groups]), np.zeros(len(raw))
+    for size in np.unique(size_of) if len(others) else ():
+        drawn = others[rng.integers(0, len(others), _DRAWS * size)]
+        null = np.sort(combine(drawn, np.repeat(np.arange(_DRAWS), size), _DRAWS))
+        here = size_of == size
+        sides = [np.searchsorted(null, raw[here], side) for side in ("left", "right")]
+        ranks[here] = (sides[0] + sides[1]) / (2 * _DRAWS)
+    return AttackScores(
+        scores=ranks,
+        member=np.arange(len(raw)) < len(units),
+        method=f"{scores.method}, {rule} over the rows of a unit",
+        example_ids=np.concatenate([np.asarray(units).astype(str), np.full(len(groups), "")]),
+        adversary=scores.adversary,
+    )
+
+
 # --- bins of epsilon
 
 
@@ -331,7 +400,6 @@ def attack_by_epsilon(
     """
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary(rates.INTERVALS, ("updates", "full"))
-    scores.check_one_model(rates.INTERVALS)
     mine, others = (scores.scores[scores.member == side] for side in (True, False))
     for side, count, found in (
         ("members", len(members), len(mine)),
@@ -343,7 +411,7 @@ def attack_by_epsilon(
                 "each score"
             )
     if min(len(mine), len(others)) < _LEAST:
-        return rates.table(BINS)
+        return rates.table(rates.BINS)
     order = np.random.default_rng(seed).permutation(len(others))
     choosing, reporting = np.sort(others[order[: len(order) // 2]]), order[len(order) // 2 :]
     edges = epsilon_edges(members)
@@ -373,7 +441,7 @@ def attack_by_epsilon(
                 row[f"{prefix}reference"] = min(1.0, allowed)
         row |= {"tpr": hits / own, **vars(clopper_pearson(hits, own))} if own else {}
         rows.append(row | ({"fpr": false / of_others} if of_others else {}))
-    return rates.table(BINS, rows)
+    return rates.table(rates.BINS, rows)
 
 
 def epsilon_edges(members: EpsilonTable) -> list[float]:
@@ -465,7 +533,7 @@ FINDINGS = (
         watched="bins of epsilon above the worst case",
         notes=_bins_to_look_at,
         attack_by_epsilon=(
-            Annotated[pd.DataFrame, BINS],
+            Annotated[pd.DataFrame, rates.BINS],
             "One attack in bins of epsilon; empty where the hold-out was not recorded.",
         ),
     ),

@@ -1,12 +1,14 @@
 """What attacks achieve, as tidy tables: one row for each attack, part of the examples and rate.
 
-Sensitive. `RATES` and `TRIED` describe the columns.
+Sensitive. columns.toml describes the columns.
 """
 
 import math
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,69 +42,21 @@ _ROC_POINTS = 50
 LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
 INTERVALS = "a binomial interval over examples"
 _Row = dict[str, Any]
-_KINDS = {
-    "auc": "the probability that a member scores above a non-member, ties count half",
-    "tpr_0.001, tpr_0.01": "true-positive rate of the lowest threshold with no more false ones",
-    "advantage": "largest difference of true- and false-positive rate, above 0 even by chance",
-    "accused, falsely_accused": "share of a group's members, and of its non-members, above the "
-    "threshold that accuses one non-member in a hundred of all groups",
-    "success": "share of right guesses by the best threshold of the other half of the scores",
-    "epsilon": "lower bound on the worst-case epsilon, corrected for groups; 0 proves nothing",
-    "right": "share of right guesses that gives this bound",
-    "false_alarms": "how often random memberships give a bound above 0",
-}
-_WHICH = {
-    "attack": (str, "Its name in the registry, or what produced the scores."),
-    "model": (str, 'The audited model ("dp"), or the non-private baseline ("non_dp").'),
-}
-_SIDES = {
-    "n_members": (Count, "Number of scores of members."),
-    "n_others": (Count, "Number of scores of non-members."),
-}
-_PARTS = (
-    f'The group; "{ALL}"; "{UPDATES}" of gradient canaries; or, of people with several rows, how '
-    "scores of rows become one."
-)
-_N = (
-    "Number of guesses, trials or scores that the value is of; of models, for a mean over models; "
-    "of an epsilon, how many numbers of guesses were tried."
-)
-_ABOVE = (
-    "The rates exceed what the worst case allows, by more than chance over all attacks: the run or "
-    "its account is wrong, if the test examples were split off at random. False for the baseline."
-)
-RATES = Columns(
-    "Rate",
-    "One rate of one attack on some examples.",
-    {
-        **_WHICH,
-        "by": (str, 'The column of the groups; "" where the part is none of a column\'s groups.'),
-        "part": (str, _PARTS),
-        "rate": (str, "; ".join(f"{name}: {text}" for name, text in _KINDS.items()) + "."),
-        "value": (float | None, "Null where it is undefined."),
-        "low": (float | None, "Lower end of the 95 % interval of this row by itself."),
-        "high": (float | None, "Upper end of that interval."),
-        "joint_low": (float | None, "Lower end of the one for all attacks together (Bonferroni)."),
-        "joint_high": (float | None, "Upper end of that interval."),
-        "n": (Count, _N),
-        **_SIDES,
-    },
-    optional=("low", "high", "joint_low", "joint_high"),
-)
-TRIED = Columns(
-    "TriedAttack",
-    "One attack on one model, over all examples.",
-    {
-        **_WHICH,
-        "title": (str, "In a few words."),
-        "adversary": (str, "What the attacker sees, in the terms of proofs."),
-        "sees": (str, 'What the attacker sees, as the ladder names it; "" in older audits.'),
-        "references": (Count, "Number of reference models; 0 where it uses none."),
-        **_SIDES,
-        "above_worst_case": (bool, _ABOVE),
-        "source": (str, "The paper that it follows."),
-        "caveat": (str, "What a reader must know about its results."),
-    },
+_KINDS = {"text": str, "count": Count, "share": Share, "number": float, "yes or no": bool}
+
+
+def _columns(name: str, text: str, columns: Mapping[str, Any], optional: Sequence[str] = ()) -> Any:
+    """The columns of one table of columns.toml."""
+    kinds: dict[str, Any] = {}
+    for column, (kind, meaning) in columns.items():
+        known = _KINDS[kind.removesuffix(" or null")]
+        kinds[column] = (known | None if kind.endswith(" or null") else known, meaning)
+    return Columns(name, text, kinds, optional)
+
+
+_TABLES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+RATES, TRIED, BINS, ATTRIBUTES = (
+    _columns(**_TABLES[name]) for name in ("rates", "tried", "bins", "attributes")
 )
 
 
@@ -178,7 +132,6 @@ def rates_of(
     attacks in all, for which joint intervals hold. InputError for scores that are not independent.
     """
     scores.check_adversary(INTERVALS)
-    scores.check_one_model(INTERVALS)
     every = {part: np.arange(len(scores.scores))}
     rows: list[_Row] = []
     for name, index in (group_indices(scores) if by else every).items():
@@ -254,7 +207,6 @@ def exceeds(
     one model: the limit holds for each example over runs, and these rates are means over examples.
     """
     scores.check_adversary(INTERVALS, ("updates", "full"))
-    scores.check_one_model(INTERVALS)
     members, others = (scores.scores[scores.member == side] for side in (True, False))
     (epsilon, delta), half = guarantee, len(others) // 2
     if not half or not len(members):
@@ -270,34 +222,6 @@ def exceeds(
         if least > math.exp(min(epsilon, LARGEST_EXPONENT)) * most + delta:
             return True
     return False
-
-
-def discriminate(
-    members: FloatArray, others: FloatArray, *, confidence: float = CONFIDENCE
-) -> pd.DataFrame:
-    """How well scores separate members from others; "member" is guessed at or above a threshold.
-
-    Intervals of the AUC: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; of 0 or 1 the
-    exact binomial one over as many pairs as are independent; none where all scores are equal. Of
-    true-positive rates: at that false-positive rate of all possible non-members, whose threshold
-    lies between two order statistics of these ones. Each end is that of the exact binomial interval
-    at one of them; so both must be missed, and at 95 percent each the whole covers 97 to 100
-    percent (simulated). Of the advantage: valid for all thresholds together (Dvoretzky, Kiefer and
-    Wolfowitz; Massart 1990).
-
-    Args:
-        members: (n_members,) their scores.
-        others: (n_others,) scores of non-members.
-        confidence: of each interval.
-
-    Returns:
-        rate -> value, low, high (see `RATES`); empty without members or without others.
-
-    >>> float(discriminate(np.array([3.0, 2.0]), np.array([1.0, 0.0])).value["auc"])
-    1.0
-    """
-    rows = separation(members, others, confidence=confidence)
-    return table(RATES, rows).set_index("rate")[["value", "low", "high"]]
 
 
 def roc(scores: AttackScores) -> tuple[tuple[float, float], ...]:
@@ -339,7 +263,19 @@ def separation(
     confidence: float = CONFIDENCE,
     tests: int | None = None,
 ) -> Iterator[_Row]:
-    """Rows of AUC, true-positive rates and advantage; none without members or without others."""
+    """Rows of AUC, true-positive rates and advantage: how well scores tell members from others.
+
+    "Member" is guessed at or above a threshold; there are no rows without members or others.
+    `confidence` is that of low and high, `tests` the number of attacks for which joint ends hold.
+
+    Intervals of the AUC: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; of 0 or 1 the
+    exact binomial one over as many pairs as are independent; none where all scores are equal. Of
+    true-positive rates: at that false-positive rate of all possible non-members, whose threshold
+    lies between two order statistics of these ones. Each end is that of the exact binomial interval
+    at one of them; so both must be missed, and at 95 percent each the whole covers 97 to 100
+    percent (simulated). Of the advantage: valid for all thresholds together (Dvoretzky, Kiefer and
+    Wolfowitz; Massart 1990).
+    """
     n, n_others = len(members), len(others)
     if not n or not n_others:
         return
@@ -464,59 +400,42 @@ def threshold_attack(
     not independent.
     """
     check_positive_int("seed", seed, minimum=0)
-    scores.check_adversary("a binomial interval over examples")
-    scores.check_one_model("a binomial interval over examples")
-    rows, counts, halves = [], {}, {}
+    scores.check_adversary(INTERVALS)
+    rows: list[_Row] = []
+    readable, halves = dict[str, tuple[int, int]](), dict[str, tuple[_Half, _Half]]()
     parts = group_indices(scores) if by else {None: np.arange(len(scores.scores))}
     for name, index in parts.items():
         member, values, rng = scores.member[index], scores.scores[index], generator_of(seed, name)
         mine, others = rng.permutation(values[member]), rng.permutation(values[~member])
         pairs = min(len(mine), len(others))
         half = pairs // 2
-        chosen, rest = ((side[:half], side[half:pairs]) for side in (mine, others))
-        pair = (chosen[0], rest[0]), (chosen[1], rest[1])
+        pair = (mine[:half], others[:half]), (mine[half:pairs], others[half:pairs])
         right, n = _right(best_threshold(*pair[0]), pair[1]) if half else (0, 0)
-        row: dict[str, Any] = {"attack": attack or scores.method, "model": model, "by": by}
+        row: _Row = {"attack": attack or scores.method, "model": model, "by": by}
         row |= {"part": ALL if name is None else name, "rate": "success", "n": n}
         row |= {"n_members": len(mine), "n_others": len(others)}
-        row |= {"value": right / n, **vars(clopper_pearson(right, n))} if n else {}
-        rows.append(row)
+        rows.append(row | ({"value": right / n, **vars(clopper_pearson(right, n))} if n else {}))
         if name is not None:
-            counts[name], halves[name] = (right, n), pair
-    return table(RATES, rows), _unequal(model, by, counts, halves, by_epsilon)
-
-
-def _right(threshold: float, half: _Half) -> tuple[int, int]:
-    """How many guesses of a threshold are right, and their number."""
-    members, others = half
-    right = int((members >= threshold).sum()) + int((others < threshold).sum())
-    return right, len(members) + len(others)
-
-
-def _unequal(
-    model: str,
-    by: str,
-    counts: Mapping[str, tuple[int, int]],
-    halves: Mapping[str, tuple[_Half, _Half]],
-    by_epsilon: Sequence[str],
-) -> UnequalAttack | None:
-    """The test of the most exposed group; see `UnequalAttack`."""
-    readable = {name: found for name, found in counts.items() if found[1] >= MIN_TRIALS}
-    exposed = next((name for name in by_epsilon if name in readable), None)
+            halves[name] = pair
+            readable |= {name: (right, n - right)} if n >= MIN_TRIALS else {}
+    found, exposed = table(RATES, rows), next((one for one in by_epsilon if one in readable), None)
     if exposed is None or len(readable) < 2:
-        return None
+        return found, None
     own, rest = np.zeros(2, int), np.zeros(2, int)
     for chosen in (0, 1):
-        pooled = [
+        pooled = (
             np.concatenate([pair[chosen][side] for pair in halves.values()]) for side in (0, 1)
-        ]
+        )
         threshold = best_threshold(*pooled)
         for name, pair in halves.items():
-            guesses = np.array(_right(threshold, pair[1 - chosen]))
-            own, rest = (own + guesses, rest) if name == exposed else (own, rest + guesses)
+            counts = own if name == exposed else rest
+            counts += _right(threshold, pair[1 - chosen])
     counted = np.array([(right, trials - right) for right, trials in (own, rest)])
-    p_value = stats.fisher_exact(counted, alternative="greater").pvalue
-    return UnequalAttack(
+    guesses, chi_squared = np.array(list(readable.values())), None
+    if guesses.sum(axis=0).all():  # right and wrong ones
+        chi_squared = float(stats.chi2_contingency(guesses).pvalue)
+    one_sided = stats.fisher_exact(counted, alternative="greater").pvalue
+    return found, UnequalAttack(
         model=model,
         by=by,
         exposed=exposed,
@@ -524,18 +443,16 @@ def _unequal(
         successes=int(own[0]),
         rest_trials=int(rest[1]),
         rest_successes=int(rest[0]),
-        p_value=min(1.0, float(p_value)),
-        chi_squared_p=_chi_squared(list(readable.values())),
+        p_value=min(1.0, float(one_sided)),
+        chi_squared_p=chi_squared,
     )
 
 
-def _chi_squared(rows: Sequence[tuple[int, int]]) -> float | None:
-    """Of a table of successes and failures; None where a row or a column would be empty."""
-    right, trials = (sum(column) for column in zip(*rows, strict=True)) if rows else (0, 0)
-    if len(rows) < 2 or not 0 < right < trials:
-        return None
-    table = [(hits, n - hits) for hits, n in rows]
-    return float(stats.chi2_contingency(table).pvalue)
+def _right(threshold: float, half: _Half) -> tuple[int, int]:
+    """How many guesses of a threshold are right, and their number."""
+    members, others = half
+    right = int((members >= threshold).sum()) + int((others < threshold).sum())
+    return right, len(members) + len(others)
 
 
 def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:

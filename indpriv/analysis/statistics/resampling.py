@@ -60,12 +60,22 @@ class Resampled:
     draw_errors: FloatArray
 
     def intervals(self, low: float = -np.inf, high: float = np.inf) -> list[Interval | None]:
-        """Studentised intervals inside [low, high]; None where an estimate has no spread."""
-        found = _studentised(self.estimate, self.error, self.draws, self.draw_errors)
-        return [
-            None if pair is None else Interval(max(low, pair[0]), min(high, pair[1]))
-            for pair in found
-        ]
+        """Bootstrap-t intervals inside [low, high]; None without spread or enough defined draws."""
+        estimate, error, draws = self.estimate, self.error, self.draws
+        with np.errstate(invalid="ignore", divide="ignore"):
+            # Without spread in a draw: infinite, which widens the interval.
+            t = (draws - estimate) / self.draw_errors
+        t[draws == estimate] = 0.0
+        count = (~np.isnan(t)).sum(axis=0)
+        t = np.sort(t, axis=0)  # NaN last
+        last, columns = np.maximum(count - 1, 0), np.arange(t.shape[1])
+        tail = np.floor((1 - CONFIDENCE) / 2 * last).astype(np.int64)
+        usable = np.isfinite(estimate) & (error > 0) & (count >= _LEAST_DRAWS // 2)
+        with np.errstate(invalid="ignore"):
+            lows = np.maximum(low, estimate - t[last - tail, columns] * error)
+            highs = np.minimum(high, estimate - t[tail, columns] * error)
+        ends = zip(lows.tolist(), highs.tolist(), usable, strict=True)
+        return [Interval(first, second) if known else None for first, second, known in ends]
 
     def every(self, step: int, first: int) -> "Resampled":
         """Every step-th estimate, from position first on."""
@@ -86,17 +96,13 @@ class Resampled:
         if not (means > 0).all():
             return None
         with np.errstate(all="ignore"):
-            found = _studentised(
+            (found,) = Resampled(
                 np.log(means[:1] / means[1:]),
                 np.hypot(*(errors / means))[None],
                 np.log(draws[:, :1] / draws[:, 1:]),
                 np.hypot(*(draw_errors / draws).T)[:, None],
-            )[0]
-        return (
-            None
-            if found is None
-            else Interval(float(np.exp(found[0])), float(np.exp(min(found[1], 700.0))))
-        )
+            ).intervals(high=700.0)
+        return found and Interval(float(np.exp(found.low)), float(np.exp(found.high)))
 
 
 @dataclass(frozen=True)
@@ -126,24 +132,16 @@ def resample_means(
 ) -> ResampledMeans:
     """Bootstrap the means of all groups at once.
 
-    Args:
-        values: (n,) finite.
-        groups: (n,) codes.
-        strata: (n,) codes.
-        n_groups: number of group codes.
-        shares: (n_strata,) weights of the standardised means, summing to 1; strata with weight 0
-            are ignored.
-        with_cells: whether to include the mean of every cell.
-        rng: a generator of the analysis, not of training.
-        weights: (n,) number of examples that have each value; default one each.
+    values: (n,) finite; groups, strata: (n,) codes; shares: (n_strata,) weights of the standardised
+    means, summing to 1, where strata of weight 0 are ignored; with_cells: include the mean of every
+    cell; rng: of the analysis, not of training; weights: (n,) number of examples that have each
+    value, default one each.
     """
     n_strata = len(shares)
     weights = ones(values) if weights is None else weights
     centre = float(np.average(values, weights=weights))
-    cells = groups * n_strata + strata
-    runs = _runs(values - centre, weights, cells)
+    runs, size = _Runs(values - centre, weights, groups * n_strata + strata), n_groups * n_strata
     n_draws = int(np.clip(_WORK // len(runs.size), _LEAST_DRAWS, _MOST_DRAWS))
-    size = n_groups * n_strata
     exact = _summaries(runs.sums(runs.size[None].astype(np.float64), size), n_groups, shares)
     kept: list[list[tuple[FloatArray, FloatArray]]] = []
     at_once = max(1, int(_CHUNK // max(len(runs.size), size)))
@@ -161,46 +159,34 @@ def resample_means(
     return ResampledMeans(made[0], made[1], made[2] if with_cells else None, n_draws)
 
 
-@dataclass(frozen=True)
 class _Runs:
     """Runs of neighbouring values of a cell: size, mean, mean square; first run of each cell."""
 
-    size: IntArray
-    mean: FloatArray
-    square: FloatArray
-    starts: IntArray
-    present: IntArray
+    def __init__(self, values: FloatArray, weights: IntArray, cells: IntArray) -> None:
+        order = np.lexsort((values, cells))
+        values, weights, cells = values[order], weights[order], cells[order]
+        first = np.flatnonzero(np.diff(cells, prepend=cells[0] - 1))
+        lengths = np.diff(first, append=len(cells))
+        counts = np.repeat(np.add.reduceat(weights, first), lengths)
+        before = np.cumsum(weights) - weights
+        rank = before - np.repeat(before[first], lengths)
+        run = rank * np.minimum(RUNS, counts) // counts
+        begins = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (rank == 0))
+        self.size = np.add.reduceat(weights, begins)
+        self.mean = np.add.reduceat(values * weights, begins) / self.size
+        self.square = np.add.reduceat(values**2 * weights, begins) / self.size
+        self.starts, self.present = np.searchsorted(begins, first), cells[first]
 
-    def sums(self, weights: FloatArray, n_cells: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def sums(self, weights: FloatArray, n_cells: int) -> list[FloatArray]:
         """Sums of weights, weighted values and weighted squares, each (n_draws, n_cells)."""
         made = []
         for factor in (None, self.mean, self.square):
-            dense = np.zeros((len(weights), n_cells))
-            dense[:, self.present] = np.add.reduceat(
-                weights if factor is None else weights * factor, self.starts, axis=1
-            )
+            dense, each = np.zeros((len(weights), n_cells)), weights
+            if factor is not None:
+                each = weights * factor
+            dense[:, self.present] = np.add.reduceat(each, self.starts, axis=1)
             made.append(dense)
-        return made[0], made[1], made[2]
-
-
-def _runs(values: FloatArray, weights: IntArray, cells: IntArray) -> _Runs:
-    order = np.lexsort((values, cells))
-    values, weights, cells = values[order], weights[order], cells[order]
-    first = np.flatnonzero(np.diff(cells, prepend=cells[0] - 1))
-    lengths = np.diff(first, append=len(cells))
-    counts = np.repeat(np.add.reduceat(weights, first), lengths)
-    before = np.cumsum(weights) - weights
-    rank = before - np.repeat(before[first], lengths)
-    run = rank * np.minimum(RUNS, counts) // counts
-    begins = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (rank == 0))
-    size = np.add.reduceat(weights, begins)
-    return _Runs(
-        size=size,
-        mean=np.add.reduceat(values * weights, begins) / size,
-        square=np.add.reduceat(values**2 * weights, begins) / size,
-        starts=np.searchsorted(begins, first),
-        present=cells[first],
-    )
+        return made
 
 
 def _poisson_weights(sizes: IntArray, n_draws: int, rng: np.random.Generator) -> FloatArray:
@@ -213,7 +199,7 @@ def _poisson_weights(sizes: IntArray, n_draws: int, rng: np.random.Generator) ->
 
 
 def _summaries(
-    sums: tuple[FloatArray, FloatArray, FloatArray], n_groups: int, shares: FloatArray
+    sums: Sequence[FloatArray], n_groups: int, shares: FloatArray
 ) -> list[tuple[FloatArray, FloatArray]]:
     """Mean and standard error of the groups, of the groups at the shares, and of the cells."""
     weight, total, square = (part.reshape(len(part), n_groups, len(shares)) for part in sums)
@@ -236,30 +222,6 @@ def _mean_and_error(
         variance = square / weight - mean**2
         variance[variance < square / np.maximum(weight, 1) * NO_SPREAD**2] = 0.0
         return mean, np.where(weight >= 2, np.sqrt(variance / (weight - 1)), np.nan)
-
-
-def _studentised(
-    estimate: FloatArray, error: FloatArray, draws: FloatArray, draw_errors: FloatArray
-) -> list[tuple[float, float] | None]:
-    """Bootstrap-t interval of each column; None without spread or with too few defined draws."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        # Without spread in a draw: infinite, which widens the interval.
-        t = (draws - estimate) / draw_errors
-    t[draws == estimate] = 0.0
-    bad = np.isnan(t)
-    tail = (1 - CONFIDENCE) / 2
-    t = np.sort(t, axis=0)  # NaN last
-    count = (~bad).sum(axis=0)
-    at_low = np.floor(tail * np.maximum(count - 1, 0)).astype(np.int64)
-    columns = np.arange(t.shape[1])
-    low_t, high_t = t[at_low, columns], t[np.maximum(count - 1, 0) - at_low, columns]
-    usable = np.isfinite(estimate) & (error > 0) & (count >= _LEAST_DRAWS // 2)
-    with np.errstate(invalid="ignore"):
-        low, high = estimate - high_t * error, estimate - low_t * error
-    return [
-        (float(low[index]), float(high[index])) if usable[index] else None
-        for index in range(len(estimate))
-    ]
 
 
 @dataclass(frozen=True)
@@ -295,32 +257,26 @@ def permutation_test(
     distribution corrects for the number of groups (Westfall and Young 1993, single-step maxT).
     Valid for any number of permutations (Phipson and Smyth 2010).
 
-    Args:
-        values: (n,) finite.
-        groups: (n,) codes.
-        strata: (n,) codes.
-        tested: (n_groups,) which groups get a p-value; the others only belong to the pool.
-        rng: a generator of the analysis, not of training.
-        weights: (n,) number of examples that have each value; default one each.
-
-    Returns:
-        None if fewer than two groups are tested, or if nothing varies within strata.
+    Arguments are as of `resample_means`; tested: (n_groups,) which groups get a p-value, while the
+    others only belong to the pool. None if fewer than two groups are tested, or if nothing varies
+    within strata.
     """
     if tested.sum() < 2:
         return None
     weights = ones(values) if weights is None else weights
-    blocks = _blocks(values, weights, groups, strata)
-    variance = np.zeros(len(tested))
+    order = np.lexsort((groups, strata))
+    ends = np.flatnonzero(np.diff(strata[order])) + 1
+    made = (_block(values[part], weights[part], groups[part]) for part in np.split(order, ends))
+    blocks = [block for block in made if block is not None]
+    variance, total = np.zeros(len(tested)), np.zeros(len(tested))
     for block in blocks:
-        np.add.at(variance, block.groups, block.variances)
-    total = np.zeros((1, len(tested)))
-    for block in blocks:
-        total[0, block.groups] += block.observed
+        variance[block.groups] += block.variances
+        total[block.groups] += block.observed
     testable = tested & (variance > 0)
     if testable.sum() < 2:
         return None
     scale = np.sqrt(variance[testable])
-    observed = np.abs(total[0, testable]) / scale
+    observed = np.abs(total[testable]) / scale
     work = sum(block.work for block in blocks)
     n_permutations = int(np.clip(_PERMUTED // work, _LEAST_PERMUTATIONS, _MOST_PERMUTATIONS))
     largest = np.empty(n_permutations)
@@ -385,19 +341,6 @@ class _Block:
             sums[index] = drawn @ self.values
         sums[-1] = left @ self.values
         return sums
-
-
-def _blocks(
-    values: FloatArray, weights: IntArray, groups: IntArray, strata: IntArray
-) -> list[_Block]:
-    order = np.lexsort((groups, strata))
-    values, weights, groups = values[order], weights[order], groups[order]
-    strata, made = strata[order], []
-    for part in np.split(np.arange(len(values)), np.flatnonzero(np.diff(strata)) + 1):
-        block = _block(values[part], weights[part], groups[part])
-        if block is not None:
-            made.append(block)
-    return made
 
 
 def _block(values: FloatArray, weights: IntArray, groups: IntArray) -> _Block | None:

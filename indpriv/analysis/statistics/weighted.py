@@ -45,23 +45,16 @@ class Condensed:
     """Examples that come in parts, as one frame with a weight in each row."""
 
     def __init__(self, *names: str, n: int, bits: int = BITS) -> None:
-        """Begin without examples.
-
-        Args:
-            names: one or two columns of numbers of each example.
-            n: number of examples to come; above MOST_EXACT they are counted in bins.
-            bits: of the significand that say in which bin a number is.
-        """
+        """Begin without examples; each of the n to come has one or two columns of numbers."""
         self._names, self._in_bins = names, n > MOST_EXACT
         self._shift, self._code_bits = _SIGNIFICAND - bits, _EXPONENT + bits
         self._parts: list[dict[str, NDArray[Any]]] = []
 
     def add(self, cell: IntArray, *columns: FloatArray) -> None:
-        """Add the next examples.
+        """Add the next (n,) examples, with columns in the order of the names.
 
-        Args:
-            cell: (n,) whole numbers, of groups, say; below 2^20 where there are two columns.
-            columns: (n,) each, in the order of the names; in bins they are finite and at least 0.
+        Cells are whole numbers, of groups, say; below 2^20 where there are two columns. In bins,
+        columns are finite and at least 0.
         """
         if not self._in_bins:
             self._parts.append(dict(zip(self._names, columns, strict=True)) | {"cell": cell})
@@ -128,12 +121,7 @@ def quantiles_by_cell(
 ) -> FloatArray:
     """Quantiles (size, n_probabilities) of each cell, linearly interpolated; NaN without examples.
 
-    Args:
-        values: (n,) finite.
-        weights: (n,) number of examples that have each value.
-        cells: (n,) codes below size.
-        size: number of cells.
-        probabilities: from 0 to 1.
+    Values (n,) are finite, weights are numbers of examples that have each, cells are codes < size.
     """
     order = np.lexsort((values, cells))
     ordered, up_to = values[order], np.cumsum(weights[order])

@@ -18,7 +18,7 @@ from baseline.figures import command, private_copy  # noqa: E402
 from indpriv._plain import to_json  # noqa: E402
 from indpriv.attack_scores import AttackScores  # noqa: E402
 from indpriv.attack_signals import AttackSignals, from_losses  # noqa: E402
-from indpriv.audit import attack_study  # noqa: E402
+from indpriv.audit.attacks import attack_study  # noqa: E402
 from indpriv.example_table import ExampleTable  # noqa: E402
 from indpriv.norm_log.run_files import (  # noqa: E402
     CANARIES,

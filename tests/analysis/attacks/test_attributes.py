@@ -3,11 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from indpriv.analysis.attacks.attributes import (
-    BY_EPSILON,
-    EpsilonsOfExamples,
-    measure_attribute,
-)
+from indpriv.analysis.attacks.attributes import BY_EPSILON, measure_attribute
+from indpriv.analysis.attacks.membership import epsilon_edges
 from indpriv.attacks.attributes import GUESSERS, guesses
 from synthetic import epsilon_table, knowledge
 
@@ -75,7 +72,8 @@ def test_groups_and_bins_take_members_and_others_apart():
     found = measured(
         known,
         groups={"sex": np.where(known.truth == 0, "f", "m"), "split": known.member.astype(str)},
-        account=EpsilonsOfExamples(members, mu, epsilon),
+        mu=mu,
+        bins=(epsilon, epsilon_edges(members)),
         ceiling=0.4,
     )
     by_sex, bins = found[found["by"] == "sex"], found[found["by"] == BY_EPSILON]

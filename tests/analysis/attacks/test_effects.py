@@ -6,10 +6,10 @@ from scipy import stats
 
 from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
 from indpriv.analysis.attacks.effects import membership_effects
+from indpriv.analysis.attacks.membership import unit_scores
 from indpriv.analysis.attacks.rates import ALL, parts, rates_over_models
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import calibrated, rmia
-from indpriv.attacks.units import unit_scores
 from indpriv.errors import InputError
 from synthetic import epsilon_table, signals_with_effect
 

@@ -25,7 +25,7 @@ from audits.training.steps import take_steps
 from indpriv._files import read_json, sha256
 from indpriv.audit import audit
 from indpriv.audit.attacks import white_box_of_run
-from indpriv.audit.gate import Limits, judge
+from indpriv.audit.gate import judge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog, open_run
@@ -472,11 +472,11 @@ def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_p
     assert sum(one.n_members + one.n_others for one in gradients.lengths) == 60
     assert gradients.agree
     assert "Gradient canaries" in (tmp_path / "audit" / "audit.md").read_text()
-    gate = {one.name: one for one in judge(found.to_json(), Limits())}
+    gate = {one.name: one for one in judge(found.to_json(), {})}
     assert gate["gradient canaries agree with the account"].passed
     wrong = replace(gradients, lengths=(replace(gradients.lengths[0], agrees=False),))
     content = found.replace(gradient_canaries=wrong).to_json()
-    gate = {one.name: one for one in judge(content, Limits())}
+    gate = {one.name: one for one in judge(content, {})}
     assert not gate["gradient canaries agree with the account"].passed
 
 
