@@ -109,7 +109,7 @@ def make_trials(
 
 
 def _make(trials: Sequence[Trial], jobs: int | None, data_dir: Path | None, device: str) -> None:
-    from indpriv.accountant.cluster import n_cores
+    from indpriv.accountant.blocks import n_cores
 
     jobs = min(jobs or n_cores(), len(trials))
     with progress_bar() as progress:

@@ -27,7 +27,7 @@ from made_up import COUNTS, HEADER
 
 from indpriv import NormLog
 from indpriv.accountant.account import table_for
-from indpriv.accountant.cluster import RayPool
+from indpriv.accountant.blocks import RayPool
 from indpriv.accountant.method import Method
 from indpriv.norm_log.writer import NormLogWriter
 

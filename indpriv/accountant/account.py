@@ -20,15 +20,8 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import warn_caller
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import (
-    BlockAccount,
-    Workers,
-    block_size,
-    epsilon_table,
-    one_blas_thread,
-    workers_of,
-)
-from indpriv.accountant.clipping_norm import with_clipping_norm
+from indpriv.accountant import blocks
+from indpriv.accountant.blocks import BlockAccount, Workers, block_size, epsilon_table
 from indpriv.accountant.known import known_blocks
 from indpriv.accountant.loss_pairs import Pairs, clipped_in_every_step
 from indpriv.accountant.method import (
@@ -37,23 +30,22 @@ from indpriv.accountant.method import (
     account_of,
     check_coins,
     claim_of,
-    claim_of_worst_case,
     owners_of,
     uses_batch_norms,
     warn_of_delta,
+    with_clipping_norm,
 )
 from indpriv.accountant.pairs import pair_laws, rare_truncations, tight_worst_case, uses_pairs
 from indpriv.accountant.privacy_filter import under_filter
-from indpriv.accountant.rdp import Counts, Epsilons, RdpAccountant
+from indpriv.accountant.rdp import Columns, Counts, RdpAccountant, joined, taken, tightened
 from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
 from indpriv.accountant.tight import Met
-from indpriv.accountant.unit_cells import UnitCells
 from indpriv.accountant.units import (
+    UnitCells,
     Units,
     first_rows,
     rows_together,
-    unit_epsilon,
-    unit_steps,
+    unit_epsilons,
     worst_cases,
 )
 from indpriv.epsilon_table import EpsilonParts, EpsilonTable, PartsWriter, ranges
@@ -85,7 +77,7 @@ class Engine:
     method: Method
     steps: Steps
     directions: Sequence[RdpAccountant]
-    worst_case: Epsilons
+    worst_case: Columns
     alike: RdpAccountant | None = None
     pairs: Pairs | None = None
     below: tuple[Steps, Pairs] | None = None
@@ -110,9 +102,8 @@ class Engine:
             least = steps.below()
             below = least, Pairs.of(least, delta)
             lower = clipped_in_every_step(log, delta, down=True)
-        worst = _tightened(worst, clipped_in_every_step(log, delta, down=False), lower)
-        pairs = Pairs.of(steps, delta)
-        return cls(method, steps, directions, worst, pairs=pairs, below=below)
+        worst = _by_losses(worst, clipped_in_every_step(log, delta, down=False), lower)
+        return cls(method, steps, directions, worst, None, Pairs.of(steps, delta), below)
 
     @property
     def bytes_per_example(self) -> int:
@@ -120,51 +111,42 @@ class Engine:
         tight = 0 if self.pairs is None else 16 * self.pairs.steps.shape[0]
         return self.steps.bytes_per_example + _SEARCH_BYTES * len(self.directions) + tight
 
-    def __call__(self, block: NormLog) -> Epsilons:
+    def __call__(self, block: NormLog) -> Columns:
         """Bounds of the rows of a block; one that is always clipped has the worst case, exactly."""
         block = as_read(block, self.method.preset)
-        worst, found = self.worst_case, self._bounds(block)
-        epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
-        close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
-        if len(close):
-            clipped = close[self.steps.norms.always_clipped(block.take(close))]
-            epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
-        return Epsilons(epsilon, lower, found.details)
-
-    def _bounds(self, block: NormLog) -> Epsilons:
-        """The same, none above the worst case."""
         counts, worst = self.steps.counts(block), self.worst_case
         found = _largest(self.directions, counts)
         # The divergence grows with the norm, so the worst case bounds each example; its search may
         # have found a better order than an example's own.
-        limit = worst.details.get("rdp_epsilon", worst.epsilon)
-        found = replace(found, epsilon=np.minimum(found.epsilon, limit))
+        found["epsilon"] = np.minimum(found["epsilon"], worst.get("rdp_epsilon", worst["epsilon"]))
         if self.pairs is not None:
             below = None
             if self.below is not None:
-                steps, pairs = self.below
-                below = pairs, Met.of(steps.counts(block))
-            found = _tightened(found, (self.pairs, Met.of(counts)), below)
-            epsilon = np.minimum(found.epsilon, worst.epsilon)
-            lower = np.minimum(found.epsilon_lower, epsilon)
-            found = Epsilons(epsilon, lower, found.details)
+                below = self.below[1], Met.of(self.below[0].counts(block))
+            found = _by_losses(found, (self.pairs, Met.of(counts)), below)
         elif self.method.accountant == "pld":
-            found = found.tightened(worst.epsilon)
+            found = tightened(found, worst["epsilon"])
+        epsilon = found["epsilon"] = np.minimum(found["epsilon"], worst["epsilon"])
+        lower = found["epsilon_lower"] = np.minimum(found["epsilon_lower"], epsilon)
         if self.alike is not None:
-            alike = np.minimum(self.alike.epsilons(counts).epsilon, found.epsilon)
-            found = replace(found, details={**found.details, "epsilon_if_replaced_alike": alike})
+            alike = self.alike.epsilons(counts)["epsilon"]
+            found["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
+        close = np.flatnonzero(epsilon >= worst["epsilon"] * (1 - _CLOSE))
+        if len(close):
+            clipped = close[self.steps.norms.always_clipped(block.take(close))]
+            epsilon[clipped], lower[clipped] = worst["epsilon"], worst["epsilon_lower"]
         return found
 
 
-def worst_case_rdp(log: NormLog, method: Method) -> Epsilons:
+def worst_case_rdp(log: NormLog, method: Method) -> Columns:
     """The Rényi bound of an example that is clipped in every step; InputError if it is infinite."""
     kinds, steps = clipped_steps(log)
     return _finite([kinds.accountant(method)], kinds, steps)
 
 
-def _finite(directions: Sequence[RdpAccountant], kinds: StepKinds, steps: FloatArray) -> Epsilons:
+def _finite(directions: Sequence[RdpAccountant], kinds: StepKinds, steps: FloatArray) -> Columns:
     found = _largest(directions, steps[None])
-    if not np.isfinite(found.epsilon[0]):
+    if not np.isfinite(found["epsilon"][0]):
         raise InputError(
             f"noise_multiplier={1 / kinds.shift.max():g} leaves no finite epsilon: "
             "with almost no noise there is no privacy to account for; check the optimizer's noise "
@@ -173,33 +155,32 @@ def _finite(directions: Sequence[RdpAccountant], kinds: StepKinds, steps: FloatA
     return found
 
 
-def _worst_of_pairs(log: NormLog, method: Method) -> Epsilons:
+def _worst_of_pairs(log: NormLog, method: Method) -> Columns:
     """The same by the accountant, where a step is not the Poisson pair of add/remove."""
     kinds, steps = condensed(*clipped_steps(log))
     laws, _ = pair_laws(log, method, kinds, kinds.shift)
     found = _finite([RdpAccountant(law, method) for law in laws], kinds, steps)
     if method.accountant != "pld":
         return found
-    return found.tightened(np.array([tight_worst_case(log, method, float(found.epsilon[0]))]))
+    return tightened(found, np.array([tight_worst_case(log, method, float(found["epsilon"][0]))]))
 
 
-def _largest(directions: Sequence[RdpAccountant], counts: Counts) -> Epsilons:
+def _largest(directions: Sequence[RdpAccountant], counts: Counts) -> Columns:
     """The bounds of the direction with the largest epsilon."""
     found = [accountant.epsilons(counts) for accountant in directions]
-    which = np.argmax([one.epsilon for one in found], axis=0)
-    limit = np.max([one.details["true_positive_limit"] for one in found], axis=0)
-    each = np.arange(len(which))
-    parts = Epsilons.joined(found).take(which * len(which) + each)
-    return replace(parts, details={**parts.details, "true_positive_limit": limit})
+    which = np.argmax([one["epsilon"] for one in found], axis=0)
+    limit = np.max([one["true_positive_limit"] for one in found], axis=0)
+    largest = taken(joined(found), which * len(which) + np.arange(len(which)))
+    return largest | {"true_positive_limit": limit}
 
 
-def _tightened(
-    by_orders: Epsilons, above: tuple[Pairs, Met], below: tuple[Pairs, Met] | None
-) -> Epsilons:
+def _by_losses(
+    by_orders: Columns, above: tuple[Pairs, Met], below: tuple[Pairs, Met] | None
+) -> Columns:
     pairs, met = above
-    epsilon = np.minimum(pairs.epsilons(met), by_orders.epsilon)
-    lower = None if below is None else below[0].lower_epsilons(below[1], epsilon)
-    return by_orders.tightened(epsilon, lower)
+    epsilon = np.minimum(pairs.epsilons(met), by_orders["epsilon"])
+    lower = 0.0 if below is None else below[0].lower_epsilons(below[1], epsilon)
+    return tightened(by_orders, epsilon, lower)
 
 
 def account(
@@ -261,10 +242,10 @@ def account(
         neighbouring=neighbouring,
         brackets=brackets,
     )
-    return table_for(log, method, progress=progress, workers=workers_of(engine, workers))
+    return table_for(log, method, progress=progress, workers=blocks.workers_of(engine, workers))
 
 
-@one_blas_thread
+@blocks.one_blas_thread
 def table_for(
     log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
 ) -> EpsilonTable:
@@ -274,7 +255,7 @@ def table_for(
     return EpsilonTable.joined(list(tables))
 
 
-@one_blas_thread
+@blocks.one_blas_thread
 def account_parts(
     log: NormLog,
     method: Method,
@@ -319,7 +300,7 @@ def account_parts(
     return EpsilonParts.open(folder)
 
 
-def block_account(log: NormLog, method: Method) -> BlockAccount[Any]:
+def block_account(log: NormLog, method: Method) -> BlockAccount:
     """The account of a log in blocks, whatever its relation, unit and filter.
 
     Raises and warns as `indpriv.account` does.
@@ -327,7 +308,7 @@ def block_account(log: NormLog, method: Method) -> BlockAccount[Any]:
     return _of_steps(log, method).then(lambda table: with_clipping_norm(table, log))
 
 
-def _of_steps(log: NormLog, method: Method) -> BlockAccount[Any]:
+def _of_steps(log: NormLog, method: Method) -> BlockAccount:
     """The same without what a private clipping norm costs."""
     owners = owners_of(log)
     if method.participation == "known":
@@ -335,20 +316,34 @@ def _of_steps(log: NormLog, method: Method) -> BlockAccount[Any]:
         return known_blocks(log, method, None if owners is None else Units.of(owners))
     if log.truncation is not None and (rare := rare_truncations(log)) < method.delta / 10:
         return _with_rare_truncations(log, method, rare)
+    units = None if owners is None else Units.of(owners)
+    several = units is not None and len(units) < log.n_examples
     if uses_pairs(log, method):
-        log = _as_pairs(log, method)
+        relation = method.relation_of(log.neighbouring)
+        if log.sampler != "other" and not is_covered(log.sampler, relation):
+            raise InputError(
+                'neighbouring="replace_one" with secret participation is proven for Poisson '
+                f"sampling, and batches were drawn by a {log.sampler} sampler; pass "
+                'participation="known"'
+            )
+        if several:
+            what = "truncated batches" if log.truncation else 'neighbouring="replace_one"'
+            what = "fixed-size batches" if log.sampler == "fixed_size" else what
+            raise InputError(
+                f"{what}: there is no account of several rows of one {log.unit} with secret "
+                'participation; pass participation="known"'
+            )
+        log = replace(log, filtered=None)  # its charges are of add/remove with Poisson sampling
         if log.sampler == "fixed_size":
             return _fixed_size_account(log, method)
-    if owners is None:
-        return under_filter(row_account(log, method), method)
-    units = Units.of(owners)
-    if len(units) < log.n_examples:
+    if units is not None and several:
         return under_filter(unit_account(log, units, method), method)
-    rows = replace(log, example_ids=units.ids, unit_ids=None)
-    return under_filter(row_account(rows, method, 1), method)
+    if units is not None:
+        log = replace(log, example_ids=units.ids, unit_ids=None)
+    return under_filter(row_account(log, method, None if units is None else 1), method)
 
 
-def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAccount[Any]:
+def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAccount:
     """The account as if no batch were ever truncated, of which delta holds the odds (`rare`)."""
 
     def change(table: EpsilonTable) -> EpsilonTable:
@@ -361,83 +356,44 @@ def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAc
     return _of_steps(plain, rest).then(change)
 
 
-def _as_pairs(log: NormLog, method: Method) -> NormLog:
-    """The log without its filter, whose charges are of add/remove with Poisson sampling.
-
-    InputError where no account is proven.
-    """
-    relation = method.relation_of(log.neighbouring)
-    if log.sampler != "other" and not is_covered(log.sampler, relation):
-        raise InputError(
-            f'neighbouring="replace_one" with secret participation is proven for Poisson sampling, '
-            f'and batches were drawn by a {log.sampler} sampler; pass participation="known"'
-        )
-    return replace(log, filtered=None)
-
-
-def row_account(
-    log: NormLog, method: Method, rows_per_unit: int | None = None
-) -> BlockAccount[Epsilons]:
+def row_account(log: NormLog, method: Method, rows_per_unit: int | None = None) -> BlockAccount:
     """The account of each row of a log; raises and warns as `checked` does."""
     read = checked(log, method)
     engine = Engine.prepare(read, method)
-    return BlockAccount(
-        replace(log, batch_norms=read.batch_norms),
-        log.example_ids,
-        engine,
-        partial(
-            epsilon_table,
-            float(engine.worst_case.epsilon[0]),
-            claim_of(read, method.between_records),
-            account_of(read, method, rows_per_unit),
-        ),
-        block_size(engine.bytes_per_example),
-    )
+    worst, claim = float(engine.worst_case["epsilon"][0]), claim_of(read, method)
+    table = partial(epsilon_table, worst, claim, account_of(read, method, rows_per_unit))
+    size = block_size(engine.bytes_per_example)
+    log = replace(log, batch_norms=read.batch_norms)
+    return BlockAccount(log, log.example_ids, engine, table, size)
 
 
-def _fixed_size_account(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
-    """The account of fixed-size batches under replace-one, whose norms are not read.
-
-    InputError if units have several rows.
-    """
-    people = owners_of(log)
-    if people is not None and len(np.unique(people)) < log.n_examples:
-        raise _several_rows(log, "fixed-size batches")
+def _fixed_size_account(log: NormLog, method: Method) -> BlockAccount:
+    """The account of fixed-size batches under replace-one, whose norms are not read."""
     warn_of_delta(log, method)
     worst = _worst_of_pairs(log, method)
     nothing = replace(
         log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0], batch_norms=None
     )
-    account, claim = account_of(log, method), claim_of_worst_case(log)
-    table = partial(epsilon_table, float(worst.epsilon[0]), claim, account)
+    account, claim = account_of(log, method), claim_of(log, method)
+    table = partial(epsilon_table, float(worst["epsilon"][0]), claim, account)
     work = partial(_same_for_all, worst)
     return BlockAccount(nothing, log.example_ids, work, table, ROW_GROUP_SIZE)
 
 
-def _same_for_all(one: Epsilons, block: NormLog) -> Epsilons:
+def _same_for_all(one: Columns, block: NormLog) -> Columns:
     """Every example of a block has the bounds of one."""
-    return one.take(np.zeros(block.n_examples, np.int64))
+    return taken(one, np.zeros(block.n_examples, np.int64))
 
 
-def _several_rows(log: NormLog, what: str) -> InputError:
-    return InputError(
-        f"{what}: there is no account of several rows of one {log.unit} with secret "
-        'participation; pass participation="known"'
-    )
-
-
-def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount[Epsilons]:
+def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
     """The account of the units of a log, some of several rows.
 
     If the rows of a unit are not neighbours in the log, all its records are read into memory, one
     byte per norm.
 
     Raises:
-        InputError: a relation of which there is no account of several rows, or rows share coins.
+        InputError: rows share coins.
     """
-    if uses_pairs(log, method):
-        what = "truncated batches" if log.truncation else 'neighbouring="replace_one"'
-        raise _several_rows(log, what)
     check_coins(log)
     warn_of_delta(log, method)
     log, first_row = rows_together(log, units)
@@ -446,25 +402,20 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount[Eps
     n_rows = np.unique(units.n_rows)
     most = int(n_rows[-1])
     worst = worst_cases(read, method, n_rows)
-    claim = claim_of(without_batches, method.between_records)
+    claim = claim_of(without_batches, method)
     cells = UnitCells.of(without_batches, method.between_records, most)
     size, engine, batch_norms = block_size(cells.bytes_per_unit), None, None
     if n_rows[0] == 1:
         single = with_norms_it_uses(replace(read, unit_ids=None), method)
         engine, batch_norms = Engine.prepare(single, method), single.batch_norms
-        worst[0] = engine.worst_case.epsilon[0]
+        worst[0] = engine.worst_case["epsilon"][0]
         size = min(size, block_size(engine.bytes_per_example))
-        of_single = claim_of(single, method.between_records)
+        of_single = claim_of(single, method)
         claim = of_single if of_single[0] == ESTIMATE else claim
-    account = account_of(read, method, most)
-    return BlockAccount(
-        replace(log, batch_norms=batch_norms),
-        units.ids,
-        _UnitBounds(method, cells, cells.mechanisms.accountant(method), engine, n_rows, worst),
-        partial(epsilon_table, float(worst.max()), claim, account),
-        size,
-        first_row,
-    )
+    work = _UnitBounds(method, cells, cells.mechanisms.accountant(method), engine, n_rows, worst)
+    table = partial(epsilon_table, float(worst.max()), claim, account_of(read, method, most))
+    log = replace(log, batch_norms=batch_norms)
+    return BlockAccount(log, units.ids, work, table, size, first_row)
 
 
 @dataclass(frozen=True)
@@ -487,35 +438,29 @@ class _UnitBounds:
     n_rows: IntArray
     worst: FloatArray
 
-    def __call__(self, block: NormLog) -> Epsilons:
+    def __call__(self, block: NormLog) -> Columns:
         """Bounds of each unit; batch norms count for units of one row only."""
         first_row = first_rows(block)
         n_rows = np.diff(np.append(first_row, block.n_examples))
         worst = self.worst[np.searchsorted(self.n_rows, n_rows)]
         one, parts = n_rows == 1, []
         if self.engine is not None and one.any():
-            alone = replace(block.take(first_row[one]), unit_ids=None)
-            parts.append(self.engine(alone))
+            parts.append(self.engine(replace(block.take(first_row[one]), unit_ids=None)))
         if not one.all():
             rows = replace(block, batch_norms=None)
             if one.any():
                 rows = rows.take(np.flatnonzero(np.repeat(~one, n_rows)))
-            found = self._of_several_rows(as_read(rows, self.method.preset))
+            rows = as_read(rows, self.method.preset)
+            starts = first_rows(rows)
+            found = self.rdp.epsilons(self.cells.counts(rows, starts))
+            if self.method.accountant == "pld":
+                tight = unit_epsilons(self.cells.norms, rows, starts, self.method.delta)
+                found = tightened(found, tight)
             # The divergence grows with every norm, so the worst case of as many rows is a bound.
-            parts.append(replace(found, epsilon=np.minimum(found.epsilon, worst[~one])))
+            parts.append(found | {"epsilon": np.minimum(found["epsilon"], worst[~one])})
         place = np.argsort(np.append(np.flatnonzero(one), np.flatnonzero(~one)))
-        found = Epsilons.joined(parts).take(place)
-        return replace(found, details={"n_rows": n_rows, "unit_worst_case": worst, **found.details})
-
-    def _of_several_rows(self, block: NormLog) -> Epsilons:
-        """The same before they are limited by their worst case."""
-        first_row = first_rows(block)
-        found = self.rdp.epsilons(self.cells.counts(block, first_row))
-        if self.method.accountant != "pld":
-            return found
-        steps = unit_steps(self.cells.norms, block, first_row)
-        delta = self.method.delta
-        return found.tightened(np.array([unit_epsilon(*each, delta) for each in steps]))
+        of_units = {"n_rows": n_rows, "unit_worst_case": worst}
+        return of_units | taken(joined(parts), place)
 
 
 def checked(log: NormLog, method: Method) -> NormLog:
@@ -530,36 +475,27 @@ def checked(log: NormLog, method: Method) -> NormLog:
     """
     log = as_read(log, method.preset)
     check_coins(log)
-    _check_units(log)
+    n_units = log.n_examples if log.unit_ids is None else len(pd.unique(log.unit_ids))
+    if n_units < log.n_examples and log.unit != "example":
+        raise InputError(
+            f'unit="{log.unit}" has {n_units} units for {log.n_examples} rows: only '
+            f"indpriv.account takes several rows of one {log.unit} together; account for rows with "
+            'unit="example"'
+        )
+    if n_units < log.n_examples:
+        warn_caller(
+            f'unit="example", but the {log.n_examples} rows belong to {n_units} units (unit_ids): '
+            "each epsilon is of one row, and that of a person with several rows is larger; declare "
+            'unit="user" for the epsilon of people'
+        )
     warn_of_delta(log, method)
     return with_norms_it_uses(log, method)
 
 
 def with_norms_it_uses(log: NormLog, method: Method) -> NormLog:
     """The log without batch norms where its account does not use them."""
-    if uses_batch_norms(log, method.between_records):
-        return log
-    return replace(log, batch_norms=None)
-
-
-def _check_units(log: NormLog) -> None:
-    """Refuse units of several rows; warn if rows of unit="example" share units."""
-    if log.unit_ids is None:
-        return
-    n_units = len(pd.unique(log.unit_ids))
-    if n_units == log.n_examples:
-        return
-    if log.unit == "example":
-        warn_caller(
-            f'unit="example", but the {log.n_examples} rows belong to {n_units} units (unit_ids): '
-            "each epsilon is of one row, and that of a person with several rows is larger; declare "
-            'unit="user" for the epsilon of people'
-        )
-        return
-    raise InputError(
-        f'unit="{log.unit}" has {n_units} units for {log.n_examples} rows: only indpriv.account '
-        f'takes several rows of one {log.unit} together; account for rows with unit="example"'
-    )
+    used = uses_batch_norms(log, method.between_records)
+    return log if used else replace(log, batch_norms=None)
 
 
 def as_read(log: NormLog, preset: str | None) -> NormLog:

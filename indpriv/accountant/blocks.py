@@ -6,13 +6,22 @@ where it was stopped, and runs on other machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+import errno
+import hashlib
+import os
+import platform
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from importlib.metadata import version
 from itertools import pairwise
-from typing import Any, Generic, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +29,11 @@ from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
 from indpriv._arrays import Ids, IntArray
-from indpriv._files import ROW_GROUP_SIZE
+from indpriv._files import ROW_GROUP_SIZE, sha256
 from indpriv._progress import Progress
-from indpriv.accountant.cluster import RayPool, n_cores, run_ahead
-from indpriv.accountant.rdp import Epsilons
+from indpriv.accountant.rdp import Columns, joined
 from indpriv.epsilon_table import Account, EpsilonTable
+from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
 _READ_BYTES = 1 << 26  # of codes and batch norms that are read together
@@ -32,16 +41,188 @@ _BLOCK_BYTES = 1 << 26  # of what is computed for a block: memory does not grow 
 _ENTRY_BYTES = 16  # of a batch norm, at most
 _MOST_ROWS = 1 << 14  # of the units of a block, unless one alone has more
 _SHARES = 8  # of the blocks, for each task that runs at once: they end at about the same time
+_RETRIES = 100  # of a task whose worker dies
+_ANSWERS_WITHIN = 10.0  # seconds
+_PACKAGES = ("indpriv", "numpy", "scipy", "pyarrow")  # that decide the bits of a result
+_CODE = ("*.py", "accountant/**/*.py", "norm_log/**/*.py")
 
 Range = tuple[int, int]  # positions of the first example, and after the last
-Workers = int | RayPool | None  # threads, by default one for each core, or a cluster
 Result = TypeVar("Result")
-Found = TypeVar("Found", bound=Sized)  # about the units of a block, whose number is its length
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+_IN_WORKER = threading.Event()  # set in a Ray worker
+
+
+def n_cores() -> int:
+    """Cores this process may use: one in a Ray worker, whose neighbours have the others."""
+    if _IN_WORKER.is_set():
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run_ahead(
+    begin: Callable[..., Any],
+    result: Callable[[Any], Result],
+    cancel: Callable[[Any], object],
+    tasks: Iterable[tuple[Any, ...]],
+    n_at_once: int,
+) -> Iterator[Result]:
+    """Yield result(begin(*task)) in the order of the tasks; a few tasks run ahead.
+
+    Twice as many as run at once are begun, and one more, so that no core waits.
+    """
+    running = deque[Any]()
+    try:
+        for task in tasks:
+            running.append(begin(*task))
+            if len(running) > 2 * n_at_once:
+                yield result(running.popleft())
+        while running:
+            yield result(running.popleft())
+    finally:  # after an error, or if the caller stops early
+        for waiting in running:
+            cancel(waiting)
+
+
+class RayPool:
+    """Runs tasks on a Ray cluster, each on one core.
+
+    Nothing is kept in actors: a task whose worker or node dies runs again elsewhere.
+
+    Attributes:
+        n_tasks: that the cluster is expected to run at once; one with more cores runs more of them.
+    """
+
+    def __init__(self, ray: Any, n_tasks: int) -> None:
+        self._ray, self.n_tasks = ray, n_tasks
+
+    @classmethod
+    def connect(cls, workers: int | None = None) -> RayPool:
+        """The cluster at RAY_ADDRESS, the one of this machine, or a new one on this machine.
+
+        Args:
+            workers: n_tasks, by default the cores of the cluster.
+
+        Raises:
+            InputError: Ray is not installed, the cluster cannot be reached, or workers below 1.
+        """
+        try:
+            import ray
+        except ImportError as error:
+            raise InputError('engine="ray" needs Ray: pip install "indpriv[ray]"') from error
+        if not ray.is_initialized():
+            _check_answers(os.environ.get("RAY_ADDRESS", ""))
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        return cls(
+            ray, cores if workers is None else _checks.check_positive_int("workers", workers)
+        )
+
+    def sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that begins work(*task) on a worker, and returns a reference to its result.
+
+        The reference may stand in another task for the result. Results lie in Ray's object store,
+        from which workers read them in place.
+        """
+        run = self._ray.remote(_run).options(num_cpus=1, max_retries=_RETRIES)
+        shared = [self._ray.put(work)]  # in a list, Ray does not unpickle it
+        return partial(run.remote, shared, versions())
+
+    def in_order(
+        self, work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
+    ) -> Iterator[Result]:
+        """Yield the results of work(*task) in the order of the tasks; work is sent once.
+
+        Both can be pickled.
+
+        Raises:
+            InputError: a worker has another version of Python or of a package, or lacks one; the
+                disk of a node is full.
+            Exception: whatever work raises.
+        """
+        yield from _run_ahead(
+            self.sent(work), self._result, self._ray.cancel, tasks, n_at_once=self.n_tasks
+        )
+
+    def _result(self, running: Any) -> Any:
+        full = (
+            "the disk of a Ray node is full: free it, or start Ray with another directory for what "
+            "it spills (ray start --temp-dir)"
+        )
+        try:
+            return self._ray.get(running)
+        except self._ray.exceptions.OutOfDiskError as error:
+            raise InputError(full) from error
+        except self._ray.exceptions.RayTaskError as error:
+            cause: BaseException = error
+            while isinstance(cause, self._ray.exceptions.RayTaskError):  # of the task that read
+                cause = cause.cause
+            if isinstance(cause, ModuleNotFoundError):
+                raise InputError(
+                    f"a Ray worker cannot import {cause.name}: install indpriv on every node"
+                ) from error
+            if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+                raise InputError(full) from error
+            raise cause from error
+
+
+def _check_answers(address: str) -> None:
+    """InputError if nothing listens at an address with a port; Ray itself tries for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN).close()
+    except OSError as error:
+        raise InputError(
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start one with `ray start "
+            "--head`, or unset RAY_ADDRESS to use this machine"
+        ) from error
+
+
+def _run(shared: list[Any], of_driver: dict[str, str], *task: Any) -> Any:
+    """The result of one task; InputError if this worker has other versions than the driver."""
+    for name, here in versions().items():
+        if here != of_driver.get(name):
+            raise InputError(
+                f"a Ray worker has {name} {here}, and this process {of_driver.get(name)}: results "
+                "could depend on where they are computed; install the same on every node"
+            )
+    if not _IN_WORKER.is_set():  # for good: the limit takes a while to set
+        _IN_WORKER.set()
+        threadpool_limits(1, user_api="blas")  # as in the process that prepared the work
+    return _unpickled(shared[0])(*task)
+
+
+@lru_cache(maxsize=2)  # what reads, and what computes
+def _unpickled(shared: Any) -> Callable[..., Any]:
+    """The work of the tasks, once in each worker process, with the tables that it has filled."""
+    import ray
+
+    return cast(Callable[..., Any], ray.get(shared))
+
+
+@lru_cache
+def versions() -> dict[str, str]:
+    """Versions of all that decides the bits of a result."""
+    packages = {name: version(name) for name in _PACKAGES}
+    code = code_hash(Path(_checks.__file__).parent)
+    return {"Python": platform.python_version(), **packages, "indpriv's code": code}
+
+
+def code_hash(package: Path) -> str:
+    """Hash of the sources that decide a result: in a checkout they change, the version does not."""
+    found = hashlib.sha256()
+    for path in sorted({path for pattern in _CODE for path in package.glob(pattern)}):
+        found.update(f"{path.relative_to(package).as_posix()}\0{sha256(path)}\0".encode())
+    return found.hexdigest()[:16]
+
+
+versions()  # now: the files of a checkout may be others than those that were imported later
+Workers = int | RayPool | None  # threads, by default one for each core, or a cluster
 
 
 @dataclass(frozen=True)
-class BlockAccount(Generic[Found]):
+class BlockAccount:
     """The account of a log, by units: examples, or all rows of a person.
 
     Attributes:
@@ -56,15 +237,15 @@ class BlockAccount(Generic[Found]):
 
     log: NormLog
     ids: Ids
-    work: Callable[[NormLog], Found]
-    table: Callable[[NDArray[np.generic], Sequence[Found]], EpsilonTable]
+    work: Callable[[NormLog], Columns]
+    table: Callable[[NDArray[np.generic], Sequence[Columns]], EpsilonTable]
     size: int
     first_row: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def then(self, change: Callable[[EpsilonTable], EpsilonTable]) -> BlockAccount[Found]:
+    def then(self, change: Callable[[EpsilonTable], EpsilonTable]) -> BlockAccount:
         """The same account, whose tables are changed in the end."""
         table = self.table
         return replace(self, table=lambda ids, found: change(table(ids, found)))
@@ -77,41 +258,17 @@ class BlockAccount(Generic[Found]):
         progress: Progress | None = None,
     ) -> Iterator[EpsilonTable]:
         """Yield the tables of some ranges of units, each of which begins where blocks do."""
-        blocks = self.blocks(ranges, workers=workers, progress=progress)
+        blocks = self.blocks(ranges=ranges, workers=workers, progress=progress)
         for start, stop in ranges:
-            found: list[Found] = []
-            while sum(map(len, found)) < stop - start:
+            found: list[Columns] = []
+            while start + sum(len(next(iter(block.values()))) for block in found) < stop:
                 found.append(next(blocks))
             yield self.table(self.ids[start:stop], found)
 
-    def blocks(
-        self,
-        ranges: Sequence[Range] | None = None,
-        *,
-        workers: Workers = None,
-        progress: Progress | None = None,
-    ) -> Iterator[Found]:
-        """Yield what is found in the blocks of some ranges of units, by default of all.
-
-        progress: called with (position after a block, all units), once it is done.
-        """
-        ranges = [(0, len(self))] if ranges is None else ranges
-        found = in_blocks(
-            self.log,
-            self.work,
-            size=self.size,
-            ranges=ranges,
-            first_row=self.first_row,
-            workers=workers,
-        )
-        with closing(found):  # nothing runs on if progress or the caller stops it
-            for start, stop in ranges:
-                while start < stop:
-                    block = next(found)
-                    start += len(block)
-                    if progress is not None:
-                        progress(start, len(self))
-                    yield block
+    @property
+    def blocks(self) -> Callable[..., Iterator[Columns]]:
+        """`in_blocks` of this account; it takes ranges, workers and progress."""
+        return partial(in_blocks, self.log, self.work, size=self.size, first_row=self.first_row)
 
 
 def epsilon_table(
@@ -119,24 +276,15 @@ def epsilon_table(
     claim: tuple[str, str],
     account: Account,
     ids: NDArray[np.generic],
-    found: Sequence[Epsilons],
+    found: Sequence[Columns],
 ) -> EpsilonTable:
     """The table of some blocks; a `BlockAccount.table` once what all blocks share is given.
 
     claim: and its reason. account: what epsilons mean.
     """
-    units = Epsilons.joined(found)
-    return EpsilonTable(
-        example_ids=ids,
-        epsilon=units.epsilon,
-        epsilon_lower=units.epsilon_lower,
-        epsilon_upper=units.epsilon,
-        worst_case_epsilon=worst_case,
-        claim=claim[0],
-        claim_reason=claim[1],
-        account=account,
-        details=units.details,
-    )
+    details = joined(found)
+    epsilon, lower = details.pop("epsilon"), details.pop("epsilon_lower")
+    return EpsilonTable(ids, epsilon, lower, epsilon, worst_case, *claim, account, details)
 
 
 def block_size(bytes_per_example: int) -> int:
@@ -167,6 +315,7 @@ def in_blocks(
     ranges: Sequence[Range] | None = None,
     first_row: IntArray | None = None,
     workers: Workers = None,
+    progress: Progress | None = None,
 ) -> Generator[Result, None, None]:
     """Yield the results of work on consecutive blocks of examples or units, in order.
 
@@ -180,23 +329,32 @@ def in_blocks(
         first_row: (n_units + 1,) where the rows of each unit begin in the log, if blocks are of
             units, whose rows stay together; None if they are of examples.
         workers: the number of threads, by default one for each core, or a cluster.
+        progress: called with (position after a block, all examples or units), once it is done.
 
     Raises:
         InputError: workers below 1.
     """
-    if ranges is None:
-        ranges = [(0, log.n_examples if first_row is None else len(first_row) - 1)]
-    parts = (part for each in ranges for part in _parts(log, *each, size, first_row))
+    n = log.n_examples if first_row is None else len(first_row) - 1
+    ranges = [(0, n)] if ranges is None else ranges
+    parts = [part for each in ranges for part in _parts(log, *each, size, first_row)]
+    done = (end for part in parts for _, end in part)
+    if first_row is not None:
+        parts = [[(int(first_row[one]), int(first_row[next_])) for one, next_ in p] for p in parts]
     if isinstance(workers, int | None):
-        yield from in_order(work, _blocks(log, parts), workers)
-        return
-    for results in workers.in_order(partial(_work_on, work), _shares(log, list(parts), workers)):
-        yield from results
+        results: Generator[Result, None, None] = in_order(work, _blocks(log, parts), workers)
+    else:
+        shares = workers.in_order(partial(_work_on, work), _shares(log, parts, workers))
+        results = (result for share in shares for result in share)
+    with closing(results):  # nothing runs on if progress or the caller stops it
+        for end, result in zip(done, results, strict=True):
+            if progress is not None:
+                progress(end, n)
+            yield result
 
 
 def in_order(
     work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], workers: int | None = None
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield the results of work(*task) in the order of the tasks; a few run ahead on threads."""
     n_threads = n_cores() if workers is None else _checks.check_positive_int("workers", workers)
     if n_threads == 1:
@@ -204,13 +362,13 @@ def in_order(
         return
     with ThreadPoolExecutor(n_threads) as pool:
         begin = partial(pool.submit, work)
-        yield from run_ahead(begin, Future.result, Future.cancel, tasks, n_threads)
+        yield from _run_ahead(begin, Future.result, Future.cancel, tasks, n_threads)
 
 
 def _parts(
     log: NormLog, start: int, stop: int, size: int, first_row: IntArray | None
 ) -> Iterator[list[Range]]:
-    """Rows of blocks of at most `size` examples or units, in parts that are read together.
+    """Blocks of at most `size` examples or units, in parts that are read together.
 
     None goes beyond ROW_GROUP_SIZE of them, so that whole parts of an account have whole blocks.
     """
@@ -223,10 +381,7 @@ def _parts(
         first, last = group * ROW_GROUP_SIZE, (group + 1) * ROW_GROUP_SIZE
         inside = max(start, first), min(stop, last)
         for begin, end in _ranges(*inside, at_once, first_row, at_once):
-            blocks = _ranges(begin, end, size, first_row, _MOST_ROWS)
-            if first_row is not None:
-                blocks = ((int(first_row[one]), int(first_row[next_])) for one, next_ in blocks)
-            yield list(blocks)
+            yield list(_ranges(begin, end, size, first_row, _MOST_ROWS))
 
 
 def _ranges(

@@ -94,5 +94,5 @@ def composed_epsilons(
         advanced_as_printed=drift + spread,
         optimal=optimal,
         zcdp=zcdp + 2 * math.sqrt(math.log(1 / delta) * zcdp),
-        moments=float(moments.epsilons(count[None].astype(np.float64)).epsilon[0]),
+        moments=float(moments.epsilons(count[None].astype(np.float64))["epsilon"][0]),
     )

@@ -4,8 +4,7 @@ Given who took part when, a unit meets one Gaussian mechanism whose squared mu i
 steps, by [9.7] of docs/explanation/proofs.md. Its neighbour contributes nothing ("zero_out"), or
 has other rows ("replace_one").
 
-What is known about units is an array of records, one for each unit (`KNOWN`). Squared mu are
-rounded up.
+What is known about units are columns with one value for each. Squared mu are rounded up.
 
 * n_rows, and participations: number of steps that it took part in.
 * own: squared mu at its own norms; a replacement points away from each row.
@@ -28,30 +27,19 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import BlockAccount, Workers, epsilon_table
 from indpriv.accountant.gaussian import gaussian_epsilons
-from indpriv.accountant.method import Method, account_of, claim_if_known
-from indpriv.accountant.rdp import Epsilons
+from indpriv.accountant.method import Method, account_of, claim_of
+from indpriv.accountant.rdp import Columns, joined
 from indpriv.accountant.units import Units, first_rows, rows_together
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import BatchNormEntries
 
-KNOWN = np.dtype(
-    [
-        ("n_rows", np.int64),
-        ("participations", np.int64),
-        ("own", np.float64),
-        ("clipped", np.float64),
-        ("alike", np.float64),
-        ("least", np.float64),
-    ]
-)
-KnownUnits = NDArray[np.void]
 _AT_ONCE = 1 << 15  # examples: what is made of their entries stays in cache
 _REPEATING = ("with_replacement", "other")  # samplers that may draw an example twice for a step
 
 
-def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAccount[KnownUnits]:
+def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAccount:
     """The account of a log with known participation; the worst case of a table is of its units.
 
     If the rows of a unit are not neighbours in the log, its batch norms are read into memory.
@@ -65,37 +53,37 @@ def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAcco
         log = replace(log, unit_ids=None)
     else:
         log, first_row = rows_together(log, units)
-    claim = claim_if_known(log)
+    claim = claim_of(log, method)
     account = account_of(log, method, None if units is None else int(units.n_rows.max()))
 
-    def table(ids: NDArray[np.generic], blocks: Sequence[KnownUnits]) -> EpsilonTable:
+    def table(ids: NDArray[np.generic], blocks: Sequence[Columns]) -> EpsilonTable:
         known = _in_all_steps(log, method, blocks)
         own, most = gaussian_bounds(known["own"], method.delta), known["clipped"].max()
-        lower = own.epsilon_lower
+        lower = own["epsilon_lower"]
         if not np.array_equal(known["least"], known["own"]):
             lower = gaussian_epsilons(np.sqrt(known["least"]), method.delta)[0]
-        worst = float(gaussian_bounds(np.array([most]), method.delta).epsilon[0])
-        clipped = own.details["mu"] >= np.sqrt(most)
-        epsilon = np.where(clipped, worst, np.minimum(own.epsilon, worst))
-        details = {"participations": known["participations"], **own.details}
+        worst = float(gaussian_bounds(np.array([most]), method.delta)["epsilon"][0])
+        clipped = own["mu"] >= np.sqrt(most)
+        epsilon = np.where(clipped, worst, np.minimum(own["epsilon"], worst))
+        found = {"participations": known["participations"], **own}
+        found |= {"epsilon": epsilon, "epsilon_lower": np.minimum(lower, epsilon)}
         if _opposite(log, method):
-            alike = gaussian_bounds(known["alike"], method.delta).epsilon
-            details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
+            alike = gaussian_bounds(known["alike"], method.delta)["epsilon"]
+            found["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
         if units is not None:
-            details |= {"n_rows": known["n_rows"], "unit_worst_case": np.full(len(ids), worst)}
-        found = Epsilons(epsilon, np.minimum(lower, epsilon), details)
+            found |= {"n_rows": known["n_rows"], "unit_worst_case": np.full(len(ids), worst)}
         return epsilon_table(worst, claim, account, ids, [found])
 
     of_all = log.example_ids if units is None else units.ids
     return BlockAccount(log, of_all, partial(_in_batches, method), table, _AT_ONCE, first_row)
 
 
-def gaussian_bounds(squared_mu: FloatArray, delta: float) -> Epsilons:
+def gaussian_bounds(squared_mu: FloatArray, delta: float) -> Columns:
     """Of Gaussian mechanisms with these squared mu (n,)."""
     mu = np.sqrt(squared_mu)
     lower, upper = gaussian_epsilons(mu, delta)
     limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
-    return Epsilons(upper, lower, {"mu": mu, "true_positive_limit": limit})
+    return {"epsilon": upper, "epsilon_lower": lower, "mu": mu, "true_positive_limit": limit}
 
 
 def known_units(
@@ -105,28 +93,26 @@ def known_units(
     *,
     progress: Progress | None = None,
     workers: Workers = None,
-) -> KnownUnits:
+) -> Columns:
     """What is known about each example or unit, in all steps; see `known_blocks`."""
-    account = known_blocks(log, method, units)
-    blocks = list(account.blocks(workers=workers, progress=progress))
-    return _in_all_steps(log, method, blocks)
+    blocks = known_blocks(log, method, units).blocks(workers=workers, progress=progress)
+    return _in_all_steps(log, method, list(blocks))
 
 
-def _in_batches(method: Method, block: NormLog) -> KnownUnits:
+def _in_batches(method: Method, block: NormLog) -> Columns:
     """What batch norms tell about the units of a block."""
     starts = first_rows(block)
-    n_rows = np.diff(np.append(starts, block.n_examples))
-    n, opposite = len(n_rows), _opposite(block, method)
-    known = np.zeros(n, KNOWN)
-    known["n_rows"] = n_rows
+    n_rows, opposite = np.diff(np.append(starts, block.n_examples)), _opposite(block, method)
+    n, nothing = len(n_rows), np.zeros(len(n_rows))
+    own, clipped, alike, participations = nothing, nothing, nothing, np.zeros(n, np.int64)
     if block.batch_norms is not None:
         owners = None if n == block.n_examples else np.repeat(np.arange(n), n_rows)
         entries = block.batch_norms.read(0, block.n_examples)
-        sums = squared_shifts(block, entries, owners, n, opposite)
-        known["own"], known["clipped"], known["participations"] = sums
+        own, clipped, participations = _squared_shifts(block, entries, owners, n, opposite)
         if opposite:
-            known["alike"] = 4 * squared_shifts(block, entries, owners, n)[0]
-    return known
+            alike = 4 * _squared_shifts(block, entries, owners, n)[0]
+    known = {"n_rows": n_rows, "participations": participations}
+    return known | {"own": own, "clipped": clipped, "alike": alike}
 
 
 def _opposite(log: NormLog, method: Method) -> float:
@@ -134,15 +120,15 @@ def _opposite(log: NormLog, method: Method) -> float:
     return 1.0 if method.relation_of(log.neighbouring) == "replace_one" else 0.0
 
 
-def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[KnownUnits]) -> KnownUnits:
+def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[Columns]) -> Columns:
     """What is known about the units of some blocks, with the steps that have no batch norms."""
-    known = np.concatenate(blocks)
+    known = joined(blocks)
     rows, own, clipped = known["n_rows"].astype(np.float64), known["own"], known["clipped"]
     # Anyone may have taken part in a step without batch norms, with all rows at max_grad_norm.
     weight = (1 + _opposite(log, method)) ** 2 / np.square(log.settings.noise_multiplier)
     recorded = np.zeros(0, np.int64) if log.batch_norms is None else log.batch_norms.steps
     missing = np.delete(weight, recorded)
-    known["least"] = np.where(rows > 1, 0.0, own)
+    least = np.where(rows > 1, 0.0, own)
     if len(missing):
         anybody = np.square(rows) * missing.sum()
         if log.sampler in _REPEATING:  # one row may be drawn any number of times for a step
@@ -156,12 +142,10 @@ def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[KnownUnits]) ->
                 f'"{log.sampler}" may draw an example several times for one step: record with '
                 "batch_norms=True, or pass most_participations"
             )
-        known["own"] += anybody
-        known["alike"] += anybody
-    known["clipped"] = clipped
-    for name, limit in (("own", clipped), ("alike", own), ("least", own)):
-        known[name] = np.minimum(known[name], limit)
-    return known
+        own, known["alike"] = own + anybody, known["alike"] + anybody
+    own = np.minimum(own, clipped)
+    known |= {"own": own, "clipped": clipped, "alike": np.minimum(known["alike"], own)}
+    return known | {"least": np.minimum(least, own)}
 
 
 def _by_counts(log: NormLog, weight: FloatArray, rows: FloatArray) -> FloatArray:
@@ -178,7 +162,7 @@ def _by_counts(log: NormLog, weight: FloatArray, rows: FloatArray) -> FloatArray
     return np.asarray(np.square(rows) * largest.sum() * (1 + 1e-12))
 
 
-def squared_shifts(
+def _squared_shifts(
     log: NormLog,
     entries: BatchNormEntries,
     owners: IntArray | None,

@@ -1,22 +1,27 @@
 """How a log is accounted: the checked arguments of `indpriv.account`, and what epsilons mean.
 
 An account is called "exact" if it is never too small for this trajectory, else an "estimate".
+
+A clipping norm C may be a private release: drawn from the data before the first step by a mechanism
+that is (c, 0)-private when one row is added or removed. Each epsilon then grows by c for each row,
+or by 2 c if rows are replaced [9.5]; what that does to odds is [9.6] of docs/explanation/proofs.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, ndtri
 
 from indpriv import _checks
-from indpriv.accountant.clipping_norm import clipping_norm_cost
+from indpriv._arrays import FloatArray
 from indpriv.accountant.norms import BETWEEN_RECORDS
-from indpriv.epsilon_table import Account
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import NEIGHBOURING
 from indpriv.norm_log.norm_log import NormLog
@@ -29,7 +34,8 @@ CONVERSIONS = ("canonne2020", "mironov2017")
 PRESETS = ("yu2023",)
 PARTICIPATION = ("secret", "known")
 EXACT, ESTIMATE = "exact", "estimate"
-GAUSSIAN = "gaussian"  # of accounts with known participation, which have a closed form
+
+Rows = TypeVar("Rows", float, FloatArray)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,19 +61,22 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", _checks.check_delta(self.delta))
-        _checks.check_choice("accountant", self.accountant, ACCOUNTANTS)
-        _checks.check_choice("conversion", self.conversion, CONVERSIONS)
-        _checks.check_choice("between_records", self.between_records, BETWEEN_RECORDS)
+        choices = {
+            "accountant": ACCOUNTANTS,
+            "conversion": CONVERSIONS,
+            "between_records": BETWEEN_RECORDS,
+            "participation": PARTICIPATION,
+        }
+        optional = {"preset": PRESETS, "neighbouring": NEIGHBOURING}
+        for name, known in (choices | optional).items():
+            if name in choices or getattr(self, name) is not None:
+                _checks.check_choice(name, getattr(self, name), known)
         if self.orders is not None:
             object.__setattr__(self, "orders", _checks.check_orders(self.orders))
         if self.preset is not None:
-            _checks.check_choice("preset", self.preset, PRESETS)
             object.__setattr__(self, "accountant", "rdp")
             object.__setattr__(self, "conversion", "mironov2017")
             object.__setattr__(self, "between_records", "last")
-        _checks.check_choice("participation", self.participation, PARTICIPATION)
-        if self.neighbouring is not None:
-            _checks.check_choice("neighbouring", self.neighbouring, NEIGHBOURING)
         if self.participation == "known" and self.preset is not None:
             raise InputError(
                 f'preset="{self.preset}" is an account with secret participation; leave out '
@@ -95,11 +104,6 @@ class Method:
         """All attributes, as JSON has them."""
         orders = None if self.orders is None else np.asarray(self.orders).tolist()
         return {**vars(self), "orders": orders}
-
-    @property
-    def rdp_orders(self) -> NDArray[np.float64] | None:
-        """(n_orders,) exactly these Rényi orders; None for those of a fixed grid."""
-        return None if self.orders is None else np.asarray(self.orders, np.float64)
 
 
 def owners_of(log: NormLog) -> NDArray[np.generic] | None:
@@ -159,7 +163,7 @@ def account_of(log: NormLog, method: Method, rows: int | None = None) -> Account
         neighbouring=relation,
         sampler=log.sampler,
         participation=method.participation,
-        accountant=GAUSSIAN if known else method.accountant,
+        accountant="gaussian" if known else method.accountant,
         conversion="none" if known else method.conversion,
         between_records="none" if known else method.between_records,
         rounding=0.0 if log.levels is None else log.levels.rounding,
@@ -182,111 +186,157 @@ def uses_batch_norms(log: NormLog, between_records: str) -> bool:
     return some and between_records in ("last", "closest") and not log.individually_clipped
 
 
-def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
+def claim_of(log: NormLog, method: Method) -> tuple[str, str]:
     """The claim of an account of this log, and its reason in plain sentences.
 
     An exact account needs norms that are rounded up or not at all, Poisson sampling, no caveat from
     recording, and every step either recorded, counted at max_grad_norm, or individually clipped at
-    its last recorded level. The reason of an estimate names all that makes it one.
+    its last recorded level. With known participation it reads batch norms only, and is exact if who
+    takes part is drawn without looking at data, and nothing recorded speaks against that. With
+    fixed-size batches it reads no norms. The reason of an estimate names all that makes it one.
     """
-    doubts, further = _rounding_doubts(log), []
-    if log.sampler not in ("poisson", "truncated_poisson"):
-        which = "another" if log.sampler == "other" else f"a {log.sampler}"
-        doubts.append(
-            f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling"
-        )
-    doubts.extend(log.caveats)
-    by_batch = uses_batch_norms(log, between_records)
-    covered = None if by_batch else _coverage(log, between_records)
-    if covered is None:
-        doubts.append(
-            f"only {log.n_records - log.n_unreadable} of {log.total_steps} steps were recorded in "
-            f"full, and the norms in between are taken from the {between_records} record"
-            f"{' or batch norm of the example' if by_batch else ''}"
-        )
-    if log.n_unreadable:
-        further.append(
-            f"{log.n_unreadable} of the {log.n_records} records cannot be read: the steps that "
-            "they govern count at max_grad_norm"
-        )
-    return _claim(doubts, f"{covered}, and {_rounding(log)}", further)
-
-
-def claim_if_known(log: NormLog) -> tuple[str, str]:
-    """The claim of an account of this log with known participation, and its reason.
-
-    It reads batch norms only. It is exact if they are rounded up or not at all, if who takes part
-    is drawn without looking at data, and if nothing that was recorded speaks against that.
-    """
-    doubts = _rounding_doubts(log)
-    if log.sampler == "other":
-        doubts.append(
-            "batches were drawn by another sampler, and nothing shows that it looks at no data"
-        )
-    doubts.extend(log.known_caveats)
-    known = 0 if log.batch_norms is None else len(log.batch_norms.steps)
-    if known == log.total_steps:
-        covered = "the norms of every batch were recorded as it was trained on, dropout included"
-    elif known:
+    doubts, further = [], []
+    rounded = "norms are not rounded" if log.levels is None else "norms are rounded up"
+    if log.levels is not None and log.levels.rounding_mode != "up":
+        mode = log.levels.rounding_mode
+        doubts.append(f"norms were rounded to the {mode} level, which can under-report")
+    if method.participation == "known":
+        if log.sampler == "other":
+            doubts.append(
+                "batches were drawn by another sampler, and nothing shows that it looks at no data"
+            )
+        doubts.extend(log.known_caveats)
+        covered = _coverage_if_known(log, rounded)
+    elif log.sampler == "fixed_size" and method.relation_of(log.neighbouring) == "replace_one":
+        doubts = list(log.known_caveats)  # what concerns the sampler or norms does not matter
         covered = (
-            f"the norms of {known:,} of {log.total_steps:,} batches were recorded, and every "
-            "example counts at max_grad_norm in the others"
+            "every example has the worst case, at max_grad_norm in every step: with fixed-size "
+            "batches and replaced examples, no smaller epsilon of one example is proven"
         )
     else:
-        covered = (
+        if log.sampler not in ("poisson", "truncated_poisson"):
+            which = "another" if log.sampler == "other" else f"a {log.sampler}"
+            doubts.append(
+                f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling"
+            )
+        doubts.extend(log.caveats)
+        rule = method.between_records
+        by_batch = uses_batch_norms(log, rule)
+        why = None if by_batch else _coverage(log, rule)
+        covered = f"{why}, and {rounded}"
+        if why is None:
+            doubts.append(
+                f"only {log.n_records - log.n_unreadable} of {log.total_steps} steps were recorded "
+                f"in full, and the norms in between are taken from the {rule} record"
+                f"{' or batch norm of the example' if by_batch else ''}"
+            )
+        if log.n_unreadable:
+            further.append(
+                f"{log.n_unreadable} of the {log.n_records} records cannot be read: the steps that "
+                "they govern count at max_grad_norm"
+            )
+    reasons = (part.strip().rstrip(".") for part in [*(doubts or [covered]), *further])
+    reason = " ".join(f"{reason[:1].upper()}{reason[1:]}." for reason in reasons)
+    return ESTIMATE if doubts else EXACT, reason
+
+
+def _coverage_if_known(log: NormLog, rounded: str) -> str:
+    known = 0 if log.batch_norms is None else len(log.batch_norms.steps)
+    if not known:
+        return (
             "no norms of batches were recorded, so that every example counts at max_grad_norm in "
             "as many steps as it can have taken part in"
         )
-    return _claim(doubts, f"{covered}, and {_rounding(log)}" if known else covered)
-
-
-def claim_of_worst_case(log: NormLog) -> tuple[str, str]:
-    """The claim of an account that reads no norms, and its reason.
-
-    Caveats that concern the sampler or full records do not matter to it.
-    """
-    return _claim(
-        list(log.known_caveats),
-        "every example has the worst case, at max_grad_norm in every step: with fixed-size "
-        "batches and replaced examples, no smaller epsilon of one example is proven",
-    )
-
-
-def _claim(doubts: list[str], covered: str, further: Sequence[str] = ()) -> tuple[str, str]:
-    claim = ESTIMATE if doubts else EXACT
-    reasons = (part.strip().rstrip(".") for part in [*(doubts or [covered]), *further])
-    return claim, " ".join(f"{reason[:1].upper()}{reason[1:]}." for reason in reasons)
-
-
-def _rounding_doubts(log: NormLog) -> list[str]:
-    if log.levels is None or log.levels.rounding_mode == "up":
-        return []
-    return [f"norms were rounded to the {log.levels.rounding_mode} level, which can under-report"]
-
-
-def _rounding(log: NormLog) -> str:
-    return "norms are not rounded" if log.levels is None else "norms are rounded up"
+    if known == log.total_steps:
+        of = "the norms of every batch were recorded as it was trained on, dropout included"
+    else:
+        of = (
+            f"the norms of {known:,} of {log.total_steps:,} batches were recorded, and every "
+            "example counts at max_grad_norm in the others"
+        )
+    return f"{of}, and {rounded}"
 
 
 def _coverage(log: NormLog, between_records: str) -> str | None:
     """Why the norm of no step is too small, or None."""
     if log.n_records == 0:
         return "nothing was recorded, so that every step counts at max_grad_norm"
-    unrecorded_start = int(log.recorded_steps[0])
-    if log.n_records == log.total_steps - unrecorded_start:
-        before = (
-            ""
-            if unrecorded_start == 0
-            else f" from step {unrecorded_start} on, earlier ones count at max_grad_norm"
-        )
-        recorded = (
-            "every step was recorded"
-            if not log.n_unreadable
-            else "every step has a record, readable or not"
-        )
-        return recorded + before
+    first = int(log.recorded_steps[0])
+    if log.n_records == log.total_steps - first:
+        every = "has a record, readable or not" if log.n_unreadable else "was recorded"
+        before = f" from step {first} on, earlier ones count at max_grad_norm" if first else ""
+        return f"every step {every}{before}"
     if between_records == "worst_case":
         return "steps without a record count at max_grad_norm"
     if log.individually_clipped and between_records == "last":
         return "training clipped each example at its last recorded level"
     return None
+
+
+def clipping_norm_cost(log: NormLog, neighbouring: str, rows: Rows) -> Rows:
+    """What the release of the clipping norm costs units with these numbers of rows."""
+    return rows * (log.clipping_norm_epsilon * (2 if neighbouring == "replace_one" else 1))
+
+
+def with_clipping_norm(table: EpsilonTable, log: NormLog) -> EpsilonTable:
+    """The account of a run, from that of its steps: every epsilon grows by what C costs.
+
+    Lower ends stay: they bound the steps alone, and the whole costs no less.
+    """
+    if not log.clipping_norm_epsilon:
+        return table
+    relation, most = table.account.neighbouring, table.account.rows_per_unit or 1
+    rows = table.details.get("n_rows", np.ones(len(table), np.int64)).astype(np.float64)
+    cost = clipping_norm_cost(log, relation, rows)
+    worst = clipping_norm_cost(log, relation, float(most))
+    details = details_with_release(table.details, cost)
+    if "unit_worst_case" in details:
+        details["unit_worst_case"] = details["unit_worst_case"] + cost
+    return replace(
+        table,
+        epsilon=table.epsilon + cost,
+        epsilon_upper=table.epsilon_upper + cost,
+        worst_case_epsilon=table.worst_case_epsilon + worst,
+        account=replace(table.account, clipping_norm_epsilon=worst),
+        details=details,
+    )
+
+
+def details_with_release(
+    details: Mapping[str, NDArray[np.generic]], cost: FloatArray
+) -> dict[str, Any]:
+    """Further columns of the steps of n examples, as those of the whole; cost is (n,)."""
+    found: dict[str, Any] = dict(details)
+    for name in ("rdp_epsilon", "epsilon_if_replaced_alike"):
+        if name in found:
+            found[name] = found[name] + cost
+    if "mu" in found:
+        found["mu"] = mu_with_release(found["mu"], cost)
+    if "true_positive_limit" in found:
+        # Of the steps at this rate; a concave curve rises to a larger one in proportion at most.
+        rate = rate_after_release(FALSE_POSITIVE_RATE, cost)
+        limit = found["true_positive_limit"] * rate / FALSE_POSITIVE_RATE
+        found["true_positive_limit"] = np.minimum(limit, 1.0)
+    return found
+
+
+def rate_after_release(false_positive_rate: ArrayLike, cost: ArrayLike) -> FloatArray:
+    """Largest true-positive rate of a test of C alone, which costs (cost, 0).
+
+    >>> rate_after_release(0.01, [0.0, 0.1]).round(4)
+    array([0.01  , 0.0111])
+    """
+    rate, cost = np.asarray(false_positive_rate, np.float64), np.asarray(cost, np.float64)
+    found = np.minimum(np.exp(np.minimum(cost, 700.0)) * rate, 1 - np.exp(-cost) * (1 - rate))
+    return np.asarray(np.where(cost > 0, found, rate))
+
+
+def advantage_with_release(advantage: FloatArray, cost: ArrayLike) -> FloatArray:
+    """Membership advantage of a run with C, from that of its steps [9.6]."""
+    return np.asarray(1 - (1 - advantage) * (1 - np.tanh(np.asarray(cost, np.float64) / 2)))
+
+
+def mu_with_release(mu: FloatArray, cost: ArrayLike) -> FloatArray:
+    """Mu of a Gaussian mechanism together with C, which is post-processing of another one [9.6]."""
+    own = -2 * ndtri(expit(-np.asarray(cost, np.float64)))
+    return np.asarray(np.hypot(mu, own))

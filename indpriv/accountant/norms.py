@@ -9,20 +9,20 @@ suit runs whose norms fall from the start, but are worse if norms are clipped at
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.records import BatchNormEntries, BatchNorms, Levels
+from indpriv.norm_log.records import BatchNorms, Levels
 
 BETWEEN_RECORDS = ("last", "closest", "worst_case")
-AT_CLIPPING_NORM = -1  # in place of a record: every example counts at max_grad_norm
 
 Values = NDArray[Any]  # codes of a rounded log, or float64 norms in units of NormCodes.unit
 
@@ -114,17 +114,17 @@ class NormCodes:
         values: codes, or norms of a log without rounding. unit: (n,) max_grad_norm of each.
         """
         if self.direct:
-            return np.asarray(np.minimum(values, np.asarray(self.n_codes - 1, values.dtype)))
-        scale = (unit / self.unit).reshape(-1, *(1,) * (values.ndim - 1))
+            return np.asarray(np.minimum(values, np.asarray(self.clipped, values.dtype)))
         if self.levels is None:
             return np.asarray(np.minimum(values / self.unit, self.bounds[-1]))
+        scale = (unit / self.unit).reshape(-1, *(1,) * (values.ndim - 1))
         relative = self.levels.relative(values) * scale
         return np.asarray(np.where(values > self.levels.top, self.bounds[-1], relative))
 
     @property
     def clipped(self) -> float:
         """The value of a clipped norm of unknown size."""
-        return self.n_codes - 1 if self.direct else float(self.bounds[-1])
+        return len(self.bounds) - 1 if self.direct else float(self.bounds[-1])
 
     def relative(self, values: Values, max_grad_norm: FloatArray) -> FloatArray:
         """Contributions of values, as fractions of a max_grad_norm of the same shape."""
@@ -139,30 +139,23 @@ class NormCodes:
         """The codes that values count at: of the bound at or above each, or at or below it."""
         return values if self.direct else places(self.bounds, values, down)
 
-    @property
-    def n_codes(self) -> int:
-        """Number of codes."""
-        return len(self.bounds)
-
 
 @dataclass(frozen=True)
 class GoverningNorms:
     """Which norm of an example counts in which step; its methods read blocks of examples.
 
-    Steps are grouped by the record that governs them and by their settings. A step half-way between
-    two records counts at the larger of both norms, example by example: the pair is one more record,
-    whose number is n_records + its place in `pairs`. With batch norms, each step is a record.
+    Norms lie in rows: those of each record, the larger ones of each two records that a step lies
+    half-way between, and one at max_grad_norm for all, where such steps are. With batch norms, each
+    step has a row.
 
     Attributes:
         log: the log.
         between_records: what governs steps between records.
         codes: the bounds at which norms are counted.
         pairs: (n_pairs,) records r such that a step lies half-way between r and r + 1.
-        record: (n_groups,) number of a record or pair, ascending, or AT_CLIPPING_NORM.
-        setting: (n_groups,) index into the distinct settings.
-        steps: (n_groups,) number of steps.
         settings: the distinct ones, (n_settings,) each; snapped if `apart`.
-        largest: (n_rows,) the largest max_grad_norm of the steps that each row of `read` governs.
+        steps: (n_rows, n_settings) whole numbers of steps, by row and setting.
+        largest: (n_rows,) the largest max_grad_norm of the steps that each row governs.
         down: whether norms and settings between nodes cost too little, not too much.
     """
 
@@ -170,10 +163,8 @@ class GoverningNorms:
     between_records: str
     codes: NormCodes
     pairs: IntArray
-    record: IntArray
-    setting: IntArray
-    steps: IntArray
     settings: StepSettings
+    steps: csr_array
     largest: FloatArray
     down: bool
 
@@ -191,146 +182,104 @@ class GoverningNorms:
             down: at most, of settings and of norms between nodes.
         """
         _checks.check_choice("between_records", between_records, BETWEEN_RECORDS)
-        settings = log.settings
+        settings, clips = log.settings, log.settings.max_grad_norm
         if apart:
-            settings = replace(
-                settings,
-                noise_multiplier=snapped(settings.noise_multiplier, apart, down=not down),
-                max_grad_norm=snapped(settings.max_grad_norm, apart, down=not down),
-                sample_rate=snapped_rates(settings.sample_rate, apart, down=down),
+            settings = StepSettings(
+                snapped(settings.noise_multiplier, apart, down=not down),
+                snapped(clips, apart, down=not down),
+                snapped_rates(settings.sample_rate, apart, down=down),
             )
-        recorded, rule = log.recorded_steps, between_records
-        if log.batch_norms is not None:
-            recorded, rule = np.arange(log.total_steps), "last"
-        record, starts, pairs = _governing(recorded, log.total_steps, rule)
+        row, starts, pairs = _governing(log, between_records)
         lengths = np.diff(np.append(starts, log.total_steps))
-        record, starts, lengths = record[lengths > 0], starts[lengths > 0], lengths[lengths > 0]
-        largest, known = np.full(len(recorded) + len(pairs), 1e-300), record != AT_CLIPPING_NORM
-        clips = np.maximum.reduceat(log.settings.max_grad_norm, starts)
-        np.maximum.at(largest, record[known], clips[known])
-        if not known.all():
-            largest = np.append(largest, log.settings.max_grad_norm.max())
+        largest = np.zeros(row.max() + 1)
+        np.maximum.at(largest, row, np.maximum.reduceat(clips, starts))
         setting, distinct = settings.distinct()
         if setting is None:
-            setting = np.zeros(len(record), np.int64)
+            setting = np.zeros(len(row), np.int64)
         else:
-            record, lengths = np.repeat(record, lengths), np.ones(log.total_steps, np.int64)
-        keys, inverse = np.unique((record + 1) * len(distinct) + setting, return_inverse=True)
-        steps = np.bincount(inverse, weights=lengths, minlength=len(keys)).astype(np.int64)
-        record, setting = keys // len(distinct) - 1, keys % len(distinct)
-        return cls(
-            log=log,
-            between_records=between_records,
-            codes=NormCodes.of(log),
-            pairs=pairs,
-            record=record,
-            setting=setting,
-            steps=steps,
-            settings=distinct,
-            largest=largest,
-            down=down,
-        )
+            row, lengths = np.repeat(row, lengths), np.ones(log.total_steps, np.int64)
+        shape = (len(largest), len(distinct))
+        steps = csr_array(coo_array((lengths, (row, setting)), shape=shape))
+        codes = NormCodes.of(log)
+        return cls(log, between_records, codes, pairs, distinct, steps, largest, down)
 
     @property
     def bytes_per_example(self) -> int:
         """Memory that reading one example takes."""
-        values = 1 if self.codes.direct else 64
+        values = (1 if self.codes.direct else 64) * self.steps.shape[0]
         if self.log.batch_norms is None:
-            return values * (self.log.n_records + len(self.pairs))
+            return values
         norms = self.log.n_records + 1 + int(self.log.settings.sample_rate.sum())
-        return _NORM_BYTES * norms + values * self.log.total_steps
+        return _NORM_BYTES * norms + values
 
     def read(self, block: NormLog) -> NDArray[Any]:
-        """(n_rows, n_examples) values that govern: of each record, then of each tied pair.
-
-        With batch norms: of each step. A last row is at AT_CLIPPING_NORM, where that governs any.
-        """
+        """(n_rows, n_examples) values that govern."""
         if self.log.batch_norms is not None:
-            return (
-                self.known(block)
-                .spans(self.between_records, self.log.total_steps)
-                .by_step(self.log.total_steps)
-            )
+            _, norm, begin, stop = self.known(block).spans(self.between_records)
+            return np.repeat(norm, stop - begin).reshape(-1, self.log.total_steps).T
         rows = [full := self.full(block)]
         if len(self.pairs):
             rows.append(np.maximum(full[self.pairs], full[self.pairs + 1]))
-        if self.record[0] == AT_CLIPPING_NORM:
+        if self.steps.shape[0] > len(full) + len(self.pairs):
             rows.append(np.full((1, block.n_examples), self.codes.clipped, full.dtype))
         return np.concatenate(rows) if len(rows) > 1 else full
-
-    def known(self, block: NormLog) -> KnownNorms:
-        """The norms of full records and batch norms together, of a log with batch norms."""
-        entries = cast(BatchNorms, block.batch_norms).read(0, block.n_examples)
-        units = self.log.settings.max_grad_norm[entries.step]
-        return KnownNorms.of(
-            self.full(block),
-            self.log.recorded_steps,
-            replace(entries, norm=self.codes.read(entries.norm, units)),
-            clipped=self.codes.clipped,
-            total_steps=self.log.total_steps,
-        )
-
-    def always_clipped(self, block: NormLog) -> NDArray[np.bool_]:
-        """(n_examples,) whether an example counts at max_grad_norm in every step of the run."""
-        values = self.read(block)
-        largest = np.broadcast_to(self.largest[:, None], values.shape)
-        relative = self.codes.relative(values, largest)
-        return np.asarray((relative >= 1.0).all(axis=0))
 
     def full(self, block: NormLog) -> NDArray[Any]:
         """(n_records, n_examples) comparable values of full records."""
         units = self.log.settings.max_grad_norm[self.log.recorded_steps]
         return self.codes.read(block.read(), units)
 
+    def always_clipped(self, block: NormLog) -> NDArray[np.bool_]:
+        """(n_examples,) whether an example counts at max_grad_norm in every step of the run."""
+        values = self.read(block)
+        largest = np.broadcast_to(self.largest[:, None], values.shape)
+        return np.asarray((self.codes.relative(values, largest) >= 1.0).all(axis=0))
 
-def _governing(
-    recorded: IntArray, total_steps: int, between_records: str
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Records that govern consecutive stretches of steps, the first step of each, and the pairs."""
-    n_records, nothing = len(recorded), np.zeros(0, np.int64)
-    records = np.arange(n_records)
-    if n_records == 0:
-        return np.array([AT_CLIPPING_NORM]), np.array([0]), nothing
-    if between_records == "last":
-        governing, starts, pairs = records, recorded, nothing
-    elif between_records == "worst_case":
-        clipped = np.full(n_records, AT_CLIPPING_NORM)
-        governing = np.stack([records, clipped], axis=1).ravel()
-        starts, pairs = np.stack([recorded, recorded + 1], axis=1).ravel(), nothing
-    else:
+    def known(self, block: NormLog) -> KnownNorms:
+        """The norms of full records and batch norms together, of a log with batch norms."""
+        log, rows = self.log, self.full(block)
+        recorded, n_examples = log.recorded_steps, block.n_examples
+        entries = cast(BatchNorms, block.batch_norms).read(0, n_examples)
+        steps, width = np.arange(log.total_steps), len(recorded) + 1
+        entries = entries.select(~np.isin(steps, recorded)[entries.step])
+        # The place of each entry: after the full record that it follows.
+        records_until = np.searchsorted(recorded, steps, side="right")[entries.step]
+        after = entries.position.astype(np.int64) * width + records_until
+        following = np.bincount(after, minlength=n_examples * width)
+        full_at = np.cumsum(following) - following + np.arange(len(following))
+        entry_at = np.arange(len(entries)) + after + 1
+        step = np.empty(len(full_at) + len(entry_at), np.int32)
+        norm = np.empty(len(step), rows.dtype)
+        step[full_at] = np.tile(np.append(0, recorded), n_examples)
+        step[entry_at] = entries.step
+        unknown = np.full((1, n_examples), self.codes.clipped, rows.dtype)
+        norm[full_at] = np.concatenate([unknown, rows]).T.ravel()
+        norm[entry_at] = self.codes.read(entries.norm, log.settings.max_grad_norm[entries.step])
+        first = full_at[::width]
+        each = np.diff(np.append(first, len(step)))
+        example = np.repeat(np.arange(n_examples, dtype=np.int32), each)
+        return KnownNorms(example, step, norm, first, entry_at, log.total_steps)
+
+
+def _governing(log: NormLog, between_records: str) -> tuple[IntArray, IntArray, IntArray]:
+    """The rows that govern stretches of steps, the first step of each stretch, and the pairs."""
+    recorded, pairs = log.recorded_steps, np.zeros(0, np.int64)
+    if log.batch_norms is not None:
+        return np.arange(log.total_steps), np.arange(log.total_steps), pairs
+    starts, clipped = recorded, np.zeros(1, np.int64)
+    if between_records == "worst_case":
+        clipped = np.append(0, recorded + 1)
+    elif between_records == "closest":
         gaps = np.diff(recorded)
         pairs = np.flatnonzero(gaps % 2 == 0)
-        closer_to_next = recorded[:-1] + gaps // 2 + 1
-        half_way = recorded[pairs] + gaps[pairs] // 2
+        closer_to_next, half_way = recorded[:-1] + gaps // 2 + 1, recorded[pairs] + gaps[pairs] // 2
         starts = np.concatenate([recorded[:1], closer_to_next, half_way])
-        governing = np.append(records, n_records + np.arange(len(pairs)))
-        order = np.argsort(starts, kind="stable")
-        governing, starts = governing[order], starts[order]
-    if starts[0] > 0:
-        governing, starts = np.append(AT_CLIPPING_NORM, governing), np.append(0, starts)
-    return governing, starts, pairs
-
-
-@dataclass(frozen=True)
-class Spans:
-    """Spans of steps of single examples, which together are all steps of a block.
-
-    Arrays have shape (n_spans,), ordered by example, then by step.
-
-    Attributes:
-        example: position in the block.
-        norm: comparable value that governs the span.
-        begin, stop: first step, and the one after the last; a span may be empty.
-    """
-
-    example: NDArray[np.int32]
-    norm: NDArray[Any]
-    begin: NDArray[np.int32]
-    stop: NDArray[np.int32]
-
-    def by_step(self, total_steps: int) -> NDArray[Any]:
-        """(total_steps, n_examples) value that governs each step."""
-        return np.repeat(self.norm, self.stop - self.begin).reshape(-1, total_steps).T
+    row = np.append(np.full(len(clipped), len(starts)), np.arange(len(starts)))
+    starts = np.append(clipped, starts)
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    some = np.diff(np.append(starts, log.total_steps)) > 0
+    return row[order][some], starts[some], pairs
 
 
 @dataclass(frozen=True)
@@ -342,7 +291,8 @@ class KnownNorms:
     Attributes:
         example: position in the block. step: at which the norm was taken. norm: comparable value.
         first: (n_examples,) index of each example's first.
-        batch_norms: (n_entries,) index of each batch norm.
+        batch_norms: (n_entries,) index of each batch norm at a step without a full record.
+        total_steps: of the run.
     """
 
     example: NDArray[np.int32]
@@ -350,46 +300,7 @@ class KnownNorms:
     norm: NDArray[Any]
     first: IntArray
     batch_norms: IntArray
-
-    @classmethod
-    def of(
-        cls,
-        rows: NDArray[Any],
-        recorded_steps: IntArray,
-        entries: BatchNormEntries,
-        *,
-        clipped: float,
-        total_steps: int,
-    ) -> KnownNorms:
-        """Merge full records and batch norms.
-
-        Args:
-            rows: (n_records, n_examples) values of full records.
-            recorded_steps: (n_records,).
-            entries: batch norms of these examples; those at recorded steps are left out.
-            clipped: the value that stands for a clipped norm.
-            total_steps: of the run.
-        """
-        n_examples, width = rows.shape[1], len(recorded_steps) + 1
-        steps = np.arange(total_steps)
-        records_until = np.searchsorted(recorded_steps, steps, side="right").astype(np.int32)
-        entries = entries.select(~np.isin(steps, recorded_steps)[entries.step])
-        # The place of each entry: after the full record that it follows.
-        after = entries.position.astype(np.int64) * width + records_until[entries.step]
-        following = np.bincount(after, minlength=n_examples * width)
-        full_at = np.cumsum(following) - following + np.arange(len(following))
-        entry_at = np.arange(len(entries)) + after + 1
-        step = np.empty(len(full_at) + len(entry_at), np.int32)
-        norm = np.empty(len(step), rows.dtype)
-        step[full_at] = np.tile(np.append(0, recorded_steps), n_examples)
-        step[entry_at] = entries.step
-        unknown = np.full((1, n_examples), clipped, rows.dtype)
-        norm[full_at] = np.concatenate([unknown, rows]).T.ravel()
-        norm[entry_at] = entries.norm
-        first = full_at[::width]
-        each = np.diff(np.append(first, len(step)))
-        example = np.repeat(np.arange(n_examples, dtype=np.int32), each)
-        return cls(example, step, norm, first, entry_at)
+    total_steps: int
 
     def in_place_of_batch_norms(self, between_records: str) -> IntArray:
         """(n_entries,) index of the norm that would govern the step without each batch norm."""
@@ -404,17 +315,21 @@ class KnownNorms:
         known_before = before != self.first[self.example[index]]
         return np.where(prefer_after & same_example & known_before, after, before)
 
-    def spans(self, between_records: str, total_steps: int) -> Spans:
-        """What governs each step, by "last" or "closest".
+    def spans(
+        self, between_records: str
+    ) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
+        """Spans of steps that one norm governs, by "last" or "closest"; together all steps.
 
         A step half-way between two norms is a span of its own.
+
+        Returns:
+            (n_spans,) example; norm; first step; and the one after the last. Spans may be empty.
         """
         last = np.append(self.first[1:], len(self.step)) - 1
-        ahead = np.empty_like(self.step)  # the step of the next norm of the same example
-        ahead[:-1] = self.step[1:]
-        ahead[last] = total_steps
+        ahead = np.append(self.step[1:], self.step[:1])  # step of the example's next norm
+        ahead[last] = self.total_steps
         if between_records == "last":
-            return Spans(self.example, self.norm, self.step, ahead)
+            return self.example, self.norm, self.step, ahead
         gap, between = ahead - self.step, np.ones(len(ahead), bool)
         between[self.first] = between[last] = False
         begin, stop = self.step.copy(), np.where(between, self.step + (gap + 1) // 2, ahead)
@@ -424,7 +339,7 @@ class KnownNorms:
         each = np.repeat(np.arange(len(gap)), 1 + tied)
         tie = np.append(False, each[1:] == each[:-1])  # the second of two: one step
         larger = np.maximum(self.norm, np.append(self.norm[1:], self.norm[-1:]))
-        return Spans(
+        return (
             self.example[each],
             np.where(tie, larger[each], self.norm[each]),
             np.where(tie, stop[each], begin[each]),

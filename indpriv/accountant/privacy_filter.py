@@ -21,10 +21,9 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.blocks import BlockAccount
 from indpriv.accountant.method import Method, owners_of
 from indpriv.accountant.norms import NormCodes
-from indpriv.accountant.rdp import FLOAT_SLACK, Epsilons, compute_rdp, epsilon_offsets
+from indpriv.accountant.rdp import FLOAT_SLACK, Columns, compute_rdp, epsilon_offsets
 from indpriv.accountant.steps import StepKinds
-from indpriv.accountant.unit_cells import MOST_ROWS
-from indpriv.accountant.units import Units, first_rows
+from indpriv.accountant.units import MOST_ROWS, Units, first_rows
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import Filtered, NormLog
@@ -164,25 +163,20 @@ class PrivacyFilter:
         left_out_at: (n_examples,) the first step without the example; total_steps or more if it
             stayed to the end.
         """
-        total, owners, settings = np.zeros(log.n_examples), owners_of(log), log.settings
+        n, owners, settings = log.n_examples, owners_of(log), log.settings
         units = None if owners is None else Units.of(owners).numbers
         codes, clips = NormCodes.of(log), settings.max_grad_norm[log.recorded_steps]
-        steps = np.arange(log.total_steps)
-        record = np.searchsorted(log.recorded_steps, steps, side="right") - 1
-        if not log.individually_clipped:
-            record[:] = -1
-        columns = np.stack(
-            [record, settings.max_grad_norm, settings.noise_multiplier, settings.sample_rate]
-        )
-        changes = np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1
-        for start, stop in pairwise([0, *changes.tolist(), log.total_steps]):
-            row, clip, noise, rate = columns[:, start].tolist()
-            norms = np.ones(log.n_examples)
-            if row >= 0:
-                kept = log.records.read(log.rows[int(row) :][:1], 0, log.n_examples)
-                norms = codes.relative(codes.read(kept, clips[[int(row)]])[0], norms * clip)
-            charge = self.charges(norms, noise_multiplier=noise, sample_rate=rate, units=units)
-            total += charge * np.clip(left_out_at - start, 0, stop - start)
+        recorded = log.recorded_steps.tolist() if log.individually_clipped else []
+        total = np.zeros(n)
+        for record, (begin, end) in enumerate(pairwise([0, *recorded, log.total_steps]), start=-1):
+            for start, stop in settings.spans(begin, end):
+                at, norms = settings.at(start), np.ones(n)
+                if record >= 0:
+                    kept = codes.read(log.records.read(log.rows[[record]], 0, n), clips[[record]])
+                    norms = codes.relative(kept[0], norms * at.max_grad_norm)
+                step = {"noise_multiplier": at.noise_multiplier, "sample_rate": at.sample_rate}
+                charge = self.charges(norms, units=units, **step)
+                total += charge * np.clip(left_out_at - start, 0, stop - start)
         return total
 
     def describe(self) -> str:
@@ -191,8 +185,8 @@ class PrivacyFilter:
 
 
 def _bounds(
-    steps: Callable[[NormLog], Epsilons], policy: PrivacyFilter, method: Method, block: NormLog
-) -> Epsilons:
+    steps: Callable[[NormLog], Columns], policy: PrivacyFilter, method: Method, block: NormLog
+) -> Columns:
     """Bounds of the units of a block by the steps, by the cap, and by what each unit spent.
 
     steps: these bounds without the filter. EvidenceError if by the log a unit spent more than the
@@ -215,15 +209,15 @@ def _bounds(
     guaranteed = policy.epsilon(delta=method.delta, conversion=method.conversion)
     offset = epsilon_offsets(np.array([policy.order]), method.delta, method.conversion)
     by_filter = np.minimum(np.maximum(spent + offset, 0.0), guaranteed)
-    epsilon = np.minimum(found.epsilon, by_filter)
-    details = {**found.details, "left_out_at": np.where(left, left_out_at, -1)}
-    if "unit_worst_case" in details:
-        details["unit_worst_case"] = np.minimum(details["unit_worst_case"], guaranteed)
-    lower = np.where(left, 0.0, np.minimum(found.epsilon_lower, epsilon))
-    return Epsilons(epsilon, lower, details)
+    found["epsilon"] = np.minimum(found["epsilon"], by_filter)
+    lower = np.minimum(found["epsilon_lower"], found["epsilon"])
+    found["epsilon_lower"] = np.where(left, 0.0, lower)
+    if "unit_worst_case" in found:
+        found["unit_worst_case"] = np.minimum(found["unit_worst_case"], guaranteed)
+    return found | {"left_out_at": np.where(left, left_out_at, -1)}
 
 
-def under_filter(account: BlockAccount[Epsilons], method: Method) -> BlockAccount[Epsilons]:
+def under_filter(account: BlockAccount, method: Method) -> BlockAccount:
     """The account of a filtered run: bounded by the cap, and for each unit by what it spent."""
     log = account.log
     if log.filtered is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,6 +41,9 @@ _KEPT_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
 # In how many steps each example met each cell, (n_examples, n_cells): dense where cells are few,
 # which is 8 times as fast there
 Counts = FloatArray | csr_array
+# What is found about n examples, (n,) each: "epsilon", never below the truth, "epsilon_lower",
+# never above it, and further columns of the accountant
+Columns = dict[str, NDArray[Any]]
 _FILLING = threading.Lock()  # of all accountants, so that one can be sent to another process
 
 
@@ -126,10 +129,9 @@ def divergences_of_pairs(
     while begin < len(rows):
         end = begin + max(1, int(_ELEMENTS_AT_ONCE // longest[rows[begin]]))
         batch, pairs = rows[begin:end], slice(*np.searchsorted(where, (begin, end)))
-        these = _Mechanisms(shifts[batch], other[batch], sample_rates[batch], spacing[batch], k)
-        log_moments[unfilled[pairs]] = these.log_moments(
-            where[pairs] - begin, order[unfilled[pairs]]
-        )
+        these = shifts[batch], other[batch], sample_rates[batch], spacing[batch]
+        chosen = unfilled[pairs]
+        log_moments[chosen] = _log_moments(these, k, where[pairs] - begin, order[chosen])
         begin = end
     return log_moments / (order - 1)
 
@@ -176,62 +178,30 @@ def _spacing(shift: FloatArray, other: FloatArray, order: FloatArray) -> FloatAr
     return np.asarray(2 * math.pi * height / (_LOG_PRECISION + growth))
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Trapezoid nodes of some rows, each array (n_rows, n_nodes).
+def _grid(
+    mechanisms: Sequence[FloatArray], k: int, first: FloatArray, n_nodes: int
+) -> tuple[FloatArray, ...]:
+    """Log f, the log of the weight, the weight, and weight * (f - 1): (n_rows, n_nodes) each.
 
-    They are log f, the log of the weight, the weight, and weight * (f - 1).
+    They are at the trapezoid nodes from the first of each row on. mechanisms: (n_rows,) shift,
+    shift of what is against it, rate, and spacing.
     """
-
-    log_f: FloatArray
-    log_weight: FloatArray
-    weight: FloatArray
-    gain: FloatArray
-
-
-@dataclass(frozen=True)
-class _Mechanisms:
-    """Mechanisms whose moments are sums over a grid: shift, what is against it, rate, spacing."""
-
-    u: FloatArray
-    other: FloatArray
-    q: FloatArray
-    h: FloatArray
-    k: int
-
-    def log_moments(self, row: IntArray, order: FloatArray) -> FloatArray:
-        """(n_cells,) of (row, order) cells: one grid per row serves all its orders."""
-        first = -np.ceil((_REACH + self.other) / self.h)
-        end = order * (self.k * self.u + self.other)[row] + _REACH
-        needed = np.ceil(end / self.h[row]) - first[row] + 1
-        # A few fixed widths, so that the bits of a sum do not depend on what else is computed.
-        n_nodes = np.ceil(1.2 ** np.ceil(np.log(needed) / math.log(1.2))).astype(np.int64)
-        grid = self.grid(first, int(n_nodes.max(initial=1)))
-        values = np.zeros(len(row))
-        for width in np.unique(n_nodes).tolist():
-            alike = np.flatnonzero(n_nodes == width)
-            for cells in np.array_split(alike, -(-len(alike) * width // _ELEMENTS_AT_ONCE)):
-                values[cells] = _log_moments(grid, row[cells], order[cells, None], width)
-        return values
-
-    def grid(self, first: FloatArray, n_nodes: int) -> _Grid:
-        """Nodes from the first of each row on."""
-        h = self.h[:, None]
-        z = (first[:, None] + np.arange(n_nodes)) * h
-        log_weight = -0.5 * np.square(z) + np.log(h / math.sqrt(2 * math.pi))
+    shift, other, q, h = (column[:, None] for column in mechanisms)
+    z = (first[:, None] + np.arange(n_nodes)) * h
+    log_weight = -0.5 * np.square(z) + np.log(h / math.sqrt(2 * math.pi))
+    weight = np.exp(log_weight)
+    log_f, rise = _density_ratio(z, shift, q, k)
+    far = rise > 1.0  # f may overflow where its product with the weight does not
+    if other.any():  # f is the ratio to a law that is no N(0, 1), which is the weight then
+        log_other, other_rise = _density_ratio(-z, other, q, 1)
+        far |= other_rise > 1.0
+        gain = weight * (rise - other_rise)
+        log_f, log_weight = log_f - log_other, log_weight + log_other
         weight = np.exp(log_weight)
-        log_f, rise = _density_ratio(z, self.u[:, None], self.q[:, None], self.k)
-        far = rise > 1.0  # f may overflow where its product with the weight does not
-        if self.other.any():  # f is the ratio to a law that is no N(0, 1), which is the weight then
-            log_other, other_rise = _density_ratio(-z, self.other[:, None], self.q[:, None], 1)
-            far |= other_rise > 1.0
-            rise, log_f = rise - other_rise, log_f - log_other
-            gain, log_weight = weight * rise, log_weight + log_other
-            weight = np.exp(log_weight)
-        else:
-            gain = weight * rise
-        gain[far] = np.exp(np.minimum(log_f[far] + log_weight[far], 700.0)) - weight[far]
-        return _Grid(log_f, log_weight, weight, gain)
+    else:
+        gain = weight * rise
+    gain[far] = np.exp(np.minimum(log_f[far] + log_weight[far], 700.0)) - weight[far]
+    return log_f, log_weight, weight, gain
 
 
 def _density_ratio(
@@ -256,23 +226,47 @@ def _density_ratio(
     return log_f, rise
 
 
-def _log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int) -> FloatArray:
-    """Log of E[f^order] of cells; small ones are left to `_small_log_moments`."""
-    exponent = grid.log_f[row, :width]
-    exponent *= order
-    exponent += grid.log_weight[row, :width]
-    peak = exponent.max(axis=1)
-    exponent -= peak[:, None]
-    total = np.asarray(peak + np.log(np.exp(exponent, out=exponent).sum(axis=1)))
-    small = np.flatnonzero(total < _DIRECT_ABOVE)
-    if len(small):
-        total[small] = _small_log_moments(grid, row[small], order[small], width)
-    return total
+def _log_moments(
+    mechanisms: Sequence[FloatArray], k: int, row: IntArray, order: FloatArray
+) -> FloatArray:
+    """(n_cells,) log of E[f^order] of (row, order) cells: one grid per row serves all its orders.
+
+    mechanisms: as of `_grid`. Small ones are left to `_small_log_moments`.
+    """
+    shift, other, _, h = mechanisms
+    first = -np.ceil((_REACH + other) / h)
+    end = order * (k * shift + other)[row] + _REACH
+    needed = np.ceil(end / h[row]) - first[row] + 1
+    # A few fixed widths, so that the bits of a sum do not depend on what else is computed.
+    n_nodes = np.ceil(1.2 ** np.ceil(np.log(needed) / math.log(1.2))).astype(np.int64)
+    grid = _grid(mechanisms, k, first, int(n_nodes.max(initial=1)))
+    values = np.zeros(len(row))
+    for width in np.unique(n_nodes).tolist():
+        alike = np.flatnonzero(n_nodes == width)
+        for cells in np.array_split(alike, -(-len(alike) * width // _ELEMENTS_AT_ONCE)):
+            at = row[cells]
+            exponent = grid[0][at, :width]
+            exponent *= order[cells, None]
+            exponent += grid[1][at, :width]
+            peak = exponent.max(axis=1)
+            exponent -= peak[:, None]
+            total = peak + np.log(np.exp(exponent, out=exponent).sum(axis=1))
+            small = np.flatnonzero(total < _DIRECT_ABOVE)
+            if len(small):
+                nodes = (column[at[small], :width] for column in grid)
+                total[small] = _small_log_moments(*nodes, order[cells[small], None])
+            values[cells] = total
+    return values
 
 
-def _small_log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int) -> FloatArray:
+def _small_log_moments(
+    log_f: FloatArray,
+    log_weight: FloatArray,
+    weight: FloatArray,
+    gain: FloatArray,
+    order: FloatArray,
+) -> FloatArray:
     """log1p(E[f^a - 1 - a (f - 1)]) of cells: it needs only E[f] = 1; each term is at least 0."""
-    log_f, weight, gain = grid.log_f[row, :width], grid.weight[row, :width], grid.gain[row, :width]
     power = order * log_f
     # f^a - 1 - a (f - 1) = f expm1((a-1) log f) - (a-1) (f-1), which keeps its precision where a
     # is close to 1.
@@ -280,7 +274,7 @@ def _small_log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int
     terms -= (order - 1) * gain
     far = power > 1.0
     if far.any():
-        exponent = power[far] + grid.log_weight[row, :width][far]
+        exponent = power[far] + log_weight[far]
         scaled = np.broadcast_to(order, power.shape)[far] * gain[far]
         terms[far] = np.exp(np.minimum(exponent, 700.0)) - weight[far] - scaled
     tiny = np.abs(power) < _CANCELLING_BELOW
@@ -300,12 +294,11 @@ def kl_divergences(shifts: FloatArray, sample_rates: FloatArray) -> FloatArray:
     sampled = np.flatnonzero((sample_rates < 1) & (shifts > 0))
     n_nodes = int((last - first).max(initial=0)) + 1
     for part in np.array_split(sampled, -(-len(sampled) * n_nodes // _ELEMENTS_AT_ONCE) or 1):
-        some = _Mechanisms(shifts[part], none[part], sample_rates[part], spacing[part], 1)
-        grid = some.grid(first[part], n_nodes)
+        some = shifts[part], none[part], sample_rates[part], spacing[part]
+        log_f, _, weight, gain = _grid(some, 1, first[part], n_nodes)
         # E[f] - 1 = 0 is taken off each: its terms cancel most of the rounding.
-        inside = (grid.weight + grid.gain) * grid.log_f - grid.gain
-        outside = grid.gain - grid.weight * grid.log_f
-        found[:, part] = inside.sum(axis=1), outside.sum(axis=1)
+        found[0, part] = ((weight + gain) * log_f - gain).sum(axis=1)
+        found[1, part] = (gain - weight * log_f).sum(axis=1)
     return found
 
 
@@ -340,49 +333,25 @@ def true_positive_limit(rdp: FloatArray, orders: FloatArray) -> FloatArray:
     return np.where(rdp.any(axis=1), np.maximum(limit, FALSE_POSITIVE_RATE), FALSE_POSITIVE_RATE)
 
 
-@dataclass(frozen=True)
-class Epsilons:
-    """Bounds of the epsilon of each of n examples; arrays have shape (n,).
+def joined(parts: Sequence[Columns]) -> Columns:
+    """The examples of all parts, which have the same columns."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    Attributes:
-        epsilon: never below the truth.
-        epsilon_lower: never above it.
-        details: further columns of the accountant.
-    """
 
-    epsilon: FloatArray
-    epsilon_lower: FloatArray
-    details: dict[str, NDArray[np.generic]]
+def taken(columns: Columns, examples: IntArray) -> Columns:
+    """The columns of the examples at these positions."""
+    return {name: values[examples] for name, values in columns.items()}
 
-    def __len__(self) -> int:
-        return len(self.epsilon)
 
-    @classmethod
-    def joined(cls, parts: Sequence[Epsilons]) -> Epsilons:
-        """The examples of all parts, which have the same details."""
-        return cls(
-            np.concatenate([part.epsilon for part in parts]),
-            np.concatenate([part.epsilon_lower for part in parts]),
-            {
-                name: np.concatenate([part.details[name] for part in parts])
-                for name in parts[0].details
-            },
-        )
-
-    def tightened(self, epsilon: FloatArray, lower: FloatArray | None = None) -> Epsilons:
-        """These Rényi bounds, lowered to tight ones (n,) where those are smaller.
-
-        lower: (n,) lower ends of the tight ones; by default 0.
-        """
-        least = np.minimum(epsilon, self.epsilon)
-        ends = np.zeros(len(self)) if lower is None else np.minimum(lower, least)
-        limit = self.details["true_positive_limit"]
-        return Epsilons(least, ends, {"rdp_epsilon": self.epsilon, "true_positive_limit": limit})
-
-    def take(self, examples: IntArray) -> Epsilons:
-        """The bounds of the examples at these positions."""
-        details = {name: values[examples] for name, values in self.details.items()}
-        return Epsilons(self.epsilon[examples], self.epsilon_lower[examples], details)
+def tightened(bounds: Columns, epsilon: FloatArray, lower: FloatArray | float = 0.0) -> Columns:
+    """Rényi bounds, lowered to tight ones (n,) where those are smaller, with their lower ends."""
+    least = np.minimum(epsilon, bounds["epsilon"])
+    return {
+        "epsilon": least,
+        "epsilon_lower": np.minimum(lower, least),
+        "rdp_epsilon": bounds["epsilon"],
+        "true_positive_limit": bounds["true_positive_limit"],
+    }
 
 
 class RdpAccountant:
@@ -403,16 +372,16 @@ class RdpAccountant:
             method: delta, conversion and orders; if no orders are given, those of a fixed grid.
             slow: whether divergences are slow to compute.
         """
-        own = method.rdp_orders
+        own = method.orders
         self._divergences, self._stride = divergences, _EVERY if own is None else 1
-        self._orders = _ORDERS if own is None else np.unique(own)
+        self._orders = _ORDERS if own is None else np.unique(np.asarray(own, np.float64))
         self._offsets = epsilon_offsets(self._orders, method.delta, method.conversion)
         self._rows: dict[int, FloatArray] = {}  # divergences of all cells, by place
         self._slow = slow
         self._table = None if slow else divergences(self._orders[:: self._stride])
 
-    def epsilons(self, counts: Counts) -> Epsilons:
-        """Upper bounds for each example."""
+    def epsilons(self, counts: Counts) -> Columns:
+        """Upper bounds for each example, and at which order."""
         each = np.arange(counts.shape[0])
         if self._table is None:
             small = max(1, int(np.searchsorted(self._orders, _SMALL, side="right")))
@@ -429,12 +398,13 @@ class RdpAccountant:
         self._walk(counts, np.flatnonzero(costs), stride, place, bound, limit)
         epsilon = np.where(costs, np.maximum(bound, 0.0), 0.0)
         boundary = (place == 0) | (place == len(self._orders) - 1)
-        details = {
+        return {
+            "epsilon": epsilon,
+            "epsilon_lower": np.zeros(len(each)),
             "best_order": self._orders[place],
             "order_at_boundary": boundary & (epsilon > 0),
             "true_positive_limit": limit,
         }
-        return Epsilons(epsilon, np.zeros(len(each)), details)
 
     def _walk(
         self,

@@ -9,7 +9,7 @@ it happened; only those of the worst case limit attacks in general.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -22,21 +22,18 @@ from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.account import checked, worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
-from indpriv.accountant.clipping_norm import (
-    advantage_with_release,
-    mu_with_release,
-    rate_after_release,
-)
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.known import known_units
 from indpriv.accountant.loss_pairs import Pairs, clipped_in_every_step, larger_epsilons
 from indpriv.accountant.method import (
     Method,
     account_of,
+    advantage_with_release,
     check_poisson_pairs,
-    claim_if_known,
     claim_of,
+    mu_with_release,
     owners_of,
+    rate_after_release,
     warn_of_delta,
 )
 from indpriv.accountant.rdp import kl_divergences
@@ -98,24 +95,11 @@ class Readings:
     false_positive_rate: FloatArray
     epsilon: FloatArray
     delta: float
-    clipping_norm_cost: float
+    clipping_norm_cost: float = 0.0
     largest_epsilon: float = np.inf
 
-    def of_log(self, log: NormLog, method: Method) -> Readings:
-        """The same of the steps of a log, with one row that is added or removed."""
-        largest = float(worst_case_rdp(log, method).epsilon[0])
-        cost = log.clipping_norm_epsilon
-        return replace(self, clipping_norm_cost=cost, largest_epsilon=largest)
-
     @classmethod
-    def of(
-        cls,
-        false_positive_rate: ArrayLike,
-        epsilon: ArrayLike,
-        *,
-        delta: float,
-        clipping_norm_cost: float = 0.0,
-    ) -> Readings:
+    def of(cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float) -> Readings:
         """Check the arguments."""
         rates = _checks.check_row(
             "false_positive_rate",
@@ -129,7 +113,12 @@ class Readings:
             lambda x: np.isfinite(x) & (x >= 0),
             "finite numbers of at least 0, e.g. 1.0",
         )
-        return cls(rates, epsilons, delta, clipping_norm_cost)
+        return cls(rates, epsilons, delta)
+
+    def of_log(self, log: NormLog, method: Method) -> Readings:
+        """The same of the steps of a log, with one row that is added or removed."""
+        largest = float(worst_case_rdp(log, method)["epsilon"][0])
+        return replace(self, clipping_norm_cost=log.clipping_norm_epsilon, largest_epsilon=largest)
 
     @property
     def _of_steps(self) -> tuple[FloatArray, FloatArray]:
@@ -168,19 +157,10 @@ class Readings:
         figures are then 0.
         """
         rates, epsilons = self._of_steps
-        n, nothing = len(met), np.zeros(len(met))
-
-        def deltas(at: FloatArray) -> FloatArray:
-            return np.stack([pairs.deltas(met, column) for column in at], axis=1)
-
-        def below(at: FloatArray) -> FloatArray:
-            if less is None:
-                return np.zeros((n, len(at)))
-            return np.stack([less[0].lower_deltas(less[1], column) for column in at], axis=1)
-
-        each = np.broadcast_to(epsilons[:, None], (len(epsilons), n))
-        at = np.concatenate([nothing[None], each])
-        high, low = deltas(at), below(at)
+        n, at = len(met), np.append(0.0, epsilons)
+        high, low = _deltas(pairs.deltas, met, at), np.zeros((n, len(at)))
+        if less is not None:
+            low = _deltas(less[0].lower_deltas, less[1], at)
         advantage, least = high[:, 0], low[:, 0, None]
         found = [pairs.true_positive_rates(met, rate) for rate in rates.tolist()]
         most = np.minimum(np.reshape(found, (len(rates), n)).T, rates + advantage[:, None])
@@ -188,10 +168,9 @@ class Readings:
         some = np.minimum(least, rates / np.maximum(1 - least, rates))
         end = np.minimum(larger_epsilons(pairs.above, met, self.delta), self.largest_epsilon)
         points = np.linspace(0.0, 1.0, _MU_POINTS)[:, None] * end
-        curve = deltas(points)
-        mu = np.max([gaussian_mu(*at) for at in zip(points, curve.T, strict=True)], axis=0)
+        curve = _deltas(pairs.deltas, met, points)
+        mu = np.max([gaussian_mu(*one) for one in zip(points, curve.T, strict=True)], axis=0)
         excess = np.stack([gaussian_delta(point, mu) for point in points], axis=1) - curve
-        error = np.maximum(excess.max(axis=1), 0.0)
         return self._composed(
             Risk(
                 advantage=advantage,
@@ -201,7 +180,7 @@ class Readings:
                 delta=high[:, 1:],
                 delta_lower=low[:, 1:],
                 mu=mu,
-                mu_error=error,
+                mu_error=np.maximum(excess.max(axis=1), 0.0),
             )
         )
 
@@ -234,6 +213,13 @@ class Readings:
         rate, epsilon = self._of_steps
         rates = ndtr(ndtri(rate) + mu[:, None])
         return advantage, rates, gaussian_delta(epsilon, mu[:, None])
+
+
+def _deltas(
+    curve: Callable[[Met, FloatArray], FloatArray], met: Met, epsilons: FloatArray
+) -> FloatArray:
+    """(n, n_epsilons) of curves at these epsilons, one for all examples or (n,) each."""
+    return np.stack([curve(met, np.zeros(len(met)) + epsilon) for epsilon in epsilons], axis=1)
 
 
 @dataclass(frozen=True)
@@ -348,23 +334,38 @@ def membership_risk(
         participation=participation,
     )
     readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
-    risk_of = _known_risk if participation == "known" else _secret_risk
-    return risk_of(log, method, readings, progress, workers)
-
-
-def _secret_risk(
-    log: NormLog, method: Method, readings: Readings, progress: Progress | None, workers: int | None
-) -> RiskTable:
-    """The table by privacy losses, for whoever does not know the batches."""
+    rates, at = readings.false_positive_rate, readings.epsilon
+    if participation == "known":
+        owners = owners_of(log)
+        units = None if owners is None else Units.of(owners)
+        account = account_of(log, method, None if units is None else int(units.n_rows.max()))
+        # Of the largest unit: no other one costs more
+        readings = replace(readings, clipping_norm_cost=account.clipping_norm_epsilon)
+        warn_of_delta(log, method)
+        known = known_units(log, method, units, progress=progress, workers=workers)
+        worst = np.sqrt(np.array([known["clipped"].max()]))
+        risks = (
+            readings.off_gaussian(np.sqrt(known["own"]), np.sqrt(known["least"])),
+            readings.off_gaussian(worst, worst),
+        )
+        ids = np.asarray(log.example_ids if units is None else units.ids)
+        return RiskTable(ids, *risks, rates, at, *claim_of(log, method), account)
     relation = method.relation_of(log.neighbouring)
     check_poisson_pairs(log, relation, "the privacy curve of a run")
     read = checked(log, method)
-    steps = Steps.of(read, method.between_records)
-    least, below = min(method.delta, _LEAST_DELTA), steps.below()
-    pairs = Pairs.of(steps, least)
+    risks = _secret_risks(read, method, readings.of_log(read, method), progress, workers)
+    ids, account = np.asarray(log.example_ids), account_of(read, method)
+    return RiskTable(ids, *risks, rates, at, *claim_of(read, method), account)
+
+
+def _secret_risks(
+    log: NormLog, method: Method, readings: Readings, progress: Progress | None, workers: int | None
+) -> tuple[Risk, Risk]:
+    """Of each example and of the worst case, for whoever does not know the batches."""
+    steps, least = Steps.of(log, method.between_records), min(method.delta, _LEAST_DELTA)
+    pairs, below = Pairs.of(steps, least), steps.below()
     below_pairs = pairs if below is steps else Pairs.of(below, least)
-    readings = readings.of_log(read, method)
-    worst = _worst_case(read, method, readings, lower=True)
+    worst = _worst_case(log, method, readings, lower=True)
 
     def of_block(block: NormLog) -> Risk:
         met = Met.of(steps.counts(block))
@@ -376,49 +377,9 @@ def _secret_risk(
             clipped[close] = steps.norms.always_clipped(block.take(close))
         return _at_most(found, worst, clipped)
 
-    blocks: list[Risk] = []
     size = block_size(steps.bytes_per_example + 16 * len(steps.laws))
-    for found in in_blocks(read, of_block, size=size, workers=workers):
-        blocks.append(found)
-        if progress is not None:
-            progress(sum(len(done.mu) for done in blocks), log.n_examples)
-    claim, reason = claim_of(read, method.between_records)
-    return RiskTable(
-        example_ids=np.asarray(log.example_ids),
-        individual=Risk.concatenated(blocks),
-        worst_case=worst,
-        false_positive_rate=readings.false_positive_rate,
-        epsilon=readings.epsilon,
-        claim=claim,
-        claim_reason=reason,
-        account=account_of(read, method),
-    )
-
-
-def _known_risk(
-    log: NormLog, method: Method, readings: Readings, progress: Progress | None, workers: int | None
-) -> RiskTable:
-    """Of Gaussian mechanisms, in closed form."""
-    warn_of_delta(log, method)
-    owners = owners_of(log)
-    units = None if owners is None else Units.of(owners)
-    account = account_of(log, method, None if units is None else int(units.n_rows.max()))
-    # Of the largest unit: no other one costs more
-    readings = replace(readings, clipping_norm_cost=account.clipping_norm_epsilon)
-    known = known_units(log, method, units, progress=progress, workers=workers)
-    claim, reason = claim_if_known(log)
-    mu, least = (np.sqrt(known[name]) for name in ("own", "least"))
-    worst = np.sqrt(np.array([known["clipped"].max()]))
-    return RiskTable(
-        example_ids=np.asarray(log.example_ids if units is None else units.ids),
-        individual=readings.off_gaussian(mu, least),
-        worst_case=readings.off_gaussian(worst, worst),
-        false_positive_rate=readings.false_positive_rate,
-        epsilon=readings.epsilon,
-        claim=claim,
-        claim_reason=reason,
-        account=account,
-    )
+    blocks = in_blocks(log, of_block, size=size, workers=workers, progress=progress)
+    return Risk.concatenated(list(blocks)), worst
 
 
 def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:

@@ -25,7 +25,6 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.account import checked
 from indpriv.accountant.blocks import block_size, epsilon_table, in_order
-from indpriv.accountant.clipping_norm import clipping_norm_cost, details_with_release
 from indpriv.accountant.known import gaussian_bounds, known_units
 from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import (
@@ -33,15 +32,15 @@ from indpriv.accountant.method import (
     Method,
     account_of,
     check_poisson_pairs,
-    claim_if_known,
     claim_of,
+    clipping_norm_cost,
+    details_with_release,
     warn_of_delta,
 )
-from indpriv.accountant.rdp import Epsilons, RdpAccountant, epsilon_offsets
+from indpriv.accountant.rdp import Columns, RdpAccountant, epsilon_offsets, joined, tightened
 from indpriv.accountant.steps import StepKinds, Steps
 from indpriv.accountant.tight import Met
-from indpriv.accountant.unit_cells import UnitCells
-from indpriv.accountant.units import Units, clipped_rows
+from indpriv.accountant.units import UnitCells, Units, clipped_rows
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -126,20 +125,18 @@ def compose(
     total = costs.sum(axis=0)
     worst_cases = _worst_cases(composed, patterns, method) + total
     worst, most = worst_cases[everyone], float(worst_cases[first])
-    found = _epsilons(composed, len(ids), method, progress, workers)
+    found = _epsilons(composed, method, progress, workers)
     if tuning is not None:
         most = _best_published(composed, largest, costs[:, first], tuning, method)
         worst = np.minimum(worst, most)
-    epsilon = np.minimum(found.epsilon + total[everyone], worst)
-    details = {
-        **details_with_release(found.details, total[everyone]),
-        "n_runs": (n_rows > 0).sum(axis=0),
-        "unit_worst_case": worst,
-    }
+    found = details_with_release(found, total[everyone])
+    epsilon = np.minimum(found["epsilon"] + total[everyone], worst)
+    lower = np.minimum(found["epsilon_lower"], epsilon)
+    found |= {"epsilon": epsilon, "epsilon_lower": lower}
+    found |= {"n_runs": (n_rows > 0).sum(axis=0), "unit_worst_case": worst}
     account = _account(composed, None if by == "example_id" else int(largest.max()))
     account = replace(account, clipping_norm_epsilon=float(total[first]))
-    bounds = Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), details)
-    return epsilon_table(most, _claim(composed), account, ids, [bounds])
+    return epsilon_table(most, _claim(composed), account, ids, [found])
 
 
 def methods_of(
@@ -331,53 +328,49 @@ def _laid_out(
 
     InputError if ids have different types, or units of several rows cannot be composed.
     """
-    units = [
-        Units.of(np.asarray(log.unit_ids if by == "unit_id" else log.example_ids)) for log in logs
-    ]
-    if len({own.ids.dtype.kind in "iu" for own in units}) > 1:
+    owners = [np.asarray(log.unit_ids if by == "unit_id" else log.example_ids) for log in logs]
+    if len({own.dtype.kind in "iu" for own in owners}) > 1:
         raise InputError(
             "ids are numbers in some runs and texts in others, so no one can be found in both; "
             "record them in one type"
         )
-    ids = np.asarray(pd.unique(np.concatenate([own.ids for own in units])))
-    places = [pd.Index(own.ids).get_indexer(ids) for own in units]
-    pairs = zip(units, places, strict=True)
-    n_rows = np.stack([np.where(place < 0, 0, own.n_rows[place]) for own, place in pairs])
-    several, known = bool((n_rows > 1).any()), [own.participation == "known" for own in methods]
-    if methods[0].accountant == "pld" and several and not all(known):
+    numbers, ids = pd.factorize(np.concatenate(owners))
+    people = np.split(numbers, np.cumsum([len(own) for own in owners])[:-1])  # of rows
+    n_rows = np.stack([np.bincount(person, minlength=len(ids)) for person in people])
+    several = bool((n_rows > 1).any())
+    secret = any(method.participation == "secret" for method in methods)
+    if methods[0].accountant == "pld" and several and secret:
         raise InputError(
             f'accountant="pld" composes runs of single rows, and one {logs[0].unit} has '
             f'{n_rows.max()} rows in a run; pass accountant="rdp"'
         )
     runs = []
-    for log, method, own, place, rows in zip(logs, methods, units, places, n_rows, strict=True):
+    for log, method, person, rows in zip(logs, methods, people, n_rows, strict=True):
         cells: Steps | UnitCells | None = None
-        squared_mu, clipped = np.zeros(len(ids)), 0.0
+        squared_mu, clipped, most = np.zeros(len(ids)), 0.0, int(rows.max())
         if method.participation == "known":
-            shown = known_units(log, method, own if len(own) < log.n_examples else None)
-            squared_mu = np.where(place < 0, 0.0, shown["own"][place])
-            clipped = float(shown["clipped"].max())
+            known = known_units(log, method, Units.of(person) if most > 1 else None)
+            squared_mu[pd.unique(person)] = known["own"]
+            clipped = float(known["clipped"].max())
         else:
-            rank = np.argsort(place[place >= 0])  # of each unit of the run among the people
-            order = np.argsort(rank[own.numbers], kind="stable")
-            if (np.diff(order) != 1).any():
-                log = log.take(order)
-            between, most = method.between_records, int(rows.max())
+            if (np.diff(person) < 0).any():
+                log = log.take(np.argsort(person, kind="stable"))
+            between = method.between_records
             cells = UnitCells.of(log, between, most) if several else Steps.of(log, between)
         first_row = np.append(0, np.cumsum(rows))
         runs.append(_Run(log, method, first_row, cells, squared_mu, clipped))
-    return ids, n_rows, runs
+    return np.asarray(ids), n_rows, runs
 
 
 def _epsilons(
-    runs: Sequence[_Run], n: int, method: Method, progress: Progress | None, workers: int | None
-) -> Epsilons:
+    runs: Sequence[_Run], method: Method, progress: Progress | None, workers: int | None
+) -> Columns:
     """Bounds of everyone, before they are limited by a worst case."""
     squared_mu = np.sum([run.squared_mu for run in runs], axis=0)
+    n = len(squared_mu)
     secret = [run for run in runs if run.cells is not None]
     if not secret:
-        found = gaussian_bounds(squared_mu, method.delta)
-        return replace(found, epsilon_lower=np.zeros(n))
+        return gaussian_bounds(squared_mu, method.delta) | {"epsilon_lower": np.zeros(n)}
     of_rows = [run.cells for run in runs if isinstance(run.cells, Steps)]
     of_units = [run.cells.mechanisms for run in runs if isinstance(run.cells, UnitCells)]
     if of_units:
@@ -391,7 +384,7 @@ def _epsilons(
         steps = float(sum(run.log.total_steps for run in secret))
         pairs = Pairs.sampled(laws, delta=method.delta, most_steps=steps)
 
-    def work(start: int, stop: int) -> tuple[int, Epsilons]:
+    def work(start: int, stop: int) -> tuple[int, Columns]:
         counts, gaussian = [run.counts(start, stop) for run in secret], squared_mu[start:stop]
         every = hstack([*counts, gaussian[:, None]], format="csr")
         if every.shape[1] <= 4 * np.diff(every.indptr).max():  # dense ones are faster there
@@ -401,7 +394,7 @@ def _epsilons(
             return stop, found
         by_law = [own @ cells.steps for own, cells in zip(counts, of_rows, strict=True)]
         met = Met.of(hstack(by_law, format="csr"), gaussian)
-        return stop, found.tightened(pairs.epsilons(met))
+        return stop, tightened(found, pairs.epsilons(met))
 
     width = sum(run.n_cells for run in secret)
     size, done_parts = block_size(8 * width), []
@@ -410,7 +403,7 @@ def _epsilons(
         done_parts.append(part)
         if progress is not None:
             progress(done, n)
-    return Epsilons.joined(done_parts)
+    return joined(done_parts)
 
 
 def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> FloatArray:
@@ -424,12 +417,13 @@ def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> Fl
             clipped.append(own)
             steps.append((rows[:, None] == numbers) @ each)
     if not clipped:
-        return gaussian_bounds(squared_mu, method.delta).epsilon
+        return gaussian_bounds(squared_mu, method.delta)["epsilon"]
     laws, counts = StepKinds.concatenated(clipped), np.hstack(steps)
     if patterns.max() == 1:
         laws = replace(laws, rows=None)
     met = np.column_stack([counts, squared_mu])
-    epsilon = StepKinds.concatenated([laws, _GAUSSIAN]).accountant(method).epsilons(met).epsilon
+    accountant = StepKinds.concatenated([laws, _GAUSSIAN]).accountant(method)
+    epsilon = accountant.epsilons(met)["epsilon"]
     if method.accountant == "pld":
         most_steps = float(counts.sum(axis=1).max())
         pairs = Pairs.sampled(laws, delta=method.delta, most_steps=most_steps)
@@ -459,12 +453,7 @@ def _best_published(
 
 def _claim(runs: Sequence[_Run]) -> tuple[str, str]:
     """The weakest claim of the runs, with the reasons of those that have it."""
-    claims = [
-        claim_if_known(run.log)
-        if run.cells is None
-        else claim_of(run.log, run.method.between_records)
-        for run in runs
-    ]
+    claims = [claim_of(run.log, run.method) for run in runs]
     claim = ESTIMATE if any(found == ESTIMATE for found, _ in claims) else claims[0][0]
     reasons = [f"Run {number}: {reason}" for number, (found, reason) in enumerate(claims, start=1)
                if found == claim]  # fmt: skip

@@ -22,14 +22,9 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array, eye_array
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.cluster import n_cores
+from indpriv.accountant.blocks import n_cores
 from indpriv.accountant.method import Method
-from indpriv.accountant.norms import (
-    GoverningNorms,
-    nodes_from_zero,
-    places,
-    snapped_rates,
-)
+from indpriv.accountant.norms import GoverningNorms, nodes_from_zero, places, snapped_rates
 from indpriv.accountant.rdp import Counts, RdpAccountant, divergences_of_pairs, renyi_divergences
 from indpriv.norm_log.norm_log import NormLog
 
@@ -217,26 +212,37 @@ class Steps:
             between_records: what governs steps between records; see `indpriv.account`.
             down: what has to be snapped is snapped to less loss, not to more.
         """
-        norms = GoverningNorms.of(log, between_records, down=down)
-        n_codes, mixes, apart = norms.codes.n_codes, _Mixes.of(norms), 0.0
-        while mixes.shares.nnz * n_codes > _MOST_ENTRIES and apart < 1:
+        norms, apart = GoverningNorms.of(log, between_records, down=down), 0.0
+        n_codes, mixes = len(norms.codes.bounds), _mixes(norms)
+        while mixes[-1].nnz * n_codes > _MOST_ENTRIES and apart < 1:
             apart = max(2 * apart, _SETTINGS_APART)
             norms = GoverningNorms.of(log, between_records, apart=apart, down=down)
-            mixes = _Mixes.of(norms)
-        exact = len(norms.settings) * n_codes <= _MOST_EXACT
-        laws, clipped, law = _laws(norms, own=exact)
-        steps, cell = mixes.cells(law, len(laws))
-        return cls(
-            norms=norms,
-            laws=laws,
-            clipped=clipped,
-            steps=steps,
-            cell=cell,
-            record=mixes.record,
-            mix=mixes.mix,
-            weight=mixes.weight,
-            exact=exact and norms.codes.exact and apart == 0,
-        )
+            mixes = _mixes(norms)
+        # The laws, and the (n_settings, n_codes) law of each setting and code: each as it is, or
+        # snapped where there are too many
+        noise, rate = norms.settings.noise_multiplier, norms.settings.sample_rate[:, None]
+        shift = norms.codes.table(norms.settings.max_grad_norm) / noise[:, None]
+        one = np.broadcast_to(1 / noise[:, None], shift.shape)
+        if exact := len(norms.settings) * n_codes <= _MOST_EXACT:
+            columns = np.stack(np.broadcast_arrays(shift, rate, one), axis=-1).reshape(-1, 3)
+            distinct, index = np.unique(columns, axis=0, return_inverse=True)
+            laws, clipped = StepKinds(*distinct.T[:2]), distinct[:, 2]
+            law = index.reshape(shift.shape)
+        else:
+            laws, law = _snapped(StepKinds(shift, rate), _APART, _MOST_LAWS, down)
+            clipped = laws.shift.copy()
+            np.maximum.at(clipped, law, one)
+        *entries, shares = mixes
+        entry = shares.tocoo()
+        mix, setting, share = entry.row, entry.col, entry.data
+        if len(mix) == shares.shape[0] and (share == 1).all():  # single settings: cells are laws
+            steps, cell = csr_array(eye_array(len(laws))), law[setting]
+        else:
+            cell = np.arange(shares.shape[0] * n_codes).reshape(-1, n_codes)
+            met = np.repeat(share, n_codes), (cell[mix].ravel(), law[setting].ravel())
+            steps = csr_array(coo_array(met, shape=(cell.size, len(laws))))
+        exact = exact and norms.codes.exact and apart == 0
+        return cls(norms, laws, clipped, steps, cell, *entries, exact)
 
     def below(self) -> Steps:
         """The same steps, none of which costs more than what was met: for lower bounds."""
@@ -285,80 +291,35 @@ class Steps:
     def _by_span(self, block: NormLog) -> Counts:
         """Counts with batch norms, where each example has spans of its own."""
         norms, n_cells = self.norms, self.n_cells
-        spans = norms.known(block).spans(norms.between_records, norms.log.total_steps)
-        codes = norms.codes.codes(spans.norm, down=norms.down)
-        counts, example = np.zeros(block.n_examples * n_cells), spans.example.astype(np.int64)
+        example, norm, begin, stop = norms.known(block).spans(norms.between_records)
+        codes = norms.codes.codes(norm, down=norms.down)
+        counts, first = np.zeros(block.n_examples * n_cells), example.astype(np.int64) * n_cells
         for mix, cell in enumerate(self.cell):
             before = np.append(0, np.cumsum(self.weight * (self.mix == mix)))
-            steps = before[spans.stop] - before[spans.begin]
-            counts += np.bincount(example * n_cells + cell[codes], steps, minlength=len(counts))
+            steps = before[stop] - before[begin]
+            counts += np.bincount(first + cell[codes], steps, minlength=len(counts))
         return np.asarray(counts.reshape(-1, n_cells))
 
 
-@dataclass(frozen=True)
-class _Mixes:
-    """Records of a log by their mix.
+def _mixes(norms: GoverningNorms) -> tuple[IntArray, IntArray, IntArray, csr_array]:
+    """Record, mix and weight of each entry (see `Steps`), and what one count of a mix is.
 
-    Attributes:
-        record, mix, weight: (n_entries,) see Steps.
-        shares: (n_mixes, n_settings) steps under each setting of one count.
+    That is (n_mixes, n_settings) steps. Mixes are single settings, if each record has one or cells
+    are few.
     """
-
-    record: IntArray
-    mix: IntArray
-    weight: IntArray
-    shares: csr_array
-
-    @classmethod
-    def of(cls, norms: GoverningNorms) -> _Mixes:
-        """The mixes of records: single settings, if each record has one or cells are few."""
-        n_settings = len(norms.settings)
-        records, starts = np.unique(norms.record, return_index=True)
-        if len(records) == len(norms.record) or n_settings * norms.codes.n_codes <= _MOST_DENSE:
-            return cls(norms.record, norms.setting, norms.steps, csr_array(eye_array(n_settings)))
-        weight, ends = np.gcd.reduceat(norms.steps, starts), np.append(starts, len(norms.steps))
-        share = norms.steps // np.repeat(weight, np.diff(ends))
-        parts = [slice(*each) for each in pairwise(ends)]
-        keys = [(norms.setting[part].tobytes(), share[part].tobytes()) for part in parts]
-        place = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        mix = np.array([place[key] for key in keys])
-        shape = (len(records), n_settings)
-        shares = csr_array((share.astype(np.float64), norms.setting, ends), shape=shape)
-        return cls(records, mix, weight, shares[np.unique(mix, return_index=True)[1]])
-
-    def cells(self, law: IntArray, n_laws: int) -> tuple[csr_array, IntArray]:
-        """(n_cells, n_laws) steps of one count, and the (n_mixes, n_codes) cells.
-
-        law: (n_settings, n_codes). Where mixes are single settings, cells are laws.
-        """
-        n_mixes, n_codes = self.shares.shape[0], law.shape[1]
-        setting, share = self.shares.indices, self.shares.data
-        if len(setting) == n_mixes and (share == 1).all():
-            return csr_array(eye_array(n_laws)), law[setting]
-        mix = np.repeat(np.arange(n_mixes), np.diff(self.shares.indptr))
-        cell = np.arange(n_mixes * n_codes).reshape(n_mixes, n_codes)
-        steps = np.repeat(share, n_codes), (cell[mix].ravel(), law[setting].ravel())
-        return csr_array(coo_array(steps, shape=(cell.size, n_laws))), cell
-
-
-def _laws(norms: GoverningNorms, *, own: bool) -> tuple[StepKinds, FloatArray, IntArray]:
-    """The laws, `Steps.clipped`, and the (n_settings, n_codes) law of each setting and code.
-
-    own: whether each is a law as it is; else they are snapped.
-    """
-    settings = norms.settings
-    one, relative = 1 / settings.noise_multiplier, norms.codes.table(settings.max_grad_norm)
-    shift = relative / settings.noise_multiplier[:, None]
-    if own:
-        columns = np.broadcast_arrays(shift, settings.sample_rate[:, None], one[:, None])
-        met = np.stack([column.ravel() for column in columns], axis=1)
-        distinct, index = np.unique(met, axis=0, return_inverse=True)
-        return StepKinds(*distinct.T[:2]), distinct[:, 2], index.reshape(shift.shape)
-    every = StepKinds(shift, settings.sample_rate[:, None])
-    laws, index = _snapped(every, _APART, _MOST_LAWS, norms.down)
-    clipped = laws.shift.copy()
-    np.maximum.at(clipped, index, np.broadcast_to(one[:, None], index.shape))
-    return laws, clipped, index
+    steps, n_settings = norms.steps, norms.steps.shape[1]
+    each = np.diff(steps.indptr)
+    if each.max() == 1 or n_settings * len(norms.codes.bounds) <= _MOST_DENSE:
+        entries = steps.tocoo()
+        return entries.row, entries.col, entries.data, csr_array(eye_array(n_settings))
+    weight = np.gcd.reduceat(steps.data, steps.indptr[:-1])
+    share = (steps.data // np.repeat(weight, each)).astype(np.float64)
+    parts = [slice(*ends) for ends in pairwise(steps.indptr)]
+    keys = [(steps.indices[part].tobytes(), share[part].tobytes()) for part in parts]
+    place = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    mix = np.array([place[key] for key in keys])
+    shares = csr_array((share, steps.indices, steps.indptr), shape=steps.shape)
+    return np.arange(len(keys)), mix, weight, shares[np.unique(mix, return_index=True)[1]]
 
 
 def _axes(

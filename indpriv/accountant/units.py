@@ -12,6 +12,7 @@ Numbers in brackets are lines of docs/explanation/proofs.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,16 +23,24 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.clipping_norm import clipping_norm_cost
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
-from indpriv.accountant.method import Method, check_poisson_pairs, owners_of
+from indpriv.accountant.method import Method, check_poisson_pairs, clipping_norm_cost, owners_of
 from indpriv.accountant.norms import GoverningNorms
-from indpriv.accountant.steps import StepKinds, clipped_steps
-from indpriv.accountant.unit_cells import MOST_ROWS
+from indpriv.accountant.rdp import Counts
+from indpriv.accountant.steps import StepKinds, clipped_steps, collected, neighbours
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
+MOST_ROWS = 1000  # equal rows of a cell; a unit with more rows is counted as this many larger ones
+# Each number of rows up to the first of these has cells; beyond, numbers in this ratio.
+_EVERY_NUMBER, _ROWS_RATIO = 64, 1.02
+_MAX_LEVELS = 512  # levels of all settings together; beyond, shifts are nodes of a grid
+_MAX_RATES = 32  # distinct sample rates; if there are more, they are rounded up to this many
+# Of a grid of shifts. Between nodes a step is shared, which overstates RDP by 1e-4.
+_NODE_RATIO, _SMALLEST = 1.02, 1e-3
+_ROUNDING = 1e-12  # relative; far more than the floating-point error of sums of norms
+_AT_ONCE = 1 << 19  # norms that are summed together
 _MOST_KINDS = 200  # of steps of one unit whose losses are computed; more are summarised
 
 
@@ -42,30 +51,21 @@ class Units:
     Attributes:
         ids: (n_units,) in the order of their first rows.
         n_rows: (n_units,) rows of each.
-        positions: (n_examples,) positions of the rows in the log, those of one unit together, in
-            the order of ids.
+        numbers: (n_examples,) place in ids of the unit that each row belongs to.
     """
 
     ids: NDArray[np.generic]
     n_rows: IntArray
-    positions: IntArray
+    numbers: IntArray
 
     @classmethod
     def of(cls, unit_ids: NDArray[np.generic]) -> Units:
         """The units of a log by the unit of each row (n_examples,)."""
-        codes, ids = pd.factorize(unit_ids)
-        n_rows = np.bincount(codes, minlength=len(ids))
-        return cls(np.asarray(ids), n_rows, np.argsort(codes, kind="stable"))
+        numbers, ids = pd.factorize(unit_ids)
+        return cls(np.asarray(ids), np.bincount(numbers, minlength=len(ids)), numbers)
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def numbers(self) -> IntArray:
-        """(n_examples,) place in ids of the unit that each row belongs to."""
-        numbers = np.empty(len(self.positions), np.int64)
-        numbers[self.positions] = np.repeat(np.arange(len(self)), self.n_rows)
-        return numbers
 
 
 def rows_together(log: NormLog, units: Units) -> tuple[NormLog, IntArray]:
@@ -73,9 +73,9 @@ def rows_together(log: NormLog, units: Units) -> tuple[NormLog, IntArray]:
 
     If they do not lie like that already, the log is read into memory.
     """
-    first_row = np.append(0, np.cumsum(units.n_rows))
-    together = bool((np.diff(units.positions) == 1).all())
-    return log if together else log.take(units.positions), first_row
+    if (np.diff(units.numbers) < 0).any():
+        log = log.take(np.argsort(units.numbers, kind="stable"))
+    return log, np.append(0, np.cumsum(units.n_rows))
 
 
 def first_rows(block: NormLog) -> IntArray:
@@ -86,21 +86,151 @@ def first_rows(block: NormLog) -> IntArray:
     return np.flatnonzero(np.append(True, owners[1:] != owners[:-1]))
 
 
-def unit_steps(
-    norms: GoverningNorms, block: NormLog, starts: IntArray
-) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
-    """The steps of the units whose rows are consecutive examples of a block; see `unit_epsilon`.
+def row_numbers(largest: int) -> IntArray:
+    """Numbers of rows that have cells, ascending from 1 to the first that is at least `largest`.
+
+    None is above MOST_ROWS. They are taken from one fixed series, so that the epsilon of a unit
+    does not depend on how many rows other units have.
+    """
+    beyond = math.ceil(math.log(MOST_ROWS / _EVERY_NUMBER) / math.log(_ROWS_RATIO))
+    series = np.minimum(np.round(_EVERY_NUMBER * _ROWS_RATIO ** np.arange(beyond + 1)), MOST_ROWS)
+    numbers = np.unique(np.concatenate([np.arange(1, _EVERY_NUMBER + 1), series])).astype(np.int64)
+    return numbers[: int(np.searchsorted(numbers, min(largest, MOST_ROWS))) + 1]
+
+
+@dataclass(frozen=True)
+class UnitCells:
+    """Cells (setting, number of rows, node), each of equal rows of one norm: the node runs fastest.
+
+    Attributes:
+        mechanisms: of the cells.
+        norms: which norm of a row counts in which step.
+        row_numbers: (n_numbers,) see `row_numbers`.
+        nodes: (n_nodes,) ascending from 0, among which norms of rows are located: levels, or
+            shifts.
+        scale: (n_settings,) from a relative norm to the unit of the nodes, by setting of a step.
+        setting: (n_settings,) setting of a cell, by setting of a step.
+        between_nodes: whether norms lie between nodes, not on them.
+    """
+
+    mechanisms: StepKinds
+    norms: GoverningNorms
+    row_numbers: IntArray
+    nodes: FloatArray
+    scale: FloatArray
+    setting: IntArray
+    between_nodes: bool
+
+    @classmethod
+    def of(cls, log: NormLog, between_records: str, largest_unit: int) -> UnitCells:
+        """The cells of a log whose largest unit has this number of rows."""
+        norms = GoverningNorms.of(log, between_records)
+        distinct, numbers = norms.settings, row_numbers(largest_unit)
+        noise, rates = distinct.noise_multiplier, distinct.sample_rate
+        settings, setting = np.unique(np.stack([noise, rates], axis=1), axis=0, return_inverse=True)
+        tables = np.unique(norms.codes.table(distinct.max_grad_norm), axis=0)
+        nodes, scale, setting = np.unique(tables[0]), np.ones(len(noise)), setting.ravel()
+        few = len(settings) * len(nodes) <= _MAX_LEVELS and largest_unit <= MOST_ROWS
+        between_nodes = not (norms.codes.direct and len(tables) == 1 and few)
+        if between_nodes:
+            scale, (rates, setting) = 1 / noise, _rounded_up(rates)
+            # 0, then a geometric series
+            ends = _SMALLEST / noise.max(), max(1.0, largest_unit / MOST_ROWS) / noise.min()
+            n = max(math.ceil(math.log(ends[1] / ends[0]) / math.log(_NODE_RATIO)) + 1, 2)
+            shifts = nodes = np.append(0.0, np.geomspace(*ends, n) * (1 + _ROUNDING))
+        else:
+            shifts, rates = nodes / settings[:, :1], settings[:, 1]
+        shape = (len(rates), len(numbers), len(nodes))
+        mechanisms = StepKinds(
+            np.broadcast_to(shifts.reshape(-1, 1, len(nodes)), shape).ravel(),
+            np.broadcast_to(rates[:, None, None], shape).ravel(),
+            np.broadcast_to(numbers[None, :, None], shape).ravel(),
+        )
+        return cls(mechanisms, norms, numbers, nodes, scale, setting, between_nodes)
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return len(self.mechanisms)
+
+    @property
+    def bytes_per_unit(self) -> int:
+        """Memory that the counts of one unit take."""
+        counts = 8 * self.n_cells if self._dense else 32 * self._n_entries
+        return counts + self.norms.bytes_per_example
+
+    @property
+    def _dense(self) -> bool:
+        return self._n_entries > self.n_cells
+
+    @property
+    def _n_entries(self) -> int:
+        return (4 if self.between_nodes else 2) * self.norms.steps.nnz
+
+    def counts(self, block: NormLog, starts: IntArray) -> Counts:
+        """Counts over the cells of the units whose rows are consecutive examples of a block.
+
+        starts: (n_units,) position of each unit's first example.
+        """
+        entries = self._entries(self.norms.read(block), starts)
+        return collected(entries, len(starts), self.n_cells, dense=self._dense)
+
+    def _entries(
+        self, values: NDArray[np.generic], starts: IntArray
+    ) -> Iterator[tuple[IntArray, FloatArray]]:
+        """(k, n_units) cells and steps, some groups of steps at a time."""
+        norms, met = self.norms, self.norms.steps.tocoo()
+        n_nodes, chunk = len(self.nodes), max(1, _AT_ONCE // values.shape[1])
+        for begin in range(0, met.nnz, chunk):
+            part = slice(begin, begin + chunk)
+            setting, steps = met.col[part], met.data[part, None].astype(np.float64)
+            clip, scale = norms.settings.max_grad_norm[setting, None], self.scale[setting, None]
+            relative = norms.codes.relative(values[met.row[part]], clip)
+            largest = np.maximum.reduceat(relative, starts, axis=1) * scale
+            total = np.add.reduceat(relative, starts, axis=1) * (1 + _ROUNDING) * scale
+            # Sharing a step between neighbouring cells is a bound [8.3] [8.4]
+            if self.between_nodes:
+                norm = np.maximum(largest, total / MOST_ROWS)
+                below, above, up = neighbours(self.nodes, norm, np.positive)
+                parts = [(below, 1 - up), (above, up)]
+            else:  # levels, and few enough rows
+                above = np.minimum(np.searchsorted(self.nodes, largest), n_nodes - 1)
+                norm, parts = self.nodes[above], [(above, np.ones(largest.shape))]
+            rows = np.divide(total, norm, out=np.ones(norm.shape), where=norm > 0)
+            numbers = self.row_numbers.astype(np.float64)
+            fewer, more, rest = neighbours(numbers, rows, np.positive)
+            first = self.setting[setting, None] * (len(numbers) * n_nodes)
+            for node, share in parts:
+                yield first + fewer * n_nodes + node, steps * share * (1 - rest)
+                yield first + more * n_nodes + node, steps * share * rest
+
+
+def _rounded_up(rates: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Distinct sample rates and their indices; too many are rounded up to a geometric series."""
+    distinct, index = np.unique(rates, return_inverse=True)
+    if len(distinct) <= _MAX_RATES:
+        return distinct, index.ravel()
+    series = np.geomspace(distinct[0], distinct[-1], _MAX_RATES) * (1 + _ROUNDING)
+    series = np.append(np.minimum(series[:-1], distinct[-1]), distinct[-1])
+    return series, np.searchsorted(series, rates)
+
+
+def unit_epsilons(
+    norms: GoverningNorms, block: NormLog, starts: IntArray, delta: float
+) -> FloatArray:
+    """(n_units,) `unit_epsilon` of the units whose rows are consecutive examples of a block.
 
     starts: (n_units,) position of each unit's first example.
     """
-    values, settings = norms.read(block), norms.settings
-    clip = settings.max_grad_norm[norms.setting][:, None]
-    noise = settings.noise_multiplier[norms.setting][:, None]
-    rate, steps = settings.sample_rate[norms.setting], norms.steps.astype(np.float64)
-    for first, last in zip(starts, np.append(starts[1:], block.n_examples), strict=True):
-        own = values[norms.record, first:last]
-        relative = norms.codes.relative(own, np.broadcast_to(clip, own.shape))
-        yield relative / noise, rate, steps
+    values, settings, met = norms.read(block), norms.settings, norms.steps.tocoo()
+    clip = settings.max_grad_norm[met.col, None]
+    noise = settings.noise_multiplier[met.col, None]
+    rate, steps = settings.sample_rate[met.col], met.data.astype(np.float64)
+    shifts = (
+        norms.codes.relative(values[met.row, first:last], clip) / noise
+        for first, last in zip(starts, np.append(starts[1:], block.n_examples), strict=True)
+    )
+    return np.array([unit_epsilon(shift, rate, steps, delta) for shift in shifts])
 
 
 def unit_epsilon(shifts: FloatArray, rate: FloatArray, steps: FloatArray, delta: float) -> float:
@@ -175,7 +305,7 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     All rows count at max_grad_norm in every step, so it depends on the settings of the run alone.
     """
     cells, counts = clipped_rows(log, n_rows)
-    epsilon = cells.accountant(method).epsilons(counts).epsilon
+    epsilon = cells.accountant(method).epsilons(counts)["epsilon"]
     if method.accountant == "pld" and np.isfinite(epsilon).all():
         kinds, steps = clipped_steps(log)
         shifts = (np.repeat(kinds.shift[:, None], k, axis=1) for k in n_rows.tolist())

@@ -87,7 +87,7 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
     ):
         return None
     # The best order for the worst case: a choice that looks at no norm.
-    order = float(worst_case_rdp(log, method).details["best_order"][0])
+    order = float(worst_case_rdp(log, method)["best_order"][0])
     cost, norms = _step_costs(log, order), GoverningNorms.of(log, method.between_records)
     each = log.n_records + 1 + int(log.settings.sample_rate.sum())
     size = block_size(_NORM_BYTES * each)

@@ -16,8 +16,12 @@ from scipy.special import ndtr, ndtri
 
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
 from indpriv._plain import AtLeastZero, OneOf, Share, to_json
-from indpriv.accountant import clipping_norm
 from indpriv.accountant.gaussian import gaussian_mu
+from indpriv.accountant.method import (
+    advantage_with_release,
+    mu_with_release,
+    rate_after_release,
+)
 from indpriv.accountant.risk import has_risk_curve, risk_takes_long, worst_case_risk
 from indpriv.accountant.runs import Tuning
 from indpriv.analysis.audited_run import AuditedRun
@@ -325,12 +329,12 @@ def membership_if_known(table: Epsilons) -> Membership:
     cost = table.account.clipping_norm_epsilon
     worst = np.array([table.worst_case_epsilon - cost]), np.array([table.account.delta])
     mu = gaussian_mu(*worst)
-    rate = clipping_norm.rate_after_release(FALSE_POSITIVE_RATE, cost)
+    rate = rate_after_release(FALSE_POSITIVE_RATE, cost)
     return Membership(
         false_positive_rate=FALSE_POSITIVE_RATE,
         true_positive_rate=float(ndtr(ndtri(rate) + mu)[0]),
-        advantage=float(clipping_norm.advantage_with_release(2 * ndtr(mu / 2) - 1, cost)[0]),
-        mu=float(clipping_norm.mu_with_release(mu, cost)[0]),
+        advantage=float(advantage_with_release(2 * ndtr(mu / 2) - 1, cost)[0]),
+        mu=float(mu_with_release(mu, cost)[0]),
     )
 
 

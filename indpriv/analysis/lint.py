@@ -73,7 +73,7 @@ class Plan:
         """Worst-case epsilon of one example under RDP, for adding or removing it."""
         kind = StepKinds(np.array([1 / self.noise_multiplier]), np.array([self.sample_rate]))
         counts = np.array([[float(self.total_steps)]])
-        steps = kind.accountant(Method(delta=delta)).epsilons(counts).epsilon[0]
+        steps = kind.accountant(Method(delta=delta)).epsilons(counts)["epsilon"][0]
         return float(steps) + self.clipping_norm_epsilon
 
     def with_epsilon(self, epsilon: float, delta: float) -> Plan | None:

@@ -16,8 +16,7 @@ from indpriv._formatting import format_delta, sentence
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import bucket_to_write, location, location_on_disk, uploaded
 from indpriv.accountant.account import account_parts
-from indpriv.accountant.blocks import workers_of
-from indpriv.accountant.cluster import versions
+from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import ESTIMATE, Method
 from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.audited_run import AuditedRun, find_all

@@ -187,9 +187,9 @@ def test_blocks_do_not_change_the_answer_and_progress_is_reported(monkeypatch):
     assert seen[-1] == (103, 103)
     assert len(seen) > 14
     method = Method(delta=1e-5)
-    parts = list(row_account(log, method).blocks([(10, 60)]))
+    parts = list(row_account(log, method).blocks(ranges=[(10, 60)]))
     np.testing.assert_allclose(
-        np.concatenate([part.epsilon for part in parts]), whole.epsilon[10:60], rtol=1e-12
+        np.concatenate([part["epsilon"] for part in parts]), whole.epsilon[10:60], rtol=1e-12
     )
 
 

@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 import indpriv.accountant.blocks
-import indpriv.accountant.cluster
 from every_account import ACCOUNTS, QUICK
 from indpriv import NormLog, account
 from indpriv.accountant.account import account_parts, table_for
-from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.cluster import RayPool, n_cores, versions
+from indpriv.accountant.blocks import RayPool, in_blocks, n_cores, versions
 from indpriv.accountant.method import Method
 from indpriv.errors import EvidenceError, InputError
 from synthetic import small_run, write_run
@@ -118,10 +116,10 @@ def test_a_pool_reads_each_part_once(monkeypatch):
 
 
 def test_a_ray_worker_uses_one_core(monkeypatch):
-    monkeypatch.setattr(indpriv.accountant.cluster, "_IN_WORKER", threading.Event())
-    monkeypatch.setattr(indpriv.accountant.cluster, "threadpool_limits", lambda *_, **__: None)
+    monkeypatch.setattr(indpriv.accountant.blocks, "_IN_WORKER", threading.Event())
+    monkeypatch.setattr(indpriv.accountant.blocks, "threadpool_limits", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda shared: n_cores))
-    assert indpriv.accountant.cluster._run([None], versions()) == 1
+    assert indpriv.accountant.blocks._run([None], versions()) == 1
     assert n_cores() == 1
 
 
@@ -225,7 +223,7 @@ def test_a_full_disk_of_a_worker_is_named(ray):
 @pytest.mark.slow
 def test_other_versions_are_refused(ray, monkeypatch):
     monkeypatch.setattr(
-        indpriv.accountant.cluster, "versions", lambda: {"Python": "3.99", "numpy": "1.0"}
+        indpriv.accountant.blocks, "versions", lambda: {"Python": "3.99", "numpy": "1.0"}
     )
     with pytest.raises(InputError, match=r"a Ray worker has .*, and this process .*install the"):
         account(log_of(100), delta=DELTA, engine="ray")

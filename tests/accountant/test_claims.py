@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog
-from indpriv.accountant.method import claim_of
+from indpriv.accountant import Method
+from indpriv.accountant.method import claim_of as claim_by
+
+
+def claim_of(log, between_records):
+    return claim_by(log, Method(delta=1e-5, between_records=between_records))
 
 
 def make_log(recorded_steps=(0, 1, 2, 3), **changes):

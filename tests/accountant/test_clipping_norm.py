@@ -11,8 +11,8 @@ from scipy.special import expit, ndtr, ndtri
 
 from indpriv import InputError, NormLog, account, membership_risk
 from indpriv.accountant import Method, Tuning, cap_rows, compose
-from indpriv.accountant.clipping_norm import rate_after_release
 from indpriv.accountant.gaussian import gaussian_delta
+from indpriv.accountant.method import rate_after_release
 from indpriv.accountant.risk import Readings
 from indpriv.analysis.attacks.ceilings import ceilings_of
 from indpriv.analysis.guarantee import membership_if_known, true_positive_bound
@@ -20,6 +20,10 @@ from indpriv.epsilon_table import FALSE_POSITIVE_RATE
 
 COST, DELTA = 0.3, 1e-5
 NORMS = np.array([[0.1, 0.4, 2.0, 2.0], [0.2, 0.3, 0.9, 2.0]])
+
+
+def readings(rate, epsilon, cost):
+    return replace(Readings.of(rate, epsilon, delta=DELTA), clipping_norm_cost=cost)
 
 
 def pair(cost=COST, **changes):
@@ -127,9 +131,7 @@ def exact_rate(rate, mu, cost):
 def test_odds_are_never_below_those_of_the_hardest_release(mu, cost, rate, epsilon):
     """Randomised response is the (cost, 0)-private release that tells the most."""
     squared = np.array([mu])
-    risk = Readings.of(rate, epsilon, delta=DELTA, clipping_norm_cost=cost).off_gaussian(
-        squared, squared
-    )
+    risk = readings(rate, epsilon, cost).off_gaussian(squared, squared)
     likely = expit(cost)
     exact = exact_rate(rate, mu, cost)
     assert exact - 1e-9 <= risk.true_positive_rate[0, 0] <= 1
@@ -153,12 +155,11 @@ def test_odds_are_never_below_those_of_the_hardest_release(mu, cost, rate, epsil
 
 def test_a_release_that_costs_little_hardly_changes_odds_and_none_changes_nothing():
     squared = np.array([1.2])
-    plain = Readings.of(0.01, 1.0, delta=DELTA).off_gaussian(squared, squared)
-    little = Readings.of(0.01, 1.0, delta=DELTA, clipping_norm_cost=1e-6)
-    found = little.off_gaussian(squared, squared)
+    plain = readings(0.01, 1.0, 0.0).off_gaussian(squared, squared)
+    found = readings(0.01, 1.0, 1e-6).off_gaussian(squared, squared)
     for name in ("advantage", "true_positive_rate", "delta", "mu"):
         np.testing.assert_allclose(getattr(found, name), getattr(plain, name), rtol=1e-5)
-    huge = Readings.of(0.01, 1.0, delta=DELTA, clipping_norm_cost=60.0)
+    huge = readings(0.01, 1.0, 60.0)
     assert huge.off_gaussian(squared, squared).true_positive_rate[0, 0] == 1
     assert rate_after_release(0.01, 0.0) == 0.01
 

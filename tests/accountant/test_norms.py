@@ -4,13 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indpriv import NormLog
-from indpriv.accountant.norms import (
-    AT_CLIPPING_NORM,
-    BETWEEN_RECORDS,
-    GoverningNorms,
-    snapped,
-    snapped_rates,
-)
+from indpriv.accountant.norms import BETWEEN_RECORDS, GoverningNorms, snapped, snapped_rates
 from indpriv.accountant.steps import clipped_steps
 from indpriv.errors import InputError
 
@@ -21,35 +15,35 @@ def make_log(recorded_steps, total_steps, n_examples=1, **changes):
     return NormLog.from_arrays(norms, recorded_steps, total_steps=total_steps, **arguments)
 
 
+CLIPPED = -1  # the row of steps at max_grad_norm
+
+
 def steps_by_record(groups):
-    return {
-        int(record): int(groups.steps[groups.record == record].sum())
-        for record in np.unique(groups.record)
-    }
+    n = groups.log.n_records + len(groups.pairs)
+    each = groups.steps.sum(axis=1).tolist()
+    return {row if row < n else CLIPPED: steps for row, steps in enumerate(each)}
 
 
 def test_last_holds_each_record_until_the_next():
     groups = GoverningNorms.of(make_log([2, 5, 6], 10), "last")
-    assert steps_by_record(groups) == {AT_CLIPPING_NORM: 2, 0: 3, 1: 1, 2: 4}
+    assert steps_by_record(groups) == {CLIPPED: 2, 0: 3, 1: 1, 2: 4}
 
 
 def test_worst_case_counts_only_recorded_steps_below_the_clipping_norm():
     groups = GoverningNorms.of(make_log([2, 5, 6], 10), "worst_case")
-    assert steps_by_record(groups) == {AT_CLIPPING_NORM: 7, 0: 1, 1: 1, 2: 1}
+    assert steps_by_record(groups) == {CLIPPED: 7, 0: 1, 1: 1, 2: 1}
 
 
 def test_closest_splits_gaps_in_the_middle_and_pairs_ties():
     groups = GoverningNorms.of(make_log([1, 4, 8], 12), "closest")
     # step 0 at C; 1, 2 | 3, 4, 5 | tie at 6 | 7 to 11
-    assert steps_by_record(groups) == {AT_CLIPPING_NORM: 1, 0: 2, 1: 3, 3: 1, 2: 5}
+    assert steps_by_record(groups) == {CLIPPED: 1, 0: 2, 1: 3, 3: 1, 2: 5}
     assert groups.pairs.tolist() == [1]
 
 
 def test_no_record_counts_every_step_at_the_clipping_norm():
     for between_records in BETWEEN_RECORDS:
-        assert steps_by_record(GoverningNorms.of(make_log([], 7), between_records)) == {
-            AT_CLIPPING_NORM: 7
-        }
+        assert steps_by_record(GoverningNorms.of(make_log([], 7), between_records)) == {CLIPPED: 7}
 
 
 def test_unknown_rule_is_refused():
@@ -79,13 +73,14 @@ def test_every_step_is_counted_once_under_its_own_setting(data):
     for between_records in BETWEEN_RECORDS:
         groups = GoverningNorms.of(log, between_records)
         assert groups.steps.sum() == total_steps
-        assert np.all(groups.steps > 0)
+        assert np.all(groups.steps.data > 0)
         for sigma in (0.5, 1.0, 2.0):
             for q in (0.1, 1.0):
-                chosen = (groups.settings.noise_multiplier[groups.setting] == sigma) & (
-                    groups.settings.sample_rate[groups.setting] == q
+                chosen = (groups.settings.noise_multiplier == sigma) & (
+                    groups.settings.sample_rate == q
                 )
-                assert groups.steps[chosen].sum() == ((noise == sigma) & (rate == q)).sum()
+                counted = groups.steps.sum(axis=0)[chosen].sum()
+                assert counted == ((noise == sigma) & (rate == q)).sum()
 
 
 def test_worst_case_merges_settings_that_differ_in_the_clipping_norm_only():
@@ -126,10 +121,10 @@ def test_norms_that_settings_snapped_up_count_are_no_smaller():
     means = []
     for down in (True, False):
         groups = GoverningNorms.of(log, "last", apart=0.05, down=down)
-        table = groups.codes.table(groups.settings.max_grad_norm)[groups.setting]
+        table = groups.codes.table(groups.settings.max_grad_norm)
         noise, rate = groups.settings.noise_multiplier, groups.settings.sample_rate
-        shifts = table / noise[groups.setting, None]
-        means.append(groups.steps @ np.column_stack([shifts, rate[groups.setting]]) / 300)
+        [mean] = groups.steps @ np.column_stack([table / noise[:, None], rate]) / 300
+        means.append(mean)
     exact = log.settings
     own = np.minimum(GoverningNorms.of(log, "last").codes.table(exact.max_grad_norm), 1)
     truth = np.column_stack([own / exact.noise_multiplier[:, None], exact.sample_rate]).mean(axis=0)

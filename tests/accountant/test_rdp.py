@@ -213,11 +213,11 @@ def test_no_order_of_a_hundred_thousand_is_much_better(conversion, seed):
         def divergence(orders, law=kinds, steps=steps):
             return steps @ renyi_divergences(law.shift, law.rate, orders)
 
-        offset = epsilon_offsets(found.details["best_order"], delta, conversion)
-        allowed = max((divergence(found.details["best_order"]) + offset)[0], 0.0)
-        assert found.epsilon[0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
-        best = best_of_dense(divergence, found.epsilon[0], delta, conversion)
-        assert found.epsilon[0] <= best * (1 + MOST), (kinds, steps, delta)
+        offset = epsilon_offsets(found["best_order"], delta, conversion)
+        allowed = max((divergence(found["best_order"]) + offset)[0], 0.0)
+        assert found["epsilon"][0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
+        best = best_of_dense(divergence, found["epsilon"][0], delta, conversion)
+        assert found["epsilon"][0] <= best * (1 + MOST), (kinds, steps, delta)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -233,8 +233,8 @@ def test_nor_for_units_of_several_rows_which_start_from_small_orders(seed):
             one = cells.divergences_at(each, np.tile(orders, 2)).reshape(2, -1)
             return steps @ one
 
-        offset = epsilon_offsets(found.details["best_order"], delta, "canonne2020")
-        allowed = max((divergence(found.details["best_order"]) + offset)[0], 0.0)
-        assert found.epsilon[0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
-        best = best_of_dense(divergence, found.epsilon[0], delta, "canonne2020")
-        assert found.epsilon[0] <= best * (1 + MOST), (cells, steps, delta)
+        offset = epsilon_offsets(found["best_order"], delta, "canonne2020")
+        allowed = max((divergence(found["best_order"]) + offset)[0], 0.0)
+        assert found["epsilon"][0] == pytest.approx(allowed, rel=1e-9, abs=1e-12)
+        best = best_of_dense(divergence, found["epsilon"][0], delta, "canonne2020")
+        assert found["epsilon"][0] <= best * (1 + MOST), (cells, steps, delta)

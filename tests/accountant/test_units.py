@@ -11,7 +11,7 @@ from scipy import special, stats
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method, cap_rows
 from indpriv.accountant.rdp import RdpAccountant, epsilon_offsets, renyi_divergences
-from indpriv.accountant.unit_cells import UnitCells, row_numbers
+from indpriv.accountant.units import UnitCells, row_numbers
 from indpriv.errors import InputError, PrivacyWarning
 from tests import oracles
 
@@ -250,7 +250,7 @@ def test_divergences_are_computed_only_where_units_have_steps():
         cell = everything[1][(everything[0] == k) & np.isclose(cells.mechanisms.shift, 0.3)]
         rdp = cells.mechanisms.divergences_at(np.repeat(cell, 4000), each)
         least = (rdp + epsilon_offsets(each, DELTA, "canonne2020")).min()
-        assert found.epsilon[unit] == pytest.approx(least, rel=1e-3)
+        assert found["epsilon"][unit] == pytest.approx(least, rel=1e-3)
 
 
 def test_one_row_is_the_example_itself():

@@ -13,7 +13,7 @@ import pytest
 from every_account import ACCOUNTS, DELTA, QUICK, N
 from indpriv import InputError, _files, account, epsilon_table
 from indpriv._files import OneWriter, read_parquet
-from indpriv.accountant import blocks, cluster
+from indpriv.accountant import blocks
 from indpriv.accountant.account import account_parts
 from indpriv.accountant.method import Method, owners_of
 from indpriv.accountant.units import first_rows
@@ -189,10 +189,10 @@ def test_parts_by_other_code_of_the_same_version_are_not_kept(
 ):
     run, output = write_run(tmp_path / "run", *artifacts), tmp_path / "audit"
     package = tmp_path / "indpriv"
-    shutil.copytree(Path(cluster.__file__).parents[1], package)
-    assert cluster.code_hash(package) == cluster.versions()["indpriv's code"]
+    shutil.copytree(Path(blocks.__file__).parents[1], package)
+    assert blocks.code_hash(package) == blocks.versions()["indpriv's code"]
     (package / "report" / "pdf.py").write_text("")  # decides no epsilon
-    assert cluster.code_hash(package) == cluster.versions()["indpriv's code"]
+    assert blocks.code_hash(package) == blocks.versions()["indpriv's code"]
 
     def stop(stage, done, total):
         if stage == "analysing":
@@ -203,11 +203,11 @@ def test_parts_by_other_code_of_the_same_version_are_not_kept(
     computed.clear()
     changed = package / "accountant" / "steps.py"
     changed.write_text("another way")
-    monkeypatch.setattr(cluster._checks, "__file__", str(package / "_checks.py"))
-    cluster.versions.cache_clear()
+    monkeypatch.setattr(blocks._checks, "__file__", str(package / "_checks.py"))
+    blocks.versions.cache_clear()
     with pytest.warns(PrivacyWarning, match="5 parts of another account, which was stopped"):
         audit(run, output, delta=DELTA)
-    cluster.versions.cache_clear()
+    blocks.versions.cache_clear()
     assert sorted(computed[:-1]) == list(range(240))
 
 

@@ -13,14 +13,14 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import Share
 from indpriv.accountant.account import with_norms_it_uses
 from indpriv.accountant.blocks import block_size, in_blocks
-from indpriv.accountant.clipping_norm import (
+from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
+from indpriv.accountant.loss_pairs import Pairs
+from indpriv.accountant.method import (
+    Method,
     advantage_with_release,
     mu_with_release,
     rate_after_release,
 )
-from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
-from indpriv.accountant.loss_pairs import Pairs
-from indpriv.accountant.method import Method
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met, deltas
