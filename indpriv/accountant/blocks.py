@@ -284,7 +284,17 @@ def epsilon_table(
     """
     details = joined(found)
     epsilon, lower = details.pop("epsilon"), details.pop("epsilon_lower")
-    return EpsilonTable(ids, epsilon, lower, epsilon, worst_case, *claim, account, details)
+    return EpsilonTable(
+        example_ids=ids,
+        epsilon=epsilon,
+        epsilon_lower=lower,
+        epsilon_upper=epsilon,
+        worst_case_epsilon=worst_case,
+        claim=claim[0],
+        claim_reason=claim[1],
+        account=account,
+        details=details,
+    )
 
 
 def block_size(bytes_per_example: int) -> int:
