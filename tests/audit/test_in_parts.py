@@ -100,7 +100,9 @@ def both(request, tmp_path_factory):
     for limit in (1 << 20, 4 * ROWS):
         with pytest.MonkeyPatch.context() as patch:
             lower(patch, limit)
+            patch.setattr(records, "LARGEST_FILE", 1 << 20)  # the same log for both
             run_dir = run_of(folder / f"{limit}/run", 400, n_test=n_test, ids=ids)
+            patch.setattr(records, "LARGEST_FILE", limit)
             audit(run_dir, folder / f"{limit}/audit")
             found.append(folder / f"{limit}/audit")
     return found
