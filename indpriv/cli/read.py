@@ -12,19 +12,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from indpriv import _facts
 from indpriv._checks import check_delta
-from indpriv._facts import (
-    DECLARED,
-    ERROR,
-    FAILED,
-    NOT_CHECKED,
-    PASSED,
-    REFUTED,
-    SEVERITIES,
-    VERIFIED,
-    WARNING,
-    Fact,
-)
+from indpriv._facts import FAILED, NOT_CHECKED, PASSED, REFUTED, Fact
 from indpriv._plain import to_json
 from indpriv._shown import Console, escape
 from indpriv.analysis.attacks.canaries import CanaryResults
@@ -192,9 +182,9 @@ def settings_part(path: Path, findings: Sequence[Fact], strict: bool) -> _Part:
 
     strict: it also fails where a rule of severity "warning" is broken.
     """
-    stopping = (ERROR, WARNING) if strict else (ERROR,)
+    stopping = (_facts.ERROR, _facts.WARNING) if strict else (_facts.ERROR,)
     found = Counter(one.kind for one in findings if one.status == FAILED)
-    failed, meaning = {kind: found[kind] for kind in SEVERITIES}, data_of("texts")["of_lint"]
+    failed, meaning = {kind: found[kind] for kind in _facts.SEVERITIES}, data_of("texts")["of_lint"]
     values = {"path": str(path), "meaning": meaning, "failed": failed}
     return _Part(
         {**values, "findings": to_json(findings)},
@@ -233,8 +223,8 @@ def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows of a name, a word in its colour, and more."""
-    colours = {PASSED: "green", VERIFIED: "green", FAILED: "bold red", REFUTED: "bold red"}
-    colours |= {NOT_CHECKED: "yellow", DECLARED: "yellow"}
+    colours = {PASSED: "green", _facts.VERIFIED: "green", FAILED: "bold red", REFUTED: "bold red"}
+    colours |= {NOT_CHECKED: "yellow", _facts.DECLARED: "yellow"}
     table = Table(title=escape(title), title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")  # class names can be wider than a column

@@ -27,16 +27,9 @@ from indpriv.audit.compose import compose_runs, write_composition
 from indpriv.cli.common import check_folder, checked_run, progress_bar, say, show_result, typed
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
+from indpriv.report import report
 from indpriv.report.figures import picture_pairs
 from indpriv.report.page import print_page, write_page
-from indpriv.report.report import (
-    advice_page,
-    attack_document,
-    attack_rows,
-    print_attack,
-    print_sensitive,
-    print_whole,
-)
 
 if TYPE_CHECKING:
     from indpriv.leakage.checkpoints import LeakagePlan, ObservationAt
@@ -78,9 +71,9 @@ def attack(
             attributes = attributes[:0]
         shown = ("rates", "attacks", "attack_seed", "unchecked")
         content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
-        values = {"m": {"rows": attack_rows(results)}, "unchecked": results.unchecked}
+        values = {"m": {"rows": report.attack_rows(results)}, "unchecked": results.unchecked}
         values["attribute_attacks"] = attributes
-        show_result(as_json, to_json(content), print_sensitive, "attacks", **values)
+        show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)
 
 
 def _measure(
@@ -100,7 +93,7 @@ def _measure(
         _show_reconstruction([found], as_json)
         return
     measures = measure_attack(found, delta=delta, seed=seed)
-    show_result(as_json, attack_document(measures), print_attack, measures)
+    show_result(as_json, report.attack_document(measures), report.print_attack, measures)
 
 
 def show_study(
@@ -121,7 +114,7 @@ def show_study(
     effects = None if table is None else membership_effects(found[CONFIDENCE], table)
     content = {"rates": to_json(rates), "effects": to_json(effects)}
     rows = [parts(rates, attack=attack)[ALL] for attack in rates["attack"].unique()]
-    show_result(as_json, content, print_sensitive, "study", rows=rows)
+    show_result(as_json, content, report.print_sensitive, "study", rows=rows)
     if effects is not None and not as_json:
         print_page("effects", Console(), found=effects)
 
@@ -129,7 +122,7 @@ def show_study(
 def _show_reconstruction(scores: Sequence[AttackScores], as_json: bool) -> None:
     found = reconstructions_of(scores)
     content = {"sensitive": SENSITIVE, "reconstruction": to_json(found)}
-    show_result(as_json, content, print_sensitive, "reconstructions", reconstruction=found)
+    show_result(as_json, content, report.print_sensitive, "reconstructions", reconstruction=found)
 
 
 def leak(
@@ -255,7 +248,7 @@ def compose(
         found = compose_runs(runs, by=by, tuning=tuning, progress=progress, **settings)
     if output_dir is not None:
         write_composition(found, output_dir)
-    show_result(as_json, found.to_json(), print_sensitive, "composition", found=found)
+    show_result(as_json, found.to_json(), report.print_sensitive, "composition", found=found)
 
 
 def advise(
@@ -274,8 +267,8 @@ def advise(
     check_folder("--output-dir", folder)
     with progress_bar() as progress:
         found = advise_on_run(run_dir, target=target, by=by, progress=progress, **settings)
-    page = advice_page(found)
+    page = report.advice_page(found)
     write_page(page, folder, ADVICE, found.to_json())
-    show_result(as_json, found.to_json(), print_whole, page)
+    show_result(as_json, found.to_json(), report.print_whole, page)
     if not as_json:
         say(f"\n{folder / f'{ADVICE}.html'}")

@@ -18,16 +18,8 @@ from indpriv.analysis.summary import Audit
 from indpriv.audit import audit as audit_run
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import default_output, in_progress
+from indpriv.cli import common
 from indpriv.cli.commands import keys_of
-from indpriv.cli.common import (
-    check_device,
-    check_folder,
-    checked_run,
-    errors,
-    print_json,
-    progress_bar,
-    say,
-)
 from indpriv.errors import InputError
 from indpriv.norm_log.convert import convert
 from indpriv.norm_log.norm_log import NormLog
@@ -42,7 +34,7 @@ def demo(output_dir: Path, seed: int | None, as_json: bool) -> None:
     """Train on UCI Adult with DP-SGD, recording every step, and audit the run."""
     from indpriv.demo.train import RUN_INFO, train
 
-    check_folder("--output-dir", output_dir)
+    common.check_folder("--output-dir", output_dir)
     if seed is not None:
         check_positive_int("seed", seed, minimum=0)
     run_dir = make_folder(output_dir) / "run"
@@ -53,7 +45,7 @@ def demo(output_dir: Path, seed: int | None, as_json: bool) -> None:
                 "another --output-dir, or remove it yourself"
             )
         shutil.rmtree(run_dir)
-    with progress_bar() as progress:
+    with common.progress_bar() as progress:
         train(run_dir, seed=seed, progress=progress)
         summary = audit_run(run_dir, output_dir, progress=progress)
     _show_audit(summary, output_dir, as_json)
@@ -77,9 +69,9 @@ def audit(
         if of_replay:
             names = ", ".join(of_replay)
             raise InputError(f"--set {names}: only for a folder of checkpoints with --spec")
-        path = checked_run(path, "audit")
+        path = common.checked_run(path, "audit")
         if (writer := writer_of(path)) is not None:
-            errors().print(
+            common.errors().print(
                 f"[yellow]warning:[/] process {writer} is still writing {escape(str(path))}: this "
                 "audit covers the steps so far; when training has ended, type the same command "
                 "again"
@@ -88,15 +80,15 @@ def audit(
         raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
     output_dir, text = (location(output_dir), "") if output_dir else default_output(path)
     if text:
-        errors().print(escape(text))
-    check_folder("--output-dir", output_dir)
+        common.errors().print(escape(text))
+    common.check_folder("--output-dir", output_dir)
     if spec is not None:
         of_replay["delta"] = options["delta"]
         with in_progress(output_dir):  # a try that fails leaves no folder that the next one refuses
             path = _replayed(path, spec, output_dir / "replay", of_replay)
     images = settings.pop("show_examples", None)
     earlier = None if since is None else Audit.from_json(read_summary(since))
-    with progress_bar() as progress:
+    with common.progress_bar() as progress:
         summary = audit_run(
             path,
             output_dir,
@@ -113,9 +105,9 @@ def replay(
     checkpoints: Path, spec: str, output_dir: Path, delta: float | None, settings: dict[str, Any]
 ) -> None:
     """Compute the norms of checkpoints and write a run directory; audit does this by itself."""
-    check_folder("--output-dir", output_dir)
+    common.check_folder("--output-dir", output_dir)
     _replayed(checkpoints, spec, output_dir, settings | {"delta": delta})
-    say(f"{output_dir}: a run directory; type: indpriv audit {output_dir}")
+    common.say(f"{output_dir}: a run directory; type: indpriv audit {output_dir}")
 
 
 def _holds_checkpoints(folder: Path) -> bool:
@@ -138,8 +130,8 @@ def _replayed(checkpoints: Path, spec: str | None, run_dir: Path, settings: dict
         )
     computing = {key: settings.pop(key) for key in ("batch_size", "processes") if key in settings}
     device = settings.pop("device", "cpu")
-    check_device(device)
-    with progress_bar() as progress:
+    common.check_device(device)
+    with common.progress_bar() as progress:
         replay_checkpoints(
             checkpoints,
             spec,
@@ -147,7 +139,7 @@ def _replayed(checkpoints: Path, spec: str | None, run_dir: Path, settings: dict
             options=StepOptions(**settings),
             device=device,
             progress=progress,
-            tell=lambda text: errors().print(escape(text)),
+            tell=lambda text: common.errors().print(escape(text)),
             **computing,
         )
     return run_dir
@@ -157,16 +149,16 @@ def import_norms(
     norms: Path, run_json: Path, output_dir: Path, rounding: float, as_json: bool
 ) -> None:
     """Check gradient norms of another trainer (JAX, TF, ...), and write a run directory of them."""
-    check_folder("--output-dir", output_dir)
-    with progress_bar() as progress:
+    common.check_folder("--output-dir", output_dir)
+    with common.progress_bar() as progress:
         convert(norms, run_json, output_dir, rounding=rounding, progress=progress)
     log = NormLog.open(output_dir)
     if as_json:
         facts = {"run_dir": str(output_dir), "examples": log.n_examples, "records": log.n_records}
-        print_json({**facts, "steps": log.total_steps})
+        common.print_json({**facts, "steps": log.total_steps})
         return
     of = f"{log.n_records} records of {log.n_examples} examples, {log.total_steps} steps"
-    say(f"{output_dir}: {of}")
+    common.say(f"{output_dir}: {of}")
 
 
 def _show_audit(
@@ -178,12 +170,12 @@ def _show_audit(
 ) -> None:
     """Print the first screen of an audit, or its JSON alone."""
     if as_json:
-        print_json(summary.to_json())
+        common.print_json(summary.to_json())
         return
     page = str(output_dir / "report.html")
     print_audit(summary, Console(), report=page, verbose=verbose, since=since)
     if verbose:
-        say(f"\n{page}")
+        common.say(f"\n{page}")
 
 
 def _images(path: Path) -> NDArray[np.float32]:
