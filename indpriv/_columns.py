@@ -102,9 +102,10 @@ class Stretch:
         found: list[pd.DataFrame] = []
         start, stop = self.first + start, self.first + min(stop, self.n)
         for table in self.tables:
-            if start < len(table) and (stop > 0 or not found):
+            if start < len(table) and stop > max(start, 0):
                 found.append(table.read(max(0, start), min(stop, len(table)), columns))
             start, stop = start - len(table), stop - len(table)
+        found = found or [self.tables[0].read(0, 0, columns)]
         frame = found[0] if len(found) == 1 else pd.concat(found, ignore_index=True)
         return frame if self.then is None else self.then(frame)
 

@@ -122,6 +122,14 @@ def test_ids_that_occur_twice_are_refused_there_too(in_a_file, place, as_text):
         open_examples(path)
 
 
+def test_a_table_in_a_file_may_have_no_test_rows(in_a_file):
+    found = in_a_file(rows("train", np.arange(34) % 3))
+    assert (found.file is not None, found.n_train) == (True, 34)
+    assert found.test.empty
+    assert list(found.test) == list(found.train)
+    assert len(found.at(np.array([3, 30]), None).train) == 2
+
+
 def test_units_of_several_rows_are_seen(in_a_file):
     assert in_a_file(many()).has_unit_for_each_row
     units = np.r_[np.arange(33), 2, 0, 1, 2]
