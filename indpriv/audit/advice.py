@@ -1,6 +1,7 @@
 """Advice from one recorded run: more noise, or a lower clipping norm. Sensitive."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -10,13 +11,14 @@ from indpriv._columns import partition
 from indpriv._progress import StageProgress, advancing, silent
 from indpriv.accountant.account import table_for
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
-from indpriv.analysis.audited_run import choose_groups
+from indpriv.analysis.audited_run import AuditedRun, choose_groups
 from indpriv.analysis.disclosures import Range
-from indpriv.analysis.guarantee import guarantee_of
+from indpriv.analysis.guarantee import guarantee_of_run
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of, recorded_run
-from indpriv.audit.pipeline import MethodOptions, method_of_run
+from indpriv.audit.pipeline import MethodOptions, as_checked, method_of_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
@@ -65,7 +67,9 @@ def advise_on_run(
             f"holds {CONTRIBUTIONS[clipping]}."
         )
     chosen, _ = method_of_run(log, recorded, path, method)
-    table = table_for(log, chosen)
+    if chosen.participation == "known":
+        recorded = replace(recorded, checks=if_known(recorded.checks))
+    table = as_checked(table_for(log, chosen), recorded.checks)
     groups = groups_of_run(table, recorded, by)
     found = remedies(
         log,
@@ -85,7 +89,7 @@ def advise_on_run(
         claim_reason=table.claim_reason,
         target=target,
         quantile=quantile,
-        guarantee=guarantee_of(table, recorded.checks, recorded.recorder),
+        guarantee=guarantee_of_run(AuditedRun(log, table, recorded)),
         noise_multiplier=Range.of(log.settings.noise_multiplier),
         max_grad_norm=Range.of(log.settings.max_grad_norm),
         unclipped=unclipped,

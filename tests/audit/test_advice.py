@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog, PrivacyFilter, RoundRecorder, account
+from indpriv._files import write_json
 from indpriv.cli import run as run_command
 from indpriv.norm_log.norm_log import noisier
 from runs import make_run, record
@@ -74,6 +75,16 @@ def test_a_run_without_examples_has_no_groups(advise, tmp_path):
     options = (run, "--target", 1, "--set", "delta=1e-5", "--json")
     assert [one["name"] for one in json.loads(advise(*options).out)["groups"]] == ["all"]
     assert "no groups by sex" in advise(*options, "--by", "sex", code=2).err
+
+
+def test_a_guarantee_that_an_audit_does_not_give_is_none_here(advise, tmp_path):
+    log, examples = small_run()
+    run = write_run(tmp_path / "run", log, examples, recorder={"steps_per_epoch": 10})
+    write_json(run / "run.json", {"config": {"audit": {"neighbouring": "add_remove"}}})
+    options = (run, "--target", 1, "--set", "delta=1e-5", "--by", "sex")
+    found = json.loads(advise(*options, "--json").out)["guarantee"]
+    assert found["status"] == "unproven"  # updates tell n
+    assert "which is no guarantee of this run" in (run / "advice" / "advice.md").read_text()
 
 
 @pytest.mark.slow
