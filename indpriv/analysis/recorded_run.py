@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from indpriv._arrays import IntArray
 from indpriv._columns import to_floats
-from indpriv._facts import Fact
+from indpriv._facts import Fact, text
 from indpriv._files import ROW_GROUP_SIZE, first_at
 from indpriv.analysis.schedule import Curve
 from indpriv.analysis.statistics import weighted
@@ -285,11 +285,10 @@ def with_references(
     recorded: RecordedRun, path: Path, signals: Path | None, baseline_signals: Path | None
 ) -> RecordedRun:
     """What is known about the run, with signals of reference models where they are given."""
-    found = read_references(signals, path, recorded.examples)
-    baseline = read_references(baseline_signals, path, recorded.non_dp)
-    unchecked = [text for every in (found, baseline) for text in unchecked_facts(path, every)]
+    found, unchecked = read_references(signals, path, recorded.examples)
+    baseline, more = read_references(baseline_signals, path, recorded.non_dp)
     known = replace(recorded, references=found, baseline_references=baseline)
-    return replace(known, unchecked=unchecked)
+    return replace(known, unchecked=(*unchecked, *more))
 
 
 def with_units(
@@ -320,8 +319,8 @@ def in_rows_of(epsilons: Epsilons, examples: ExampleTable) -> ExampleTable:
 
 def read_references(
     path: Path | None, run_dir: Path, examples: ExampleTable | None
-) -> Mapping[str, AttackSignals]:
-    """The signals in a folder, by name, once it is clear that they are of this run.
+) -> tuple[Mapping[str, AttackSignals], tuple[str, ...]]:
+    """The signals in a folder, by name, and what could not be checked about them, in sentences.
 
     Args:
         path: a folder of `train_references(..., audited=...)`, or an .npz file; None for none.
@@ -332,46 +331,29 @@ def read_references(
         InputError: signals of other data, of other examples or of another run.
     """
     if path is None:
-        return {}
+        return {}, ()
     found = open_signals(path)
     if examples is None:
         raise InputError(f"{run_dir} has no losses of its examples, which attacks compare with")
-    fingerprint = _fingerprint_of(run_dir)
+    fingerprint = first_at(run_files.read_run_json(run_dir), ("data", "fingerprint"))
     for signals in found.values():
         if signals.audited is None:
             raise InputError(
                 f"{path} holds a study, without this run; train references for it: "
                 f"indpriv.attacks.train_references with audited= of {run_dir}"
             )
-        if signals.fingerprint and fingerprint and signals.fingerprint != fingerprint:
+        if signals.fingerprint and fingerprint and signals.fingerprint != str(fingerprint):
             raise InputError(
                 f"{path} holds signals of other data than {run_dir} (another fingerprint)"
             )
-    _check_is_of_run(found[CONFIDENCE], examples, path, run_dir)
-    return found
-
-
-def unchecked_facts(run_dir: Path, references: Mapping[str, AttackSignals]) -> tuple[str, ...]:
-    """What `read_references` could not check about these signals, in sentences."""
-    if not references:
-        return ()
-    found, signals = [], references[CONFIDENCE]
-    if not (signals.fingerprint and _fingerprint_of(run_dir)):
-        where = f"run.json of {run_dir}" if signals.fingerprint else "the file of the signals"
-        found.append(
-            f"No fingerprint of the data is in {where}: that the reference models were trained on "
-            "the data of this run was not checked."
-        )
-    if signals.kind != CONFIDENCE:
-        found.append(
-            "The signals are no confidences: that they are of this run's model was not checked."
-        )
-    return tuple(found)
-
-
-def _fingerprint_of(run_dir: Path) -> str | None:
-    found = first_at(run_files.read_run_json(run_dir), ("data", "fingerprint"))
-    return None if found is None else str(found)
+    first, unchecked = found[CONFIDENCE], []
+    _check_is_of_run(first, examples, path, run_dir)
+    if not (first.fingerprint and fingerprint):
+        where = f"run.json of {run_dir}" if first.fingerprint else "the file of the signals"
+        unchecked.append(text("sentence.references", "data", where=where))
+    if first.kind != CONFIDENCE:
+        unchecked.append(text("sentence.references", "model"))
+    return found, tuple(unchecked)
 
 
 def _check_is_of_run(

@@ -55,9 +55,10 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
         InputError: an unknown attack, one whose needs are not met, or signals of something else.
     """
     examples = ExampleTable.from_parquet(run_dir / run_files.EXAMPLES)
+    references, unchecked = recorded_runs.read_references(signals, run_dir, examples)
     run = RecordedRun(
         examples=examples,
-        references=recorded_runs.read_references(signals, run_dir, examples),
+        references=references,
         attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
     )
     remedy = "; indpriv.attacks.train_references takes them, for --signals"
@@ -70,8 +71,7 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
         account = table_for(opened.log, method_of_run(opened.log, recorded, run_dir, {})[0])
         epsilon, delta = account.worst_case_epsilon, account.account.delta
     found = tried(scored_attacks(run, names), (float(epsilon), float(delta)), 0)
-    unchecked = recorded_runs.unchecked_facts(run_dir, run.references)
-    return found.replace(unchecked=tuple(dict.fromkeys(unchecked)))
+    return found.replace(unchecked=unchecked)
 
 
 def _check_needs(names: Collection[str], known: Material, whose: str, remedy: str = "") -> None:

@@ -12,7 +12,7 @@ from indpriv._files import read_json, read_parquet, write_json
 from indpriv._formatting import capitalised
 from indpriv.analysis.attacks.membership import scored_attacks
 from indpriv.analysis.attacks.rates import ALL, parts
-from indpriv.analysis.recorded_run import RecordedRun, read_references, unchecked_facts
+from indpriv.analysis.recorded_run import RecordedRun, read_references
 from indpriv.analysis.summary import attacks_on
 from indpriv.attack_scores import RUNGS
 from indpriv.attack_signals import AttackSignals, SignalsFolder, from_losses
@@ -175,8 +175,7 @@ def test_signals_that_say_nothing_about_the_run_are_refused(run_dir, signals, tm
 def test_a_fingerprint_that_is_missing_is_said_to_be_unchecked(run_dir, signals, tmp_path):
     def unchecked(signals):
         signals.save(tmp_path / "signals.npz")
-        read = read_references(tmp_path / "signals.npz", run_dir, table)
-        return unchecked_facts(run_dir, read)
+        return read_references(tmp_path / "signals.npz", run_dir, table)[1]
 
     table = ExampleTable.from_parquet(run_dir / "examples.parquet")
     record = read_json(run_dir / "run.json")
@@ -195,11 +194,11 @@ def test_a_fingerprint_that_is_missing_is_said_to_be_unchecked(run_dir, signals,
 def test_attacks_that_signals_of_another_kind_cannot_serve_are_left_out(run_dir, signals, tmp_path):
     replace(signals, kind="other").save(tmp_path / "signals.npz")
     table = ExampleTable.from_parquet(run_dir / "examples.parquet")
-    read = read_references(tmp_path / "signals.npz", run_dir, table)
+    read, unchecked = read_references(tmp_path / "signals.npz", run_dir, table)
     names = {found.attack.name for found in scored_attacks(RecordedRun(table, references=read))}
     assert {"lira", "calibrated"} <= names
     assert not {"rmia", "rmia_offline"} & names
-    assert "are no confidences" in " ".join(unchecked_facts(run_dir, read))
+    assert "are no confidences" in " ".join(unchecked)
 
 
 def test_signals_of_another_series_are_refused(run_dir, signals, tmp_path):
@@ -215,7 +214,7 @@ def test_signals_of_another_series_are_refused(run_dir, signals, tmp_path):
     left_over = replace(labels, signal=np.concatenate([shares, shares[:1]]), member=longer)
     write("labels", left_over)  # one model more, of an interruption
     table = ExampleTable.from_parquet(run_dir / "examples.parquet")
-    read = read_references(tmp_path / "s", run_dir, table)
+    read, _ = read_references(tmp_path / "s", run_dir, table)
     assert {name: part.n_models for name, part in read.items()} == {"confidence": 5, "labels": 5}
     other = np.array(labels.member)
     other[2:] = ~other[2:]
