@@ -16,7 +16,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +184,9 @@ class AttackSignals:
 
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
-        arrays = {"signal": self.signal, "member": self.member}
-        arrays |= _ids(self.example_ids, self.unit_ids)
-        _write_arrays(path, **arrays, facts=np.array(json.dumps(self.facts)))
+        ids = {"example_ids": self.example_ids, "unit_ids": self.unit_ids}
+        facts = np.array(json.dumps(self.facts))
+        _write_arrays(path, signal=self.signal, member=self.member, **ids, facts=facts)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -207,10 +207,10 @@ class AttackSignals:
         """
         path = Path(path)
         if path.is_dir():
-            folder = SignalsFolder.open(path)
+            content, ids = read_folder(path)
             with named(path):
-                more: dict[str, Any] = {**folder.ids, **folder.content["facts"]}
-                return cls(*folder.arrays(), **more)
+                more: dict[str, Any] = {**ids, **content["facts"]}
+                return cls(*_rows(path, content["models"], len(ids["example_ids"])), **more)
         if not path.is_file():
             raise InputError(f"{path} does not exist; pass one of train_references, or an .npz")
         found = read_npz(path)
@@ -274,129 +274,104 @@ def from_losses(loss: ArrayLike) -> FloatArray:
     return np.where(losses < 1.0, small, large) + 0.0
 
 
-@dataclass(frozen=True)
-class SignalsFolder:
-    """A folder of signals that grows by one model at a time.
+# --- a folder of signals that grows by one model at a time
 
-    Attributes:
-        path: the folder.
-        ids: (n_examples,) example_ids, and unit_ids if units have several rows.
-        content: of signals.json: the facts of `AttackSignals`; of models, an entry for each whole
-            row with its checksums; and settings, what its maker notes about all models, compared
-            when a series goes on.
+
+def new_folder(
+    path: Path,
+    example_ids: NDArray[np.generic],
+    facts: Mapping[str, Any],
+    *,
+    unit_ids: NDArray[np.generic] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Make a folder without models (0700); InputError if it holds anything else.
+
+    Facts are those of `AttackSignals`; settings are what the maker of the models notes about all of
+    them, compared when a series goes on.
     """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists and holds no signals; choose another folder")
+    make_folder(path)
+    _write_arrays(path / _IDS, example_ids=example_ids, unit_ids=unit_ids)
+    content = {"schema": _SCHEMA, "sensitive": "for the curator only", "facts": facts}
+    write_json(path / SIGNALS, content | {"settings": settings or {}, "models": []})
 
-    path: Path
-    ids: Mapping[str, NDArray[Any]]
-    content: Mapping[str, Any]
 
-    @property
-    def models(self) -> list[dict[str, Any]]:
-        """One entry for each whole row."""
-        return list(self.content["models"])
+def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """What signals.json says, where `models` has an entry for each whole row, and the ids.
 
-    @classmethod
-    def create(
-        cls,
-        path: Path,
-        example_ids: NDArray[np.generic],
-        facts: dict[str, Any],
-        *,
-        unit_ids: NDArray[np.generic] | None = None,
-        settings: dict[str, Any] | None = None,
-    ) -> SignalsFolder:
-        """Make a folder without models (0700); InputError if it holds anything else."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"{path} exists and holds no signals; choose another folder")
-        content = {"schema": _SCHEMA, "sensitive": "for the curator only", "facts": facts}
-        content |= {"settings": settings or {}, "models": []}
-        folder = cls(make_folder(path), _ids(example_ids, unit_ids), content)
-        _write_arrays(path / _IDS, **folder.ids)
-        return folder._with(())
-
-    @classmethod
-    def open(cls, path: Path) -> SignalsFolder:
-        """Read what a folder holds; EvidenceError where a row that counts is cut short."""
-        content = read_json(path / SIGNALS)
-        check(_CONTENT, content, str(path / SIGNALS))
-        if content.get("schema") != _SCHEMA:
-            raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
-        found, n_models = read_npz(path / _IDS), len(content["models"])
-        with named(path / _IDS):
-            ids = _ids(found["example_ids"], found.get("unit_ids"))
-        for name, dtype in _ROWS.items():
-            needed = n_models * len(ids["example_ids"]) * np.dtype(dtype).itemsize
-            if needed and (not (path / name).is_file() or (path / name).stat().st_size < needed):
-                raise EvidenceError(
-                    f"{path / name} is shorter than the {n_models} models in {SIGNALS}; make the "
-                    "signals again"
-                )
-        return cls(path, ids, content)
-
-    def append(self, signal: NDArray[np.float32], member: BoolArray) -> SignalsFolder:
-        """Add one model, durably; the folder with it. A row that was cut short is overwritten."""
-        n = len(self.ids["example_ids"])
-        if signal.shape != (n,) or member.shape != (n,):
-            raise InputError(
-                f"a model has {signal.shape} signals and {member.shape} memberships, for {n} "
-                "examples"
+    Raises:
+        EvidenceError: a row that counts is cut short.
+    """
+    content = read_json(path / SIGNALS)
+    check(_CONTENT, content, str(path / SIGNALS))
+    if content.get("schema") != _SCHEMA:
+        raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
+    found, n_models = read_npz(path / _IDS), len(content["models"])
+    with named(path / _IDS):
+        ids = {"example_ids": found["example_ids"], "unit_ids": found.get("unit_ids")}
+    for name, dtype in _ROWS.items():
+        needed = n_models * len(ids["example_ids"]) * np.dtype(dtype).itemsize
+        if needed and (not (path / name).is_file() or (path / name).stat().st_size < needed):
+            raise EvidenceError(
+                f"{path / name} is shorter than the {n_models} models in {SIGNALS}; make the "
+                "signals again"
             )
-        checksums = []
-        for (name, dtype), values in zip(_ROWS.items(), (signal, member), strict=True):
-            row = np.ascontiguousarray(values, dtype).tobytes()
-            checksums.append(zlib.crc32(row))
-            with os.fdopen(open_file(self.path / name, os.O_WRONLY | os.O_CREAT), "wb") as file:
-                file.seek(len(self.models) * len(row))  # fdopen did not truncate
-                file.write(row)
-                file.truncate()
-                file.flush()
-                os.fsync(file.fileno())
-        return self._with((*self.models, {"crc32": checksums}))
+    return content, ids
 
-    def first(self, n: int) -> SignalsFolder:
-        """The folder with its first n models only; the others do not count from the next append."""
-        return replace(self, content={**self.content, "models": self.models[:n]})
 
-    def arrays(self) -> tuple[NDArray[np.float32], BoolArray]:
-        """Signals and memberships, (n_models, n_examples) each, mapped from the files.
+def add_model(
+    path: Path, signal: NDArray[np.float32], member: BoolArray, number: int | None = None
+) -> None:
+    """Add one model to a folder, durably. A row that was cut short is overwritten.
 
-        Raises:
-            InputError: there is no model.
-            EvidenceError: a row does not match its checksum.
-        """
-        shape = (len(self.models), len(self.ids["example_ids"]))
-        if not self.models:
-            raise InputError(f"{self.path} holds no model yet; run train_references again")
-        for name in _ROWS:
-            refuse_links(self.path / name)
-        signal, member = (
-            np.memmap(self.path / name, dtype, "r", shape=shape) for name, dtype in _ROWS.items()
+    With a number, it becomes that model, counted from 0, and later ones no longer count.
+    """
+    content, ids = read_folder(path)
+    n, models = len(ids["example_ids"]), content["models"][:number]
+    if signal.shape != (n,) or member.shape != (n,):
+        raise InputError(
+            f"a model has {signal.shape} signals and {member.shape} memberships, for {n} examples"
         )
-        for model, entry in enumerate(self.models):
-            found = [zlib.crc32(part[model].tobytes()) for part in (signal, member)]
-            if found != list(entry["crc32"]):
-                raise EvidenceError(
-                    f"model {model} in {self.path} does not match its checksum; make the signals "
-                    "again"
-                )
-        return signal, member.view(np.bool_)
-
-    def _with(self, models: Sequence[dict[str, Any]]) -> SignalsFolder:
-        """The folder with these models, once signals.json says so."""
-        content = {**self.content, "models": list(models)}
-        write_json(self.path / SIGNALS, content)
-        return replace(self, content=content)
+    checksums = []
+    for (name, dtype), values in zip(_ROWS.items(), (signal, member), strict=True):
+        row = np.ascontiguousarray(values, dtype).tobytes()
+        checksums.append(zlib.crc32(row))
+        with os.fdopen(open_file(path / name, os.O_WRONLY | os.O_CREAT), "wb") as file:
+            file.seek(len(models) * len(row))  # fdopen did not truncate
+            file.write(row)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+    write_json(path / SIGNALS, {**content, "models": [*models, {"crc32": checksums}]})
 
 
-def _ids(
-    example_ids: NDArray[np.generic], unit_ids: NDArray[np.generic] | None
-) -> dict[str, NDArray[Any]]:
-    units = {} if unit_ids is None else {"unit_ids": unit_ids}
-    return {"example_ids": example_ids, **units}
+def _rows(
+    path: Path, models: Sequence[Mapping[str, Any]], n: int
+) -> tuple[NDArray[np.float32], BoolArray]:
+    """Signals and memberships, (n_models, n) each, mapped from the files.
+
+    InputError without a model; EvidenceError for a row that does not match its checksum.
+    """
+    if not models:
+        raise InputError(f"{path} holds no model yet; run train_references again")
+    for name in _ROWS:
+        refuse_links(path / name)
+    signal, member = (
+        np.memmap(path / name, dtype, "r", shape=(len(models), n)) for name, dtype in _ROWS.items()
+    )
+    for model, entry in enumerate(models):
+        if [zlib.crc32(part[model].tobytes()) for part in (signal, member)] != entry["crc32"]:
+            raise EvidenceError(
+                f"model {model} in {path} does not match its checksum; make the signals again"
+            )
+    return signal, member.view(np.bool_)
 
 
-def _write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
-    """Write an .npz without pickles, which only its owner can read (0600)."""
+def _write_arrays(path: Path, **arrays: NDArray[Any] | None) -> None:
+    """Write those that there are as an .npz without pickles, which only its owner can read."""
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    known: dict[str, Any] = {name: one for name, one in arrays.items() if one is not None}
+    np.savez(buffer, **known)
     write_atomically(path, buffer.getvalue())

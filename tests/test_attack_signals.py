@@ -2,19 +2,21 @@ import numpy as np
 import pytest
 
 from indpriv._files import OneWriter
-from indpriv.attack_signals import AttackSignals, SignalsFolder, from_losses
+from indpriv.attack_signals import (
+    AttackSignals,
+    add_model,
+    from_losses,
+    new_folder,
+)
 from indpriv.attacks.train_references import train_references
 from indpriv.errors import EvidenceError, InputError
 from synthetic import signals_with_effect
 
 
 def folder_of(signals, path):
-    folder = SignalsFolder.create(
-        path, signals.example_ids, signals.facts, unit_ids=signals.unit_ids
-    )
+    new_folder(path, signals.example_ids, signals.facts, unit_ids=signals.unit_ids)
     for model in range(signals.n_models):
-        folder = folder.append(signals.signal[model], signals.member[model])
-    return folder
+        add_model(path, signals.signal[model], signals.member[model])
 
 
 @pytest.mark.parametrize("kind", ["npz", "folder"])
@@ -35,15 +37,18 @@ def test_what_is_written_is_read(tmp_path, kind):
 
 def test_a_row_that_was_cut_short_does_not_count(tmp_path):
     signals = signals_with_effect(1.0, 3, 8)
-    folder = folder_of(signals, tmp_path / "s")
+    folder_of(signals, tmp_path / "s")
     with (tmp_path / "s" / "signal.f32").open("ab") as file:
         file.write(b"half a row")  # as if the process had ended here
     assert np.array_equal(AttackSignals.open(tmp_path / "s").signal, signals.signal)
-    SignalsFolder.open(tmp_path / "s").append(signals.signal[0] + 1, signals.member[1])
+    add_model(tmp_path / "s", signals.signal[0] + 1, signals.member[1])
     found = AttackSignals.open(tmp_path / "s")
     assert found.n_models == 4
     assert np.array_equal(found.signal[3], signals.signal[0] + 1)
-    assert len(folder.models) == 3
+    add_model(tmp_path / "s", signals.signal[0] + 2, signals.member[1], 1)
+    found = AttackSignals.open(tmp_path / "s")
+    assert found.n_models == 2  # later ones no longer count
+    assert np.array_equal(found.signal, [signals.signal[0], signals.signal[0] + 2])
 
 
 def test_damage_is_found(tmp_path):
@@ -70,11 +75,11 @@ def test_one_process_adds_models_at_a_time(tmp_path):
 
 
 def test_a_folder_without_models_and_one_that_holds_something_else(tmp_path):
-    SignalsFolder.create(tmp_path / "s", np.arange(3), signals_with_effect(1.0, 1, 3).facts)
+    new_folder(tmp_path / "s", np.arange(3), signals_with_effect(1.0, 1, 3).facts)
     with pytest.raises(InputError, match="no model yet"):
         AttackSignals.open(tmp_path / "s")
     with pytest.raises(InputError, match="holds no signals"):
-        SignalsFolder.create(tmp_path, np.arange(3), {})
+        new_folder(tmp_path, np.arange(3), {})
     with pytest.raises(InputError, match="does not exist"):
         AttackSignals.open(tmp_path / "none.npz")
 

@@ -776,7 +776,7 @@ def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
     from audits.training.checkpoints import TrainingState
     from indpriv._folders import named_by_person
     from indpriv._reading import read_npz
-    from indpriv.attack_signals import SignalsFolder
+    from indpriv.attack_signals import AttackSignals, add_model, new_folder
     from indpriv.recording.checkpoints.saved_models import discover
     from runs import blobs, mlp
 
@@ -790,17 +790,17 @@ def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
     (saved / "step_5.pt").rename(tmp_path / "elsewhere.pt")
     (saved / "step_5.pt").symlink_to(tmp_path / "elsewhere.pt")
     assert "step_5.pt is a link" in " ".join(discover(saved).problems)
-    folder = SignalsFolder.create(tmp_path / "signals", np.arange(3), {}).append(
-        np.zeros(3, "f4"), np.zeros(3, bool)
-    )
-    named_by_person(folder.path)
+    folder = tmp_path / "signals"
+    new_folder(folder, np.arange(3), {})
+    add_model(folder, np.zeros(3, "f4"), np.zeros(3, bool))
+    named_by_person(folder)
     for name, read in (
-        ("ids.npz", lambda: read_npz(folder.path / "ids.npz")),
-        ("signal.f32", folder.arrays),
-        ("member.u8", folder.arrays),
-        ("resume.state", lambda: TrainingState.read(folder.path)),
+        ("ids.npz", lambda: read_npz(folder / "ids.npz")),
+        ("signal.f32", lambda: AttackSignals.open(folder)),
+        ("member.u8", lambda: AttackSignals.open(folder)),
+        ("resume.state", lambda: TrainingState.read(folder)),
     ):
-        file = folder.path / name
+        file = folder / name
         if file.exists():
             file.rename(tmp_path / name)
         else:

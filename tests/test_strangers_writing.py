@@ -39,7 +39,7 @@ from indpriv._files import (
 from indpriv._folders import make_folder, named_by_person
 from indpriv._journal import JournalWriter
 from indpriv.analysis import fidelity
-from indpriv.attack_signals import SignalsFolder
+from indpriv.attack_signals import add_model, new_folder
 from indpriv.attacks.train_references import train_references
 from indpriv.audit import audit_directory, pipeline
 from indpriv.cli import run
@@ -765,9 +765,9 @@ def test_a_planted_repository_runs_nothing(tmp_path, monkeypatch):
 
 def test_signals_are_not_written_through_links(tmp_path):
     signals = signals_with_effect(1.0, 1, 8)
-    folder = SignalsFolder.create(tmp_path / "s", signals.example_ids, signals.facts)
+    new_folder(tmp_path / "s", signals.example_ids, signals.facts)
     (tmp_path / "precious").write_bytes(PRECIOUS)
     (tmp_path / "s/member.u8").symlink_to(tmp_path / "precious")
     with pytest.raises(InputError, match="u8 is a link"):
-        folder.append(np.zeros(8, np.float32), np.zeros(8, bool))
+        add_model(tmp_path / "s", np.zeros(8, np.float32), np.zeros(8, bool))
     assert (tmp_path / "precious").read_bytes() == PRECIOUS

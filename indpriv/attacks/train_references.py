@@ -21,12 +21,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from indpriv import attack_signals
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._files import OneWriter
 from indpriv._folders import named_by_person
 from indpriv._progress import StageProgress, silent
-from indpriv.attack_signals import SIGNALS, AttackSignals, SignalsFolder, plain_ids
+from indpriv.attack_signals import SIGNALS, AttackSignals, plain_ids, read_folder
 from indpriv.errors import InputError
 
 CONFIDENCE, LABELS, CHECKPOINTS = "confidence", "labels", "checkpoints"
@@ -112,7 +113,7 @@ def study_pool(
     chosen[order[: int(np.searchsorted(held, wanted)) + 1]] = True
     positions = np.flatnonzero(chosen[codes])
     if output is not None and (Path(output) / CONFIDENCE / SIGNALS).is_file():
-        earlier = SignalsFolder.open(Path(output) / CONFIDENCE).ids["example_ids"]
+        earlier = read_folder(Path(output) / CONFIDENCE)[1]["example_ids"]
         positions = np.flatnonzero(np.isin(ids, earlier))
     return Pool(
         n_examples,
@@ -166,22 +167,23 @@ def train_references(
     check_positive_int("n_models", n_models)
     check_positive_int("workers", workers)
     pool = pool if isinstance(pool, Pool) else study_pool(pool, seed=seed, output=output)
-    main = _started(Path(output), pool, dict(settings or {}))
+    main = Path(output) / CONFIDENCE
+    _start(main, pool, dict(settings or {}))
     report, rows = progress or silent, int(pool.audited is not None)
-    with closing(OneWriter(main.path)):  # one process adds models at a time
-        done = len(main.models) - rows
+    with closing(OneWriter(main)):  # one process adds models at a time
+        done = len(read_folder(main)[0]["models"]) - rows
         report(TRAINING, done, n_models)
         started, numbers = time.monotonic(), range(done, n_models)
         train = partial(_train_one, train_fn, signal_fn, pool, seed)
         for number, (signals, member) in zip(
             numbers, _all_of(train, numbers, workers), strict=True
         ):
-            main = _added(main, pool, signals, member)
+            _add(main, pool, signals, member, number + rows)
             report(TRAINING, number + 1, n_models)
             if number == done and tell is not None and number + 1 < n_models:
                 seconds = (time.monotonic() - started) * (n_models - number - 1) / workers
                 tell(f"about {timedelta(seconds=round(seconds))} for the models that are left")
-    return AttackSignals.open(main.path)
+    return AttackSignals.open(main)
 
 
 def _train_one(
@@ -254,54 +256,51 @@ def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np
     return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
 
 
-def _started(path: Path, pool: Pool, settings: dict[str, Any]) -> SignalsFolder:
-    """The folder that says how many models of a series count: a new one, or that of the same pool.
+def _start(main: Path, pool: Pool, settings: Mapping[str, Any]) -> None:
+    """Make the folder that says how many models of a series count, unless it is there.
 
     Raises:
-        InputError: it is of other examples or settings.
+        InputError: it is there, and is of other examples or settings.
     """
-    named_by_person(path)
-    if not (path / CONFIDENCE / SIGNALS).is_file():
-        main = _new_folder(path, CONFIDENCE, pool, settings)
-        if pool.audited is None:
-            return main
-        return _added(main, pool, _named(pool.audited[0]), pool.audited[1])
-    main = SignalsFolder.open(path / CONFIDENCE)
-    facts, earlier = main.content["facts"], main.content["settings"]
+    named_by_person(main.parent)
+    if not (main / SIGNALS).is_file():
+        _new(main, pool, settings)
+        if pool.audited is not None:
+            _add(main, pool, _named(pool.audited[0]), pool.audited[1], 0)
+        return
+    content, ids = read_folder(main)
+    facts, earlier = content["facts"], content["settings"]
     if not (
-        np.array_equal(main.ids["example_ids"], pool.example_ids)
+        np.array_equal(ids["example_ids"], pool.example_ids)
         and (facts["fingerprint"], facts["share"]) == (pool.fingerprint, pool.share)
     ):
-        raise InputError(f"{path} holds signals of other examples; choose another folder")
+        raise InputError(f"{main.parent} holds signals of other examples; choose another folder")
     keys = sorted({*settings, *earlier})
-    changed = [key for key in keys if earlier.get(key) != settings.get(key)]
-    if changed:
+    if changed := [key for key in keys if earlier.get(key) != settings.get(key)]:
         raise InputError(
-            f"the models in {path} were trained with another {', '.join(changed)}; choose another "
-            "folder"
+            f"the models in {main.parent} were trained with another {', '.join(changed)}; choose "
+            "another folder"
         )
-    return main
 
 
-def _added(
-    main: SignalsFolder,
+def _new(folder: Path, pool: Pool, settings: Mapping[str, Any]) -> None:
+    audited = None if pool.audited is None else 0
+    facts: dict[str, Any] = {"audited": audited, "coins": True, "share": pool.share}
+    facts |= {"fingerprint": pool.fingerprint, **_FACTS[folder.name]}
+    ids, units = pool.example_ids, pool.unit_ids
+    attack_signals.new_folder(folder, ids, facts, unit_ids=units, settings=settings)
+
+
+def _add(
+    main: Path,
     pool: Pool,
     signals: Mapping[str, NDArray[np.float32]],
     member: BoolArray,
-) -> SignalsFolder:
+    number: int,
+) -> None:
     """Add a model to every folder of a series; last to the one that says how many count."""
-    n, path = len(main.models), main.path.parent
-    for name in set(signals) - {CONFIDENCE}:
-        if n == 0 and not (path / name / SIGNALS).is_file():
-            _new_folder(path, name, pool, main.content["settings"])
-        SignalsFolder.open(path / name).first(n).append(signals[name], member)
-    return main.append(signals[CONFIDENCE], member)
-
-
-def _new_folder(path: Path, name: str, pool: Pool, settings: dict[str, Any]) -> SignalsFolder:
-    audited = None if pool.audited is None else 0
-    facts: dict[str, Any] = {"audited": audited, "coins": True, "share": pool.share}
-    facts |= {"fingerprint": pool.fingerprint, **_FACTS[name]}
-    return SignalsFolder.create(
-        path / name, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings
-    )
+    for folder in (main.with_name(name) for name in signals if name != CONFIDENCE):
+        if number == 0 and not (folder / SIGNALS).is_file():
+            _new(folder, pool, read_folder(main)[0]["settings"])
+        attack_signals.add_model(folder, signals[folder.name], member, number)
+    attack_signals.add_model(main, signals[CONFIDENCE], member)

@@ -15,7 +15,7 @@ from indpriv.analysis.attacks.rates import ALL, parts
 from indpriv.analysis.recorded_run import RecordedRun, read_references
 from indpriv.analysis.summary import attacks_on
 from indpriv.attack_scores import RUNGS
-from indpriv.attack_signals import AttackSignals, SignalsFolder, from_losses
+from indpriv.attack_signals import AttackSignals, add_model, from_losses, new_folder
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.references import rmia as rmia_of
 from indpriv.audit import audit
@@ -203,9 +203,9 @@ def test_attacks_that_signals_of_another_kind_cannot_serve_are_left_out(run_dir,
 
 def test_signals_of_another_series_are_refused(run_dir, signals, tmp_path):
     def write(name, part):
-        folder = SignalsFolder.create(tmp_path / "s" / name, part.example_ids, part.facts)
+        new_folder(tmp_path / "s" / name, part.example_ids, part.facts)
         for signal, member in zip(part.signal, part.member, strict=True):
-            folder = folder.append(signal, member)
+            add_model(tmp_path / "s" / name, signal, member)
 
     write("confidence", signals)
     shares = np.clip(signals.signal, 0, 20) / 21

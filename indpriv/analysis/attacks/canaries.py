@@ -31,7 +31,12 @@ from indpriv.analysis.attacks.lower_bound import (
     lower_bound,
 )
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.statistics.intervals import (
+    CONFIDENCE,
+    Interval,
+    binomial_ends,
+    clopper_pearson,
+)
 from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores
@@ -361,16 +366,10 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
     above = (canaries.scores > thresholds[:, None]).astype(np.float64)
     confidence = 1 - (1 - CONFIDENCE) / len(_THRESHOLDS)  # two-sided: each end has half of the rest
 
-    def ends(side: BoolArray, end: str) -> FloatArray:
-        """That end of the interval of each rate, by row of memberships and threshold."""
-        rows = zip(side @ above.T, side.sum(axis=1), strict=True)
-        return np.array(
-            [[getattr(clopper_pearson(k, n, confidence), end) for k in row] for row, n in rows]
-        )
-
     def largest_mu(member: BoolArray) -> FloatArray:
-        mu = special.ndtri(ends(member, "low")) - special.ndtri(ends(~member, "high"))
-        return np.asarray(mu.max(axis=1))
+        sides = [(side @ above.T, side.sum(axis=1)[:, None]) for side in (member, ~member)]
+        (low, _), (_, high) = (binomial_ends(*side, confidence) for side in sides)
+        return np.asarray((special.ndtri(low) - special.ndtri(high)).max(axis=1))
 
     epsilon = gaussian_epsilon(float(largest_mu(canaries.member[None])[0]), canaries.delta)
     return _bound("rates", epsilon, canaries, largest_mu)

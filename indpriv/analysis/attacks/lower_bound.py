@@ -14,7 +14,6 @@ Gaussian mu-DP. It proves more, if the run's trade-off curve is a Gaussian one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from scipy import optimize, special, stats
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_choice
-from indpriv._plain import AtLeastZero, Share
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 
@@ -37,25 +35,19 @@ _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that m
 NULL_TRIALS = 1000
 
 
-@dataclass(frozen=True)
-class LowerBound:
-    """What the guesses prove about the worst-case epsilon.
+class LowerBound(NamedTuple):
+    """What the guesses prove about the worst-case epsilon; a bound of 0 proves nothing.
 
-    Attributes:
-        epsilon: lower bound on the worst-case epsilon at the given delta; a bound of 0 proves
-            nothing.
-        guesses, correct: for the number of guesses that gives the largest bound; 0 if there were
-            too few scores.
-        tried: how many numbers of guesses were tried; the bound is corrected for this (Bonferroni).
-        false_alarm_rate: share of `NULL_TRIALS` random memberships that give a bound above 0.
-        false_alarm_interval: exact binomial, for that rate.
+    Guesses and right ones are those of the largest bound, 0 if there were too few scores; the bound
+    is corrected for how many numbers of guesses were tried (Bonferroni). The false alarms are the
+    share of `NULL_TRIALS` random memberships that give a bound above 0, and its exact interval.
     """
 
-    epsilon: AtLeastZero
+    epsilon: float
     guesses: int
     correct: int
     tried: int
-    false_alarm_rate: Share
+    false_alarm_rate: float
     false_alarm_interval: Interval
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import betaincinv
 
@@ -35,10 +36,18 @@ def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDE
     """
     if not 0 <= successes <= trials:
         raise InputError(f"{successes:g} successes in {trials:g} trials is not a possible outcome")
-    tail, failures = (1 - confidence) / 2, trials - successes
-    low = 0.0 if successes == 0 else betaincinv(successes, failures + 1, tail)
-    high = 1.0 if failures == 0 else betaincinv(successes + 1, failures, 1 - tail)
+    low, high = binomial_ends(np.array(successes), np.array(trials), confidence)
     return Interval(float(low), float(high))
+
+
+def binomial_ends(
+    successes: NDArray[np.number], trials: NDArray[np.number], confidence: float
+) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper ends of `clopper_pearson` for arrays of possible outcomes."""
+    tail, failures = (1 - confidence) / 2, trials - successes
+    low = betaincinv(np.where(successes == 0, 1, successes), failures + 1, tail)
+    high = betaincinv(successes + 1, np.where(failures == 0, 1, failures), 1 - tail)
+    return np.where(successes == 0, 0.0, low), np.where(failures == 0, 1.0, high)
 
 
 def student_interval(
