@@ -268,18 +268,10 @@ def account_parts(
     """The account of a log in a folder, as parts; those that lie there already are kept.
 
     Memory does not grow with the number of rows, unless rows of one unit are not neighbours in the
-    log. Each part is on disk once it is done.
+    log. Each part is on disk once it is done. PrivacyWarning if parts of another account lay in the
+    folder; they are removed.
 
-    Args:
-        log: the norm log of the run.
-        method: how to account.
-        folder: see `PartsWriter`.
-        belongs_to: what makes this account differ from others, as JSON.
-        progress: called with (examples or units done, all of them).
-        workers: threads or a pool.
-
-    Warns:
-        PrivacyWarning: parts of another account lay in the folder, and were removed.
+    folder, belongs_to: see `PartsWriter`. progress: called with (examples or units done, all).
     """
     owners = owners_of(log)
     n = log.n_examples if owners is None else len(pd.unique(owners))
@@ -389,10 +381,7 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
     """The account of the units of a log, some of several rows.
 
     If the rows of a unit are not neighbours in the log, all its records are read into memory, one
-    byte per norm.
-
-    Raises:
-        InputError: rows share coins.
+    byte per norm. InputError if rows share coins.
     """
     check_coins(log)
     warn_of_delta(log, method)
@@ -466,12 +455,8 @@ class _UnitBounds:
 def checked(log: NormLog, method: Method) -> NormLog:
     """The log as an account reads it: rounded as the preset needs it, with the norms that it uses.
 
-    Raises:
-        InputError: units of several rows, which only `indpriv.account` takes together, or a log
-            that does not fit the preset.
-
-    Warns:
-        PrivacyWarning: delta is at least 1 / n_examples, or rows share units with unit="example".
+    InputError if units have several rows, which only `indpriv.account` takes together, or the log
+    does not fit the preset; PrivacyWarning if rows share units with unit="example".
     """
     log = as_read(log, method.preset)
     check_coins(log)

@@ -336,13 +336,9 @@ def in_blocks(
         work: takes a block: the log of its examples, in memory.
         size: the largest number of examples, or units, of a block.
         ranges: positions of the examples or units, by default of all; no block is of two ranges.
-        first_row: (n_units + 1,) where the rows of each unit begin in the log, if blocks are of
-            units, whose rows stay together; None if they are of examples.
+        first_row: (n_units + 1,) where the rows of each unit begin, if blocks are of units.
         workers: the number of threads, by default one for each core, or a cluster.
         progress: called with (position after a block, all examples or units), once it is done.
-
-    Raises:
-        InputError: workers below 1.
     """
     n = log.n_examples if first_row is None else len(first_row) - 1
     ranges = [(0, n)] if ranges is None else ranges

@@ -130,12 +130,16 @@ def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[Columns]) -> Co
     missing = np.delete(weight, recorded)
     least = np.where(rows > 1, 0.0, own)
     if len(missing):
-        anybody = np.square(rows) * missing.sum()
+        anybody, most = np.square(rows) * missing.sum(), log.most_participations
+        by_counts = np.full_like(rows, np.inf)
         if log.sampler in _REPEATING:  # one row may be drawn any number of times for a step
             anybody = np.full_like(rows, np.inf)
+            if most is not None:
+                by_counts = np.square(rows * most) * weight.max()
+        elif most is not None:
+            by_counts = np.square(rows) * np.sort(weight)[::-1][:most].sum() * (1 + 1e-12)
         # Counts limit what batch norms leave open, and never what they show.
-        limit = np.maximum(_by_counts(log, weight, rows), clipped)
-        clipped = np.minimum(clipped + anybody, limit)
+        clipped = np.minimum(clipped + anybody, np.maximum(by_counts, clipped))
         if not np.isfinite(clipped).all():
             raise InputError(
                 f"{len(missing):,} of {log.total_steps:,} steps have no batch norms, and sampler="
@@ -148,20 +152,6 @@ def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[Columns]) -> Co
     return known | {"least": np.minimum(least, own)}
 
 
-def _by_counts(log: NormLog, weight: FloatArray, rows: FloatArray) -> FloatArray:
-    """(n,) largest squared mu of units with these numbers of rows; infinite without counts.
-
-    weight: (total_steps,) squared mu of one row at max_grad_norm in one step.
-    """
-    most = log.most_participations
-    if most is None:
-        return np.full(len(rows), np.inf)
-    if log.sampler in _REPEATING:  # all in one step
-        return np.asarray(np.square(rows * most) * weight.max())
-    largest = np.sort(weight)[::-1][:most]
-    return np.asarray(np.square(rows) * largest.sum() * (1 + 1e-12))
-
-
 def _squared_shifts(
     log: NormLog,
     entries: BatchNormEntries,
@@ -169,18 +159,10 @@ def _squared_shifts(
     n: int,
     opposite: float = 0.0,
 ) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Squared mu of n units over the steps that they took part in.
+    """(n,) own, clipped and participations of n units over the steps that they took part in.
 
-    Args:
-        log: their settings and levels.
-        entries: of the rows of these units, ordered by position, then by step.
-        owners: (n_rows,) unit of each row; None if each row is a unit.
-        n: number of units.
-        opposite: length of a gradient that takes the place of each row and points away from it, as
-            a fraction of max_grad_norm.
-
-    Returns:
-        own, clipped, participations: (n,) each, see the module.
+    entries: of their rows, ordered by position, then by step. owners: (n_rows,) unit of each row;
+    None if each row is a unit. opposite: see `_opposite`.
     """
     unit = entries.position if owners is None else owners[entries.position]
     if owners is not None:

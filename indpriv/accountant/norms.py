@@ -174,12 +174,8 @@ class GoverningNorms:
     ) -> GoverningNorms:
         """Group the steps of a log.
 
-        Args:
-            log: the log.
-            between_records: what governs steps between records; see `indpriv.account`.
-            apart: relative distance of the settings that are told apart: each step then costs at
-                least what its own settings do, or at most.
-            down: at most, of settings and of norms between nodes.
+        apart: relative distance of the settings that are told apart: each step then costs at least
+        what its own settings do, or at most (down).
         """
         _checks.check_choice("between_records", between_records, BETWEEN_RECORDS)
         settings, clips = log.settings, log.settings.max_grad_norm

@@ -148,14 +148,7 @@ def neighbours(
 def collected(
     entries: Iterable[tuple[IntArray, FloatArray | IntArray]], n: int, n_cells: int, *, dense: bool
 ) -> Counts:
-    """Counts of n examples.
-
-    Args:
-        entries: parts of the cells, and steps that broadcast to them: (k, n).
-        n: number of examples.
-        n_cells: number of cells.
-        dense: whether the matrix is.
-    """
+    """Counts of n examples, from parts of their (k, n) cells and steps that broadcast to them."""
     if dense:
         counts = np.zeros((n, n_cells))
         size = max(1, _TABLE_BYTES // (8 * n_cells))
@@ -205,13 +198,7 @@ class Steps:
 
     @classmethod
     def of(cls, log: NormLog, between_records: str, *, down: bool = False) -> Steps:
-        """Lay out the steps of a log.
-
-        Args:
-            log: the log.
-            between_records: what governs steps between records; see `indpriv.account`.
-            down: what has to be snapped is snapped to less loss, not to more.
-        """
+        """Lay out the steps of a log; down: what is snapped is snapped to less loss."""
         norms, apart = GoverningNorms.of(log, between_records, down=down), 0.0
         n_codes, mixes = len(norms.codes.bounds), _mixes(norms)
         while mixes[-1].nnz * n_codes > _MOST_ENTRIES and apart < 1:
