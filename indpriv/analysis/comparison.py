@@ -7,8 +7,7 @@ settings, and the rest is chance.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition, to_floats
-from indpriv._plain import AtLeastZero, Share, records
+from indpriv._plain import records
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.schedule import CurveReading
 from indpriv.analysis.statistics.weighted import pearson, spearman
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -148,27 +146,6 @@ def _same_examples(
                 "compare audits of one data set in one order"
             )
     return train, other_train
-
-
-@dataclass(frozen=True)
-class AuditComparison:
-    """Two or more audits of the same data.
-
-    Attributes:
-        summaries: what audit.json says of each.
-        comparisons: of the first with each other one.
-        stability: what holds over all of them.
-        at_epsilon, at_accuracy: where `readings` were taken; None where not asked for.
-        readings: of each audit, in their order; None for a run without a curve. Empty where nothing
-            was asked for.
-    """
-
-    summaries: tuple[Mapping[str, Any], ...]
-    comparisons: tuple[dict[str, Any], ...]
-    stability: dict[str, Any]
-    at_epsilon: AtLeastZero | None = None
-    at_accuracy: Share | None = None
-    readings: tuple[CurveReading | None, ...] = ()
 
 
 def stability_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from indpriv._files import read_parquet
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv._reading import named
 from indpriv.accountant.historical_rules import ComposedEpsilons, composed_epsilons
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.summary import Audit, Finding
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -138,48 +139,29 @@ def schedule_of(log: NormLog, delta: float, curve: Curve | None) -> ScheduleFind
     )
 
 
-@dataclass(frozen=True)
-class CurveReading:
-    """What the checkpoints of one run say.
-
-    Attributes:
-        held_fixed: see `ScheduleFindings.held_fixed`.
-        accuracy: test accuracy when the worst case was the epsilon asked for.
-        epsilon, step: worst case, and number of steps, when test accuracy first reached the one
-            asked for.
-        worst_case_epsilon, median_epsilon: of the whole run.
-
-    A value is None where it was not asked for or lies beyond the checkpoints; each epsilon is None
-    for a run that has no privacy.
-    """
-
-    held_fixed: str
-    accuracy: Share | None
-    epsilon: AtLeastZero | None
-    step: AtLeastZero | None
-    worst_case_epsilon: AtLeastZero | None
-    median_epsilon: AtLeastZero | None
-
-
 def read_curve(
-    found: ScheduleFindings | None,
-    worst_case_epsilon: float,
-    median_epsilon: float,
-    at_epsilon: float | None,
-    at_accuracy: float | None,
-) -> CurveReading | None:
-    """The reading of a run with these epsilons; None where it kept no curve."""
-    if found is None or found.curve is None:
+    audit: Audit, at_epsilon: float | None, at_accuracy: float | None
+) -> dict[str, Any] | None:
+    """What the checkpoints of an audited run say; None where it kept no curve.
+
+    Returns:
+        held_fixed, see `ScheduleFindings`; accuracy, of the test when the worst case was
+        at_epsilon; epsilon and step, worst case and number of steps when test accuracy first
+        reached at_accuracy; worst_case_epsilon and median_epsilon of the whole run. A value is None
+        where it was not asked for or lies beyond the checkpoints, and each epsilon for a run that
+        has no privacy.
+    """
+    if audit.schedule is None or audit.schedule.curve is None:
         return None
-    curve, private = found.curve, bool(found.curve.epsilon)
-    return CurveReading(
-        found.held_fixed,
-        None if at_epsilon is None else curve.accuracy_at(at_epsilon),
-        None if at_accuracy is None else curve.epsilon_at(at_accuracy),
-        None if at_accuracy is None else curve.step_at(at_accuracy),
-        worst_case_epsilon if private else None,
-        median_epsilon if private else None,
-    )
+    curve, private = audit.schedule.curve, bool(audit.schedule.curve.epsilon)
+    return {
+        "held_fixed": audit.schedule.held_fixed,
+        "accuracy": None if at_epsilon is None else curve.accuracy_at(at_epsilon),
+        "epsilon": None if at_accuracy is None else curve.epsilon_at(at_accuracy),
+        "step": None if at_accuracy is None else curve.step_at(at_accuracy),
+        "worst_case_epsilon": audit.guarantee.worst_case_epsilon if private else None,
+        "median_epsilon": audit.individual.median if private else None,
+    }
 
 
 FINDING = Finding(

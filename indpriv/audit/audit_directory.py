@@ -22,7 +22,7 @@ from indpriv._reading import Text, check, named, table
 from indpriv._storage import location
 from indpriv.analysis.attacks import membership
 from indpriv.analysis.audited_run import AuditedRun, choose_groups
-from indpriv.analysis.comparison import AuditComparison, compare_tables, stability_of
+from indpriv.analysis.comparison import compare_tables, stability_of
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
 from indpriv.analysis.recorded_run import in_rows_of
 from indpriv.analysis.schedule import read_curve
@@ -309,11 +309,15 @@ def compare_audits(
     *,
     at_epsilon: float | None = None,
     at_accuracy: float | None = None,
-) -> AuditComparison:
+) -> dict[str, Any]:
     """Compare two or more audits of the same data, each once; a run stands for the audit in it.
 
     Groups are by the label and every metadata column by default. Test accuracies at the worst case
     at_epsilon, and worst cases at the accuracy at_accuracy, are read off the curves of the runs.
+
+    Returns:
+        what `show --json` prints, with data frames; comparisons[i] compares audits[0] with
+        audits[i + 1], and readings are of each audit, None for a run without a curve.
 
     Raises:
         InputError: fewer than two directories, one of them twice, or audits that cannot be
@@ -329,7 +333,7 @@ def compare_audits(
             f"there are {len(set(folders))} different audit directories; pass two or more, each "
             "once: indpriv show reports/one reports/two"
         )
-    summaries = tuple(read_summary(folder) for folder in folders)
+    summaries = [read_summary(folder) for folder in folders]
     audits = [read_audit(folder) for folder in folders]
     table, examples = audits[0]
     train = examples.aligned(table.example_ids)
@@ -339,33 +343,17 @@ def compare_audits(
         for one in summaries
     ]
     same = all(found == settings[0] for found in settings)
-    readings = tuple(
-        read_curve(
-            one.schedule,
-            one.guarantee.worst_case_epsilon,
-            one.individual.median,
-            at_epsilon,
-            at_accuracy,
-        )
-        for one in map(Audit.from_json, summaries)
-        if at_epsilon is not None or at_accuracy is not None
-    )
-    return AuditComparison(
-        summaries,
-        tuple(compare_tables(audits[0], other, columns) for other in audits[1:]),
-        stability_of([found for found, _ in audits], train, columns, same_settings=same),
-        at_epsilon,
-        at_accuracy,
-        readings,
-    )
-
-
-def comparison_json(found: AuditComparison) -> dict[str, Any]:
-    """A comparison as JSON values; comparisons[i] compares audits[0] with audits[i + 1]."""
+    asked = at_epsilon is not None or at_accuracy is not None
+    curves = map(Audit.from_json, summaries if asked else ())
     of_each = ("claim", "claim_reason", "name", "guarantee")
-    made = ("comparisons", "stability", "at_epsilon", "at_accuracy", "readings")
     return {
-        **{name: found.summaries[0][name] for name in ("sensitive", "disclaimer", "meaning")},
-        "audits": [{name: one.get(name) for name in of_each} for one in found.summaries],
-        **{name: to_json(getattr(found, name)) for name in made},
+        **{name: summaries[0][name] for name in ("sensitive", "disclaimer", "meaning")},
+        "audits": [{name: one.get(name) for name in of_each} for one in summaries],
+        "comparisons": [compare_tables(audits[0], other, columns) for other in audits[1:]],
+        "stability": stability_of(
+            [found for found, _ in audits], train, columns, same_settings=same
+        ),
+        "at_epsilon": at_epsilon,
+        "at_accuracy": at_accuracy,
+        "readings": [read_curve(one, at_epsilon, at_accuracy) for one in curves],
     }

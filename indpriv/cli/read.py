@@ -28,7 +28,6 @@ from indpriv.audit.audit_directory import (
     EPSILON,
     audit_in,
     compare_audits,
-    comparison_json,
     groups_json,
 )
 from indpriv.audit.gate import judge_audit
@@ -55,8 +54,7 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
         raise InputError(f"--set {wrong[0]} is for {kind}; leave it out")
     if several:
         compared = compare_audits(audit_dirs, by, **settings)
-        content = comparison_json(compared)
-        show_result(as_json, content, print_sensitive, "comparison", found=compared)
+        show_result(as_json, to_json(compared), print_sensitive, "comparison", found=compared)
         return
     folder = audit_in(audit_dirs[0])
     summary = read_summary(folder)

@@ -41,13 +41,15 @@ def test_runs_are_read_at_an_epsilon_and_at_an_accuracy(run_dir, tmp_path, no_ex
         run_like(folder, "bare", None) / "audit",
     ]
     found = compare_audits(runs, ["label"], at_epsilon=1.5, at_accuracy=0.3)
-    private, void, bare = found.readings
-    assert (private.accuracy, private.epsilon, private.step) == pytest.approx((0.7, 0.5, 5.0))
-    assert private.worst_case_epsilon == found.summaries[0]["guarantee"]["worst_case_epsilon"]
-    assert private.median_epsilon == found.summaries[0]["individual"]["median"]
-    nothing = (void.accuracy, void.epsilon, void.worst_case_epsilon, void.median_epsilon)
-    assert nothing == (None,) * 4
-    assert void.step == pytest.approx(5.0)
+    private, void, bare = found["readings"]
+    at = [private[name] for name in ("accuracy", "epsilon", "step")]
+    assert at == pytest.approx([0.7, 0.5, 5.0])
+    audited = read_json(folder / "audit" / "audit.json")
+    assert private["worst_case_epsilon"] == audited["guarantee"]["worst_case_epsilon"]
+    assert private["median_epsilon"] == audited["individual"]["median"]
+    nothing = ("accuracy", "epsilon", "worst_case_epsilon", "median_epsilon")
+    assert [void[name] for name in nothing] == [None] * 4
+    assert void["step"] == pytest.approx(5.0)
     assert bare is None
 
     assert run(["show", *map(str, runs), "--set", "at_epsilon=1.5"]) == 0
