@@ -7,7 +7,7 @@ from pathlib import Path
 from audits.advice.deletion import BY_CHANCE, COMPARED, Deletion
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.formats import counted
-from indpriv.report.page import Head, Page
+from indpriv.report.page import Page
 
 _ONE_SEED = "With one seed there is no interval, and nothing says what is chance: pass --seeds 2."
 
@@ -15,16 +15,17 @@ _ONE_SEED = "With one seed there is no interval, and nothing says what is chance
 def deletion_page(found: Deletion) -> Page:
     """The page of a deletion."""
     name = f"{found.name} without {found.deleted}"
-    head = Head(
-        title=name,
-        eyebrow="Whose epsilon rises if records are deleted",
-        name=name,
-        meta=f"{found.n_deleted:,} of {found.n_deleted + found.n_left:,} {found.plural} deleted · "
-        f"{counted(found.n_seeds, 'seeded run')} with and without them",
-    )
     values = {
         "found": found,
         "notes": (COMPARED, BY_CHANCE if found.n_seeds > 1 else _ONE_SEED),
         "disclaimer": DISCLAIMER,
     }
-    return Page(Path(__file__).with_name("deletion"), head, values)
+    return Page(
+        Path(__file__).with_name("deletion"),
+        title=name,
+        eyebrow="Whose epsilon rises if records are deleted",
+        name=name,
+        meta=f"{found.n_deleted:,} of {found.n_deleted + found.n_left:,} {found.plural} deleted · "
+        f"{counted(found.n_seeds, 'seeded run')} with and without them",
+        values=values,
+    )

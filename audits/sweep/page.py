@@ -7,7 +7,7 @@ from audits.sweep.findings import TUNING, OverSeeds, Sweep
 from audits.sweep.frontier import frontier
 from indpriv._formatting import format_epsilon, format_share
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.report.page import Head, Page
+from indpriv.report.page import Page
 
 Format = Callable[[float], str]
 
@@ -32,12 +32,6 @@ _GAPS: dict[str, tuple[str, Format]] = {
 
 def page_of(found: Sweep) -> Page:
     """The page of a sweep."""
-    head = Head(
-        title=f"Sweep of {found.name}",
-        eyebrow="Individual privacy audits of several settings",
-        name=found.name,
-        meta=f"{len(found.settings)} settings · {found.n_seeds} seeded runs each",
-    )
     gaps = {}
     for key in found.settings[0].figures:
         name, _, by = key.partition(": ")
@@ -51,7 +45,14 @@ def page_of(found: Sweep) -> Page:
         "tuning": TUNING,
         "disclaimer": DISCLAIMER,
     }
-    return Page(Path(__file__).with_name("sweep"), head, values)
+    return Page(
+        Path(__file__).with_name("sweep"),
+        title=f"Sweep of {found.name}",
+        eyebrow="Individual privacy audits of several settings",
+        name=found.name,
+        meta=f"{len(found.settings)} settings · {found.n_seeds} seeded runs each",
+        values=values,
+    )
 
 
 Rows = tuple[list[tuple[str, ...]], tuple[str, ...]]  # and their heading

@@ -515,52 +515,48 @@ def render_markdown(template: Template, **values: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Head:
-    """What stands above a page's text: the document's title, an eyebrow, a heading, a line."""
+class Page:
+    """A page that is printed and written.
 
+    Attributes:
+        template: of its text. values: of the template.
+        title, eyebrow, name, meta: of the document, and the lines above the text.
+    """
+
+    template: Template
     title: str
     eyebrow: str
     name: str
     meta: str
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page that is printed and written: its template, what stands above it, and its values."""
-
-    template: Template
-    head: Head
     values: Mapping[str, Any]
 
+    def html(self, beside: Mapping[str, Any] | None = None) -> str:
+        """One HTML page without outside requests, whose policy allows one script: ours.
 
-def render_html(
-    template: Template, head: Head, beside: Mapping[str, Any] | None = None, **values: Any
-) -> str:
-    """A template as one HTML page without outside requests, whose policy allows one script: ours.
-
-    Args:
-        template: of the page's text.
-        head: above it.
         beside: what blocks of a page alone show: pictures, reconstructed, search_data.
-        values: of the template.
-    """
-    page = _Rendering("html", beside or {})
-    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    body = page.html(page.text(template, values)) + page.end
-    return (
-        _html_templates()
-        .get_template("page.html.j2")
-        .render(
-            head=head,
-            body=Markup(body),
-            sections=page.sections,
-            sensitive=SENSITIVE,
-            disclaimer=values.get("disclaimer", DISCLAIMER),
-            script=Markup(script),
-            script_hash=f"sha256-{digest}",
+        """
+        made = _Rendering("html", beside or {})
+        script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+        body = made.html(made.text(self.template, self.values)) + made.end
+        return (
+            _html_templates()
+            .get_template("page.html.j2")
+            .render(
+                head=self,
+                body=Markup(body),
+                sections=made.sections,
+                sensitive=SENSITIVE,
+                disclaimer=self.values.get("disclaimer", DISCLAIMER),
+                script=Markup(script),
+                script_hash=f"sha256-{digest}",
+            )
         )
-    )
+
+    def markdown(self) -> str:
+        """The text below its title and to whom it may be shown; without what a page folds away."""
+        text = render_markdown(self.template, **self.values)
+        return f"**{SENSITIVE}**\n\n# {escape(self.title)}\n\n{text}"
 
 
 def print_page(template: Template, console: Console, *, key_width: int = 0, **values: Any) -> None:
@@ -570,11 +566,6 @@ def print_page(template: Template, console: Console, *, key_width: int = 0, **va
     """
     page = _Rendering("terminal", {})
     _print(page, page.text(template, values), console, key_width)
-
-
-def titled(title: str, text: str) -> str:
-    """Markdown of a page, below its title and to whom it may be shown."""
-    return f"**{SENSITIVE}**\n\n# {escape(title)}\n\n{text}"
 
 
 def write_page(page: Page, output_dir: Path, stem: str, content: Mapping[str, Any]) -> None:
@@ -587,11 +578,7 @@ def write_page(page: Page, output_dir: Path, stem: str, content: Mapping[str, An
         content: JSON values.
     """
     make_folder(output_dir)
-    texts = {
-        "html": render_html(page.template, page.head, **page.values),
-        "md": titled(page.head.title, render_markdown(page.template, **page.values)),
-    }
-    for suffix, text in texts.items():
+    for suffix, text in {"html": page.html(), "md": page.markdown()}.items():
         write_atomically(output_dir / f"{stem}.{suffix}", text.encode("utf-8", "replace"))
     write_json(output_dir / f"{stem}.json", dict(content))
 

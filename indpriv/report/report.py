@@ -40,7 +40,6 @@ from indpriv.analysis.summary import (
 )
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.report import page
 from indpriv.report.formats import (
     CONSTANTS,
     FORMATS,
@@ -51,7 +50,7 @@ from indpriv.report.formats import (
     setting,
     shorten,
 )
-from indpriv.report.page import Head, Page, Template, print_page
+from indpriv.report.page import Page, Template, print_page
 
 _SCREEN, _WIDTH, _KEY_WIDTH = 16, 80, 18  # lines, columns, columns of a line's first words
 _ROOM = _WIDTH - _KEY_WIDTH
@@ -76,22 +75,26 @@ def render_audit(
         reconstructed: data URIs of pictures above their reconstructions, by the name of the attack.
         since: an earlier audit, with which the verdict compares this one.
     """
+    beside = {"pictures": pictures, "reconstructed": reconstructed, "search_data": search}
+    return _page_of(audit, since).html(beside)
+
+
+def markdown_audit(audit: Audit, since: Audit | None = None) -> str:
+    """The report of an audit as Markdown, without figures and what the page folds away."""
+    return _page_of(audit, since).markdown()
+
+
+def _page_of(audit: Audit, since: Audit | None) -> Page:
     run = audit.run
-    head = Head(
+    return Page(
+        "report",
         title=f"Privacy audit of {audit.name}",
         eyebrow="Individual privacy audit",
         name=audit.name,
         meta=f"{run.n_examples:,} training examples · {run.total_steps:,} steps of DP-SGD "
         f"· audited {audit.created[:10]} with indpriv {audit.versions['indpriv']}",
+        values=values_of(audit, since),
     )
-    beside = {"pictures": pictures, "reconstructed": reconstructed, "search_data": search}
-    return page.render_html("report", head, beside, **values_of(audit, since))
-
-
-def markdown_audit(audit: Audit, since: Audit | None = None) -> str:
-    """The report of an audit as Markdown, without figures and what the page folds away."""
-    text = page.render_markdown("report", **values_of(audit, since))
-    return page.titled(f"Privacy audit of {audit.name}", text)
 
 
 def print_audit(
@@ -418,12 +421,12 @@ def print_sensitive(template: Template, console: Console, **values: Any) -> None
     print_page(template, console, **values)
 
 
-def print_whole(whole: Page, console: Console) -> None:
+def print_whole(page: Page, console: Console) -> None:
     """Print a page with what stands above it."""
     console.print(Text(SENSITIVE, style="bold red"))
-    console.print(Text(clean(whole.head.title), style="bold"))
-    console.print(Text(clean(whole.head.meta)))
-    print_page(whole.template, console, **whole.values)
+    console.print(Text(clean(page.title), style="bold"))
+    console.print(Text(clean(page.meta)))
+    print_page(page.template, console, **page.values)
 
 
 def attack_document(measures: AttackMeasures) -> dict[str, Any]:
@@ -439,14 +442,15 @@ def print_attack(measures: AttackMeasures, console: Console) -> None:
 
 def advice_page(found: Advice, template: Template = "advice") -> Page:
     """The page of an advice; template: another one with these values."""
-    head = Head(
+    return Page(
+        template,
         title=f"Advice on {found.name}",
         eyebrow="What would lower the epsilons of a group",
         name=found.name,
         meta=f"{counted(found.groups[0].n, found.plural[:-1])} · target epsilon {found.target:g} "
         f"for {format_number(100 * found.quantile)} % of each group",
+        values={"found": found, "remedy": _remedy},
     )
-    return Page(template, head, {"found": found, "remedy": _remedy})
 
 
 def _remedy(found: Remedy, now: Range, up: bool) -> str:

@@ -10,7 +10,7 @@ from audits.sweep.findings import TUNING, TrialResult, sweep_of
 from audits.sweep.page import page_of
 from indpriv.analysis.schedule import Curve
 from indpriv.errors import InputError
-from indpriv.report.page import render_html, render_markdown
+from indpriv.report.page import render_markdown
 from indpriv.report.report import print_whole
 from summaries import summary_of
 from synthetic import small_run
@@ -55,7 +55,7 @@ def test_gaps_are_of_the_groups_that_can_be_read(summary, found):
 
 def test_the_page_escapes_and_says_what_tuning_costs(found, capsys):
     page = page_of(found)
-    html = render_html(page.template, page.head, **page.values)
+    html = page.html()
     text = render_markdown(page.template, **page.values)
     assert "<b>" not in html
     assert "&lt;b&gt;" in html

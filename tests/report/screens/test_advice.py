@@ -10,7 +10,7 @@ from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.statistics.intervals import Interval
 from indpriv.report.formats import CONSTANTS
-from indpriv.report.page import render_html, render_markdown
+from indpriv.report.page import render_markdown
 from indpriv.report.report import advice_page, print_whole
 
 REACHED = Remedy(1.0, 1.0, 1.0, 0.9, 3.0)
@@ -56,7 +56,7 @@ def test_every_kind_of_answer(found):
 
 def test_texts_of_the_data_stay_text(found, capsys):
     page = advice_page(found)
-    html = render_html(page.template, page.head, **page.values)
+    html = page.html()
     assert "<b>x</b>" not in html
     assert "&lt;b&gt;x" in html
     print_whole(page, Console(width=250))
