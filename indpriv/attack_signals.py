@@ -207,10 +207,10 @@ class AttackSignals:
         """
         path = Path(path)
         if path.is_dir():
-            content, ids = read_folder(path)
+            content, of_rows = read_folder(path)
             with named(path):
-                more: dict[str, Any] = {**ids, **content["facts"]}
-                return cls(*_rows(path, content["models"], len(ids["example_ids"])), **more)
+                more: dict[str, Any] = {**of_rows, **content["facts"]}
+                return cls(*_rows(path, content["models"], len(of_rows["example_ids"])), **more)
         if not path.is_file():
             raise InputError(f"{path} does not exist; pass one of train_references, or an .npz")
         found = read_npz(path)
@@ -310,7 +310,8 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
     found, n_models = read_npz(path / _IDS), len(content["models"])
     with named(path / _IDS):
-        ids = {"example_ids": found["example_ids"], "unit_ids": found.get("unit_ids")}
+        units = {"unit_ids": found["unit_ids"]} if "unit_ids" in found else {}
+        ids = {"example_ids": found["example_ids"], **units}
     for name, dtype in _ROWS.items():
         needed = n_models * len(ids["example_ids"]) * np.dtype(dtype).itemsize
         if needed and (not (path / name).is_file() or (path / name).stat().st_size < needed):

@@ -117,14 +117,15 @@ class Attack:
         known, lacking = getattr(material, self.need), self.lacks(material)
         if known is None:
             raise InputError(f"this attack needs {_NEEDED.get(self.need, _SIGNALS)}")
+        used: list[Any] = [known]
         if isinstance(known, AttackSignals):
-            if (target := known.audited) is None:
+            if known.audited is None:
                 raise InputError(f"this attack needs {_SIGNALS}")
-            known.check_references(target, self.references)
+            known.check_references(known.audited, self.references)
+            used.append(known.audited)
         if lacking is not None:
             raise InputError(f"this attack ({self.title}) needs {lacking}")
-        found = self.attack(known, target) if self.references else self.attack(known)
-        return replace(found, method=self.title)
+        return replace(self.attack(*used), method=self.title)
 
     def can_use(self, material: Material) -> bool:
         """Whether everything that the attack needs is known."""

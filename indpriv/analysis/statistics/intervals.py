@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import betaincinv
 
@@ -36,12 +35,13 @@ def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDE
     """
     if not 0 <= successes <= trials:
         raise InputError(f"{successes:g} successes in {trials:g} trials is not a possible outcome")
-    low, high = binomial_ends(np.array(successes), np.array(trials), confidence)
+    outcome = np.array([[successes], [trials]], np.float64)
+    (low,), (high,) = binomial_ends(*outcome, confidence)
     return Interval(float(low), float(high))
 
 
 def binomial_ends(
-    successes: NDArray[np.number], trials: NDArray[np.number], confidence: float
+    successes: FloatArray, trials: FloatArray, confidence: float
 ) -> tuple[FloatArray, FloatArray]:
     """Lower and upper ends of `clopper_pearson` for arrays of possible outcomes."""
     tail, failures = (1 - confidence) / 2, trials - successes
