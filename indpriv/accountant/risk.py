@@ -473,12 +473,8 @@ class PredictedEvidence:
 
     def take(self, examples: IntArray | BoolArray) -> PredictedEvidence:
         """The sums of some examples."""
-        return PredictedEvidence(
-            self.with_example[examples],
-            self.without_example[examples],
-            self.orders,
-            self.renyi[:, examples],
-        )
+        inside, outside = self.with_example[examples], self.without_example[examples]
+        return PredictedEvidence(inside, outside, self.orders, self.renyi[:, examples])
 
     @classmethod
     def concatenated(cls, parts: Sequence[PredictedEvidence]) -> PredictedEvidence:
