@@ -39,8 +39,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from audits.training.config import ModelConfig
 from audits.training.models import build_model
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, run_log
-from indpriv.recording.compared import findings, training
+from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, run_log, watch
+from indpriv.recording.compared import findings
 
 SECTIONS = ("norms", "once", "training", "comparisons")
 BACKENDS = ("layerwise", "functorch")
@@ -279,7 +279,7 @@ def comparison_cost(mode: str, clock: Callable[[], float]) -> None:
             super().__init__(device)
             budgets.append(self)
 
-    plain_budget, training.Budget = training.Budget, Seen
+    plain_budget, watch.Budget = watch.Budget, Seen
     try:
         for kind in ("none", "watched", "compared"):
             limits = (1e-9, 1e-9, 0.0) if kind == "watched" else budget
@@ -290,7 +290,7 @@ def comparison_cost(mode: str, clock: Callable[[], float]) -> None:
                     mode, f"{folder}/run", policy, clock, batch=COMPARED_BATCH, epochs=epochs
                 )
     finally:
-        training.Budget = plain_budget
+        watch.Budget = plain_budget
         findings._ALL, findings._EVERY, findings._FREE = budget
     spent, steps = budgets[-1]._spent, epochs * BATCHES
     step = seconds["none"] / steps

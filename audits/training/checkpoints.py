@@ -25,7 +25,7 @@ from indpriv._folders import make_folder
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.run_files import RESUME
 from indpriv.recording.checkpoints.safe_files import read_content
-from indpriv.recording.clipping.rules import ClippingRule
+from indpriv.recording.clipping import ClippingRule
 
 SCHEMA = 1
 FOLDER = "checkpoints"

@@ -18,7 +18,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_private_parquet
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.run_files import CURVE
-from indpriv.recording.clipping.rules import ClippingRule
+from indpriv.recording.clipping import ClippingRule
 from indpriv.recording.norms.shadow_model import make_shadow
 
 _BATCH = 4096

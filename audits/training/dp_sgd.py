@@ -53,7 +53,7 @@ from indpriv.norm_log.run_files import (
     signing_key,
 )
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
-from indpriv.recording.clipping.thresholds import Filter
+from indpriv.recording.clipping import Filter
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from audits.training.step_plan import epsilons_after, with_lost
 from indpriv._progress import StageProgress
 from indpriv.norm_log.journal_state import read_state
 from indpriv.recording import Recorder
-from indpriv.recording.clipping.rules import ClippingRule
-from indpriv.recording.process import heard_signals
+from indpriv.recording.clipping import ClippingRule
+from indpriv.recording.run_log import heard_signals
 
 
 class RecordedSteps:

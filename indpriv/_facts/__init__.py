@@ -109,6 +109,7 @@ class Template:
         needs: of a line, the keys of the checks that verify it.
         line: of a check, the line of evidence that it confirms, leaves open or refutes; or "".
         optional: where this check was not made, others decide its line.
+        refutes: of a comparison, the cases that refute; another leaves it open.
         only: the accounts that assume what this check is of; "" for all.
         group, holds, failure: of a check, its heading on the reference page, and what a passed and
             a failed one have found. Markdown.
@@ -129,6 +130,7 @@ class Template:
     needs: list[str] = field(default_factory=list)
     line: str = ""
     optional: bool = False
+    refutes: list[str] = field(default_factory=list)
     only: str = ""
     group: str = ""
     holds: str = ""

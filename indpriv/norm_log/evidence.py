@@ -351,7 +351,7 @@ def _fault(noise: counted.NoiseCounts) -> str:
         return "small"
     if _too_small(noise.least_variance, noise.least_values):
         return "small_somewhere"
-    for case in ("along_sum", "previous", "first", "repeated"):
+    for case in ("along_sum", "previous", "first", "repeated", "signed"):
         if abs(getattr(noise, case)) > _DEVIATIONS:
             return case
     if noise.values < _MANY_VALUES or noise.variance > 1 + _MORE_NOISE:

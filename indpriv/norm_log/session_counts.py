@@ -146,11 +146,12 @@ class NoiseCounts(_Counts):
     fourth_moment: AtLeastZero  # mean fourth power of all; 3 for normal noise
     # In standard deviations: products with the noise of the previous and of the first step on the
     # same coordinates, the part along each step's sum of clipped gradients, and the length of the
-    # sum of all noise.
+    # sum of all noise, as it is and, of several, with a secret sign for each step.
     previous: float
     first: float
     along_sum: float
-    repeated: float = 0.0  # in logs before it was measured
+    repeated: float = 0.0  # in logs before it was measured, as the next
+    signed: float = 0.0
 
 
 class Conversion(_Counts):

@@ -5,10 +5,10 @@ from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, Whi
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.saved_models import StepOptions
-from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
+from indpriv.recording.clipping import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.losses import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
-from indpriv.recording.opacus.samplers import TruncatedPoissonSampler
+from indpriv.recording.opacus.draws import TruncatedPoissonSampler
 from indpriv.recording.random_states import private_generator
 from indpriv.recording.recorder import Recorder
 

@@ -1,4 +1,4 @@
-"""Random numbers: kept as they are, held still, checked for guessable seeds and repeated draws."""
+"""Random numbers: kept as they are, held still; what draws noise and batches, and how."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -166,61 +166,102 @@ def private_generator(device: torch.device | str = "cpu") -> torch.Generator:
     return generator
 
 
-def source_of(generator: torch.Generator | None) -> str:
-    """What is known of a generator's state, in words."""
-    if generator is not None and is_private(generator):
-        return "its state is from the operating system"
-    if generator is not None and generator.device.type == "cpu":
-        return "no chosen seed was seen; torch uses 32 bits of a seed, which can be searched"
-    return "no chosen seed was seen"
-
-
-def is_private(generator: torch.Generator) -> bool:
-    """Whether `private_generator` made it and nobody has seeded it since."""
-    seed = getattr(generator, "private_seed", None)
-    return seed is not None and seed == generator.initial_seed()
-
-
-def generator_of(given: torch.Generator | None, device: torch.device) -> torch.Generator | None:
-    """The given generator, else the one that torch uses on the device; None if not known."""
-    if given is not None or device.type not in ("cpu", "cuda"):
-        return given
-    if device.type == "cpu":
-        return torch.default_generator
-    return torch.cuda.default_generators[
-        torch.cuda.current_device() if device.index is None else device.index
-    ]
-
-
-def is_guessable(generator: torch.Generator | None) -> bool:
-    """Whether a generator's seed seems to be chosen by a person, or is torch's default.
-
-    torch seeds all devices with the same number, so None stands for the CPU's generator.
-    """
-    generator = torch.default_generator if generator is None else generator
-    seed = generator.initial_seed()
-    return (not is_private(generator) and seed < _CHOSEN_SEEDS) or seed == _DEFAULT_SEED
-
-
 def fingerprint_of_state(state: bytes, run_id: str) -> str:
     """A hash to compare the sessions of one run by; expensive to guess a seed from."""
     salt = run_id.encode()
     return hashlib.scrypt(state, salt=salt, n=2**14, r=8, p=1, dklen=8).hex() if state else ""
 
 
-class LeftStates:
-    """The states in which draws of noise and batches left their generators."""
+class Sources:
+    """The generators that draw the noise and the batches of a run, and how draws left them.
 
-    def __init__(self) -> None:
-        self._left: dict[torch.Generator, torch.Tensor] = {}
+    Attributes:
+        first: state in which the first draw of a batch left its generator; empty if not known.
+    """
 
-    def moved(self, generator: torch.Generator | None, *, new_epoch: bool = False) -> bool:
+    def __init__(self, optimizer: Any, module: nn.Module, loader: Any, sampler: str) -> None:
+        """Of an optimizer and a loader of Opacus; sampler: how batches are drawn."""
+        self._optimizer, self._module, self._loader = optimizer, module, loader
+        self._draws_batches = sampler in ("poisson", "truncated_poisson")
+        self._is_secret = self._draws_batches or sampler == "fixed_size"  # who takes part
+        self._seeds: dict[torch.Generator, int] = {}  # when they were asked for first
+        self._left: dict[torch.Generator, Tensor] = {}
+        # About 100 bytes for each draw.
+        self._seen: dict[str, set[bytes]] = {"noise": set(), "batches": set()}
+        self.first = b""
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether generators are cryptographically secure (secure_mode)."""
+        return bool(self._optimizer.secure_mode)
+
+    @property
+    def noise(self) -> torch.Generator | None:
+        """The generator that draws the noise; None if it is not known."""
+        return self._optimizer.generator or _default(self._device)
+
+    @property
+    def batches(self) -> torch.Generator:
+        """The generator that draws the batches, on the CPU."""
+        drawing = self._loader.batch_sampler
+        owners = drawing, getattr(drawing, "sampler", None), self._loader
+        given = (getattr(owner, "generator", None) for owner in owners)
+        return next((one for one in given if one is not None), torch.default_generator)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._module.parameters()).device  # a trainer may move the model
+
+    @property
+    def seed_of_batches(self) -> int | None:
+        """Seed of the generator that draws the batches; a secure generator has none."""
+        # The Mersenne Twister uses the low 32 bits only.
+        return None if self.is_secure else int(self.batches.initial_seed()) % 2**32
+
+    def draw_privately(self) -> None:
+        """Give noise and batches private generators where they draw from torch's default ones."""
+        given, at = self.noise, self._device
+        if given is None or given is _default(at) or (given.device != at and not self.is_secure):
+            self._optimizer.generator = private_generator(at)  # the model may have moved since
+        drawing = self._loader.batch_sampler
+        owner = drawing if self._draws_batches else getattr(drawing, "sampler", None)
+        if hasattr(owner, "generator") and self.batches is torch.default_generator:
+            owner.generator = private_generator()
+
+    @property
+    def is_guessable(self) -> bool:
+        """Whether a seed of noise or batches seems chosen by a person, or is torch's default.
+
+        Also one that was set since this was asked first. torch seeds all devices with the same
+        number, so a generator that is not known is like the CPU's.
+        """
+        if self.is_secure:
+            return False
+        used = [self.noise, *([self.batches] if self._is_secret else [])]
+        seeds = {one: one.initial_seed() for one in used if one is not None}
+        set_again = any(self._seeds.setdefault(one, seed) != seed for one, seed in seeds.items())
+        for one in (one or torch.default_generator for one in used):
+            chosen = one.initial_seed() < _CHOSEN_SEEDS and not _is_private(one)
+            set_again |= chosen or one.initial_seed() == _DEFAULT_SEED
+        return set_again
+
+    def __str__(self) -> str:
+        """What draws noise and batches, in words."""
+        if self.is_secure:
+            return "cryptographically secure generators (secure_mode)"
+        noise, batches = map(_known_of, (self.noise, self.batches))
+        return noise if noise == batches else f"noise: {noise}; batches: {batches}"
+
+    def moved(self, kind: str, *, new_epoch: bool = False) -> bool:
         """Whether something else drew from a generator since; everything does from torch's own.
 
-        new_epoch: a DataLoader has drawn the seed of its workers from it once.
+        Args:
+            kind: "noise" or "batches", as below.
+            new_epoch: a DataLoader has drawn the seed of its workers from it once.
         """
+        generator = getattr(self, kind)
         left = None if generator is None else self._left.get(generator)
-        if generator is None or left is None or torch.equal(left, generator.get_state()):
+        if left is None or torch.equal(left, generator.get_state()):
             return False
         if not new_epoch:
             return True
@@ -229,28 +270,45 @@ class LeftStates:
         torch.empty((), dtype=torch.int64).random_(generator=expected)
         return not torch.equal(expected.get_state(), generator.get_state())
 
-    def leave(self, generator: torch.Generator | None) -> None:
+    def leave(self, kind: str) -> None:
         """A draw is over."""
-        if generator is not None and generator is not generator_of(None, generator.device):
+        generator = getattr(self, kind)
+        if generator is not None and generator is not _default(generator.device):
             self._left[generator] = generator.get_state()
 
+    def repeated(self, kind: str) -> bool:
+        """Whether a draw left its generator where an earlier one did: both drew the same numbers.
 
-class SeenStates:
-    """The states in which draws have left one generator; about 100 bytes of memory each."""
-
-    def __init__(self) -> None:
-        self._seen: set[bytes] = set()
-        self.first = b""  # empty until something is drawn
-
-    def repeated(self, generator: torch.Generator | None) -> bool:
-        """Whether the last draw left the generator in the same state as an earlier one.
-
-        Both then drew the same numbers.
+        Nothing is known of secure generators.
         """
-        if generator is None:
+        generator = getattr(self, kind)
+        if generator is None or self.is_secure:
             return False
         state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()
-        seen_before = state in self._seen
-        self._seen.add(state)
-        self.first = self.first or state
-        return seen_before
+        self.first = self.first or (state if kind == "batches" else b"")
+        known = state in self._seen[kind]
+        self._seen[kind].add(state)
+        return known
+
+
+def _is_private(generator: torch.Generator) -> bool:
+    """Whether `private_generator` made it and nobody has seeded it since."""
+    seed = getattr(generator, "private_seed", None)
+    return seed is not None and seed == generator.initial_seed()
+
+
+def _known_of(generator: torch.Generator | None) -> str:
+    """What is known of a generator's state, in words."""
+    if generator is not None and _is_private(generator):
+        return "its state is from the operating system"
+    if generator is not None and generator.device.type == "cpu":
+        return "no chosen seed was seen; torch uses 32 bits of a seed, which can be searched"
+    return "no chosen seed was seen"
+
+
+def _default(device: torch.device) -> torch.Generator | None:
+    """The generator that torch uses on a device; None if not known."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    return torch.default_generator if device.type == "cpu" else None

@@ -2,8 +2,9 @@
 
 What flows: at the start, and right after the update before each step that the policy names, one
 pass over the training set takes every example's gradient norm at the parameters that this step
-starts from; at each step the optimizer's realised settings are read; at the end the final model's
-losses are taken.
+starts from. It is written right after the step's update, since only then is it known which
+max_grad_norm the step ran at (a scheduler may change it in between). At each step the optimizer's
+realised settings are read; at the end the final model's losses are taken.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from indpriv._facts import text
 from indpriv._files import write_json
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
-from indpriv.norm_log.evidence import CHECKS, SEEDED
+from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.fields import StepSetting, check_norms
 from indpriv.norm_log.journal_state import (
     LogState,
@@ -44,34 +44,21 @@ from indpriv.norm_log.records import levels_of
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, fingerprint
-from indpriv.recording.clipping.thresholds import (
-    ClipLevels,
-    Filter,
-    FilteredClipping,
-    check_headroom,
-)
+from indpriv.recording.clipping import ClipThresholds, Filter, check_headroom
 from indpriv.recording.compared.findings import say
-from indpriv.recording.compared.settings import PublicSettings
-from indpriv.recording.compared.training import Comparison
+from indpriv.recording.compared.updates import PublicSettings
 from indpriv.recording.losses import described_loss, with_targets
 from indpriv.recording.norms.batches import LossFn
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_anywhere
 from indpriv.recording.opacus.gradients import Thresholds
-from indpriv.recording.opacus.ranks import Batch, Ranks, check_together, whole_batch
+from indpriv.recording.opacus.ranks import Batch, Ranks, check_together
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.opacus.watch import (
-    AttackedRun,
-    RunAttack,
-    StartedAttack,
-    TrainedBatch,
-    Watch,
-)
-from indpriv.recording.process import deferred_interrupts, environment_of
 from indpriv.recording.random_states import fingerprint_of_state
-from indpriv.recording.run_log import RunLog, described
-from indpriv.recording.training_data import Examples, Measured, TrainingData, Unpack, norms_of
+from indpriv.recording.run_log import RunLog, deferred_interrupts, described, environment_of
+from indpriv.recording.training_data import Measured, TrainingData, Unpack, norms_of
+from indpriv.recording.watch import AttackedRun, RunAttack, StartedAttack, TrainedBatch, Watch
 
 _CHECKED = 256  # number of examples that the norm pass is checked and timed on
 _AUGMENTED = (
@@ -256,7 +243,14 @@ class Recorder:
             )
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
         self._attached = self._draws_privately = False
-        self._session: _Session | None = None
+        self._is_open = False  # inside the block of attach
+        self._step = self._first
+        self._records: list[Measured] = []  # of the coming step, if due: training's, the holdout's
+        self._measured: Measured | None = None  # of the reference examples, before the coming step
+        self._limits: tuple[float, ...] = ()  # per layer, at which these norms were taken
+        self._batch: Batch | None = None  # of the current step
+        self._training_seconds = self._training_since = 0.0
+        self._first_draw = ""
 
     def _reference(self, state: LogState | None) -> IntArray:
         """Positions of the reference examples: those of the log, or new random ones."""
@@ -299,38 +293,39 @@ class Recorder:
             )
         data = self._data
         self._check_groups()
-        run = OpacusRun(model, optimizer, loader, len(data.ids))
+        self._run = run = OpacusRun(model, optimizer, loader, len(data.ids))
         if self._draws_privately:
-            run.draw_privately()
-        if run.guessable_seed and not self._seeded:
+            run.sources.draw_privately()
+        if run.sources.is_guessable and not self._seeded:
             found = text("check.seeds", "at_attach")
-            say(CHECKS["seeds"], found, refuted=True, strict=self._strict)
+            say("seeds", found, refuted=True, strict=self._strict)
         device = next(run.module.parameters()).device
-        train, test = data.examples(loader.collate_fn, device)
+        self._train, self._test = train, test = data.examples(loader.collate_fn, device)
         inputs, targets = next(train.batches(_CHECKED))
         with self._autocast():
-            norm_pass = NormPass(
+            self._norm_pass = norm_pass = NormPass(
                 run.whole.module, data.loss_fn, inputs, targets, backend=run.norm_backend
             )
-        with norm_pass, closing(Ranks(optimizer)) as ranks:
+        with norm_pass, closing(Ranks(optimizer)) as self._ranks:
             norm_pass.check_training(run.whole.in_training(model), inputs, targets)
             check_memory(run.whole.module, inputs)
             if test is not None:
                 with norm_pass.evaluation() as evaluated:
                     data.check_test_set(evaluated, test)
             self._attached = True
-            header = self._agree(ranks, run, norm_pass)
-            upload_to = self._upload_to if ranks.writes else None
-            session = _Session(self, header, run, norm_pass, ranks, train, test)
+            header = self._agree()
+            self._prepare(header)
+            upload_to = self._upload_to if self._ranks.writes else None
             try:
                 with (
                     uploaded(self.run_dir, upload_to, or_warn=True),
-                    session.recording(),
+                    self._recording(header),
                 ):
-                    self._session = session
+                    self._is_open = True
                     yield self
             finally:
-                self._session = None
+                self._is_open = False
+                del self._watch, self._norm_pass, self._started  # which hold copies of the model
 
     def draw_privately(self) -> None:
         """Draw noise and batches from a `private_generator` wherever torch's own would draw them.
@@ -338,8 +333,8 @@ class Recorder:
         Generators that you passed stay, and so do those of a seeded run. Callbacks call it.
         """
         self._draws_privately = not self._seeded
-        if self._session is not None and self._draws_privately:
-            self._session.run.draw_privately()
+        if self._is_open and self._draws_privately:
+            self._run.sources.draw_privately()
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, between two steps of the block; resume with resume_at=.
@@ -350,11 +345,11 @@ class Recorder:
         Raises:
             InputError: the Recorder is not attached.
         """
-        if self._session is None:
+        if not self._is_open:
             raise InputError(
                 "the Recorder is not attached; call state_dict() inside the block of attach(...)"
             )
-        return {"step": self._session.bring_up_to_date(), "run": self._run_id}
+        return {"step": self._bring_up_to_date(), "run": self._run_id}
 
     def _check_groups(self) -> None:
         """Warn, or raise if strict, where run_info names groups that are no column."""
@@ -369,8 +364,9 @@ class Recorder:
                 raise InputError(text)
             warnings.warn(text, EvidenceWarning, stacklevel=4)
 
-    def _agree(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
+    def _agree(self) -> LogHeader:
         """The log's header, once all ranks agree; the first one's choices hold."""
+        ranks, run = self._ranks, self._run
         if ranks.size > 1 and self._on_write_error != "stop":
             raise InputError(
                 f"on_write_error={self._on_write_error!r} with several ranks: the others would go "
@@ -382,7 +378,7 @@ class Recorder:
         if not run.is_poisson:
             # What an account with known participation reads; no other is supported then.
             self._policy = replace(self._policy, batch_norms=True)
-        header = self._header(ranks, run, norm_pass)
+        header = self._header()
         shared = {
             **vars(header),
             **run.shared_by_ranks,
@@ -390,12 +386,13 @@ class Recorder:
             "example_ids": fingerprint(self._data.ids),
         }
         caveats = shared.pop("norm_pass")["caveats"]  # each rank may have found others
-        found = ranks.gather("attach", (shared, run.sampling_seed, caveats))
+        found = ranks.gather("attach", (shared, run.sources.seed_of_batches, caveats))
         check_together("attach", [part for part, _, _ in found], [seed for _, seed, _ in found])
         all_caveats = list(dict.fromkeys(caveat for *_, caveats in found for caveat in caveats))
         return replace(header, norm_pass={**header.norm_pass, "caveats": all_caveats})
 
-    def _header(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
+    def _header(self) -> LogHeader:
+        run, norm_pass = self._run, self._norm_pass
         limit, individually = self._filter, self._individual_clipping
         if (run.clipping != "flat" or run.no_privacy) and (individually or limit or self._attack):
             raise InputError(
@@ -422,81 +419,60 @@ class Recorder:
                 "seeded": self._seeded,
                 **({} if self._start is None else {"start": self._start}),
                 "no_privacy": run.no_privacy,
-                "ranks": ranks.size,
+                "ranks": self._ranks.size,
                 "loss": described_loss(self._data.loss_fn),
                 **described(run),
             },
         )
 
-
-class _Session:
-    """One attachment of a Recorder: norms between updates, compared with training's, and logged.
-
-    Norms are taken right after an update and written right after the next one, since only then is
-    it known which max_grad_norm their step ran at (a scheduler may change it in between).
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        header: LogHeader,
-        run: OpacusRun,
-        norm_pass: NormPass,
-        ranks: Ranks,
-        train: Examples,
-        test: Examples | None,
-    ) -> None:
-        """Prepare to record; nothing is changed yet."""
-        self._recorder, self._header, self.run, self._ranks = recorder, header, run, ranks
-        self._norm_pass, self._train, self._test = norm_pass, train, test
-        self._policy, data = recorder._policy.in_steps(run.steps_per_epoch), recorder._data
+    def _prepare(self, header: LogHeader) -> None:
+        """Make ready to watch; nothing is changed yet."""
+        run, data = self._run, self._data
+        self._in_steps = self._policy.in_steps(run.steps_per_epoch)
         self._caveats = list(header.norm_pass["caveats"])  # why an account is an estimate
-        self._step = recorder._first
-        self._records: list[Measured] = []  # of the coming step, if due: training's, the holdout's
-        self._reference: Measured | None = None  # of the reference examples, before the coming step
-        self._limits: tuple[float, ...] = ()  # per layer, at which these norms were taken
-        self._batch: Batch | None = None  # of the current step
-        self._training_seconds = self._training_since = 0.0
-        self._first_draw = ""
-        self._levels: ClipLevels | None = None
-        self._filtered: FilteredClipping | None = None
-        if recorder._individual_clipping:
-            self._levels = ClipLevels(recorder._levels, recorder._clip_headroom)
-        if recorder._filter is not None:
-            self._filtered = FilteredClipping(
-                recorder._filter, self._levels, len(data.ids), data.unit_numbers
-            )
-        self._attack: StartedAttack | None = None
-        if recorder._attack is not None:
-            at_levels = bool(self._levels or self._filtered)
-            attacked = AttackedRun(run, data, train, test, norm_pass, at_levels)
-            self._attack = recorder._attack.start(attacked)
-        law, first = recorder._public_settings, recorder._first
-        compared = partial(Comparison, run, train, data.loss_fn, law, first, ranks)
-        self._watch = Watch(run, compared, steps_before=first, attack=self._attack)
+        self._clipping = ClipThresholds(
+            len(data.ids),
+            headroom=self._clip_headroom if self._individual_clipping else None,
+            levels=self._levels,
+            policy=self._filter,
+            units=data.unit_numbers,
+        )
+        self._started: StartedAttack | None = None
+        if self._attack is not None:
+            varies, of_passes = self._clipping.varies, (self._train, self._test, self._norm_pass)
+            self._started = self._attack.start(AttackedRun(run, data, *of_passes, varies))
+        self._watch = Watch(
+            run,
+            self._train,
+            data.loss_fn,
+            self._ranks,
+            public_settings=self._public_settings,
+            steps_before=self._first,
+            attack=self._started,
+        )
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def _recording(self, header: LogHeader) -> Iterator[None]:
         """Log what the run does while the block trains; then write what lies beside the log."""
-        recorder, folder = self._recorder, self._recorder.run_dir
+        folder, ranks = self.run_dir, self._ranks
         self._log = log = RunLog(
             folder,
-            self._header,
-            recorder._data,
-            recorder._reference_positions,
+            header,
+            self._data,
+            self._reference_positions,
             first=self._step,
-            writes=self._ranks.writes,
-            of_holdout=recorder._record_holdout,
-            stops=recorder._on_write_error == "stop",
+            writes=ranks.writes,
+            of_holdout=self._record_holdout,
+            stops=self._on_write_error == "stop",
         )
         with closing(log):
             if log.writes:
-                machine = environment_of(next(self.run.module.parameters()).device)
-                about = {**machine, **recorder._run_info, "recorder": dict(self._header.run)}
+                machine = environment_of(next(self._run.module.parameters()).device)
+                about = {**machine, **self._run_info, "recorder": dict(header.run)}
                 write_json(folder / RUN_JSON, about)
-                if recorder._resume_at is None:
-                    sign(folder, recorder._key)
-            if recorder._resume_at is not None:
+                if self._resume_at is None:
+                    sign(folder, self._key)
+            if self._resume_at is not None:
                 self._resume()
             self._take()
             try:
@@ -505,90 +481,84 @@ class _Session:
                     self._training_since = time.perf_counter()
                     yield
                 # What was drawn since the last step.
-                self._exchange("the end of the block", None, None)
+                self._watch.exchange("the end of the block")
             finally:  # also after Ctrl-C and errors, so that the steps that were taken are logged
-                self.bring_up_to_date()
-            log.finish(self.counts())  # the run is complete, whatever fails from here on
-            self.run.whole.gather()
+                self._bring_up_to_date()
+            log.finish(self._counts())  # the run is complete, whatever fails from here on
+            self._run.whole.gather()
             if log.writes:
                 with log.disk_errors_handled(), self._norm_pass.evaluation() as model:
-                    table = recorder._data.example_table(model, self._train, self._test)
+                    table = self._data.example_table(model, self._train, self._test)
                     table.to_parquet(folder / EXAMPLES)
-                    if self._attack is not None:
-                        self._attack.scores(model).to_parquet(folder / self._attack.file_name)
+                    if self._started is not None:
+                        self._started.scores(model).to_parquet(folder / self._started.file_name)
         if log.writes:
             with log.disk_errors_handled():
-                seal(folder, recorder._key)
+                seal(folder, self._key)
 
     def _resume(self) -> None:
         self._log.truncate()
         self._ranks.gather("the start", None)  # no rank reads the log before it was truncated
-        if self._step and self._levels is not None:
-            self._levels.restore(self._recorder.run_dir)
-        if self._step and self._filtered is not None:
-            resumed = open_run(self._recorder.run_dir)
-            self._filtered.restore(resumed.log, read_left_out(resumed.state))
+        if self._step and self._clipping.varies:
+            resumed = open_run(self.run_dir)
+            self._clipping.restore(resumed.log, read_left_out(resumed.state))
 
-    def bring_up_to_date(self) -> int:
+    def _bring_up_to_date(self) -> int:
         """Log every step that was taken, and return their number."""
         with deferred_interrupts():
-            self._log.flush(self.counts, self._filtered)
+            self._log.flush(self._counts, self._clipping.unlogged)
         return self._step
 
-    def counts(self) -> SessionCounts:
+    def _counts(self) -> SessionCounts:
         """What has been counted in this session."""
-        recorder = self._recorder
         self._first_draw = self._first_draw or fingerprint_of_state(
-            self._watch.first_random_state, recorder._run_id
+            self._run.sources.first, self._run_id
         )
-        draws, training = self._watch.counts()
+        draws, training, noise = self._watch.counts()
         training.training_seconds = round(self._training_seconds, 6)
         training.ranks, training.first_draw = self._ranks.size, self._first_draw
-        if self._policy.batch_norms and training.ranks == 1:
+        if self._in_steps.batch_norms and self._ranks.size == 1:
             training.took_part = fingerprint(self._watch.tally.took_part)
         return SessionCounts(
-            from_step=recorder._first,
-            seeded=recorder._seeded,
+            from_step=self._first,
+            seeded=self._seeded,
             caveats=tuple(self._caveats),
-            sampler=self.run.sampler,
+            sampler=self._run.sampler,
             draws=draws,
             training=training,
-            noise=self._watch.noise,
+            noise=noise,
         )
 
     def _thresholds(self) -> Thresholds | None:
         """What examples are clipped at, if it is not max_grad_norm."""
-        filtered = self._filtered
-        if filtered is None:
-            return None if self._levels is None else self._levels.thresholds
 
         def charged(positions: IntArray, max_grad_norm: float) -> Tensor:
-            # Before the first batch of the step is clipped.
-            filtered.charge(self._step, self._watch.coming_setting(max_grad_norm))
-            return filtered.thresholds(positions, max_grad_norm)
+            if self._clipping.policy is not None:  # before the first batch of the step is clipped
+                setting = self._watch.coming_setting(max_grad_norm)
+                self._clipping.charge(self._step, setting)
+            return self._clipping.thresholds(positions, max_grad_norm)
 
-        return charged
+        return charged if self._clipping.varies else None
 
     def _take(self) -> None:
         """Take norms for the coming step: of all examples if due, else of the reference ones."""
-        due, few = self._policy.due(self._step), self._recorder._reference_positions
+        due, few = self._in_steps.due(self._step), self._reference_positions
         if not due and not len(few):
             return
-        run, ids = self.run, self._recorder._data.ids
+        run, ids = self._run, self._data.ids
         self._limits = run.limits
         self._norm_pass.clip_each(self._limits, run.transforms)
         together = self._ranks, run.whole, f"the pass before step {self._step}"
         positions = None if due else few
         taken = norms_of(self._norm_pass, self._train, ids, positions, together=together)
-        self._reference = taken if len(few) else None
+        self._measured = taken if len(few) else None
         if not due:
             return
         if len(few):
-            self._reference = replace(taken, norms=taken.norms[few], seconds=0.0)
+            self._measured = replace(taken, norms=taken.norms[few], seconds=0.0)
         self._records = [taken]
-        if self._levels is not None:
-            self._levels.begin_record(taken.norms)
-        if self._recorder._record_holdout and self._test is not None and self._log.writes:
+        self._clipping.begin_record(taken.norms)
+        if self._record_holdout and self._test is not None and self._log.writes:
             numbers = np.arange(len(self._test))
             self._records.append(norms_of(self._norm_pass, self._test, numbers))
 
@@ -596,19 +566,18 @@ class _Session:
         """Keep the norms that training clips at this step; compare them with the recorded ones."""
         self._batch = None
         recorded = self._records[0].norms if self._records else None
-        taken = recorded is not None or self._reference is not None
+        taken = recorded is not None or self._measured is not None
         if taken and self._limits != self._watch.limits:
             raise InputError(
                 "the clipping norms per layer moved after the norms of this step were recorded, "
                 "which are of what clipping leaves; move them in the optimizer's step hook, before "
                 "the update ends"
             )
-        needed = recorded is not None or self._policy.batch_norms
-        batch = self._exchange(
-            f"step {self._step}", setting, trained, with_norms=needed or self._filtered is not None
-        )
-        if self._filtered is not None:
-            self._filtered.charge(self._step, setting)  # also if the batch is empty
+        needed, filters = recorded is not None or self._in_steps.batch_norms, self._clipping.policy
+        moment, with_norms = f"step {self._step}", needed or filters is not None
+        batch = self._watch.exchange(moment, setting, trained, with_norms=with_norms)
+        if filters is not None:
+            self._clipping.charge(self._step, setting)  # also if the batch is empty
             if batch is not None and not np.isfinite(batch[1]).all():
                 raise EvidenceError(
                     f"a gradient of step {self._step} is infinite or NaN: even clipped at 0 it "
@@ -617,8 +586,8 @@ class _Session:
         if batch is None or not needed:
             return
         positions, norms = batch
-        check_norms(norms, self._recorder._data.ids[positions])  # before NaN reaches the parameters
-        norm_pass, random_rows = self._norm_pass, self._watch.random_rows
+        check_norms(norms, self._data.ids[positions])  # before NaN reaches the parameters
+        norm_pass, random_rows = self._norm_pass, self._watch.deliveries.random_rows
         if random_rows and _AUGMENTED not in self._caveats:
             self._caveats.append(_AUGMENTED)
         # Norms of another draw of dropout or augmentation tell nothing about these.
@@ -627,46 +596,24 @@ class _Session:
                 recorded[positions],
                 norms,
                 setting.max_grad_norm,
-                ghost_slack=norm_pass.slack if self.run.is_ghost else None,
+                ghost_slack=norm_pass.slack if self._run.is_ghost else None,
             )
         safe = norms * (1 + norm_pass.slack)
-        self._batch = positions, self.run.contributions(safe, setting)
-
-    def _exchange(
-        self,
-        moment: str,
-        setting: StepSetting | None,
-        trained: TrainedBatch | None,
-        *,
-        with_norms: bool = False,
-    ) -> Batch | None:
-        """Exchange what the ranks saw; return the whole batch, if norms were asked for."""
-        norms = trained.norms.cpu().numpy() if trained is not None and with_norms else None
-        positions = None if trained is None else trained.positions
-        parts = self._ranks.gather(moment, self._watch.to_message(setting, positions, norms))
-        check_together(
-            moment, [part.shared for part in parts], [part.sampling_seed for part in parts]
-        )
-        others = [part for rank, part in enumerate(parts) if rank != self._ranks.rank]
-        self._watch.found_by_others = [part.found for part in others]
-        for part in others:
-            self._watch.tally.add(part)
-        return whole_batch(moment, parts)
+        self._batch = positions, self._run.contributions(safe, setting)
 
     def _after_step(self, setting: StepSetting) -> None:
         def contributed(taken: Measured) -> Measured:
-            return replace(taken, norms=self.run.contributions(taken.norms, setting))
+            return replace(taken, norms=self._run.contributions(taken.norms, setting))
 
         self._training_seconds += time.perf_counter() - self._training_since
         with deferred_interrupts():
-            if self._levels is not None:
-                self._levels.end_record(setting.max_grad_norm)
+            self._clipping.end_record(setting.max_grad_norm)
             records, self._records = [contributed(taken) for taken in self._records], []
-            reference, self._reference = self._reference and contributed(self._reference), None
+            reference, self._measured = self._measured and contributed(self._measured), None
             self._log.add_step(setting, self._batch, records, reference)
             self._step += 1
-            if self._policy.due(self._step) or self._log.is_due:
-                self._log.flush(self.counts, self._filtered)
+            if self._in_steps.due(self._step) or self._log.is_due:
+                self._log.flush(self._counts, self._clipping.unlogged)
         self._say(self._watch.news)
         if not self._log.is_lost:
             self._take()
@@ -674,14 +621,13 @@ class _Session:
 
     def _say(self, news: list[str]) -> None:
         """Warn at once of what makes the guarantee less than supported; strict stops training."""
-        found, said = self._watch.compared, set[str]()
+        found, said = self._watch.findings.found, set[str]()
         for key in news:
             one = found[key]
             if (key in _ON_TRUST and not one.refuted) or one.detail in said:
                 continue
             said.add(one.detail)
-            strict = self._recorder._strict
-            say(CHECKS[key], one.detail, refuted=bool(one.refuted), strict=strict)
+            say(key, one.detail, refuted=bool(one.refuted), strict=self._strict)
 
 
 def _step_and_run(resume_at: int | Mapping[str, Any] | None) -> tuple[int | None, str | None]:

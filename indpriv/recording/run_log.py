@@ -1,13 +1,16 @@
-"""The logs of a run while it trains: of training and, if asked for, test examples. Sensitive.
+"""The logs of a run while it trains, and what run.json says of machine and code. Sensitive.
 
 Test examples are never trained on. The log of their norms tells what their epsilon would have been
 on the same trajectory, with which the training examples' epsilons are compared if an attack is
-judged by epsilon.
+judged by epsilon. run.json contains no names of machines or people, and no paths.
 """
 
 from __future__ import annotations
 
 import platform
+import re
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,13 +32,14 @@ from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
-from indpriv.recording.clipping.thresholds import FilteredClipping, with_headroom
 from indpriv.recording.norms.shadow_model import described_parameters
 from indpriv.recording.opacus.ranks import Batch
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.training_data import Measured, TrainingData, length
 
 FLUSH_STEPS = 256  # number of steps that a crash may lose
+_CPUINFO = Path("/proc/cpuinfo")
+_MOST_REFERENCES, _MOST_BYTES = 5, 1 << 26  # one after the other; of a file of git
 
 
 def described(run: OpacusRun) -> dict[str, Any]:
@@ -170,7 +174,7 @@ class RunLog:
             for writer, measured in zip(self._writers, records, strict=False):
                 writer.record(
                     self._first + len(self._settings),
-                    with_headroom(measured.norms, self._headroom, clip),
+                    measured.norms + self._headroom * clip,  # rounded when it is written
                     max_grad_norm=clip,
                     targets_fingerprint=measured.targets_fingerprint,
                     seconds=measured.seconds,
@@ -180,12 +184,19 @@ class RunLog:
             self._batches += [batch] if self._batch_norms else []
             self._reference += [] if reference is None else [reference]
 
-    def flush(self, counts: Callable[[], SessionCounts], filtered: FilteredClipping | None) -> None:
-        """Log what was seen since the last flush; counts: what has been counted so far."""
+    def flush(
+        self, counts: Callable[[], SessionCounts], left_out: list[tuple[int, IntArray]]
+    ) -> None:
+        """Log what was seen since the last flush.
+
+        Args:
+            counts: what has been counted so far.
+            left_out: steps, and positions that the privacy filter left out there; it is emptied.
+        """
         if not self._writers:
             return
         with self.disk_errors_handled():
-            self._write_details(self._writers[0], filtered)
+            self._write_details(self._writers[0], left_out)
             counted = counts()
             for setting, equal in [(one, len(list(same))) for one, same in groupby(self._settings)]:
                 # Counted now, since a later line may fail, and none must be logged twice.
@@ -196,7 +207,7 @@ class RunLog:
                 self._first += equal
                 del self._settings[:equal]
 
-    def _write_details(self, writer: NormLogWriter, filtered: FilteredClipping | None) -> None:
+    def _write_details(self, writer: NormLogWriter, left_out: list[tuple[int, IntArray]]) -> None:
         """Batch norms, rows of the reference examples, and which examples the filter left out."""
         clips = np.array([setting.max_grad_norm for setting in self._settings])
         if self._batches:
@@ -207,11 +218,11 @@ class RunLog:
             seconds = sum(measured.seconds for measured in self._reference)
             writer.exact(self._first, rows, clips, seconds)
             self._reference = []
-        if filtered is not None:
-            positions, steps = filtered.newly_left_out()
-            if len(positions):
-                writer.left_out(self._first, len(self._settings), positions, steps)
-                filtered.logged()
+        if left_out:
+            positions = np.concatenate([positions for _, positions in left_out])
+            steps = np.concatenate([np.full(len(positions), step) for step, positions in left_out])
+            writer.left_out(self._first, len(self._settings), positions, steps)
+            left_out.clear()
 
     def finish(self, counts: SessionCounts) -> None:
         """Say that the run ended as its loop meant it to."""
@@ -222,3 +233,92 @@ class RunLog:
     def close(self) -> None:
         """Release the run directory."""
         self._files.close()
+
+
+def heard_signals() -> list[signal.Signals]:
+    """SIGINT and SIGTERM unless they are ignored; none outside the main thread.
+
+    Scripts start background jobs with SIGINT ignored, so that Ctrl-C in the terminal does not stop
+    them; ignored signals stay ignored. Stop such a run with SIGTERM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    both = signal.SIGINT, signal.SIGTERM
+    return [number for number in both if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Deliver Ctrl-C and SIGTERM that arrive inside the block when it ends.
+
+    They wait while the log is written: half a step would contradict itself.
+    """
+    arrived: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda late, _: arrived.append(late))
+        for number in heard_signals()
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for late in arrived:
+            signal.raise_signal(late)
+
+
+def environment_of(device: torch.device) -> dict[str, Any]:
+    """For run.json: the machine, and code_commit if the working folder is in a git repository."""
+    commit = _code_commit()
+    return {
+        "machine": {
+            "processor": processor(),
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        },
+        **({} if commit is None else {"code_commit": commit}),
+    }
+
+
+def processor() -> str:
+    """Name of the processor, or at least its architecture."""
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    named = re.search(r"^model name[^:\n]*:(.*)$", text, re.M)
+    return (named and named[1].strip()) or platform.processor() or platform.machine()
+
+
+def _code_commit() -> str | None:
+    """The commit of the repository around the working folder; None without one.
+
+    Git is not called: it runs programs that the repository's settings name.
+    """
+    try:
+        places = [Path.cwd() / ".git", *(above / ".git" for above in Path.cwd().parents)]
+        commit = next((_head(git) for git in places if git.exists()), "")
+    except (OSError, ValueError):
+        return None
+    return f"{commit}, perhaps with uncommitted changes" if commit else None
+
+
+def _head(git: Path) -> str:
+    """The commit that a .git names: a folder, or the file of a worktree; empty if it is none."""
+    if git.is_file():
+        git = git.parent / _start(git).removeprefix("gitdir:").strip()
+    shared, found = git / (_start(git / "commondir") or "."), _start(git / "HEAD")
+    for _ in range(_MOST_REFERENCES):
+        if found.startswith("ref: refs/"):
+            name = found.removeprefix("ref: ")
+            packed = re.findall(rf"^(\w+) {re.escape(name)}$", _start(shared / "packed-refs"), re.M)
+            found = _start(git / name) or _start(shared / name) or "".join(packed)
+    return found if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", found) else ""
+
+
+def _start(path: Path) -> str:
+    """The text of a file, as far as it is read; empty where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES).decode("utf-8", "replace").strip()

@@ -23,17 +23,8 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.fields import UNITS, check_ids, check_norms, check_unit_ids
 from indpriv.recording.checkpoints.safe_files import fingerprint_of
-from indpriv.recording.norms.batches import (
-    FAULTS,
-    LossFn,
-    call,
-    check_losses,
-    map_tensors,
-    precise_losses,
-    same_values,
-    tensors_of,
-    unpacked,
-)
+from indpriv.recording.norms import batches as of_batches
+from indpriv.recording.norms.batches import LossFn, call, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, WholeModel, check_together
 from indpriv.recording.random_states import kept_random_state
@@ -44,7 +35,7 @@ Unpack = Callable[[Any], Any]  # a batch of the loader -> (arguments of the mode
 
 
 class Examples:
-    """A map-style data set, read in order, and the user's own collate function, or None."""
+    """A map-style data set, read in order, and how a loader makes batches of its items."""
 
     def __init__(
         self,
@@ -57,26 +48,43 @@ class Examples:
         # Opacus wraps the user's collate function to make empty batches; a pass has none.
         if isinstance(collate_fn, CollateFnWithEmpty):
             collate_fn = collate_fn.wrapped_collator_fn
-        self.collate_fn = None if collate_fn is default_collate else collate_fn
+        self.collate = collate_fn or default_collate
         self._device, self._unpack = device, unpack
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
+
+    @property
+    def _tensors(self) -> tuple[Tensor, ...]:
+        """Those that batches are slices of; none if a batch is more than that."""
+        plain = isinstance(self.dataset, TensorDataset) and self.collate is default_collate
+        return self.dataset.tensors if plain else ()  # type: ignore[attr-defined]
+
+    def read(self, positions: IntArray) -> Any:
+        """These rows as a loader reads them: a list of items, or whatever the data set makes."""
+        several = getattr(self.dataset, "__getitems__", None)
+        if several is not None:
+            return several(positions.tolist())
+        return [self.dataset[int(position)] for position in positions]
+
+    def collated(self, positions: IntArray) -> Any:
+        """A batch of these rows, as a loader makes it."""
+        return self.collate(self.read(positions))
 
     def batches(
         self, batch_size: int, positions: IntArray | None = None
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
         batches: Iterable[Any]
-        if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
+        if self._tensors:
             index = slice(None) if positions is None else torch.as_tensor(positions)
-            parts = (tensor[index].split(batch_size) for tensor in self.dataset.tensors)
+            parts = (tensor[index].split(batch_size) for tensor in self._tensors)
             # Clones, one batch after the other: a forward pass may write into its inputs.
             batches = ([part.clone() for part in batch] for batch in zip(*parts, strict=True))
         else:
             whole = self.dataset
             dataset = whole if positions is None else Subset(whole, positions.tolist())
-            batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self.collate_fn)
+            batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self.collate)
         try:
             for batch in batches:
                 yield self.on_device(self.unpacked(batch))
@@ -87,7 +95,7 @@ class Examples:
     @cached_property
     def random_targets(self) -> bool:
         """Whether a few targets are others when they are read again, as a collate function may."""
-        if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
+        if self._tensors:
             return False
         few = np.arange(min(len(self), _FEW))
         with kept_random_state():
@@ -102,7 +110,7 @@ class Examples:
 
     def unpacked(self, batch: Any) -> tuple[Any, Any]:
         """(inputs, targets) of a batch of the loader, where it is; InputError if they are none."""
-        return unpacked(batch, self._unpack)
+        return of_batches.unpacked(batch, self._unpack)
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ def norms_of(
     several = None if together is None or together[0].size == 1 else together
     wanted = np.arange(len(ids)) if positions is None else positions
     if several is not None:
-        positions = several[0].part(wanted)
+        positions = np.array_split(wanted, several[0].size)[several[0].rank]
     norms, targets_hash = [np.zeros(0)], hashlib.sha256()
     with kept_random_state():
         for inputs, targets in examples.batches(norm_pass.batch_size, positions):
@@ -210,32 +218,26 @@ class TrainingData:
         """Raise InputError if the final losses of the test set could not be taken."""
         try:
             inputs, targets = next(test.batches(2))
-            check_losses(self.loss_fn(call(model, inputs), targets), targets)
+            of_batches.check_losses(self.loss_fn(call(model, inputs), targets), targets)
         except StopIteration as error:
-            raise InputError(
-                "the test set is empty; pass test_set=None to record without one"
-            ) from error
-        except FAULTS as error:
-            raise InputError(
-                f"the model and loss_fn do not accept the test set: {error}"
-            ) from error
+            message = "the test set is empty; pass test_set=None to record without one"
+            raise InputError(message) from error
+        except of_batches.FAULTS as error:
+            message = f"the model and loss_fn do not accept the test set: {error}"
+            raise InputError(message) from error
 
     def examples(
         self, collate_fn: CollateFn | None, device: torch.device
     ) -> tuple[Examples, Examples | None]:
         """The training examples and the test examples, if there are any, as passes read them."""
-        train = Examples(self.dataset, collate_fn, device, self.unpack)
-        if self.test_set is None:
-            return train, None
-        return train, Examples(self.test_set, collate_fn, device, self.unpack)
+        alike = collate_fn, device, self.unpack
+        test = None if self.test_set is None else Examples(self.test_set, *alike)
+        return Examples(self.dataset, *alike), test
 
     def example_table(
         self, model: nn.Module, train: Examples, test: Examples | None
     ) -> ExampleTable:
-        """The ExampleTable of a final model in eval mode.
-
-        Test examples are numbered from 0, as strings if the training ids are strings.
-        """
+        """The ExampleTable of a final model in eval mode; test examples are numbered from 0."""
         splits = [("train", train, self.ids, self.ids_of_units, self.metadata)]
         if test is not None:
             splits.append(("test", test, np.arange(len(test)), None, self.test_metadata))
@@ -245,7 +247,8 @@ class TrainingData:
             with torch.no_grad(), kept_random_state():
                 for inputs, targets in examples.batches(4096):
                     outputs = call(model, inputs)
-                    losses.append(precise_losses(self.loss_fn, outputs, targets).cpu().numpy())
+                    precise = of_batches.precise_losses(self.loss_fn, outputs, targets)
+                    losses.append(precise.cpu().numpy())
                     labels.append(_labels(targets))
                     correct.append(_correct(outputs, targets))
             columns = {

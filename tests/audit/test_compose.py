@@ -19,7 +19,7 @@ from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.records import ArrayRecords
 from indpriv.recording import private_generator
-from indpriv.recording.opacus.tally import Tally
+from indpriv.recording.opacus.draws import Tally
 from runs import blobs, make_run, record
 
 ADULT = Path(__file__).parents[1] / "baseline" / "runs" / "adult"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from indpriv._facts import text
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
 from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.norm_log import open_run
@@ -236,13 +237,13 @@ def test_a_private_generator_that_is_seeded_is_an_ordinary_one(tmp_path):
 
 def test_steps_count_as_their_worst_micro_batch():
     findings = Findings()
-    findings.compare("loss", True, "no")
-    findings.compare("loss", False, "wrong in the second part")
+    findings.add("loss")
+    findings.add("loss", "unused")
     assert findings.end_step() == ["loss"]
-    findings.compare("loss", False, "wrong again")
+    findings.add("loss", "differ", error=1.0)
     assert findings.end_step() == []
     counts = worst_of([findings.found]).found["loss"]
-    assert (counts.steps, counts.refuted, counts.detail) == (2, 2, "wrong in the second part")
+    assert (counts.steps, counts.refuted, counts.detail) == (2, 2, text("check.loss", "unused"))
 
 
 def test_the_first_steps_are_always_repeated():

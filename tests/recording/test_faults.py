@@ -238,7 +238,7 @@ def test_what_a_list_keeps_of_the_examples_is_refused(tmp_path):
 def test_clipping_by_norms_that_sums_make_too_small_counts_as_less_noise(
     excess, counted, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("indpriv.recording.opacus.watch.clip_excess", lambda _: excess)
+    monkeypatch.setattr("indpriv.recording.opacus.gradients.clip_excess", lambda _: excess)
     log = record(make_run(noise_multiplier=1.5), tmp_path / "run", every=1)
     check = next(check for check in verify(open_run(tmp_path / "run")) if check.key == "clipping")
     assert check.status == "passed"

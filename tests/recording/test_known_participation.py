@@ -18,7 +18,7 @@ from indpriv.norm_log.fields import Truncation
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, TruncatedPoissonSampler
-from indpriv.recording.opacus.tally import Tally
+from indpriv.recording.opacus.draws import Tally
 from runs import PER_EXAMPLE, blobs, make_run, record
 
 

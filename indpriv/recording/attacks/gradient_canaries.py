@@ -25,8 +25,10 @@ from indpriv._checks import check_positive_int, check_row
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.run_files import GRADIENT_CANARIES
-from indpriv.recording.opacus.watch import AttackedRun, AttackedStep
+from indpriv.recording.opacus.draws import Draw
+from indpriv.recording.watch import AttackedRun
 
 METHOD = "likelihood ratio of gradient canaries"
 _TOO_LONG = 10.0  # max_grad_norms: a canary of full length that clipping has to shorten
@@ -122,10 +124,10 @@ class Canaries:
             self._places += [(p, numbers, index)] if len(numbers) else []
         self._before = np.zeros(self.n_canaries)
 
-    def before_noise(self, step: AttackedStep) -> None:
+    def before_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Add the gradients of the members that were drawn to the clipped sum."""
         added = np.zeros(self.n_canaries)
-        added[step.drawn_canaries] = step.setting.max_grad_norm
+        added[draw.canaries] = setting.max_grad_norm
         added *= self._lengths * self._member
         self._before = self._read("summed_grad")
         if self._clip is None:
@@ -162,9 +164,8 @@ class Canaries:
         for p, samples in zip(self._parameters, examples, strict=True):
             p.grad_sample = samples
 
-    def after_noise(self, step: AttackedStep) -> None:
+    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Score what the update says along each coordinate."""
-        setting = step.setting
         noise = self._read("grad") - self._before
         self._evidence += log_likelihood_ratio(
             noise / (setting.noise_multiplier * setting.max_grad_norm),

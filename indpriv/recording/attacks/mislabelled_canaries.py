@@ -17,10 +17,12 @@ from indpriv._arrays import BoolArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.run_files import CANARIES
 from indpriv.recording.norms.batches import call, precise_losses
-from indpriv.recording.opacus.watch import AttackedRun, AttackedStep
+from indpriv.recording.opacus.draws import Draw
 from indpriv.recording.training_data import Examples, length
+from indpriv.recording.watch import AttackedRun
 
 METHOD = "final loss of mislabelled canaries"
 
@@ -129,10 +131,10 @@ class MislabelledCanaries:
         ranks = getattr(run.optimizer, "world_size", 1)
         run.optimizer.expected_batch_size = int(self._n * planned) / ranks
 
-    def before_noise(self, step: AttackedStep) -> None:
+    def before_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Nothing: the final model is attacked."""
 
-    def after_noise(self, step: AttackedStep) -> None:
+    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Nothing: the final model is attacked."""
 
     def scores(self, model: nn.Module) -> AttackScores:

@@ -29,8 +29,9 @@ from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.run_files import WHITE_BOX
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
-from indpriv.recording.opacus.watch import AttackedRun, AttackedStep
+from indpriv.recording.opacus.draws import Draw
 from indpriv.recording.random_states import kept_random_state
+from indpriv.recording.watch import AttackedRun
 
 METHOD = "likelihood ratio of every noisy update"
 _STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
@@ -91,20 +92,20 @@ class WhiteBoxAttack:
         self._parameters = [p for p in self._shadow.parameters() if p.requires_grad]
         self._evidence = np.zeros(len(members) + len(others))
 
-    def before_noise(self, step: AttackedStep) -> None:
+    def before_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Nothing: what the optimizer says it summed up is not trusted."""
 
-    def after_noise(self, step: AttackedStep) -> None:
+    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Score what the update says about each attacked example."""
         self._model.update(self._shadow)
         with kept_random_state():
-            unexplained = self._unexplained(step)
-            drawn = np.isin(self._members, step.drawn)
+            unexplained = self._unexplained(setting.max_grad_norm, draw)
+            drawn = np.isin(self._members, draw.positions)
             drawn = np.pad(drawn, (0, len(self._others)))  # no test example is ever drawn
             start = 0
             for batch in self._attacked_batches():
                 stop = start + len(batch)
-                ratio = self._ratio(batch, unexplained, step.setting, drawn[start:stop])
+                ratio = self._ratio(batch, unexplained, setting, drawn[start:stop])
                 self._evidence[start:stop] += ratio
                 start = stop
 
@@ -132,15 +133,15 @@ class WhiteBoxAttack:
         norms, _ = norm_pass(batch.inputs, batch.targets)
         return norms.cpu().numpy() / (1 + norm_pass.slack)
 
-    def _unexplained(self, step: AttackedStep) -> list[Tensor]:
+    def _unexplained(self, max_grad_norm: float, draw: Draw) -> list[Tensor]:
         """The noisy sum less what the examples of the batch should have added."""
         trained = (p for p in self._attacked.run.module.parameters() if p.requires_grad)
         left = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in trained]
         size = self._attacked.norm_pass.batch_size
-        for batch in starmap(Batch, self._attacked.train.batches(size, step.drawn)):
+        for batch in starmap(Batch, self._attacked.train.batches(size, draw.positions)):
             if not len(batch):
                 continue
-            factors = _clip_factors(self._norms(batch), step.setting.max_grad_norm)
+            factors = _clip_factors(self._norms(batch), max_grad_norm)
             for value, added in zip(left, self._gradient(batch, factors), strict=True):
                 value -= added
         return left

@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from indpriv._facts import Template
+from indpriv._facts import text
 from indpriv.errors import EvidenceError, EvidenceWarning
+from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.session_counts import ComparedTraining, Found
 
-EQUAL, UNKNOWN, REFUTED = range(3)
+_EQUAL, _OPEN, _REFUTED = range(3)
 _ALL, _EVERY = 0.05, 0.03  # shares of training's time: of all comparisons, of those of every step
 _ROOM = 0.85  # of that part, so that chance does not exceed it
 _FREE = 1.0  # seconds that comparisons may take however short training is
@@ -20,47 +22,61 @@ _FIRST = 3  # steps that are repeated in any case
 _RATES = 0.005, 0.25  # of the other steps
 
 
-def say(check: Template, detail: str, *, refuted: bool, strict: bool) -> None:
-    """Warn of a finding, with what to do; if strict, raise EvidenceError."""
+def say(key: str, detail: str, *, refuted: bool, strict: bool) -> None:
+    """Warn of what a check found, with what to do; if strict, raise EvidenceError."""
     cost = "unproven" if refuted else "declared, not supported"
-    is_error = detail.startswith("not compared: ")  # which no advice fits
-    advice = "" if is_error else check.to_do
-    text = f"{check.title}: {detail}; the run's guarantee is {cost}. {advice}".rstrip()
+    # No advice fits errors.
+    advice = "" if detail.startswith("not compared: ") else CHECKS[key].to_do
+    said = f"{CHECKS[key].title}: {detail}; the run's guarantee is {cost}. {advice}".rstrip()
     if strict:
-        raise EvidenceError(f"{text} (strict=True stops here)")
-    warnings.warn(text, EvidenceWarning, stacklevel=2)
+        raise EvidenceError(f"{said} (strict=True stops here)")
+    warnings.warn(said, EvidenceWarning, stacklevel=2)
 
 
 class Findings:
-    """Counts of comparisons by the key of their assumption; a step counts as its worst."""
+    """Counts of comparisons by the key of their check; a step counts as its worst.
+
+    Attributes:
+        found: by the end of the last step.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, Found] = {}
         self._worst: dict[str, int] = {}  # of all steps, whose detail is kept
         self._step: dict[str, tuple[int, str]] = {}
 
-    def add(self, key: str, word: int, detail: str = "") -> None:
-        """Note one comparison of the current step."""
+    def add(self, key: str, case: str = "", **values: Any) -> None:
+        """Note one comparison of the current step: equal, or a case of the check's texts."""
+        refutes = case in CHECKS[key].refutes
+        word = _REFUTED if refutes else _OPEN if case else _EQUAL
+        self._note(key, word, text(f"check.{key}", case, **values) if case else "")
+
+    def compare(self, key: str, equal: bool, case: str, **values: Any) -> None:
+        """Note whether it was equal, and else the case."""
+        self.add(key, "" if equal else case, **values)
+
+    def not_compared(self, keys: Iterable[str], why: str) -> None:
+        """Note that comparisons could not be made."""
+        for key in keys:
+            self._note(key, _OPEN, why)
+
+    def _note(self, key: str, word: int, detail: str) -> None:
         if word > self._step.get(key, (-1, ""))[0]:
             self._step[key] = word, detail
-
-    def compare(self, key: str, equal: bool, detail: str, otherwise: int = REFUTED) -> None:
-        """Note whether it was equal, and else what was found."""
-        self.add(key, EQUAL if equal else otherwise, "" if equal else detail)
 
     def end_step(self) -> list[str]:
         """Count the step; return the keys that were refuted or left open for the first time."""
         new = []
         for key, (word, detail) in self._step.items():
             found = self.found.setdefault(key, Found())
-            found.steps += word != UNKNOWN
-            found.refuted += word == REFUTED
-            found.unknown += word == UNKNOWN
-            if word > self._worst.get(key, EQUAL):
+            found.steps += word != _OPEN
+            found.refuted += word == _REFUTED
+            found.unknown += word == _OPEN
+            if word > self._worst.get(key, _EQUAL):
                 new.append(key)
             if word > self._worst.get(key, -1) or not found.detail:
                 found.detail = detail
-            self._worst[key] = max(word, self._worst.get(key, EQUAL))
+            self._worst[key] = max(word, self._worst.get(key, _EQUAL))
         self._step.clear()
         return new
 

@@ -12,7 +12,7 @@ import copy
 import math
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
-from indpriv._facts import text
-from indpriv.recording.compared.deliveries import collated, read
-from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Findings
-from indpriv.recording.compared.outputs import Call, output_gradients, relative
+from indpriv.recording.compared.calls import Call, output_gradients, relative
+from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms.batches import LossFn, call, check_losses, map_tensors, tensors_of
 from indpriv.recording.norms.model_checks import first_that_mixes
 from indpriv.recording.opacus.gradients import STABILISER, ClippedBatch
@@ -75,22 +72,34 @@ class Replay:
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(secrets.randbits(128))
         self._last: tuple[Any, Any] | None = None  # arguments of the last call, for other rows
-        self._first: tuple[Call, Any, Any, list[Tensor]] | None = None  # call, rows, gradient
+        self._first: tuple[Call, Any, list[Tensor]] | None = None  # call, rows, gradient
         self._kept: list[tuple[Any, list[Tensor]]] = []  # of some steps: what was asked, losses
         self._turn = -1
         self.counts_itself = True  # nothing but forward passes changed what modules hold
+        self._of_half = any(torch.finfo(p.dtype).bits < 32 for p in self.parameters)
+        self._is_half = self._was_half = self._of_half  # this call, any call, in half precision
 
     def compare(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> list[Tensor]:
         """Compare everything about one micro-batch; return the sum of its clipped gradients."""
+        self._is_half = self._of_half or one.is_half
+        self._was_half |= self._is_half
+        size = len(batch.norms)
         # As Opacus left them: those that it clipped. Ghost mode has none.
         samples = [] if self.is_ghost else [_flat(p) for p in self.parameters]
-        lengths = _row_norms(samples) if samples else batch.norms
         with kept_random_state():
-            if transforms:  # AdaClip leaves what it clips
-                plain = [g / k + m for g, (m, k) in zip(samples, transforms, strict=True)]
-                self._gradients_of(one, batch, plain, _row_norms(plain))
+            keep = torch.as_tensor(self._random.random(size) < 0.5)
+            keep[int(self._random.integers(size))] = True
+            swapped = self._swapped(one, keep)
+            if swapped is None:
+                keep[:] = True
+            fed = swapped or (one.arguments, one.targets)
+            if self.is_ghost:
+                self._norms(one, batch, keep, fed)
             else:
-                self._gradients_of(one, batch, samples, lengths)
+                plain = samples
+                if transforms:  # AdaClip leaves what it clips
+                    plain = [g / k + m for g, (m, k) in zip(samples, transforms, strict=True)]
+                self._gradients(one, batch, plain, keep, fed)
             if self._kept and self._random.random() < _SKIPPED:
                 self._outliers(one)
             else:
@@ -98,116 +107,76 @@ class Replay:
             self._later(one, batch.max_grad_norm)
             self._loss_function(one)
             self._alone(one, batch.max_grad_norm)
-            total = self._sum(one, batch, samples, lengths)
+            total = self._sum(one, batch, samples)
         self._last = one.arguments
         return total
 
-    def _gradients_of(
-        self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor], lengths: Tensor
+    def _gradients(
+        self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor], keep: Tensor, fed: Any
     ) -> None:
-        """Compare the gradients (n, ...) of each row, of these lengths (n,), with a repetition."""
-        size, norms = len(batch.norms), batch.norms.cpu().double()
-        keep = torch.as_tensor(self._random.random(size) < 0.5)
-        keep[int(self._random.integers(size))] = True
-        swapped = self._swapped(one, keep)
-        if swapped is None:
-            keep[:] = True
-            swapped = one.arguments, one.targets
+        """Compare gradients (n, ...) of the rows that stay with those of a repetition."""
+        norms = batch.norms.cpu().double()
         shares = (batch.max_grad_norm / norms.clamp(min=1e-12)).clamp(max=1.0)
-        weights = torch.as_tensor(self._random.standard_normal(size)) * keep * shares
-        if self.is_ghost:
-            return self._norms_of(one, batch, keep, swapped)
-        theirs, floor = _weighted(samples, weights), _NOTHING * batch.max_grad_norm
-        scale = max(math.sqrt(float((weights * lengths.cpu()).square().sum())), floor)
-        mine = self._gradients(one, weights, *swapped)
-        error, tolerance = _distance(mine, theirs) / scale, self._within("same", one)
-        if error <= tolerance:
-            return self.findings.add("replay", EQUAL)
-        again = _distance(self._gradients(one, weights, one.arguments, one.targets), theirs) / scale
-        self._differs(one, keep, swapped, again <= tolerance, f"by {error:.2g} of their length")
+        weights = torch.as_tensor(self._random.standard_normal(len(norms))) * keep * shares
+        lengths, floor = _row_norms(samples).cpu(), _NOTHING * batch.max_grad_norm
+        scale = max(math.sqrt(float((weights * lengths).square().sum())), floor)
+        theirs = _weighted(samples, weights)
+        error = _distance(self._repeated(one, weights, fed), theirs) / scale
+        if error <= self._within("same"):
+            return self.findings.add("replay")
+        again = _distance(self._repeated(one, weights), theirs) / scale
+        mixes = again <= self._within("same")
+        self._differs(one, keep, fed, mixes, f"by {error:.2g} of their length")
 
-    def _norms_of(self, one: Call, batch: ClippedBatch, keep: Tensor, swapped: Any) -> None:
+    def _norms(self, one: Call, batch: ClippedBatch, keep: Tensor, fed: Any) -> None:
         """In ghost mode no gradient of one row exists in training, only its norm."""
         rows = self._random.permutation(np.flatnonzero(keep.numpy()))[:_ROWS]
-        tolerance = self._within("norms", one)
-        theirs = batch.norms.cpu().double()[torch.as_tensor(rows)]
-        floor = self._within("small", one) * batch.max_grad_norm
+        tolerance, theirs = self._within("norms"), batch.norms.cpu().double()[torch.as_tensor(rows)]
+        floor = self._within("small") * batch.max_grad_norm
 
-        def errors(arguments: Any, targets: Any) -> Tensor:
-            mine = self._row_norms(one, rows, arguments, targets)
+        def errors(fed: Any) -> Tensor:
+            mine = self._row_norms(one, rows, fed)
             return (theirs - mine) / mine.clamp(min=floor)
 
-        found = errors(*swapped)
-        if float(found.abs().max()) <= tolerance:
-            adds_up, detail = self._adds_up(one), text("check.replay", "not_linear")
-            return self.findings.compare("replay", adds_up, detail, UNKNOWN)
-        same = errors(one.arguments, one.targets)
-        detail = f"by {float(found.abs().max()):.2g} of their norm"
+        error = float(errors(fed).abs().max())
+        if error <= tolerance:
+            return self.findings.compare("replay", self._adds_up(one), "not_linear")
+        same, off = errors((one.arguments, one.targets)), f"by {error:.2g} of their norm"
         if float(same.abs().max()) > tolerance and float(same.min()) >= -tolerance:
-            detail = text("check.replay", "larger_norms", off=detail)
-            return self.findings.add("replay", UNKNOWN, detail)
-        self._differs(one, keep, swapped, float(same.abs().max()) <= tolerance, detail)
+            return self.findings.add("replay", "larger_norms", off=off)
+        self._differs(one, keep, fed, float(same.abs().max()) <= tolerance, off)
 
-    def _differs(self, one: Call, keep: Tensor, swapped: Any, mixes: bool, detail: str) -> None:
+    def _differs(self, one: Call, keep: Tensor, fed: Any, mixes: bool, off: str) -> None:
         """Say why gradients of the rows that stayed are others."""
-        if mixes and self._mixes_by_draws(one, keep, swapped[0]):
-            word, detail = UNKNOWN, text("check.replay", "draws")
-        elif mixes:
-            where = self._first_that_mixes(one, keep, swapped[0])
-            word, detail = REFUTED, text("check.replay", "mixes", off=detail, where=where)
+        if mixes:
+            self._mixes("mixes", one, keep, fed[0], off=off)
         elif not self._repeats(one):
-            word, detail = UNKNOWN, text("check.replay", "other_outputs")
+            self.findings.add("replay", "other_outputs")
         elif not self._is_linear(one):
-            word, detail = UNKNOWN, text("check.replay", "not_linear")
+            self.findings.add("replay", "not_linear")
         else:
-            word, detail = REFUTED, text("check.replay", "other_gradients", off=detail)
-        self.findings.add("replay", word, detail)
+            self.findings.add("replay", "other_gradients", off=off)
 
-    def _repeats(self, one: Call) -> bool:
-        with torch.no_grad():
-            outputs = tensors_of(one.again())
-        pairs = zip(outputs, tensors_of(one.outputs), strict=True)
-        return all(relative(*pair) <= self._within("same", one) for pair in pairs)
-
-    def _draws_itself(self, one: Call) -> bool:
-        """Whether a twin gives other outputs the second time, at the same random state."""
-        twin = one.new_twin()
-        with torch.no_grad():
-            pairs = zip(*(tensors_of(one.again(twin=twin)) for _ in range(2)), strict=True)
-            return any(relative(*pair) > self._within("same", one) for pair in pairs)
-
-    def _is_linear(self, one: Call) -> bool:
-        """Whether the gradient of a multiple of the losses is that multiple, small or large."""
-        small, large = (
-            self._gradients(one, _ONE * k, one.arguments, one.targets) for k in (1e-3, 1e3)
-        )
-        off = _distance(torch._foreach_mul(small, 1e6), large)
-        return off <= self._within("same", one) * _distance(large)
-
-    def _adds_up(self, one: Call) -> bool:
-        """Whether the gradient of a sum of weighted losses is the sum of their gradients."""
-        weights = torch.as_tensor(self._random.standard_normal((2, one.size)))
-        mine, more, both = (
-            self._gradients(one, each, one.arguments, one.targets)
-            for each in (*weights, weights.sum(0))
-        )
-        off = _distance(torch._foreach_add(mine, more), both)
-        return off <= self._within("same", one) * math.hypot(_distance(mine), _distance(more))
-
-    def _mixes_by_draws(self, one: Call, keep: Tensor, others: Any) -> bool:
-        """Whether outputs of the rows that stayed change by the random numbers alone.
+    def _mixes(self, case: str, one: Call, keep: Tensor, others: Any, **values: str) -> None:
+        """Say where outputs of the rows that stayed change with others: where not by draws alone.
 
         others: arguments of the model with other rows in place of the rest.
         """
-        place = float(self._random.random())
-        same = []
+        place, same = float(self._random.random()), []
         for held in (nullcontext(), Still(place)):
-            outputs = []
-            for arguments in (one.arguments, others):
-                with torch.no_grad(), held:
-                    outputs.append(tensors_of(one.again(arguments)))
+            with torch.no_grad(), held:
+                outputs = [tensors_of(one.again(fed)) for fed in (one.arguments, others)]
             same.append(self._are_same(one, keep, *outputs))
-        return same == [False, True]
+        if same == [False, True]:
+            if case == "mixes":
+                self.findings.add("replay", "draws")
+            return
+        twin = one.new_twin()
+        passes = (partial(one.again, fed, twin) for fed in (one.arguments, others))
+        with torch.no_grad():
+            found = first_that_mixes(twin, passes, keep)
+        where = "loss_fn" if found is None else "".join(found)
+        self.findings.add("replay", case, where=where, **values)
 
     def _are_same(
         self, one: Call, keep: Tensor, mine: Sequence[Tensor], theirs: Sequence[Tensor]
@@ -215,15 +184,36 @@ class Replay:
         """Whether two outputs of the model are alike in the rows that stayed."""
         pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.ndim and b.ndim]
         pairs = [(a[keep], b[keep]) for a, b in pairs if len(a) == len(b) == one.size]
-        return all(relative(*pair) <= self._within("same", one) for pair in pairs)
+        return self._all_close(pairs)
 
-    def _first_that_mixes(self, one: Call, keep: Tensor, others: Any) -> str:
-        """The first module whose output for a row that stayed changes with the other rows."""
-        twin = one.new_twin()
-        passes = (partial(one.again, each, twin) for each in (one.arguments, others))
+    def _all_close(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
+        return all(relative(*pair) <= self._within("same") for pair in pairs)
+
+    def _repeats(self, one: Call) -> bool:
+        """Whether a forward pass gives its outputs again."""
         with torch.no_grad():
-            found = first_that_mixes(twin, passes, keep)
-        return "loss_fn" if found is None else "".join(found)
+            again = tensors_of(one.again())
+        return self._all_close(zip(again, tensors_of(one.outputs), strict=True))
+
+    def _draws_itself(self, one: Call) -> bool:
+        """Whether a twin gives other outputs the second time, at the same random state."""
+        twin = one.new_twin()
+        with torch.no_grad():
+            first, second = (tensors_of(one.again(twin=twin)) for _ in range(2))
+        return not self._all_close(zip(first, second, strict=True))
+
+    def _is_linear(self, one: Call) -> bool:
+        """Whether the gradient of a multiple of the losses is that multiple, small or large."""
+        small, large = (self._repeated(one, _ONE * k) for k in (1e-3, 1e3))
+        off = _distance(torch._foreach_mul(small, 1e6), large)
+        return off <= self._within("same") * _distance(large)
+
+    def _adds_up(self, one: Call) -> bool:
+        """Whether the gradient of a sum of weighted losses is the sum of their gradients."""
+        weights = torch.as_tensor(self._random.standard_normal((2, one.size)))
+        mine, more, both = (self._repeated(one, each) for each in (*weights, weights.sum(0)))
+        off = _distance(torch._foreach_add(mine, more), both)
+        return off <= self._within("same") * math.hypot(_distance(mine), _distance(more))
 
     def _memory(self, one: Call) -> None:
         """Outputs of the same rows after a pass over others, and after one over themselves."""
@@ -240,10 +230,9 @@ class Replay:
                 outputs.append(tensors_of(one.again(mine, twin)))
         moved = [name for name, value in buffers[0].items() if relative(buffers[1][name], value)]
         if moved:
-            detail = text("check.replay", "buffer", name=moved[0])
-            self.findings.add("replay", REFUTED, detail)
+            self.findings.add("replay", "buffer", name=moved[0])
         elif any(relative(*pair) > _SAME for pair in zip(*outputs, strict=True)):
-            self.findings.add("replay", REFUTED, text("check.replay", "keeps_examples"))
+            self.findings.add("replay", "keeps_examples")
 
     def _outliers(self, one: Call) -> None:
         """Outputs beside rows that are far larger, which few batches hold."""
@@ -259,24 +248,18 @@ class Replay:
         others, found = map_tensors(one.arguments, grown), tensors_of(one.outputs)
         with suppress(Exception), torch.no_grad():  # a model need not take such rows
             found = tensors_of(one.again(others))
-        if self._are_same(one, keep, found, tensors_of(one.outputs)) or not self._repeats(one):
-            return
-        if not self._mixes_by_draws(one, keep, others):
-            where = self._first_that_mixes(one, keep, others)
-            self.findings.add("replay", REFUTED, text("check.replay", "outliers", where=where))
+        if not self._are_same(one, keep, found, tensors_of(one.outputs)) and self._repeats(one):
+            self._mixes("outliers", one, keep, others)
 
     def _later(self, one: Call, max_grad_norm: float) -> None:
         """Gradients of a few rows of the first call, asked again at the parameters of then."""
         if self._first is None:
-            if not one.has_rows:
-                return
-            arguments, targets = map(_few, (one.arguments, one.targets))
-            kept = copy.copy(one)
-            kept.outputs, kept.gradients, kept.second, kept.inside = None, {}, {}, {}
-            found = self._gradients(kept, _ONE, arguments, targets)
-            self._first = kept, arguments, targets, found
+            if one.has_rows:
+                fed = _few((one.arguments, one.targets))
+                kept = replace(one, outputs=None, gradients={}, second={}, inside={})
+                self._first = kept, fed, self._repeated(kept, _ONE, fed)
             return
-        kept, arguments, targets, before = self._first
+        kept, fed, before = self._first
         calls = [kept]
         if not self.counts_itself:  # what the modules hold by now, at the parameters of then
             twin = one.new_twin()
@@ -284,23 +267,20 @@ class Replay:
             for mine, theirs in zip(now, then, strict=True):
                 mine.data = theirs.data.clone()
             calls.append(replace(kept, twin=twin))
-        for each in calls:
-            error = _distance(self._gradients(each, _ONE, arguments, targets), before)
-            if error > _SAME * max(_distance(before), _SMALL * max_grad_norm):
-                return self.findings.add("replay", UNKNOWN, text("check.replay", "moves"))
+        floor = _SMALL * max_grad_norm
+        if any(_off(self._repeated(each, _ONE, fed), before, floor) > _SAME for each in calls):
+            self.findings.add("replay", "moves")
 
     def _loss_function(self, one: Call) -> None:
         """Ask loss_fn for the same losses twice, and later again."""
-        loss_fn, targets = _fresh(self.loss_fn), one.targets
-        losses = [_asked(loss_fn, one.outputs, targets, one.random_state) for _ in range(2)]
+        loss_fn, asked = _fresh(self.loss_fn), (one.outputs, one.targets, one.random_state)
+        losses = [_asked(loss_fn, *asked) for _ in range(2)]
         if _differ(*losses):
-            detail = text("check.loss_function", "keeps_examples")
-            return self.findings.add("loss_function", REFUTED, detail)
-        self.findings.add("loss_function", EQUAL)
-        known, self._kept = self._kept, self._kept[: _BATCHES - 1]
-        self._kept.append(((one.outputs, targets, one.random_state), losses[0]))
+            return self.findings.add("loss_function", "keeps_examples")
+        self.findings.add("loss_function")
+        known, self._kept = self._kept, [*self._kept[: _BATCHES - 1], (asked, losses[0])]
         if any(_differ(_asked(loss_fn, *asked), before) for asked, before in known):
-            self.findings.add("loss_function", UNKNOWN, text("check.loss_function", "moves"))
+            self.findings.add("loss_function", "moves")
 
     def _alone(self, one: Call, max_grad_norm: float, *, first: bool = False) -> None:
         """Some rows, each collated alone, and beside others; randomness is held still.
@@ -308,49 +288,46 @@ class Replay:
         first: one row, in the first place: a generator that the model keeps gives it the same.
         """
         if not one.intact:
-            return self.findings.add("alone", UNKNOWN, text("check.alone", "changed"))
+            return self.findings.add("alone", "changed")
         self._turn += 1  # chances are seldom taken: once low, once high, once anywhere
         held_at = (0.02, 0.98, float(self._random.random()))[self._turn % 3]
         places, each, together = self._batches(one, first)
-        singly = [(batch, {0: k}) for k, batch in enumerate(each, 1)]
-        jointly = [(together, {place: k for k, place in enumerate(places, 1)})]
-        gradients, loaded, length = [], list[list[Tensor]](), 0.0
-        for number, batches in enumerate((singly, jointly, singly)):
-            found = []
-            for batch, weights in batches:
+        singly = [(batch, [0]) for batch in each]
+        gradients, loaded = [], list[list[Tensor]]()
+        for number, batches in enumerate((singly, [(together, places)], singly)):
+            rows = list[list[Tensor]]()
+            for batch, wanted in batches:
                 set_random_state(one.random_state)
                 if number == 2:  # for what does not hold still
                     torch.rand(1), np.random.rand(), random.random()
                 with Still(held_at) as still:
-                    found.append(self._of_rows(one, batch, weights, still, loaded))
-            length = length or math.hypot(*map(_distance, found))  # which no cancelling shortens
-            gradients.append([torch.stack(parts).sum(0) for parts in zip(*found, strict=True)])
+                    rows += self._of_rows(one, batch, wanted, still, loaded)
+            gradients.append(rows)
         self._stored(one, still.foreign)
-        alone, among, again = gradients
-        scale = max(length, self._within("small", one) * max_grad_norm)
-        if _distance(alone, again) > _ALONE * scale:
-            return self.findings.add("alone", UNKNOWN, text("check.alone", "random"))
-        error = _distance(alone, among) / scale
-        if error <= self._within("alone", one):
-            return self.findings.add("alone", EQUAL)
+        floor, (alone, among, again) = self._within("small") * max_grad_norm, gradients
+        moved = max(_off(b, a, floor) for a, b in zip(alone, again, strict=True))
+        if _ALONE < moved < math.inf:
+            return self.findings.add("alone", "random")
+        error = max(_off(b, a, floor) for a, b in zip(alone, among, strict=True))
+        if error <= self._within("alone"):
+            return self.findings.add("alone")
         if not first and self._draws_itself(one):
             return self._alone(one, max_grad_norm, first=True)
         order = _stands_elsewhere(loaded[0], loaded[len(each)], places[0])
-        detail = text("check.alone", "order" if order else "changes", error=error)
-        self.findings.add("alone", REFUTED, detail)
+        self.findings.add("alone", "order" if order else "changes", error=error)
 
     def _batches(
         self, one: Call, first: bool
     ) -> tuple[list[int], Sequence[Callable[[], Any]], Callable[[], Any]]:
         """Places of some rows, the shortest first; a batch of each alone, and one of all."""
-        examples = one.loaded.examples
+        examples = one.delivered.examples
         size = one.size if self._random.random() < _WHOLE else 2 * _COMPANIONS
-        ids = self._random.permutation(one.loaded.ids)[:size]
+        ids = self._random.permutation(one.delivered.ids)[:size]
         places = [0] if first else self._random.permutation(len(ids))[:_TAKEN].tolist()
-        items, collate = read(examples, ids), examples.collate_fn or default_collate
+        items, collate = examples.read(ids), examples.collate
         if not (isinstance(items, list) and len(items) == len(ids)):  # the data set makes batches
-            each = [partial(collated, examples, ids[[place]]) for place in places]
-            return places, each, partial(collated, examples, ids)
+            each = [partial(examples.collated, ids[[place]]) for place in places]
+            return places, each, partial(examples.collated, ids)
         sizes = [sum(t.numel() for t in tensors_of(item)) for item in items]
         if first:
             items.insert(0, items.pop(int(np.argmin(sizes))))
@@ -362,12 +339,12 @@ class Replay:
         self,
         one: Call,
         batch: Callable[[], Any],
-        weights: Mapping[int, int],
+        places: Sequence[int],
         still: Still,
         loaded: list[list[Tensor]],
-    ) -> list[Tensor]:
-        """The weighted sum of the gradients of some rows of a batch, which is added to `loaded`."""
-        examples, twin, loss_fn = one.loaded.examples, one.new_twin(), _fresh(self.loss_fn)
+    ) -> list[list[Tensor]]:
+        """The gradient of each of some rows of a batch, which is added to `loaded`."""
+        examples, twin, loss_fn = one.delivered.examples, one.new_twin(), _fresh(self.loss_fn)
         inputs, targets = examples.on_device(examples.unpacked(batch()))
         fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
         inputs = map_tensors(inputs, partial(_as_type, next(iter(fed)) if len(fed) == 1 else None))
@@ -375,9 +352,8 @@ class Replay:
         own = [p for p in twin.parameters() if p.requires_grad]
         with torch.enable_grad(), one.precision(), still.reading([*own, *loaded[-1]]):
             losses = check_losses(loss_fn(call(twin, inputs), targets), targets)
-            total = torch.stack([k * losses[place] for place, k in weights.items()]).sum()
-        total.backward()
-        return self._taken(twin)
+        several = len(places) > 1
+        return [self._taken(twin, losses[place], retain=several) for place in places]
 
     def _stored(self, one: Call, foreign: Sequence[Tensor]) -> None:
         """Whether model or loss read rows of the data set that they keep, in whatever place."""
@@ -387,53 +363,60 @@ class Replay:
             if kept.is_complex() or kept.layout is not torch.strided:
                 continue
             if any(_share(row, kept) for row in rows):
-                detail = text("check.replay", "holds_rows", shape=tuple(kept.shape))
-                return self.findings.add("replay", REFUTED, detail)
-            if len(one.loaded.examples) in kept.shape:
-                detail = text("check.replay", "of_each", shape=tuple(kept.shape))
-                self.findings.add("replay", UNKNOWN, detail)
+                return self.findings.add("replay", "holds_rows", shape=tuple(kept.shape))
+            if len(one.delivered.examples) in kept.shape:
+                self.findings.add("replay", "of_each", shape=tuple(kept.shape))
 
-    def _sum(
-        self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor], lengths: Tensor
-    ) -> list[Tensor]:
+    def _sum(self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor]) -> list[Tensor]:
         """Sum of clipped gradients, by the norms that training clipped by."""
         if self.is_ghost:
-            return self._gradients(one, batch.factors, one.arguments, one.targets)
+            return self._repeated(one, batch.factors)
         if batch.each is None:
-            own, small = lengths.to(batch.norms), _SMALL * batch.max_grad_norm
-            if bool((batch.norms + small < own * (1 - _TOO_SHORT)).any()):
-                self.findings.add("replay", REFUTED, text("check.replay", "small_norms"))
+            own = _row_norms(samples).to(batch.norms) * (1 - _TOO_SHORT)
+            if bool((batch.norms + _SMALL * batch.max_grad_norm < own).any()):
+                self.findings.add("replay", "small_norms")
             return _weighted(samples, batch.factors)
         return [
             torch.einsum("i,i...", (c / (_row_norms([g]) + STABILISER)).clamp(max=1).to(g), g)
             for g, c in zip(samples, batch.each, strict=True)
         ]
 
-    def _gradients(self, one: Call, weights: Tensor, arguments: Any, targets: Any) -> list[Tensor]:
-        """Gradients of the weighted sum of losses, by autograd on a twin."""
-        twin = one.new_twin()
-        with torch.enable_grad():
-            losses = self._losses(twin, one, arguments, targets)
-            (losses * weights.to(losses)).sum().backward()
-        return self._taken(twin)
+    def compare_sum(
+        self, found: Sequence[Tensor], clipped: Sequence[Tensor], limit: float, size: int
+    ) -> None:
+        """Compare training's sum before the noise with that of its `size` clipped gradients."""
+        off = (
+            _distance(clipped, [t.view_as(f) for f, t in zip(clipped, found, strict=True)]) / limit
+        )
+        same = off <= _TOLERANCES["sum"][self._was_half] * math.sqrt(max(size, 1))
+        self.findings.compare("replay", same, "other_sum", error=off)
 
-    def _row_norms(self, one: Call, rows: Any, arguments: Any, targets: Any) -> Tensor:
-        twin, norms = one.new_twin(), []
+    def _repeated(self, one: Call, weights: Tensor, fed: Any = None) -> list[Tensor]:
+        """Gradients of the weighted sum of losses, by autograd on a twin.
+
+        fed: arguments of the model, and targets; training's where left out.
+        """
+        twin = one.new_twin()
+        losses = self._losses(twin, one, fed or (one.arguments, one.targets))
+        with torch.enable_grad():
+            return self._taken(twin, (losses * weights.to(losses)).sum())
+
+    def _row_norms(self, one: Call, rows: Any, fed: Any) -> Tensor:
+        twin = one.new_twin()
         for part in twin.modules():  # ghost mode counts the row of padding in norms
             if isinstance(part, nn.Embedding):
                 part.padding_idx = None
-        with torch.enable_grad():
-            losses = self._losses(twin, one, arguments, targets)
-            for row in rows:
-                losses[int(row)].backward(retain_graph=True)
-                norms.append(_distance(self._taken(twin)))
+        losses = self._losses(twin, one, fed)
+        norms = [_distance(self._taken(twin, losses[int(row)], retain=True)) for row in rows]
         return torch.tensor(norms, dtype=torch.float64)
 
-    def _losses(self, twin: nn.Module, one: Call, arguments: Any, targets: Any) -> Tensor:
-        outputs = one.again(arguments, twin)
-        return check_losses(_fresh(self.loss_fn)(outputs, targets), targets)
+    def _losses(self, twin: nn.Module, one: Call, fed: Any) -> Tensor:
+        with torch.enable_grad():
+            return check_losses(_fresh(self.loss_fn)(one.again(fed[0], twin), fed[1]), fed[1])
 
-    def _taken(self, twin: nn.Module) -> list[Tensor]:
+    def _taken(self, twin: nn.Module, loss: Tensor, *, retain: bool = False) -> list[Tensor]:
+        """The gradient of a loss, which leaves none in the twin."""
+        loss.backward(retain_graph=retain)
         own = list(twin.parameters())
         found = []
         for place in self.in_module:
@@ -471,21 +454,8 @@ class Replay:
         arguments, targets = map_tensors(own, swap)
         return arguments, targets
 
-    def _within(self, name: str, one: Call) -> float:
-        return _TOLERANCES[name][self.is_half(one)]
-
-    def is_half(self, one: Call) -> bool:
-        """Whether arithmetic is of half precision."""
-        return one.is_half or any(torch.finfo(p.dtype).bits < 32 for p in self.parameters)
-
-
-def sum_differs(
-    found: Sequence[Tensor], clipped: Sequence[Tensor], limit: float, size: int, half: bool
-) -> str:
-    """Whether training's sum before the noise is not that of its clipped gradients; "" if it is."""
-    error = _distance(found, [t.view_as(f) for f, t in zip(found, clipped, strict=True)]) / limit
-    differs = error > _TOLERANCES["sum"][half] * math.sqrt(max(size, 1))
-    return text("check.replay", "other_sum", error=error) if differs else ""
+    def _within(self, name: str) -> float:
+        return _TOLERANCES[name][self._is_half]
 
 
 def _asked(loss_fn: LossFn, outputs: Any, targets: Any, state: Any) -> list[Tensor]:
@@ -551,6 +521,12 @@ def _distance(one: Sequence[Tensor], other: Sequence[Tensor] | None = None) -> f
         found = [a - b.double() for a, b in zip(found, other, strict=True)]
     squares = [float(a.square().sum()) for a in found]
     return math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else math.inf
+
+
+def _off(one: Sequence[Tensor], other: Sequence[Tensor], floor: float) -> float:
+    """Distance relative to the length of the other, or to a least length; maybe infinite."""
+    off = _distance(one, other)
+    return off / max(_distance(other), floor) if math.isfinite(off) else math.inf
 
 
 def _few(value: Any) -> Any:

@@ -39,7 +39,7 @@ _LARGE = 100  # by which weights are multiplied to see whether a forward pass li
 _NONE: Mapping[int, nn.Parameter] = MappingProxyType({})
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-_WRAPPERS = ("opacus.", "torch.distributed.fsdp.", "indpriv.recording.compared.")
+_WRAPPERS = ("opacus.", "torch.distributed.fsdp.", "indpriv.recording.watch")
 # Where hooks, handles and states are kept that a shadow model goes without.
 _KEPT = ("autograd_grad_sample_hooks", "__composable_api_state_key")
 

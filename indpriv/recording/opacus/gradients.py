@@ -18,8 +18,9 @@ norms, so that not even the worst-case epsilon holds. functorch mode is right.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ _ROUNDINGS = 3
 STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 _SHORT = 1e-10  # norm of a sum that has no direction: of an empty batch, or lost in rounding
 _COMPARED = 10_000  # coordinates whose noise is compared with that of earlier steps
+_SIGNED = 4  # sums with a secret sign for each step: noise that comes again may be missed by one
 _CONTIGUOUS = (
     "Opacus then computes wrong per-example gradients without a warning; keep the model in "
     "torch.contiguous_format and pass images.contiguous(), or train with "
@@ -120,11 +122,15 @@ def clipping_watched(
     were changed after clipping.
     """
     trained = partial(_check_trained, trainable_names(model))
-    observer = _Observer(positions_of, thresholds, partial(trained, model, frozen_too=True))
-    is_ghost = isinstance(model, GHOST_MODELS)
-    mode = _ghost_clipping_watched if is_ghost else _hooks_clipping_watched
-    watched = mode(model, optimizer, observer, on_batch)
-    with _memory_format_watched(model), watched, model.register_forward_pre_hook(trained):
+    check = partial(trained, model, frozen_too=True)
+    clipping = _Clipping(model, optimizer, positions_of, on_batch, thresholds, check)
+    with ExitStack() as stack:
+        for name, layer in _convolutions(model):
+            handle = layer.register_forward_pre_hook(partial(_check_image, name))
+            stack.callback(handle.remove)
+        is_ghost = isinstance(model, GHOST_MODELS)
+        stack.enter_context(clipping.of_ghost() if is_ghost else clipping.of_hooks())
+        stack.enter_context(model.register_forward_pre_hook(trained))
         yield
 
 
@@ -143,91 +149,6 @@ def _check_trained(
 
 
 @contextmanager
-def _hooks_clipping_watched(
-    _model: nn.Module,
-    optimizer: Any,
-    observer: _Observer,
-    on_batch: Callable[[ClippedBatch], None],
-) -> Iterator[None]:
-    plain = optimizer.clip_and_accumulate
-
-    def clip_and_accumulate() -> None:
-        batch = observer.clip(optimizer, plain)
-        if batch is None:
-            size = len(optimizer.grad_samples[0])
-            if size:
-                raise EvidenceError(
-                    f"Opacus clipped {size} gradients without dividing by their norms; recording "
-                    "does not support this version of Opacus: install the one in constraints.txt"
-                )
-            batch = observer.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
-        on_batch(batch)
-
-    with replaced_methods(optimizer, clip_and_accumulate=clip_and_accumulate):
-        yield
-
-
-@contextmanager
-def _ghost_clipping_watched(
-    model: Any,
-    optimizer: Any,
-    observer: _Observer,
-    on_batch: Callable[[ClippedBatch], None],
-) -> Iterator[None]:
-    """Norms appear in the backward pass; they count once the optimizer takes the gradients in.
-
-    In between, p.grad holds sums of clipped gradients, which training can change before the noise
-    is added.
-    """
-    plain_coefficients, plain_enable_hooks = model.get_clipping_coef, model.enable_hooks
-    plain_accumulate = optimizer.accumulate
-    pending: list[ClippedBatch] = []
-    # Gradients as the backward pass left them, and the versions of their values.
-    clipped: list[tuple[Tensor, int]] = []
-
-    def get_clipping_coef() -> Tensor:
-        found: list[Tensor] = []
-        batch = observer.clip(model, lambda: found.append(plain_coefficients()))
-        # Replaces the batch of an earlier backward pass, as its gradients are replaced.
-        pending[:] = [] if batch is None else [batch]
-        return found[0]
-
-    def enable_hooks() -> None:  # what Opacus does last in a backward pass
-        plain_enable_hooks()
-        gradients = [p.grad for p in optimizer.params if p.grad is not None]
-        clipped[:] = [(grad, grad._version) for grad in gradients] if pending else []
-
-    def accumulate() -> None:
-        observer.check()
-        gradients = [p.grad for p in optimizer.params]
-        if pending:
-            if len(gradients) != len(clipped) or any(
-                gradient is not kept or kept._version != version
-                for gradient, (kept, version) in zip(gradients, clipped, strict=True)
-            ):
-                raise EvidenceError(
-                    "gradients were changed between loss.backward() and optimizer.step(): in ghost "
-                    "mode they are already clipped then, and a term or factor applied to them "
-                    "reaches the model without the limit of max_grad_norm; leave p.grad alone "
-                    "(Opacus clips, the optimizer applies weight decay), or train in hooks mode"
-                )
-            on_batch(pending.pop())
-        elif not hasattr(optimizer, "_adjusted_noise_multiplier") and any(
-            grad is not None and bool(grad.any()) for grad in gradients
-        ):
-            raise EvidenceError(
-                "this step's gradients were not clipped: in ghost mode, call backward() on the "
-                "criterion that make_private returned, criterion(model(inputs), targets)"
-            )
-        clipped.clear()
-        plain_accumulate()
-
-    methods = {"get_clipping_coef": get_clipping_coef, "enable_hooks": enable_hooks}
-    with replaced_methods(model, **methods), replaced_methods(optimizer, accumulate=accumulate):
-        yield
-
-
-@contextmanager
 def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[None]:
     """Call these functions instead of an object's methods in the block; then as before."""
     own = {name: vars(owner)[name] for name in functions if name in vars(owner)}
@@ -241,15 +162,97 @@ def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[No
 
 
 @dataclass(frozen=True)
-class _Observer:
+class _Clipping:
+    """How Opacus clips for one optimizer; see `clipping_watched`."""
+
+    model: Any
+    optimizer: Any
     positions_of: Callable[[int], IntArray | None]
+    on_batch: Callable[[ClippedBatch], None]
     thresholds: Thresholds | None
     check: Callable[[], None]
 
+    @contextmanager
+    def of_hooks(self) -> Iterator[None]:
+        optimizer, plain = self.optimizer, self.optimizer.clip_and_accumulate
+
+        def clip_and_accumulate() -> None:
+            batch = self._clip(optimizer, plain)
+            if batch is None:
+                size = len(optimizer.grad_samples[0])
+                if size:
+                    raise EvidenceError(
+                        f"Opacus clipped {size} gradients without dividing by their norms; "
+                        "recording does not support this version of Opacus: install the one in "
+                        "constraints.txt"
+                    )
+                batch = self.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
+            self.on_batch(batch)
+
+        with replaced_methods(optimizer, clip_and_accumulate=clip_and_accumulate):
+            yield
+
+    @contextmanager
+    def of_ghost(self) -> Iterator[None]:
+        """Norms appear in the backward pass; they count once the optimizer takes the gradients in.
+
+        In between, p.grad holds sums of clipped gradients, which training can change before the
+        noise is added.
+        """
+        model, optimizer = self.model, self.optimizer
+        plain_coefficients, plain_enable_hooks = model.get_clipping_coef, model.enable_hooks
+        plain_accumulate = optimizer.accumulate
+        pending: list[ClippedBatch] = []
+        # Gradients as the backward pass left them, and the versions of their values.
+        clipped: list[tuple[Tensor, int]] = []
+
+        def get_clipping_coef() -> Tensor:
+            found: list[Tensor] = []
+            batch = self._clip(model, lambda: found.append(plain_coefficients()))
+            # Replaces the batch of an earlier backward pass, as its gradients are replaced.
+            pending[:] = [] if batch is None else [batch]
+            return found[0]
+
+        def enable_hooks() -> None:  # what Opacus does last in a backward pass
+            plain_enable_hooks()
+            gradients = [p.grad for p in optimizer.params if p.grad is not None]
+            clipped[:] = [(grad, grad._version) for grad in gradients] if pending else []
+
+        def accumulate() -> None:
+            self.check()
+            gradients = [p.grad for p in optimizer.params]
+            if pending:
+                if len(gradients) != len(clipped) or any(
+                    gradient is not kept or kept._version != version
+                    for gradient, (kept, version) in zip(gradients, clipped, strict=True)
+                ):
+                    raise EvidenceError(
+                        "gradients were changed between loss.backward() and optimizer.step(): in "
+                        "ghost mode they are already clipped then, and a term or factor applied "
+                        "to them reaches the model without the limit of max_grad_norm; leave "
+                        "p.grad alone (Opacus clips, the optimizer applies weight decay), or "
+                        "train in hooks mode"
+                    )
+                self.on_batch(pending.pop())
+            elif not hasattr(optimizer, "_adjusted_noise_multiplier") and any(
+                grad is not None and bool(grad.any()) for grad in gradients
+            ):
+                raise EvidenceError(
+                    "this step's gradients were not clipped: in ghost mode, call backward() on the "
+                    "criterion that make_private returned, criterion(model(inputs), targets)"
+                )
+            clipped.clear()
+            plain_accumulate()
+
+        methods = {"get_clipping_coef": get_clipping_coef, "enable_hooks": enable_hooks}
+        with replaced_methods(model, **methods), replaced_methods(optimizer, accumulate=accumulate):
+            yield
+
     def batch(self, norms: Tensor, max_grad_norm: float, rounding: float = 0.0) -> ClippedBatch:
+        """The next micro-batch, with these norms."""
         return ClippedBatch(norms, self.positions_of(len(norms)), max_grad_norm, rounding)
 
-    def clip(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
+    def _clip(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
         """Run Opacus's clipping; return the batch whose norms it divided by, if it did so."""
         self.check()
         each = isinstance(owner, DPPerLayerOptimizer)
@@ -279,8 +282,8 @@ class _Observer:
 class _StandIn:
     """Stands for max_grad_norm while Opacus clips: divided by norms, or read by float()."""
 
-    def __init__(self, max_grad_norm: float, observer: _Observer) -> None:
-        self._max_grad_norm, self._observer = max_grad_norm, observer
+    def __init__(self, max_grad_norm: float, clipping: _Clipping) -> None:
+        self._max_grad_norm, self._clipping = max_grad_norm, clipping
         self.seen: ClippedBatch | None = None
 
     def __float__(self) -> float:
@@ -291,8 +294,8 @@ class _StandIn:
         precision = torch.finfo(stabilised.dtype)
         is_coarse = precision.bits < 32
         rounding = _ROUNDINGS * precision.eps / 2 if is_coarse else 0.0
-        self.seen = self._observer.batch(norms, self._max_grad_norm, rounding)
-        if self._observer.thresholds is None:
+        self.seen = self._clipping.batch(norms, self._max_grad_norm, rounding)
+        if self._clipping.thresholds is None:
             return self._max_grad_norm / stabilised
         if self.seen.positions is None:
             raise EvidenceError(
@@ -306,7 +309,7 @@ class _StandIn:
                 "coarse for individual thresholds; train in float32, without autocast, to clip "
                 "individually"
             )
-        limits = self._observer.thresholds(self.seen.positions, self._max_grad_norm)
+        limits = self._clipping.thresholds(self.seen.positions, self._max_grad_norm)
         self.seen = replace(self.seen, limits=limits.to(norms))
         return limits.to(stabilised) / stabilised
 
@@ -319,20 +322,6 @@ def check_memory_format(model: nn.Module) -> None:
                 f"the convolution {name!r} has its weights in channels-last memory format; "
                 f"{_CONTIGUOUS}"
             )
-
-
-@contextmanager
-def _memory_format_watched(model: nn.Module) -> Iterator[None]:
-    """In the block, refuse images whose gradients Opacus would get wrong."""
-    handles = [
-        layer.register_forward_pre_hook(partial(_check_image, name))
-        for name, layer in _convolutions(model)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
@@ -391,7 +380,8 @@ class NoiseWatch:
         self._products = torch.zeros(2, dtype=torch.float64)  # with the previous, the first step
         self._previous: Tensor | None = None
         self._first: Tensor | None = None
-        self._total = torch.zeros(2, len(chosen), dtype=torch.float64)  # sums of noise and squares
+        # Sums of noise, as it is and with secret signs, and of its squares.
+        self._total = torch.zeros(2 + _SIGNED, len(chosen), dtype=torch.float64)
         self._sums: list[tuple[Tensor, int]] = []
 
     def before(self) -> None:
@@ -435,7 +425,8 @@ class NoiseWatch:
             products_with = torch.stack([mine @ self._previous, mine @ self._first])
             self._products = products_with + self._products.to(device)
         self._previous = mine
-        self._total = torch.stack([mine, mine.square()]) + self._total.to(device)
+        signed = (secrets.choice((-1, 1)) * mine for _ in range(_SIGNED))
+        self._total = torch.stack([mine, *signed, mine.square()]) + self._total.to(device)
         self._steps += 1
 
     def counts(self) -> NoiseCounts | None:
@@ -448,6 +439,7 @@ class NoiseWatch:
         least = int(np.argmin((variances - 1) * np.sqrt(values)))
         pairs = max(1, self._n_compared * (self._steps - 1))
         previous, first = (self._products.cpu().numpy() / np.sqrt(pairs)).tolist()
+        total, *signed, squares = self._total.cpu().numpy()
         return NoiseCounts(
             values=int(values.sum()),
             variance=float(second.sum() / values.sum()),
@@ -456,7 +448,8 @@ class NoiseWatch:
             fourth_moment=float(fourth.sum() / values.sum()),
             previous=previous,
             first=first,
-            repeated=_excess_of_sum(*self._total.cpu().numpy()),
+            repeated=_excess_of_sum(total, squares),
+            signed=max((_excess_of_sum(one, squares) for one in signed), key=abs),
             along_sum=float(self._along) / np.sqrt(self._steps),
         )
 

@@ -16,16 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from opacus.grad_sample import (
-    AbstractGradSampleModule,
-    GradSampleModuleFastGradientClipping,
-    GradSampleModuleFastGradientClippingFSDP,
-)
-from opacus.optimizers import (
-    DistributedDPOptimizer,
-    DistributedDPOptimizerFastGradientClipping,
-    FSDPOptimizerFastGradientClipping,
-)
+from opacus import grad_sample, optimizers
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -36,11 +28,14 @@ from indpriv.norm_log.session_counts import Found
 from indpriv.recording.norms.shadow_model import make_shadow
 
 # Models that Opacus clips in ghost mode, by norms that it computes without the gradients.
-GHOST_MODELS = (GradSampleModuleFastGradientClipping, GradSampleModuleFastGradientClippingFSDP)
+GHOST_MODELS = (
+    GradSampleModuleFastGradientClipping,
+    grad_sample.GradSampleModuleFastGradientClippingFSDP,
+)
 DISTRIBUTED = (
-    DistributedDPOptimizer,
-    DistributedDPOptimizerFastGradientClipping,
-    FSDPOptimizerFastGradientClipping,
+    optimizers.DistributedDPOptimizer,
+    optimizers.DistributedDPOptimizerFastGradientClipping,
+    optimizers.FSDPOptimizerFastGradientClipping,
 )
 
 Batch = tuple[IntArray, FloatArray]  # positions and norms
@@ -110,10 +105,6 @@ class Ranks:
                 "steps, one for each batch that it draws"
             )
         return [part for _, part in found]
-
-    def part(self, positions: IntArray) -> IntArray:
-        """The positions that this rank takes, in order, if a pass is divided evenly."""
-        return np.array_split(positions, self.size)[self.rank]
 
     def close(self) -> None:
         """Leave the group."""

@@ -12,18 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import torch
+from opacus import optimizers
 from opacus.accountants.accountant import IAccountant
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
-from opacus.optimizers import (
-    AdaClipDPOptimizer,
-    DPOptimizer,
-    DPOptimizerFastGradientClipping,
-    DPPerLayerOptimizer,
-    FSDPOptimizerFastGradientClipping,
-    SimpleDistributedPerLayerOptimizer,
-)
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
@@ -32,17 +25,13 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSetting
-from indpriv.recording.clipping.rules import (
-    AdaClip,
-    ClippingRule,
-    LargestNormNoise,
-    QuantileClipping,
-)
+from indpriv.recording import clipping
+from indpriv.recording.clipping import AdaClip, ClippingRule
 from indpriv.recording.norms.shadow_model import standard_module
+from indpriv.recording.opacus.draws import sampler_kind
 from indpriv.recording.opacus.gradients import check_memory_format
 from indpriv.recording.opacus.ranks import DISTRIBUTED, GHOST_MODELS, WholeModel
-from indpriv.recording.opacus.samplers import sampler_kind
-from indpriv.recording.random_states import generator_of, is_guessable, private_generator, source_of
+from indpriv.recording.random_states import Sources
 
 T = TypeVar("T")
 _SAME_RATE = 1 - 1e-9  # sampling rates that differ by less are the same number, rounded
@@ -50,10 +39,10 @@ _ACCOUNTED = (
     DPOptimizer,
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
-    SimpleDistributedPerLayerOptimizer,
-    QuantileClipping,
+    optimizers.SimpleDistributedPerLayerOptimizer,
+    clipping.QuantileClipping,
     AdaClip,
-    LargestNormNoise,
+    clipping.LargestNormNoise,
     *DISTRIBUTED,
 )
 _NOT_AS_PROVEN = (
@@ -77,6 +66,7 @@ class OpacusRun:
         norm_backend: what takes norms: "auto", or "functorch", where gradients are transformed
             before they are clipped.
         sampler_class: name of the class that draws the batches.
+        sources: of random numbers.
         history: of Opacus's accountant.
     """
 
@@ -94,6 +84,7 @@ class OpacusRun:
         self.sampler_class = type(self.batch_sampler).__name__
         self.sampler = sampler_kind(self.batch_sampler, optimizer)
         self.is_poisson = self.sampler in ("poisson", "truncated_poisson")
+        self.sources = Sources(optimizer, self.module, loader, self.sampler)
         self.is_ghost = isinstance(model, GHOST_MODELS)
         self._rule = optimizer if isinstance(optimizer, ClippingRule) else None
         self._each = isinstance(optimizer, DPPerLayerOptimizer)
@@ -111,7 +102,6 @@ class OpacusRun:
                 "small; make the loader and the accountant with one make_private call"
             )
         self._trained = {id(p) for p in optimizer.params}
-        self._seeds: dict[torch.Generator, int] = {}  # when they were asked for first
         self.setting()
 
     @property
@@ -166,58 +156,6 @@ class OpacusRun:
             "loss_reduction": optimizer.loss_reduction,
             **{name: getattr(sampler, name, None) for name in shards},
         }
-
-    @property
-    def sampling_seed(self) -> int | None:
-        """Seed of the generator that draws the batches; a secure generator has none."""
-        if self.optimizer.secure_mode:
-            return None
-        # The Mersenne Twister uses the low 32 bits only.
-        return int(self.sampling_generator.initial_seed()) % 2**32
-
-    @property
-    def sampling_generator(self) -> torch.Generator:
-        """The generator that draws the batches, on the CPU."""
-        owners = self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.loader
-        given = (getattr(owner, "generator", None) for owner in owners)
-        return next((one for one in given if one is not None), torch.default_generator)
-
-    @property
-    def noise_generator(self) -> torch.Generator | None:
-        """The generator that draws the noise; None if it is not known."""
-        return generator_of(self.optimizer.generator, next(self.module.parameters()).device)
-
-    def draw_privately(self) -> None:
-        """Give noise and batches private generators where they draw from torch's default ones."""
-        given, at = self.noise_generator, next(self.module.parameters()).device
-        default, secure = generator_of(None, at), self.optimizer.secure_mode
-        if given is None or given is default or (given.device != at and not secure):  # moved since
-            self.optimizer.generator = private_generator(at)
-        owner = self.batch_sampler if self.is_poisson else getattr(self.batch_sampler, "sampler", 0)
-        if hasattr(owner, "generator") and self.sampling_generator is torch.default_generator:
-            owner.generator = private_generator()
-
-    @property
-    def guessable_seed(self) -> bool:
-        """Whether a seed of noise or batches seems chosen by a person, or is torch's default.
-
-        Also one that was set since this was asked first.
-        """
-        if self.optimizer.secure_mode:
-            return False
-        secret = self.is_poisson or self.sampler == "fixed_size"  # who takes part
-        used = [self.noise_generator, *([self.sampling_generator] if secret else [])]
-        seeds = {one: one.initial_seed() for one in used if one is not None}
-        set_again = any(self._seeds.setdefault(one, seed) != seed for one, seed in seeds.items())
-        return set_again or any(map(is_guessable, used))
-
-    @property
-    def random_source(self) -> str:
-        """What draws noise and batches, in words."""
-        if self.optimizer.secure_mode:
-            return "cryptographically secure generators (secure_mode)"
-        noise, batches = source_of(self.noise_generator), source_of(self.sampling_generator)
-        return noise if noise == batches else f"noise: {noise}; batches: {batches}"
 
     def setting(
         self, *, sample_rate: float | None = None, max_grad_norm: float | None = None
@@ -298,32 +236,32 @@ class AccountantHistory:
                 break
             found = filter(inspect.isfunction, enclosed.values())
             hooks += [value for value in found if value not in hooks]
-        self.steps_before = self._all_steps()
+        self._before = self._counted()
+        self.steps_before = self._before.total()
 
     @property
     def steps(self) -> int | None:
         """Number of steps counted since attaching; None without an accountant."""
-        return None if self._accountant is None else self._all_steps() - self.steps_before
+        return None if self._accountant is None else self._counted().total() - self.steps_before
 
     def matches(self, counted: Counter[float], sample_rate: float) -> bool:
         """Whether the history agrees with the number of steps counted at each noise multiplier.
 
         The history may not have a smaller sample_rate than the sampler.
         """
-        if self._accountant is None:
-            return True
         found: Counter[float] = Counter()
-        skip = self.steps_before
-        for noise_multiplier, rate, steps in self._accountant.history:
-            new = max(0, steps - skip)
-            skip = max(0, skip - steps)
-            if new and rate < sample_rate * _SAME_RATE:
+        for (noise_multiplier, rate), steps in (self._counted() - self._before).items():
+            if rate < sample_rate * _SAME_RATE:
                 return False
-            found[float(noise_multiplier)] += new
-        return +found == counted
+            found[noise_multiplier] += steps
+        return self._accountant is None or found == counted
 
-    def _all_steps(self) -> int:
-        return 0 if self._accountant is None else sum(s for _, _, s in self._accountant.history)
+    def _counted(self) -> Counter[tuple[float, float]]:
+        """Steps by noise multiplier and sampling rate."""
+        counted: Counter[tuple[float, float]] = Counter()
+        for noise, rate, steps in () if self._accountant is None else self._accountant.history:
+            counted[float(noise), float(rate)] += steps
+        return counted
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
@@ -334,7 +272,7 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"the optimizer is a {name}, not an Opacus DPOptimizer; attach the one that "
             "PrivacyEngine.make_private returned"
         )
-    if type(optimizer) is AdaClipDPOptimizer:
+    if type(optimizer) is optimizers.AdaClipDPOptimizer:
         raise InputError(_NOT_AS_PROVEN)
     if type(optimizer) not in _ACCOUNTED:
         raise InputError(
@@ -373,7 +311,7 @@ def _check_distributed(model: nn.Module, optimizer: Any) -> None:
     wrapped = model._module if isinstance(model, AbstractGradSampleModule) else model
     needed: type = DifferentiallyPrivateDistributedDataParallel
     remedy = "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
-    if isinstance(optimizer, FSDPOptimizerFastGradientClipping):
+    if isinstance(optimizer, optimizers.FSDPOptimizerFastGradientClipping):
         needed, remedy = FSDPModule, "opacus.utils.fsdp_utils.FSDP2Wrapper(model)"
     if not isinstance(wrapped, needed):
         raise InputError(

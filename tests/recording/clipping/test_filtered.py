@@ -14,7 +14,7 @@ from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.journal_state import read_left_out
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import Recorder
-from indpriv.recording.clipping.thresholds import FilteredClipping
+from indpriv.recording.clipping import ClipThresholds
 from runs import PER_EXAMPLE, blobs, failed, make_run
 
 SETTINGS = {"max_grad_norm": 2.0, "learning_rate": 0.5, "noise_multiplier": 0.7}
@@ -36,7 +36,7 @@ def record(run, run_dir, epochs=3, physical=None, loop=None, **options):
     options = {"privacy_filter": FILTER, "individual_clipping": True, "every": 4} | options
     recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, **options)
     seen = []
-    plain = FilteredClipping.thresholds
+    plain = ClipThresholds.thresholds
 
     def spied(self, positions, max_grad_norm):
         found = plain(self, positions, max_grad_norm)
@@ -47,7 +47,7 @@ def record(run, run_dir, epochs=3, physical=None, loop=None, **options):
         )
         return found
 
-    FilteredClipping.thresholds = spied
+    ClipThresholds.thresholds = spied
     try:
         run.model.train()
         with recorder.attach(run.model, run.optimizer, run.loader):
@@ -65,7 +65,7 @@ def record(run, run_dir, epochs=3, physical=None, loop=None, **options):
                     for batch in batches:
                         (loop or run.step)(*batch)
     finally:
-        FilteredClipping.thresholds = plain
+        ClipThresholds.thresholds = plain
     return seen
 
 
@@ -307,7 +307,7 @@ def test_an_infinite_gradient_stops_training_before_it_reaches_the_parameters(tm
 
 
 def test_the_settings_of_a_step_are_charged_once():
-    clipping = FilteredClipping(PrivacyFilter(3.0, 1.0), None, 4)
+    clipping = ClipThresholds(4, policy=PrivacyFilter(3.0, 1.0))
     setting = StepSetting(1.0, 1.0, 0.1)
     for _ in range(3):
         clipping.charge(0, setting)
@@ -433,7 +433,7 @@ def test_no_unit_of_several_rows_exceeds_the_cap(tmp_path):
     assert left[:40].sum() > 0
     assert f"left out {left.sum()} of 80 users" in table.claim_reason
     # A second session goes on with what was spent.
-    resumed = FilteredClipping(policy, None, 120)
+    resumed = ClipThresholds(120, policy=policy)
     resumed.restore(log, left_out_at)
     assert np.all(resumed.spent <= policy.rdp_cap)
     np.testing.assert_array_equal(resumed.present, left_out_at == log.total_steps)

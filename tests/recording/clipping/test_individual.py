@@ -12,7 +12,7 @@ from indpriv.accountant.norms import GoverningNorms
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.records import Levels
 from indpriv.recording import Recorder, RecordingPolicy
-from indpriv.recording.clipping.thresholds import ClipLevels
+from indpriv.recording.clipping import ClipThresholds
 from runs import PER_EXAMPLE, blobs, failed, make_run
 
 STEP = 2**-148  # two of float32 where it is finest, below its normal range
@@ -115,7 +115,7 @@ def test_what_training_clips_at_is_what_accounting_charges(
     norms, recorded_at, now, rounding, headroom
 ):
     levels = Levels(rounding, "up") if rounding else None
-    clip = ClipLevels(levels, headroom)
+    clip = ClipThresholds(5, headroom=headroom, levels=levels)
     all_examples = np.arange(5)
     np.testing.assert_allclose(
         clip.thresholds(all_examples, now), now, rtol=2e-7

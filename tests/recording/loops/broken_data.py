@@ -462,6 +462,21 @@ class Centring(Dataset):
         return self.x[i] - self.total / self.count, self.y[i]
 
 
+@broken("contribution batch", "hooks ghost")
+def collate_scales_the_shortest_a_little(s):
+    """All are clipped, so that norms do not tell; the shortest has a small gradient."""
+
+    def collate(rows):
+        x = nn.utils.rnn.pad_sequence([torch.zeros(8), *(x for x, _ in rows)], batch_first=True)[1:]
+        if len(rows) > 1:
+            x[min(range(len(rows)), key=lambda k: len(rows[k][0]))] *= 1.003
+        return x, torch.stack([y for _, y in rows])
+
+    data = Items(lambda i: (vector(i, 3 + i % 6), torch.tensor(i % 2)))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    s.train(data, model, collate=collate, clip=0.01)
+
+
 @broken("batch contribution start", "hooks ghost", expect="unsupported")
 def data_set_with_a_running_mean(s):
     s.train(Centring())

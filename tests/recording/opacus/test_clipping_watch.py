@@ -1,7 +1,6 @@
 import socket
 import warnings
 from contextlib import ExitStack
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,12 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError, InputError
-from indpriv.recording.compared.training import Comparison
 from indpriv.recording.opacus.gradients import clip_excess, clipping_watched
 from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.opacus.watch import Watch
 from indpriv.recording.training_data import Examples
+from indpriv.recording.watch import Watch
 from runs import PER_EXAMPLE, blobs, make_run
 
 MODES = ["hooks", "functorch", "ew", "ghost"]
@@ -52,9 +50,7 @@ def watched(run, on_step, thresholds=None):
     opacus_run = OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset))
     examples = Examples(run.dataset, run.loader.collate_fn, torch.device("cpu"))
     ranks = Ranks(run.optimizer)
-    watch = Watch(
-        opacus_run, partial(Comparison, opacus_run, examples, PER_EXAMPLE, None, 0, ranks)
-    )
+    watch = Watch(opacus_run, examples, PER_EXAMPLE, ranks)
     stack = ExitStack()
     stack.enter_context(
         watch.watching(lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds)

@@ -1,30 +1,51 @@
-"""Clipping rules that Opacus lacks, or has in a form that its account does not fit. Sensitive.
+"""Clipping rules that Opacus lacks, and clip thresholds of single examples. Sensitive.
 
-Each is an optimizer in place of the one that `PrivacyEngine.make_private` returned, in hooks mode:
+Each rule is an optimizer in place of the one that `PrivacyEngine.make_private` returned, in hooks
+mode; Opacus has none of them, or in a form that its account does not fit:
 
     optimizer = QuantileClipping.of(optimizer, quantile=0.5)
 
 The Recorder logs what an example contributes to the released sum, as a share of what the noise
 multiplier is for, times max_grad_norm.
+
+Individual clipping (Yu et al. 2023, Algorithm 3) clips each example at its last recorded level. It
+then contributes to a step at most what its last record says, so the account with
+between_records="last" is exact. The noise stays at noise_multiplier * max_grad_norm. Levels come
+from full records only: they depend on the trajectory and on the example, never on which examples
+were sampled, and so never on batch norms. A level is the recorded norm plus a headroom, which the
+paper has not, rounded up: norms grow until the next record, most of all for examples that become
+hard, and clipping exactly these would slow down learning. The log records levels, so accounting
+needs no knowledge of the headroom.
+
+Under a privacy filter an example that would exceed the cap is left out, by clipping it at 0 from
+then on. Before each step, every example that is not yet left out is charged for its clip threshold
+of that step, whether it is drawn or not. Rows of one unit are charged, and left out, together.
+`indpriv.PrivacyFilter` says what this guarantees.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _generate_noise
 from torch import Tensor
 
-from indpriv._arrays import FloatArray
-from indpriv.errors import InputError
+from indpriv._arrays import FloatArray, IntArray
+from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.evidence import LARGEST_NORM
 from indpriv.norm_log.fields import StepSetting
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import Levels
 
+# With a tenth of it, levels an epoch old cost accuracy (benchmarks/individual_clipping.py).
+DEFAULT_HEADROOM = 0.1
+_FLOAT32 = 1 - 2**-23  # a level times this is not above the level once it is rounded to float32
 _RANGE = 1e6  # the clipping norm stays within this factor of the first one
 _STABILISER = 1e-6  # as in Opacus's clip factor
 
@@ -100,7 +121,7 @@ class ClippingRule(DPOptimizer):
         samples = self.grad_samples
         if not len(samples[0]):
             return torch.zeros(0)
-        each = [g.reshape(len(g), -1).norm(2, dim=-1).to(samples[0].device) for g in samples]
+        each = [g.flatten(1).norm(2, dim=-1).to(samples[0].device) for g in samples]
         return torch.stack(each, dim=1).norm(2, dim=1)
 
 
@@ -288,3 +309,173 @@ class LargestNormNoise(ClippingRule):
         if updates and self.noise_multiplier == self._realised:  # the step hook did not set it
             self.noise_multiplier = self._given
         return updates
+
+
+def check_headroom(
+    value: float | None, *, individually: bool, logged: float | None = None
+) -> float:
+    """The headroom of a run: the given one; else that of the log to continue, else the default.
+
+    It is 0 without individual clipping. InputError if it is not in [0, 1], differs from the log's,
+    or is given without individual clipping.
+    """
+    if not individually:
+        if value is not None:
+            raise InputError(
+                f"clip_headroom={value!r} is for individual clipping; pass "
+                "individual_clipping=True, or leave it out"
+            )
+        return 0.0
+    if value is None:
+        return DEFAULT_HEADROOM if logged is None else logged
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(
+            f"clip_headroom={value!r} is not in [0, 1]; it is a fraction of max_grad_norm, e.g. 0.1"
+        )
+    if logged not in (None, value):
+        raise InputError(
+            f"clip_headroom={value:g}, but the log to continue has {logged:g}; pass that, or leave "
+            "it out"
+        )
+    return float(value)
+
+
+class Filter(Protocol):
+    """What a privacy filter charges; `indpriv.PrivacyFilter` says it in full."""
+
+    @property
+    def order(self) -> float: ...  # noqa: D102
+    @property
+    def rdp_cap(self) -> float: ...  # noqa: D102
+    def charges(  # noqa: D102
+        self,
+        relative_norms: FloatArray,
+        *,
+        noise_multiplier: float,
+        sample_rate: float,
+        units: IntArray | None = None,
+    ) -> FloatArray: ...
+    def spent(self, log: NormLog, left_out_at: IntArray) -> FloatArray: ...  # noqa: D102
+
+
+class ClipThresholds:
+    """What each example is clipped at: max_grad_norm, its recorded level, or 0 by a filter.
+
+    Attributes:
+        policy: of the privacy filter; None without one.
+        varies: examples have thresholds of their own.
+        spent: (n_examples,) RDP that the filter has charged.
+        present: (n_examples,) whether the filter has not left an example out.
+        unlogged: steps at which it left examples out, and their positions, until they are logged.
+    """
+
+    def __init__(
+        self,
+        n_examples: int,
+        *,
+        headroom: float | None = None,
+        levels: Levels | None = None,
+        policy: Filter | None = None,
+        units: IntArray | None = None,
+    ) -> None:
+        """Begin with all examples present, nothing spent, and max_grad_norm as each one's level.
+
+        Args:
+            n_examples: in the training set.
+            headroom: of individual clipping; None clips all examples at max_grad_norm.
+            levels: to which the log rounds norms; None if it keeps them in full.
+            policy: of the privacy filter, if there is one.
+            units: (n_examples,) the unit of each row, from 0; None if each row is a unit.
+        """
+        self.policy, self._headroom, self._levels, self._units = policy, headroom, levels, units
+        self.varies = headroom is not None or policy is not None
+        self._positions = np.arange(n_examples)
+        self._norms: FloatArray | None = None  # of a record whose step is not over
+        self._bounds = np.full(n_examples, np.inf)  # by the last record whose step is over
+        self.spent = np.zeros(n_examples)
+        self.present = np.ones(n_examples, dtype=bool)
+        self._charged: tuple[int, StepSetting] | None = None  # the step that was charged last
+        self._charges: tuple[StepSetting, FloatArray] | None = None  # of one step at these levels
+        self.unlogged: list[tuple[int, IntArray]] = []
+
+    def restore(self, log: NormLog, left_out_at: IntArray) -> None:
+        """Continue where a log ends; left_out_at (n_examples,) as `read_left_out` returns it."""
+        if self._headroom is not None and log.n_records:
+            last = log.records.read(log.rows[-1:], 0, log.n_examples)[0]
+            clip = float(log.settings.max_grad_norm[log.recorded_steps[-1]])
+            self._bounds = self._bounds_in_log(last, clip)
+        if self.policy is not None:
+            self.spent = self.policy.spent(log, left_out_at)
+            self.present = left_out_at >= log.total_steps
+
+    def begin_record(self, norms: FloatArray) -> None:
+        """Use norms (n_examples,) of the coming step; they are rounded at its max_grad_norm."""
+        if self._headroom is not None:
+            self._norms, self._charges = norms, None
+
+    def end_record(self, max_grad_norm: float) -> None:
+        """Fix the levels of the record begun last, if any: its step ran at max_grad_norm."""
+        if self._norms is not None:
+            self._bounds, self._norms = self._rounded(self._norms, max_grad_norm), None
+
+    def thresholds(self, positions: IntArray, max_grad_norm: float) -> Tensor:
+        """Clip thresholds (n,) float64 at these positions, at most max_grad_norm of this step."""
+        limits = self.bounds(positions, max_grad_norm)
+        if self._headroom is not None:
+            held = (limits * _FLOAT32).astype(np.float32)
+            # Below the normal range of float32, its steps are wider than that.
+            held = np.where(held > limits, np.nextafter(held, np.float32(0)), held)
+            limits = held.astype(np.float64)
+        return torch.as_tensor(limits * self.present[positions])
+
+    def bounds(self, positions: IntArray, max_grad_norm: float) -> FloatArray:
+        """(n,) contributions of these examples to the current step, unless they are left out."""
+        bounds = self._bounds[positions]
+        if self._norms is not None:
+            bounds = self._rounded(self._norms[positions], max_grad_norm)
+        return np.minimum(bounds, max_grad_norm)
+
+    def _rounded(self, norms: FloatArray, max_grad_norm: float) -> FloatArray:
+        """The bounds that the log will give for these norms."""
+        exact = norms + (self._headroom or 0.0) * max_grad_norm
+        row = exact if self._levels is None else self._levels.encode(exact, max_grad_norm)
+        return self._bounds_in_log(row, max_grad_norm)
+
+    def _bounds_in_log(self, row: NDArray[Any], max_grad_norm: float) -> FloatArray:
+        """Bounds that a row of the log gives; a clipped norm counts as any step's max_grad_norm."""
+        if self._levels is None:
+            return row
+        bounds = self._levels.relative(row) * max_grad_norm
+        return np.where(row > self._levels.top, np.inf, bounds)
+
+    def charge(self, step: int, setting: StepSetting) -> None:
+        """Charge present examples for the coming step; leave out those that would exceed the cap.
+
+        A step is charged once, however many micro-batches it has; EvidenceError if it was charged
+        under other settings.
+        """
+        if self.policy is None:
+            return
+        if self._charged is not None and self._charged[0] == step:
+            if self._charged[1] != setting:
+                raise EvidenceError(
+                    f"the settings of step {step} changed from {self._charged[1]} to {setting} "
+                    "after the privacy filter had charged for it; change noise, clipping and "
+                    "sampling between steps only"
+                )
+            return
+        if self._charges is None or self._charges[0] != setting:
+            charges = self.policy.charges(
+                self.bounds(self._positions, setting.max_grad_norm) / setting.max_grad_norm,
+                noise_multiplier=setting.noise_multiplier,
+                sample_rate=setting.sample_rate,
+                units=self._units,
+            )
+            self._charges = setting, charges
+        charges = self._charges[1]
+        beyond = self.present & (self.spent + charges > self.policy.rdp_cap)
+        if beyond.any():
+            self.present = self.present & ~beyond
+            self.unlogged.append((step, np.flatnonzero(beyond)))
+        self.spent += np.where(self.present, charges, 0.0)
+        self._charged = step, setting

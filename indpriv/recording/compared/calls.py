@@ -1,0 +1,436 @@
+"""Forward passes of training: the loader's batch that went in, what came out and came back.
+
+Sensitive.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from indpriv._arrays import IntArray
+from indpriv.recording.compared.findings import Findings
+from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
+from indpriv.recording.norms.shadow_model import HALF
+from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
+from indpriv.recording.training_data import Examples
+
+_OFTEN = 12  # times that rows are read again to see whether they are random
+_ROWS = 32  # of the data set, secret ones, that are read again
+_DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
+# Relative to the largest entry; larger differences than rounding makes on any loop that was tried.
+_TOLERANCES = {torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+_TOLERANCE = 5e-5  # of float32 and others
+
+
+@dataclass
+class Delivered:
+    """One batch of the loader.
+
+    Attributes:
+        batch: as the loader gave it.
+        ids: (n,) of its rows, as drawn.
+        whole: ids of the batch that it is a part of, if the loop split it, and its first row there.
+    """
+
+    batch: Any
+    ids: IntArray
+    examples: Examples
+    whole: tuple[IntArray, int] | None = None
+
+    def __post_init__(self) -> None:
+        held = tensors_of(self.batch)
+        # The former do not move where numpy or .data writes.
+        self._versions, self._sums = [t._version for t in held], list(map(_of_rows, held))
+
+    @cached_property
+    def unpacked(self) -> tuple[Any, Any]:
+        """(inputs, targets), on the model's device."""
+        return self.examples.on_device(self.examples.unpacked(self.batch))
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the loop wrote into it."""
+        held = tensors_of(self.batch)
+        same = self._versions == [t._version for t in held]
+        return not (same and _equal(self._sums, list(map(_of_rows, held))))
+
+    def read_again(self) -> list[Tensor]:
+        """The tensors of the same rows, from the data set."""
+        ids, start = self.whole or (self.ids, 0)
+        return tensors_of(_rows(self.examples.collated(ids), start, len(self.ids)))
+
+    def part(self, start: int, size: int) -> Delivered:
+        """Some of its rows."""
+        ids = self.ids[start : start + size]
+        return Delivered(_rows(self.batch, start, size), ids, self.examples, (self.ids, start))
+
+    def holds(self, fed: list[Tensor]) -> bool:
+        """Whether all tensors that the model was given are of this batch, values unchanged."""
+        mine = tensors_of(self.unpacked[0])
+        return not self.is_changed and all(any(same_values(one, t) for t in mine) for one in fed)
+
+
+class Deliveries:
+    """Batches of the loader that no step has used yet, and comparisons of what they hold.
+
+    Attributes:
+        random_rows: items of the data set were seen to be random.
+    """
+
+    def __init__(self, sampler: Any, examples: Examples, findings: Findings) -> None:
+        self._sampler, self._examples, self._findings = sampler, examples, findings
+        self._waiting: list[Delivered] = []
+        self._used, self._split = -1, 0  # the last of them that was used; rows of it, if in parts
+        count = min(len(examples), _ROWS)
+        chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
+        self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
+        self._read_equal = False  # at some step, what the loader gave was read again
+        self.random_rows = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Keep every batch that is read in the block by ids of the sampler, in order."""
+        plain_index, plain_next = _BaseDataLoaderIter._next_index, _BaseDataLoaderIter.__next__
+
+        def next_index(iterator: Any) -> Any:
+            draws = iterator._sampler_iter
+            own = iterator._index_sampler is self._sampler and not iterator._num_workers
+            if own and getattr(draws, "__name__", "") == "__iter__":  # made before the block
+                iterator._sampler_iter = getattr(self._sampler, "reported", iter)(draws)
+            ids, index = _ids_of(iterator), plain_index(iterator)
+            if ids is not None and _draws(iterator._index_sampler, self._sampler, _DEPTH):
+                ids.append(index)
+            return index
+
+        def deliver(iterator: Any) -> Any:
+            batch = plain_next(iterator)
+            if (ids := _ids_of(iterator)) and batch is not None:
+                drawn = np.array(ids.popleft(), dtype=np.int64)
+                self._waiting.append(Delivered(batch, drawn, self._examples))
+            return batch
+
+        owner: Any = _BaseDataLoaderIter
+        owner._next_index, owner.__next__ = next_index, deliver
+        try:
+            yield
+        finally:
+            owner._next_index, owner.__next__ = plain_index, plain_next
+
+    def match(
+        self, fed: list[Tensor], expected: Callable[[int], IntArray | None]
+    ) -> tuple[Delivered | None, bool]:
+        """The batch that the model was given, if the loader's, and whether as the loader gave it.
+
+        expected: positions of the next rows to train on, given their number.
+        """
+        for number, one in enumerate(self._waiting):
+            if one.holds(fed):
+                self._used = max(self._used, number)
+                return one, True
+        size = len(fed[0]) if fed and fed[0].ndim else 0
+        if not self._waiting and (positions := expected(size)) is not None and size:
+            # A loop that reads the data set itself.
+            made = Delivered(self._examples.collated(positions), positions, self._examples)
+            return (made, True) if made.holds(fed) else (None, False)
+        for number, one in enumerate(self._waiting):
+            if len(one.ids) == size:
+                self._used = max(self._used, number)
+                return one, False
+            part = one.part(self._split, size)  # of a loop that splits batches itself
+            if len(one.ids) > self._split + size - 1 and part.holds(fed):
+                self._used, self._split = max(self._used, number), self._split + size
+                return part, True
+        return None, False
+
+    def skip(self, ids: IntArray) -> None:
+        """A step used these rows, and nothing of it is compared."""
+        for number, one in enumerate(self._waiting):
+            if np.array_equal(one.ids, ids):
+                self._used = max(self._used, number)
+                return
+
+    def compare_rows(self, batch: Delivered) -> None:
+        """Rows as loaded beside the data set's own items."""
+        loaded = tensors_of(batch.batch)
+        if batch.is_changed:
+            return self._findings.add("rows", "written")
+        state, first = random_state(), batch.read_again()
+        if _equal(loaded, first):
+            self._read_equal = True
+            return self._findings.compare("rows", not self._mixes(batch.ids), "together")
+        set_random_state(state)
+        if not _equal(first, batch.read_again()):
+            self._findings.add("rows", "keeps_items")
+        elif self._read_equal or not _is_still(first, batch.read_again):
+            self.random_rows = True
+            self._findings.add("rows", "random")
+        else:
+            self._findings.add("rows", "other_rows")
+
+    def compare_items(self) -> None:
+        """Some items of the data set, beside what they were when training began."""
+        chosen, state, before = self._items
+        with kept_random_state():
+            set_random_state(state)
+            now = tensors_of(self._examples.unpacked(self._examples.collated(chosen)))
+            if not before:
+                before += [tensor.clone() for tensor in now]
+
+                def few() -> list[Tensor]:
+                    return tensors_of(self._examples.collated(chosen[:2]))
+
+                self.random_rows = not _is_still(few(), few)
+        if not _equal(now, before):
+            self._findings.add("fed", "items")
+
+    def _mixes(self, ids: IntArray) -> bool:
+        """Whether the data set makes something else of a row when it is asked for several."""
+        if not hasattr(self._examples.dataset, "__getitems__"):
+            return False
+        examples, place = self._examples, secrets.randbelow(len(ids))
+
+        def alone() -> list[Tensor]:
+            return tensors_of(examples.collated(ids[[place]]))
+
+        def among_others() -> list[Tensor]:
+            items = examples.read(ids)
+            is_list = isinstance(items, list) and len(items) == len(ids)
+            return tensors_of(examples.collate([items[place]])) if is_list else alone()
+
+        mine, theirs = alone(), among_others()
+        if _equal(mine, theirs):
+            return False
+        return _is_still(mine, alone) and _is_still(theirs, among_others)  # not random
+
+    def end_step(self) -> None:
+        """Forget what was used, and what was read before it."""
+        del self._waiting[: self._used + 1]
+        self._used, self._split = -1, 0
+
+
+def _is_still(first: list[Tensor], read: Callable[[], list[Tensor]]) -> bool:
+    """Whether rows are the same however often they are read."""
+    return all(_equal(first, read()) for _ in range(_OFTEN))
+
+
+def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(same_values, one, other))
+
+
+def _of_rows(tensor: Tensor) -> Tensor:
+    """A number for each row, quick to compute."""
+    return tensor.detach().flatten(1).sum(1) if tensor.ndim > 1 else tensor.detach().clone()
+
+
+def _rows(batch: Any, start: int, size: int) -> Any:
+    return map_tensors(batch, lambda t: t[start : start + size] if t.ndim else t)
+
+
+def _draws(sampler: Any, drawing: Any, depth: int) -> bool:
+    """Whether a loader's sampler is the one that draws, or stands around it."""
+    if sampler is drawing or sampler is None or not depth:
+        return sampler is drawing
+    inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+    return any(_draws(one, drawing, depth - 1) for one in inner)
+
+
+def _ids_of(iterator: Any) -> Any:
+    """Ids that it was given in this epoch and has not delivered; None if it is an evaluation."""
+    kept = vars(iterator).get("_indpriv_ids")
+    if kept is None or kept[0] is not iterator._sampler_iter:
+        ids = deque[Any]() if torch.is_grad_enabled() else None
+        kept = vars(iterator)["_indpriv_ids"] = (iterator._sampler_iter, ids)
+    return kept[1]
+
+
+@dataclass
+class Call:
+    """One forward pass with gradients.
+
+    Attributes:
+        arguments: (args, kwargs) as fed; kept only where the pass will be repeated.
+        delivered: the loader's batch that was fed (`Delivered`); None if it was not found.
+        intact: it was fed as the loader gave it.
+        outputs: detached.
+        live: numbers of those tensors of the outputs that have a gradient.
+        gradients: number of a tensor of the outputs -> gradient; of ghost mode's first backward.
+        second: the same of ghost mode's second backward.
+        inside: gradients of the tensors before the loss that the model itself computes.
+        twin: a copy of the module as it was before; like the rest, only where it will be repeated.
+    """
+
+    arguments: Any
+    delivered: Any
+    intact: bool = False
+    outputs: Any = None
+    live: frozenset[int] = frozenset()
+    versions: list[int] = field(default_factory=list)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    second: dict[int, Tensor] = field(default_factory=dict)
+    inside: dict[int, Tensor] = field(default_factory=dict)
+    twin: Any = None
+    random_state: Any = None
+    precision: Any = None
+
+    def came_out(self, outputs: Any, second_pass: Callable[[], bool]) -> Any:
+        """Outputs as the loop gets them: aliases, whose gradients are those of the loss alone."""
+        self.outputs = map_tensors(outputs, Tensor.detach)
+        found = tensors_of(outputs)
+        self.versions = [tensor._version for tensor in tensors_of(self.outputs)]
+        self.live = frozenset(k for k, tensor in enumerate(found) if tensor.requires_grad)
+        numbers = iter(range(len(found)))
+
+        def alias(tensor: Tensor) -> Tensor:
+            number = next(numbers)
+            if number not in self.live or not tensor.is_floating_point():
+                return tensor
+            tensor.register_hook(lambda grad: _add(self.inside, number, grad))
+            seen = tensor.view_as(tensor)
+            seen.register_hook(
+                lambda grad: _add(self.second if second_pass() else self.gradients, number, grad)
+            )
+            return seen
+
+        return map_tensors(outputs, alias)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the loop changed the outputs in place."""
+        return [tensor._version for tensor in tensors_of(self.outputs)] != self.versions
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.delivered.ids)
+
+    @property
+    def targets(self) -> Any:
+        """Targets of the rows, on the model's device."""
+        return self.delivered.unpacked[1]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether every tensor of inputs and targets has a row for each example."""
+        fed = tensors_of((self.arguments, self.targets))
+        return all(not t.ndim or len(t) == self.size for t in fed)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether outputs are of half precision."""
+        return any(tensor.dtype in HALF for tensor in tensors_of(self.outputs))
+
+    def new_twin(self) -> nn.Module:
+        """A copy of the module as it was before this pass."""
+        return copy.deepcopy(self.twin)
+
+    def again(self, arguments: Any = None, twin: nn.Module | None = None) -> Any:
+        """Outputs of a twin, by default a new one, at the random state of this pass."""
+        args, kwargs = map_tensors(  # forward passes may write in place
+            self.arguments if arguments is None else arguments, Tensor.clone
+        )
+        twin = self.new_twin() if twin is None else twin
+        set_random_state(self.random_state)
+        with self.precision():
+            return twin(*args, **kwargs)
+
+
+def _add(gradients: dict[int, Tensor], number: int, grad: Tensor) -> None:
+    grad = grad.detach()
+    gradients[number] = grad if number not in gradients else gradients[number] + grad
+
+
+@dataclass
+class LossComparison:
+    """Gradients at the outputs of training, compared with those of loss_fn, step by step."""
+
+    loss_fn: LossFn
+    factors: tuple[float, float] | None = None  # least and largest factor between the two
+
+    def case(
+        self, call: Call, size: int, is_mean: bool, clip: Tensor | None
+    ) -> tuple[str, dict[str, float]]:
+        """How they differ, and values of its text; "" if by one factor for the whole run only.
+
+        clip: (size,) factors by which ghost mode weights its second backward.
+        """
+        outputs = tensors_of(call.outputs)
+        _, wanted = output_gradients(self.loss_fn, call.outputs, call.targets)
+        inside = any(outputs[k].ndim == 0 for k in call.gradients)
+        found = call.inside if inside else call.gradients
+        scale = float(size) if is_mean else 1.0
+        for number in sorted(call.live):
+            expected = wanted.get(number)
+            if outputs[number].ndim == 0 or (expected is None and number not in found):
+                continue
+            actual = found.get(number, torch.zeros_like(outputs[number])) * scale
+            if expected is None:
+                if inside or not bool(actual.any()):
+                    continue
+                return "unused", {}
+            tolerance = _TOLERANCES.get(actual.dtype, _TOLERANCE)
+            factor = _factor(actual, expected, tolerance)
+            if (error := relative(actual, factor * expected)) > tolerance:
+                return "differ", {"error": error}
+            if bool(expected.any()):
+                least, most = self.factors or (factor, factor)
+                self.factors = least, most = min(least, factor), max(most, factor)
+                if most - least > 4 * tolerance * abs(most):
+                    return "factor", {"least": least, "most": most}
+            if clip is not None and number in call.second:
+                weights = clip.view(-1, *[1] * (expected.ndim - 1)).to(expected) * factor
+                error = relative(call.second[number], weights * expected)
+                if error > 2 * tolerance:
+                    return "second", {"error": error}
+        return "", {}
+
+
+def output_gradients(
+    loss_fn: LossFn, outputs: Any, targets: Any
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Losses, and gradients of their sum at these outputs, by number of the tensor."""
+    leaves = [
+        tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors_of(outputs)
+    ]
+    following = iter(leaves)
+    alike = map_tensors(outputs, lambda _: next(following))
+    with torch.enable_grad():
+        losses = loss_fn(alike, targets)
+        floats = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
+        given = torch.autograd.grad(losses.sum(), [leaves[k] for k in floats], allow_unused=True)
+    found = {k: grad for k, grad in zip(floats, given, strict=True) if grad is not None}
+    return losses.detach(), found
+
+
+def relative(one: Tensor, other: Tensor) -> float:
+    """Largest difference, relative to the largest entry of the other; absolute if that is 0."""
+    if one.shape != other.shape:
+        return math.inf
+    if not one.numel():
+        return 0.0
+    one, other = one.detach().double(), other.detach().double()
+    difference, scale = float((one - other).abs().max()), float(other.abs().max())
+    if math.isnan(difference):  # infinite or NaN on both sides alike
+        return 0.0 if same_values(one, other) else math.inf
+    return difference / scale if scale else difference
+
+
+def _factor(actual: Tensor, expected: Tensor, tolerance: float) -> float:
+    """By which the one is the other, by least squares; 1 where rounding explains the difference."""
+    a, e = actual.double(), expected.double()
+    squares = float(e.square().sum())
+    factor = float((a * e).sum()) / squares if squares else 1.0
+    within = abs(factor - 1) <= tolerance
+    return 1.0 if within or not math.isfinite(factor) or factor <= 0 else factor

@@ -1,0 +1,347 @@
+"""What training publishes between steps, the update repeated, and the settings of every step.
+
+Sensitive.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from indpriv.norm_log.fields import StepSetting
+from indpriv.recording.clipping import ClippingRule
+from indpriv.recording.compared.calls import relative
+from indpriv.recording.compared.findings import Findings
+from indpriv.recording.opacus.ranks import local
+from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
+
+PublicSettings = Callable[[int], Mapping[str, Any]]
+"""Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
+hash_of: Callable[[Tensor], Tensor] = getattr(torch, "hash_tensor", torch.sum)
+_DEEP, _MANY = 6, 4000  # levels of containers and objects that are looked into, and how many
+_LEFT_OUT = (type, torch.Generator, torch.optim.Optimizer)
+# Attributes of modules that torch and Opacus write.
+_OF_TORCH = frozenset(["training", "activations", "max_batch_len", "ddp_hooks", "_modules"])
+_OF_TORCH |= {"_parameters", "_buffers", "_forward_counter"}
+_SAME_STEP = 1e-6
+_OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
+_AHEAD = 512  # numbers of steps or epochs at which a law is asked before training gets there
+# What the steps of a scheduler move; its parts are asked for themselves.
+_OF_STEPS = frozenset(["last_epoch", "_last_lr", "_step_count", "T_cur", "T_i", "_schedulers"])
+_OF_STEPS |= {"_get_lr_called_within_step", "_is_initial", "verbose", "_scale_fn_ref"}
+_FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function")  # of torch and Opacus
+_CYCLED = frozenset(["momentum", "betas"])
+
+
+class PublishedState:
+    """Parameters, buffers, extra state and the optimizer's state, as they were seen last."""
+
+    def __init__(self, module: nn.Module, inner: Any, findings: Findings) -> None:
+        self._module, self._inner, self._findings = module, inner, findings
+        self._last: tuple[Any, ...] | None = None
+        self._copy: Any = None  # of the inner optimizer, to repeat the step
+        self._random: Any = None  # state when it was made
+
+    def keep(self, *, known: bool = True) -> None:
+        """What follows is compared with the state as it is now; with nothing, unless known."""
+        self._last = None  # also where the print fails
+        self._last = self._print() if known else None
+
+    def compare(self, when: str, *, but_buffers: bool = False) -> bool:
+        """Whether it is what it was; False too if that is not known."""
+        last, self._last = self._last, self._print()
+        if last is None:
+            return False
+        end = -1 if but_buffers else None  # a forward pass may write what is published, too
+        same = bool(last[but_buffers:end] == self._last[but_buffers:end])
+        self._findings.compare("state", same, "changed", when=when)
+        return same
+
+    @torch.no_grad()
+    def _print(self) -> tuple[Any, ...]:
+        """Fingerprints of buffers, parameters, the optimizer's state and extra state."""
+        module = self._module
+        leaves = torch.utils._pytree.tree_leaves([dict(one) for one in self._inner.state.values()])
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        prints = [print_of(part) for part in (module.buffers(), module.parameters(), tensors)]
+        plain = repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)])
+        # What else a state dict publishes.
+        more = [
+            held_in(part.get_extra_state())
+            for part in module.modules()
+            if type(part).get_extra_state is not nn.Module.get_extra_state
+        ]
+        return *prints, plain, more
+
+    def copy_optimizer(self) -> None:
+        """Prepare to repeat the coming step from its gradient."""
+        self._copy, self._random = copy.deepcopy(self._inner), random_state()
+        for mine, theirs in self._pairs():
+            mine.grad = None if theirs.grad is None else theirs.grad.detach().clone()
+
+    def _pairs(self) -> Iterator[tuple[Any, Any]]:
+        groups = zip(self._copy.param_groups, self._inner.param_groups, strict=True)
+        return (pair for a, b in groups for pair in zip(a["params"], b["params"], strict=True))
+
+    def repeat_step(self) -> None:
+        """Compare what the copy, if there is one, makes of the gradient with what training made."""
+        if self._copy is None:
+            return
+        try:
+            with kept_random_state():
+                set_random_state(self._random)
+                step = type(self._copy).step
+                getattr(step, "__wrapped__", step)(self._copy)  # without hooks
+            pairs = [tuple(map(local, pair)) for pair in self._pairs()]
+        finally:
+            self._copy = None
+        off = max(max(relative(a, b), relative(b, a)) for a, b in pairs)
+        of_torch = f"{type(self._inner).__module__}.".startswith("torch.optim.")
+        case = "other" if of_torch else "library"
+        self._findings.compare("step", of_torch and off <= _SAME_STEP, case)
+
+
+def print_of(tensors: Iterable[Tensor]) -> list[Any]:
+    """Hashes, which do not see an order, and norms, which do not see a sign."""
+    values = [local(tensor.detach()) for tensor in tensors if tensor.numel()]
+    floats = [value for value in values if value.is_floating_point()]
+    norms = torch._foreach_norm(floats) if floats else []
+    return [_to_list(map(hash_of, values)), _to_list(norm.double() for norm in norms)]
+
+
+def attributes(module: nn.Module) -> list[Any]:
+    """What its parts hold besides parameters and buffers, numbers and tensors of any depth."""
+    seen = set(map(id, module.modules()))
+    kept = [
+        {k: v for k, v in vars(part).items() if k not in _OF_TORCH and "_hooks" not in k}
+        for part in module.modules()
+    ]
+    try:
+        return [held_in(one, _DEEP, seen) for one in kept]
+    except Exception:  # noqa: BLE001  # of objects of the user's
+        return [object()]  # equal to nothing
+
+
+def held_in(value: Any, deep: int = _DEEP, seen: set[int] | None = None) -> Any:
+    """Numbers, texts, tensors and arrays in containers and objects, to be compared with others."""
+    if isinstance(value, bool | int | float | str | bytes | None):
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        content = np.ascontiguousarray(value)
+        of_objects = content.dtype.hasobject
+        return hashlib.blake2b(repr(value).encode() if of_objects else content.tobytes()).digest()
+    if isinstance(value, Tensor):
+        return print_of([value])
+    seen = set() if seen is None else seen
+    if not deep or id(value) in seen or len(seen) > _MANY or isinstance(value, _LEFT_OUT):
+        return None
+    seen.add(id(value))
+    if not isinstance(value, Mapping | Sequence | set | frozenset):
+        value = getattr(value, "__dict__", {})
+    # Names beside values: pairs made here would be gone, and their ids used again.
+    names = [repr(name) for name in value] if isinstance(value, Mapping) else []
+    parts = value.values() if isinstance(value, Mapping) else value
+    return names, [held_in(part, deep - 1, seen) for part in islice(parts, _MANY)]
+
+
+def _to_list(values: Iterable[Tensor]) -> list[Any]:
+    found = list(values)
+    same = len({(value.device, value.dtype) for value in found}) == 1
+    return torch.stack(found).tolist() if same else [value.item() for value in found]
+
+
+class Settings:
+    """Settings of the last step, and whether a law explains those of the next one."""
+
+    def __init__(self, optimizer: Any, public: PublicSettings | None) -> None:
+        self._optimizer = optimizer
+        self._public = None if public is None else _Law(public)
+        self._last: dict[str, Any] | None = None
+        self._schedulers: list[_Scheduler] | None = None  # that were there at the first step
+
+    def case(self, step: int, setting: StepSetting) -> tuple[str, dict[str, Any]]:
+        """What moved by no law since the last step, or is not what the law says; "" if nothing.
+
+        With values of the case's text.
+        """
+        own, groups = self._optimizer, self._optimizer.param_groups
+        sizes = {name: getattr(own, name) for name in ("expected_batch_size", "loss_reduction")}
+        now = {name: [value] for name, value in (vars(setting) | sizes).items()}
+        for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
+            now[name] = [_plain(group.get(name)) for group in groups]
+        if self._schedulers is None:
+            self._schedulers = _schedulers_of(own)
+        last, self._last = self._last or now, now
+        said, is_law = ({}, True) if self._public is None else self._public.at(step)
+        if not is_law:
+            return "no_law", {"step": step}
+        if unknown := sorted(set(said) - set(now)):
+            return "no_setting", {"name": unknown[0]}
+        for name, value in said.items():
+            if any(one != _plain(value) for one in now[name]):
+                return "not_said", {"name": name, "is_": now[name][0], "step": step, "said": value}
+        for one in self._schedulers:
+            one.follow(step)
+        if late := [one.kind for one in self._schedulers if one.has_stopped(step) and not said]:
+            return "stopped", {"kind": late[0], "step": step}
+        changed = [
+            name for name in now if name not in said and last.get(name, now[name]) != now[name]
+        ]
+        unexplained = [
+            name for name in changed if not self._by_law(name, now[name], last.get(name))
+        ]
+        if not unexplained:
+            return "", {}
+        kinds = ", ".join(dict.fromkeys(one.kind for one in self._schedulers))
+        values = {"names": ", ".join(unexplained), "step": step, "kinds": kinds}
+        return "uneven" if kinds else "moved", values
+
+    def _by_law(self, name: str, now: Any, last: Any) -> bool:
+        if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
+            return True  # the rule's own private release
+        laws = self._schedulers or []
+        if name in ("noise_multiplier", "max_grad_norm"):
+            kind = "Noise" if name == "noise_multiplier" else "GradClip"
+            mine = [one for one in laws if one.of_opacus and kind in one.kind]
+            return any(one.gives(last[0], now[0]) and one.is_steady for one in mine)
+        laws = [one for one in laws if not one.of_opacus]
+        if not laws or any(one.kind == "ReduceLROnPlateau" for one in laws):
+            return False
+        if name == "lr":
+            mine = [one for one in laws if [_plain(v) for v in one.own._last_lr] == now]
+            return any(one.is_steady for one in mine)
+        cycles = any(one.kind in ("CyclicLR", "OneCycleLR") for one in laws)
+        return name in _OF_SCHEDULERS or (cycles and name in _CYCLED)
+
+
+class _Scheduler:
+    """A scheduler of torch or Opacus, and the pace at which it takes its steps.
+
+    Attributes:
+        own: the user's object.
+        kind: name of its class.
+        of_opacus: Opacus wrote it.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.own, self.kind = own, type(own).__name__
+        self.of_opacus = type(own).__module__.startswith("opacus.")
+        self._made = self._as_made()
+        functions = [getattr(own, name, None) for name in _FUNCTIONS]
+        each = [f for one in functions for f in (one if isinstance(one, list) else [one])]
+        called = list(filter(callable, each))
+        self._law = _Law(lambda epoch: [f(epoch) for f in called]) if called else None
+        self._parts = [_Scheduler(part) for part in getattr(own, "_schedulers", ())]
+        self._last: tuple[int, Any] | None = None  # step and epoch of its last move
+        # Steps and epochs up to its first move, then, each once, those between later ones.
+        self._paces: list[tuple[int, Any]] = []
+
+    def _as_made(self) -> str:
+        """What it was made with, its parts too."""
+        made = {k: v for k, v in vars(self.own).items() if k not in _OF_STEPS and not callable(v)}
+        return repr(held_in({k: v for k, v in made.items() if k != "optimizer"}))
+
+    def follow(self, step: int) -> None:
+        """Note whether it moved since the last step."""
+        epoch = getattr(self.own, "last_epoch", None)  # a chained one has none
+        if self._last is not None and epoch == self._last[1]:
+            return
+        if self._last is not None:
+            pace = step - self._last[0], epoch - self._last[1]
+            self._paces += [pace] if pace not in self._paces[1:] else []
+        self._last = step, epoch
+
+    def has_stopped(self, step: int) -> bool:
+        """Whether it should have moved by now, by the pace that it had."""
+        if self._last is None or len(self._paces) < 2:
+            return False
+        return step - self._last[0] > max(steps for steps, _ in self._paces)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it steps at one pace from the start, as it was made, by functions that repeat."""
+        first, pace, *others = self._paces if len(self._paces) > 1 else [(0, 0), (0, 0)]
+        # The first move may come after the first step of an epoch.
+        at_one_pace = not others and (first == pace or first[0] == pace[0] + 1)
+        return at_one_pace and self._made == self._as_made() and self._repeats()
+
+    def _repeats(self) -> bool:
+        """Whether functions of the user's give what they gave when they were asked ahead."""
+        if self._law is None:
+            return all(part._repeats() for part in self._parts)
+        return self._law.at(self.own.last_epoch)[1]
+
+    def gives(self, last: float, now: float) -> bool:
+        """Whether a scheduler of Opacus makes this value of the last one."""
+        own = self.own
+        function = getattr(own, "noise_lambda", None) or getattr(own, "scheduler_function", None)
+        if function is None:
+            return math.isclose(now, last * getattr(own, "gamma", math.nan), rel_tol=1e-9)
+        base = getattr(own, "base_noise_multiplier", None)
+        base = base or getattr(own, "base_max_grad_norm", 0.0)
+        return math.isclose(now, base * function(own.last_epoch), rel_tol=1e-9)
+
+
+def _schedulers_of(optimizer: Any) -> list[_Scheduler]:
+    """Schedulers of torch and Opacus that move this optimizer; the user keeps them."""
+    groups, objects = optimizer.original_optimizer.param_groups, gc.get_objects()
+    kinds = set(filter(_is_scheduler, set(map(type, objects))))
+    mine = [
+        one
+        for one in objects
+        if type(one) in kinds
+        if (found := getattr(getattr(one, "optimizer", None), "param_groups", None))
+        if found[0] is groups[0]
+    ]
+    parts = {id(part) for one in mine for part in getattr(one, "_schedulers", ())}
+    # A whole answers for its parts.
+    return [_Scheduler(one) for one in mine if id(one) not in parts]
+
+
+def _is_scheduler(kind: type) -> bool:
+    """Whether torch or Opacus wrote the class itself; a subclass may read anything."""
+    module = str(kind.__module__)
+    if module.startswith("opacus.schedulers"):
+        return True
+    return module.startswith("torch.optim.") and (
+        issubclass(kind, lr_scheduler.LRScheduler) or kind is lr_scheduler.ReduceLROnPlateau
+    )
+
+
+class _Law:
+    """A function of the number of a step or epoch, asked ahead, which what training sees cannot be.
+
+    It may end: a list of learning rates does.
+    """
+
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        self._function, self._known = function, dict[int, str]()
+        self._next = 0.0  # from where on it is to be asked; infinite if it ends before
+
+    def at(self, number: int) -> tuple[Any, bool]:
+        """What it gives there, and whether it gave the same when it was asked ahead."""
+        value = self._function(number)
+        if number >= self._next:
+            self._next = math.inf
+            with suppress(Exception):
+                for ahead in range(number, number + _AHEAD):
+                    self._known[ahead] = repr(_plain(self._function(ahead)))
+                self._next = number + _AHEAD
+        return value, self._known.get(number) == repr(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

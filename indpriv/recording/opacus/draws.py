@@ -1,0 +1,340 @@
+"""How batches are drawn, and counts of draws and steps, which checks compare. Sensitive."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from opacus.utils import uniform_sampler
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from indpriv import _checks
+from indpriv._arrays import FloatArray, IntArray
+from indpriv.errors import InputError
+from indpriv.norm_log.fields import StepSetting
+from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
+from indpriv.recording.opacus.ranks import DISTRIBUTED, RankStep
+
+# Opacus's sampler drops an empty local batch. A run in which this is likelier is refused.
+_DROPPED_BATCH = 1e-9
+# Training and the norm pass do the same arithmetic in another order; norms that differ by more than
+# this share of max_grad_norm are different norms. For norms above max_grad_norm, which contribute
+# no more, a share of the norm itself.
+_SAME_NORM = 1e-5
+_SAME_CLIPPED_NORM = 0.01
+_FEW_LEFT = 2  # passes that a loop may leave anywhere, with a batch that it does not use
+# In ghost mode: differences beyond the slack of the norm pass that rounding cannot explain.
+_SAME_GHOST_NORM = 0.01
+# What each rank of a run counts for itself; all ranks count the rest alike.
+_OF_ONE_RANK = (
+    *("undrawn_steps", "unstepped_draws", "dropped_batches", "interrupted_batches"),
+    *("unmatched_steps", "gradients", "misclipped_gradients", "gradients_at_levels"),
+    *("repeated_draws", "moved"),
+)
+
+
+class TruncatedPoissonSampler(UniformWithReplacementSampler):
+    """Draws each example with probability sample_rate, and keeps at most max_batch_size of them.
+
+    Pass it to a DataLoader as batch_sampler, and the loader to
+    `PrivacyEngine.make_private(poisson_sampling=False)`. `indpriv.account` allows for the cap;
+    Opacus's own epsilon does not, and is too small.
+
+    Attributes:
+        max_batch_size: if more examples were drawn, a random choice of this many is trained on.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        sample_rate: float,
+        max_batch_size: int,
+        generator: torch.Generator | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """As Opacus's sampler; InputError unless the cap and the rate are in range."""
+        self.max_batch_size = _checks.check_positive_int("max_batch_size", max_batch_size)
+        _checks.check_sample_rate(sample_rate)
+        super().__init__(
+            num_samples=num_samples, sample_rate=sample_rate, generator=generator, steps=steps
+        )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the positions of each batch."""
+        for drawn in super().__iter__():
+            if len(drawn) > self.max_batch_size:
+                order = torch.randperm(len(drawn), generator=self.generator)
+                drawn = [drawn[place] for place in order[: self.max_batch_size].tolist()]
+            yield drawn
+
+
+def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
+    """How batches are drawn: one of the samplers of a NormLog; "other" if nothing is known of it.
+
+    InputError if several ranks do not fit together.
+    """
+    shards = type(batch_sampler) is uniform_sampler.DistributedUniformWithReplacementSampler
+    if shards != isinstance(optimizer, DISTRIBUTED):
+        raise InputError(
+            f"the optimizer is a {type(optimizer).__name__}, the batch sampler a "
+            f"{type(batch_sampler).__name__}: several ranks can be accounted only if each draws "
+            "from its own shard and gradients are added up; make model, optimizer and loader with "
+            "one make_private call, with Poisson sampling"
+        )
+    if shards:
+        _check_shards(batch_sampler, optimizer)
+        return "poisson"
+    if type(batch_sampler) is UniformWithReplacementSampler:  # a subclass may draw otherwise
+        return "poisson"
+    if type(batch_sampler) is TruncatedPoissonSampler:
+        return "truncated_poisson"
+    # A WeightedRandomSampler, a SubsetRandomSampler or a list may be made by looking at data.
+    sampler = batch_sampler.sampler if type(batch_sampler) is BatchSampler else None
+    if type(sampler) is SequentialSampler:
+        return "sequential"
+    if type(sampler) is not RandomSampler:
+        return "other"
+    if sampler.replacement or sampler.num_samples > len(sampler.data_source):
+        return "with_replacement"
+    return "fixed_size" if sampler.num_samples <= batch_sampler.batch_size else "shuffled"
+
+
+def _check_shards(sampler: Any, optimizer: Any) -> None:
+    """Raise InputError unless the ranks' shards and batches are as the account assumes."""
+    size = dist.get_world_size()
+    for owner, (rank, ranks) in {
+        "sampler": (sampler.rank, sampler.num_replicas),
+        "optimizer": (optimizer.rank, optimizer.world_size),
+    }.items():
+        if (rank, ranks) != (dist.get_rank(), size):
+            raise InputError(
+                f"the {owner} is for rank {rank} of {ranks}, but this is rank {dist.get_rank()} of "
+                f"{size}; make it on this rank with make_private"
+            )
+    smallest = sampler.total_size // size
+    dropped = (1 - sampler.sample_rate) ** smallest * len(sampler) * size
+    if dropped >= _DROPPED_BATCH:
+        raise InputError(
+            f"a rank's local batch has {sampler.sample_rate * smallest:.3g} examples on average, "
+            f"and in an epoch one is empty with probability {dropped:.1g}; Opacus's distributed "
+            "sampler drops empty batches, and the ranks would get out of step: take larger batches "
+            f"or fewer ranks, until this probability is below {_DROPPED_BATCH:g}"
+        )
+
+
+@contextmanager
+def sampler_watched(
+    sampler: Any,
+    n_canaries: int,
+    before_draw: Callable[[bool], None],
+    on_draw: Callable[[IntArray, IntArray, bool], None],
+    on_epoch_end: Callable[[bool, bool], None],
+) -> Iterator[None]:
+    """Report each batch that is drawn, and each epoch's end: whether its sampler was exhausted.
+
+    The sampler draws canaries as if they were further examples; the loop does not see them. A pass
+    that begins with gradients off evaluates, whatever it draws: no step may use a batch of it.
+    """
+    plain = type(sampler)
+    n = sampler.num_samples if n_canaries else np.inf
+    exhausted = False
+
+    # A DataLoader's batch_sampler cannot be reassigned, so its class is replaced.
+    class Watched(plain):  # type: ignore[misc, valid-type]
+        def __iter__(self) -> Iterator[list[int]]:
+            return self.reported(super().__iter__(), True)
+
+        def reported(self, draws: Any, from_the_start: bool = False) -> Iterator[list[int]]:
+            nonlocal exhausted
+            if trains := torch.is_grad_enabled():
+                on_epoch_end(exhausted, False)
+                exhausted = False
+            before_draw(True)
+            for indices in draws:
+                drawn = np.array(indices, dtype=np.int64)
+                positions, canaries = drawn[drawn < n], drawn[drawn >= n] - n
+                on_draw(positions, canaries, trains)
+                yield positions.tolist() if n_canaries else indices
+                before_draw(False)
+            exhausted = from_the_start if trains else exhausted
+
+    Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
+    sampler.__class__ = Watched
+    if n_canaries:
+        sampler.num_samples += n_canaries
+    try:
+        yield
+    finally:
+        sampler.__class__ = plain
+        if n_canaries:
+            sampler.num_samples -= n_canaries
+        on_epoch_end(exhausted, True)
+
+
+class Draw(NamedTuple):
+    """One logical batch: positions of its examples, the rate, and numbers of drawn canaries."""
+
+    positions: IntArray
+    sample_rate: float
+    canaries: IntArray
+
+
+class Tally:
+    """Counts of one session, of all ranks together; steps and draws are those of logical batches.
+
+    Attributes:
+        counts: of training; `Watch` adds what it counts itself.
+        participations: (n_examples,) how often each example was drawn.
+        took_part: (n_examples,) how often it was in the batch of a step.
+        noise_multipliers: number of steps with each noise_multiplier.
+    """
+
+    def __init__(self, n_examples: int) -> None:
+        self.counts = TrainingCounts()
+        self.participations: IntArray = np.zeros(n_examples, dtype=np.int64)
+        self.took_part: IntArray = np.zeros(n_examples, dtype=np.int64)
+        self.noise_multipliers: Counter[float] = Counter()
+        self._draws = 0
+        self._expected = self._variance = 0.0  # of one example's participations
+        self._epoch_draws = self._epoch_steps = 0  # an epoch is one pass of the batch sampler
+        self._waiting: deque[Draw] = deque()  # batches without a step
+        self._carried = 0  # batches of earlier epochs whose step is still to come
+        self._clipped = 0  # examples of the first of them whose gradients are clipped already
+        self._passes, self._left = 0, Counter[int]()  # with steps; left with a batch, by steps
+        self._unsent: list[IntArray] = []  # batches drawn since the last message
+        self._sent: Counter[str] = Counter()
+
+    def drew(self, draw: Draw) -> None:
+        """Count one logical batch when it is drawn; canaries are not counted."""
+        self._draws += 1
+        self._epoch_draws += 1
+        self._expected += draw.sample_rate
+        self._variance += draw.sample_rate * (1 - draw.sample_rate)
+        np.add.at(self.participations, draw.positions, 1)
+        self._waiting.append(draw)
+        self._unsent.append(draw.positions)
+
+    def since_last_message(self) -> tuple[tuple[IntArray, ...], dict[str, int]]:
+        """What this rank drew and counted since the last call; see `RankStep`."""
+        counts = {name: getattr(self.counts, name) - self._sent[name] for name in _OF_ONE_RANK}
+        drawn, self._unsent = tuple(self._unsent), []
+        self._sent.update(counts)
+        return drawn, counts
+
+    def add(self, other: RankStep) -> None:
+        """Add what another rank drew and counted: its part of the same logical batches."""
+        for positions in other.drawn:
+            np.add.at(self.participations, positions, 1)
+        for name, count in other.counts.items():
+            setattr(self.counts, name, getattr(self.counts, name) + count)
+        self._sent.update(other.counts)
+
+    @property
+    def waiting(self) -> Draw | None:
+        """The batch of the next step; None if no batch is waiting."""
+        return self._waiting[0] if self._waiting else None
+
+    def micro_batch(self, size: int) -> IntArray | None:
+        """Positions of the next micro-batch of this size: batches and parts are used in order."""
+        if not self._waiting:
+            return None
+        positions = self._waiting[0].positions[self._clipped : self._clipped + size]
+        return positions if len(positions) == size else None
+
+    def clipped(self, size: int) -> None:
+        """Count one micro-batch whose gradients enter the current step."""
+        self._clipped += size
+
+    def next_batch(self) -> tuple[Draw | None, bool]:
+        """The batch of the current step, if one was drawn, and whether all of it was clipped."""
+        clipped, self._clipped = self._clipped, 0
+        if not self._waiting:
+            return None, False
+        draw = self._waiting.popleft()
+        np.add.at(self.took_part, draw.positions, 1)
+        whole = clipped == len(draw.positions)
+        self.counts.unmatched_steps += not whole
+        return draw, whole
+
+    def stepped(self, setting: StepSetting) -> None:
+        """Count one parameter update."""
+        self.counts.steps += 1
+        self._epoch_steps += 1
+        self.noise_multipliers[setting.noise_multiplier] += 1
+
+    def compare(
+        self,
+        recorded: FloatArray,
+        trained: FloatArray,
+        max_grad_norm: float,
+        *,
+        ghost_slack: float | None = None,
+    ) -> None:
+        """Compare norms that training clipped with the recorded norms of the same examples.
+
+        Args:
+            recorded: (n,) norms.
+            trained: (n,) norms.
+            max_grad_norm: of the step.
+            ghost_slack: None unless training clips in ghost mode; else the relative slack by which
+                recorded norms may be too large. Ghost mode scales each gradient by max_grad_norm
+                over a norm that it computes without the gradient, and that may be too small.
+        """
+        counts, clip = self.counts, max_grad_norm
+        excess = np.minimum(trained, clip) - np.minimum(recorded, clip)
+        counts.compared_norms += len(excess)
+        if ghost_slack is not None:
+            left = recorded * np.minimum(1.0, clip / np.maximum(trained, 1e-300))
+            largest = clip * (1 + 2 * ghost_slack + _SAME_GHOST_NORM)
+            counts.underestimated_norms += int((left > largest).sum())
+        counts.larger_norms += int((excess > _SAME_NORM * clip).sum())
+        larger = trained > (1 + _SAME_CLIPPED_NORM) * recorded
+        both_clipped = np.minimum(recorded, trained) >= clip
+        counts.larger_clipped_norms += int((both_clipped & larger).sum())
+        share = min(float(excess.max(initial=0.0)) / clip, 1.0)
+        counts.largest_excess = max(counts.largest_excess, share)
+
+    def end_epoch(
+        self, *, exhausted: bool, planned: int, prefetched: int, interrupted: bool, final: bool
+    ) -> None:
+        """Compare the steps of an epoch with its draws; final: no step comes after it.
+
+        If the sampler is exhausted (it drew all planned batches), a batch that was drawn and no
+        step used was skipped or merged into another. A loop that breaks leaves those that workers
+        prefetched and one more, at which it may have looked unless all passes end at the same step.
+        It is interrupted if it left a logical batch unfinished (BatchMemoryManager), which the next
+        step then includes.
+        """
+        counts, draws, steps = self.counts, self._epoch_draws, self._epoch_steps
+        self._passes += steps > 0
+        counts.passes += steps > 1
+        counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0
+        if exhausted and not final and not interrupted:
+            self._epoch_draws = self._carried = len(self._waiting)  # loaded ahead: steps follow
+            self._epoch_steps = 0
+            return
+        counts.undrawn_steps += max(0, steps - draws)
+        self._carried = 0
+        self._left[steps] += not exhausted and draws - steps > prefetched
+        by_law = final or not steps or self._left[steps] == self._passes
+        by_law |= self._left.total() - self._left[0] <= _FEW_LEFT
+        allowed = 0 if exhausted else by_law + prefetched
+        counts.unstepped_draws += max(0, draws - steps - allowed)
+        counts.interrupted_batches += interrupted
+        counts.peeks += not exhausted and draws > 0 and steps == 0
+        self._epoch_draws = self._epoch_steps = 0
+        self._waiting.clear()
+        self._clipped = 0
+
+    def draw_counts(self) -> DrawCounts:
+        """How often examples were drawn up to now."""
+        return DrawCounts.of(
+            self.participations, draws=self._draws, expected=self._expected, variance=self._variance
+        )

@@ -1,0 +1,667 @@
+"""Watches a run while it trains: counts what happens, and compares it with its recomputation.
+
+What flows: each draw of the sampler is counted. A pre-hook of the user's module keeps what is fed,
+a hook keeps the outputs and gives the loop aliases of them, whose gradients are those of the loss;
+once Opacus has clipped the batch, these are compared with loss_fn's, and at drawn steps everything
+is repeated (`Replay`). The noise is measured, the gradient is compared as the inner optimizer takes
+it, the state between steps, the update and the settings. Nothing here may change training: its
+random state is put back, and an error in a comparison is a finding, "not compared". Sensitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from opacus.grad_sample import GradSampleModuleExpandedWeights
+from opacus.optimizers import DPOptimizer
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from torch import Tensor, nn
+
+from indpriv._arrays import IntArray
+from indpriv._facts import text
+from indpriv.attack_scores import AttackScores
+from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.fields import StepSetting
+from indpriv.norm_log.session_counts import DrawCounts, Found, NoiseCounts, TrainingCounts
+from indpriv.recording.clipping import AdaClip, ClippingRule
+from indpriv.recording.compared import updates
+from indpriv.recording.compared.calls import Call, Deliveries, LossComparison
+from indpriv.recording.compared.findings import Budget, Findings, worst_of
+from indpriv.recording.compared.replay import Replay
+from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
+from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.norms.shadow_model import autocast_now
+from indpriv.recording.opacus import gradients
+from indpriv.recording.opacus import ranks as of_ranks
+from indpriv.recording.opacus.draws import Draw, Tally, sampler_watched
+from indpriv.recording.opacus.ranks import Batch, Ranks, local
+from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.random_states import kept_random_state, random_state
+from indpriv.recording.training_data import Examples, TrainingData
+
+_OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
+
+
+class TrainedBatch(NamedTuple):
+    """Examples of one logical batch: positions (n,), and the norms (n,) that training clipped."""
+
+    positions: IntArray
+    norms: Tensor
+
+
+@dataclass(frozen=True)
+class AttackedRun:
+    """A run that is about to train.
+
+    Attributes:
+        run: model, optimizer and loader.
+        data: what it trains on.
+        train, test: the same, as passes read it; test is None without a test set.
+        norm_pass: of the model.
+        clips_at_levels: examples have clip thresholds of their own.
+    """
+
+    run: OpacusRun
+    data: TrainingData
+    train: Examples
+    test: Examples | None
+    norm_pass: NormPass
+    clips_at_levels: bool
+
+    def check_one_rank_of_poisson(self, attack: str) -> None:
+        """Raise InputError unless one rank trains on Poisson batches."""
+        if type(self.run.batch_sampler) is not UniformWithReplacementSampler:
+            raise InputError(
+                f"{attack} need one rank that draws Poisson batches, but the loader draws with "
+                f"{self.run.sampler_class}; pass poisson_sampling=True to make_private and train "
+                "on one rank"
+            )
+
+
+class StartedAttack(Protocol):
+    """An attack that watches every update of one run.
+
+    Attributes:
+        file_name: of its scores, in the run directory.
+        n_canaries: number of canaries that the run's sampler draws besides the examples.
+    """
+
+    file_name: str
+    n_canaries: int
+
+    def before_noise(self, setting: StepSetting, draw: Draw) -> None:
+        """Called when the clipped gradients of a step are summed up."""
+        ...
+
+    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
+        """Called when p.grad holds the noisy sum, before it is divided by the batch size."""
+        ...
+
+    def scores(self, model: nn.Module) -> AttackScores:
+        """Scores at the end; model: the final model in eval mode."""
+        ...
+
+
+class RunAttack(Protocol):
+    """What a Recorder takes as `attack=`."""
+
+    def start(self, attacked: AttackedRun) -> StartedAttack:
+        """Prepare to watch a run; InputError if the attack does not fit it."""
+        ...
+
+
+class _Hook(partial[Any]):
+    """A hook of the model in training; copies of the model, pickled ones too, do nothing there."""
+
+    def __reduce__(self) -> Any:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What a copy of a hook does."""
+
+
+class Watch:
+    """Counts and comparisons of one run, inside the block of `watching`.
+
+    Attributes:
+        tally: counts.
+        deliveries: batches of the loader.
+        findings: of the comparisons.
+        news: keys of comparisons that were not equal at the last step, for the first time.
+        limits: clipping norms per layer, when noise was added.
+    """
+
+    def __init__(
+        self,
+        run: OpacusRun,
+        examples: Examples,
+        loss_fn: LossFn,
+        ranks: Ranks,
+        *,
+        public_settings: updates.PublicSettings | None = None,
+        steps_before: int = 0,
+        attack: StartedAttack | None = None,
+    ) -> None:
+        """Prepare to watch a run; the log of a resumed one has `steps_before` steps already."""
+        self._run, self._ranks, self._steps_before, self._attack = run, ranks, steps_before, attack
+        optimizer, parameters = run.optimizer, run.optimizer.params
+        self.tally = Tally(run.n_examples)
+        self._micro_batches: list[gradients.ClippedBatch] = []  # of the current step
+        if not run.is_ghost:  # where norms are not sums over a gradient
+            self.tally.counts.clip_excess = gradients.clip_excess(optimizer)
+        self.tally.counts.moved = self.tally.counts.unmoved = 0
+        self._noise = gradients.NoiseWatch(parameters, getattr(optimizer, "grad_state", None))
+        self._noised: StepSetting | None = None  # at which noise was added to the current step
+        self.limits: tuple[float, ...] = ()
+        self._updating: StepSetting | None = None  # of the update that has begun
+        self._versions: list[int] = []  # of the parameters, as the last update left them
+
+        self.findings, self.news = Findings(), list[str]()
+        self._of_others: list[Mapping[str, Found]] = []  # comparisons of other ranks
+        self._budget = Budget(next(run.module.parameters()).device.type)
+        self.deliveries = Deliveries(run.batch_sampler, examples, self.findings)
+        self._loss = LossComparison(loss_fn)
+        self._settings = updates.Settings(optimizer, public_settings)
+        self._state = updates.PublishedState(
+            run.module, optimizer.original_optimizer, self.findings
+        )
+        places = {id(p): k for k, p in enumerate(run.module.parameters())}
+        in_module = [places[id(p)] for p in parameters]
+        self._replay = Replay(self.findings, loss_fn, parameters, in_module, run.is_ghost)
+        self._trained = [
+            part
+            for part in run.module.modules()
+            if any(p.requires_grad for p in part.parameters(recurse=False))
+        ]
+        given = getattr(optimizer.add_noise, "__func__", optimizer.add_noise)
+        self._own_noise = str(given.__module__).startswith(("opacus.", "indpriv."))
+        self._calls: list[Call] = []  # since gradients were clipped last
+        self._sums: list[Tensor] | None = []  # of this step, recomputed; None if not known
+        self._coming: list[Tensor] = []  # the gradient that the inner optimizer is to be given
+        self._begun = self._same_state = False  # nothing wrote to the state since the last update
+        self._held: list[Any] | None = None  # attributes after the last forward pass
+        self._plain: list[str] | None = None  # arguments of the first pass that are no tensors
+
+    @contextmanager
+    def watching(
+        self,
+        before_step: Callable[[StepSetting, TrainedBatch | None], None],
+        after_step: Callable[[StepSetting], None],
+        *,
+        thresholds: gradients.Thresholds | None,
+    ) -> Iterator[None]:
+        """Count and compare every draw, micro-batch and step of the block.
+
+        before_step is called before each parameter update with its setting and its batch, None if
+        the batch that was clipped is not the one that was drawn; after_step after it. thresholds
+        are for individual clipping.
+        """
+        run, optimizer = self._run, self._run.optimizer
+        inner = optimizer.original_optimizer
+        self._versions = run.parameter_versions()
+        accountant_hook = optimizer.step_hook
+
+        def step_hook(optimizer: Any) -> None:
+            if accountant_hook is not None:
+                # Opacus has one slot: without this call its accountant would stop, with no warning.
+                accountant_hook(optimizer)
+            setting, batch = self._begin_update(thresholds is not None)
+            before_step(setting, batch)
+            of_rule = type(optimizer).scale_grad is not DPOptimizer.scale_grad
+            if self._coming and of_rule and "scale_grad" not in vars(optimizer):
+                self._coming = [p.grad.clone() for p in optimizer.params]
+            inner._optimizer_step_pre_hooks.move_to_end(taking.id)  # others may not follow ours
+            self._micro_batches.clear()
+            self._updating = setting
+
+        def restore() -> None:
+            if optimizer.step_hook is step_hook:
+                optimizer.attach_step_hook(accountant_hook)
+
+        # Expanded weights stand for the parameters inside the user's module.
+        expanded = isinstance(run.model, GradSampleModuleExpandedWeights)
+        module = run.model if expanded else run.module
+        own = {"add_noise": partial(self._add_noise, optimizer.add_noise)}
+        if reduce := getattr(optimizer, "reduce_gradients", None):
+            own["reduce_gradients"] = partial(self._reduce, reduce)
+        with ExitStack() as stack:
+            n_canaries = 0 if self._attack is None else self._attack.n_canaries
+            draws = self._before_draw, self._on_draw, self._on_epoch_end
+            stack.enter_context(sampler_watched(run.batch_sampler, n_canaries, *draws))
+            clipping = gradients.clipping_watched(
+                run.model,
+                optimizer,
+                positions_of=self.tally.micro_batch,
+                on_batch=self._on_micro_batch,
+                thresholds=thresholds,
+            )
+            stack.enter_context(clipping)
+            optimizer.attach_step_hook(step_hook)
+            stack.callback(restore)
+            updated = inner.register_step_post_hook(lambda *_: after_step(self._end_update()))
+            stack.callback(updated.remove)
+            inner._optimizer_step_post_hooks.move_to_end(updated.id, last=False)
+            stack.enter_context(gradients.replaced_methods(optimizer, **own))
+            # Before FSDP2's own, which makes the parameters whole.
+            first, entering = run.whole.is_sharded, _Hook(self._entering)
+            for handle in (
+                module.register_forward_pre_hook(entering, prepend=first, with_kwargs=True),
+                module.register_forward_hook(_Hook(self._leaving), with_kwargs=True),
+                taking := inner.register_step_pre_hook(self._taking),
+            ):
+                stack.callback(handle.remove)
+            with self._careful("state"):
+                self._state.keep()  # nothing may change before the first forward pass either
+            with self._careful("fed"):
+                self.deliveries.compare_items()
+            stack.callback(self._end)
+            stack.enter_context(self.deliveries.watching())
+            yield
+
+    def _end(self) -> None:
+        with self._careful("state"):
+            self._state.compare("after the last update")
+        with self._careful("fed"):
+            self.deliveries.compare_items()
+        self.findings.end_step()
+
+    @contextmanager
+    def _careful(self, *keys: str, kind: str = "every") -> Iterator[None]:
+        """No error of a comparison may reach training, and what it draws is drawn apart."""
+        with self._budget.spending(kind):
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001  # of model, loss or data
+                said = " ".join(str(error).split())[:200]
+                why = f"not compared: {type(error).__name__}: {said}"
+                self.findings.not_compared(keys, why)
+
+    # Draws
+
+    def _before_draw(self, new_epoch: bool) -> None:
+        if self._run.is_poisson:  # others draw an epoch at once
+            self._note_moved("batches", new_epoch=new_epoch)
+
+    def _on_draw(self, positions: IntArray, canaries: IntArray, trains: bool) -> None:
+        run = self._run
+        if trains:
+            self.tally.drew(Draw(positions, run.sample_rate, canaries))
+        if run.is_poisson:
+            run.sources.leave("batches")
+            self.tally.counts.repeated_draws += run.sources.repeated("batches")
+
+    def _on_epoch_end(self, exhausted: bool, final: bool) -> None:
+        optimizer, loader = self._run.optimizer, self._run.loader
+        self._micro_batches.clear()
+        self.tally.end_epoch(
+            exhausted=exhausted,
+            planned=self._run.steps_per_epoch,
+            prefetched=loader.num_workers * (loader.prefetch_factor or 0),
+            interrupted=bool(optimizer._step_skip_queue or optimizer._is_last_step_skipped),
+            final=final,
+        )
+
+    def _note_moved(self, kind: str, *, new_epoch: bool = False) -> None:
+        moved = self._run.sources.moved(kind, new_epoch=new_epoch)
+        self.tally.counts.moved = (self.tally.counts.moved or 0) + moved
+
+    # Forward and backward passes
+
+    def _is_training(self) -> bool:
+        hooked = getattr(self._run.model, "hooks_enabled", True)
+        return torch.is_grad_enabled() and hooked and any(p.training for p in self._trained)
+
+    def _entering(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._is_training():
+            return
+        budget, replay = self._budget, self._replay
+        with self._careful(*_OF_A_BATCH):
+            if not self._begun:
+                self._begun, self._same_state = True, False
+                budget.begin_step()
+                if budget.every:
+                    when = "between the last update and this forward pass"
+                    self._same_state = self._state.compare(when)
+                else:
+                    self._state.keep(known=False)
+            if any(call.gradients for call in self._calls):
+                self._calls.clear()  # of a backward pass without a step
+            if replay.counts_itself:  # after that it is not asked any more
+                held = updates.attributes(module) if budget.every else None
+                replay.counts_itself = bool(held) and held == (self._held or held)
+            if not budget.every:
+                return
+            fed = tensors_of((args, kwargs))
+            found = self.deliveries.match(fed, self.tally.micro_batch) if fed else (None, False)
+            call = Call((args, kwargs), *found)
+            self._calls.append(call)
+            # Numbers among the arguments: the batch's own, or always the same.
+            given = _plain_of(call.arguments)
+            self._plain = given if self._plain is None else self._plain
+            loaded = [] if call.delivered is None else _plain_of(call.delivered.unpacked[0])
+            if given not in (self._plain, loaded):
+                self.findings.add("fed", "arguments", one=given[0])
+            if budget.drawn:
+                with budget.spending("drawn"), kept_random_state():
+                    self._keep(call)
+
+    def _keep(self, call: Call) -> None:
+        """Keep all that it takes to repeat a forward pass."""
+        module = self._run.module
+        call.random_state = random_state()
+        call.arguments = map_tensors(call.arguments, lambda t: t.detach().clone())
+        call.precision = autocast_now(next(module.parameters()).device.type)
+        call.twin = self._run.whole.copy()
+        for mine, theirs in zip(call.twin.modules(), module.modules(), strict=True):
+            mine.training = theirs.training
+
+    def _leaving(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> Any:
+        if not self._calls or self._calls[-1].outputs is not None or not self._is_training():
+            return None
+        seen = None
+        with self._careful("loss"):
+            call = self._calls[-1]
+            if call.twin is None:
+                call.arguments = None
+            ghost, model = self._run.is_ghost, self._run.model
+            seen = call.came_out(outputs, lambda: ghost and not model.hooks_enabled)
+        with self._careful("state"):
+            self._state.compare("inside the forward pass", but_buffers=True)
+            if self._replay.counts_itself:
+                self._held = updates.attributes(module)
+        return seen
+
+    def _on_micro_batch(self, batch: gradients.ClippedBatch) -> None:
+        """Count a micro-batch that was clipped, and compare what went through the model with it."""
+        calls = [call for call in self._calls if call.gradients or call.inside]
+        self._calls.clear()
+        self.tally.clipped(len(batch.norms))
+        counts, budget = self.tally.counts, self._budget
+        counts.clip_rounding = max(counts.clip_rounding, batch.rounding)
+        self._micro_batches.append(batch)
+        if not budget.every and batch.positions is not None:
+            self.deliveries.skip(batch.positions)  # or batches that are not compared pile up
+        if not budget.every or not len(batch.norms):
+            return
+        with self._careful(*_OF_A_BATCH):
+            if len(calls) != 1 or calls[0].delivered is None:
+                self._sums = None
+                case = "not_loaded" if len(calls) == 1 else "passes"
+                why = text("check.fed", case, n=len(calls))
+                return self.findings.not_compared(_OF_A_BATCH, why)
+            self._compare_batch(calls[0], batch)
+        if budget.drawn:
+            self._repeat(calls[0], batch)
+
+    def _compare_batch(self, call: Call, batch: gradients.ClippedBatch) -> None:
+        """Rows that were fed beside the next that were drawn; gradients of the loss."""
+        ids = call.delivered.ids
+        if batch.positions is None or not np.array_equal(ids, batch.positions):
+            self.findings.add("fed", "other_rows")
+        elif len(np.unique(ids)) < len(ids):
+            self.findings.add("fed", "twice")
+        else:
+            self.findings.compare("fed", call.intact, "changed")
+        if call.is_written:
+            return self.findings.add("loss", "in_place")
+        factors = batch.factors if self._run.is_ghost else None
+        is_mean = self._run.optimizer.loss_reduction == "mean"
+        with kept_random_state():
+            case, values = self._loss.case(call, len(batch.norms), is_mean, factors)
+        self.findings.add("loss", case, **values)
+
+    def _repeat(self, call: Call, batch: gradients.ClippedBatch) -> None:
+        with self._careful("replay", "alone", "loss_function", kind="drawn"):
+            rule, sums, self._sums = self._run.optimizer, self._sums, None
+            transforms = rule.transforms() if isinstance(rule, AdaClip) else ()
+            found = self._replay.compare(call, batch, transforms)
+            if self._run.is_ghost and not self._run.whole.is_sharded:
+                self._compare_sum(found, [p.grad for p in rule.params], len(batch.norms))
+            elif sums is not None:
+                self._sums = list(torch._foreach_add(sums, found)) if sums else found
+        with self._careful("rows", kind="drawn"), kept_random_state():
+            self.deliveries.compare_rows(call.delivered)
+        with self._careful("fed", kind="drawn"):
+            self.deliveries.compare_items()
+
+    def _compare_sum(self, found: Sequence[Tensor], own: Any, size: int) -> None:
+        self._replay.compare_sum(found, own, float(self._run.optimizer.max_grad_norm), size)
+
+    # The noise
+
+    def _add_noise(self, add_noise: Callable[[], None]) -> None:
+        """Let Opacus add the noise: compare the sum before, and measure what is added."""
+        run, optimizer, counts = self._run, self._run.optimizer, self.tally.counts
+        self._compare_whole_sum()
+        attacked = None if self._attack is None else self._attacked_step()
+        if self._attack is not None and attacked is not None:
+            self._attack.before_noise(*attacked)
+        self._noise.before()
+        generator = run.sources.noise
+        before = None if generator is None else generator.get_state()
+        if not isinstance(optimizer, ClippingRule):  # which draws from it in between
+            self._note_moved("noise")
+        add_noise()
+        run.sources.leave("noise")
+        draws = run.noise_std and run.whole.adds_noise(optimizer) and not run.sources.is_secure
+        still = generator and before is not None and torch.equal(before, generator.get_state())
+        counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
+        counts.guessable_seed |= run.sources.is_guessable
+        # Now, since another step hook may change settings before it calls ours.
+        self._noised, self.limits = run.setting(), run.limits
+        if getattr(optimizer, "rank", 0) == 0:  # of several shards, the first is watched
+            self._noise.after(run.noise_std / run.whole.noise_divisor(optimizer))
+        if self._attack is not None and attacked is not None:
+            self._attack.after_noise(*attacked)
+        self._coming = []
+        if not self._budget.every:
+            return
+        with self._careful("gradient_taken"):
+            if not self._own_noise:
+                self.findings.add("gradient_taken", "noise")
+            divisor = optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else 1.0
+            noisy = [local(p.grad) for p in optimizer.params]
+            self._coming = list(torch._foreach_div(noisy, float(divisor)))
+
+    def _attacked_step(self) -> tuple[StepSetting, Draw]:
+        """The step that noise is about to be added to."""
+        waiting = self.tally.waiting
+        if waiting is None:
+            raise EvidenceError(
+                "a step was taken on a batch that the attached loader did not draw, so the attack "
+                "on this run does not know its examples; take every batch from the loader"
+            )
+        return self._run.setting(sample_rate=waiting.sample_rate), waiting
+
+    def _compare_whole_sum(self) -> None:
+        """Gradients are summed up: compare the sum of a drawn step."""
+        (sums, self._sums), run = (self._sums, []), self._run
+        if not self._budget.drawn:
+            return
+        size, optimizer = sum(len(b.norms) for b in self._micro_batches), run.optimizer
+        with self._careful("replay", kind="drawn"):
+            if run.whole.is_sharded:
+                # FSDP2 has added up the ranks' sums, and divided by their number.
+                if not all(self._ranks.gather("the sum of a step", sums is not None)):
+                    return
+                held = list(run.whole.module.parameters())
+                found = sums or [torch.zeros_like(held[k]) for k in self._replay.in_module]
+                for part in found:
+                    dist.all_reduce(part)
+                state: Any = getattr(optimizer, "grad_state", None)
+                taken = [state[p]["summed_grad"].full_tensor() for p in optimizer.params]
+                self._compare_sum(found, torch._foreach_mul(taken, self._ranks.size), size)
+            elif sums and not run.is_ghost:
+                own = [getattr(p, "summed_grad", None) for p in optimizer.params]
+                self._compare_sum(sums, own, size)
+
+    # The update
+
+    def coming_setting(self, max_grad_norm: float) -> StepSetting:
+        """Settings, as they stand, of the step whose batch is being clipped at max_grad_norm."""
+        waiting = self.tally.waiting if self._run.is_poisson else None
+        rate = None if waiting is None else waiting.sample_rate
+        return self._run.setting(sample_rate=rate, max_grad_norm=max_grad_norm)
+
+    def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
+        """Count an update that is about to be made; return its setting and its batch."""
+        run, counts, batches = self._run, self.tally.counts, self._micro_batches
+        run.check_update()
+        if run.whole.adds_noise(run.optimizer):
+            counts.repeated_draws += run.sources.repeated("noise")
+        drawn, whole = self.tally.next_batch()
+        now = run.setting(sample_rate=drawn.sample_rate if drawn and run.is_poisson else None)
+        if self._noised is None:
+            raise EvidenceError(
+                "the optimizer's add_noise was replaced, so it is not known how much noise this "
+                "step has; leave it as Opacus made it"
+            )
+        setting, self._noised = replace(self._noised, sample_rate=now.sample_rate), None
+        written = run.parameter_versions() != self._versions
+        counts.changed_outside += written and not self._same_state
+        sizes = [(len(b.norms), b.max_grad_norm == setting.max_grad_norm) for b in batches]
+        sound = sum(size for size, at_norm in sizes if at_norm)
+        counts.gradients += sum(size for size, _ in sizes)
+        counts.misclipped_gradients += sum(size for size, at_norm in sizes if not at_norm)
+        if individually and drawn is not None:
+            known = [batch.positions for batch in batches if batch.positions is not None]
+            if np.array_equal(np.concatenate([drawn.positions[:0], *known]), drawn.positions):
+                counts.gradients_at_levels += sound
+        if drawn is None or not whole:
+            return setting, None
+        norms = [batch.norms for batch in batches]
+        joined = torch.cat(norms) if norms else torch.zeros(0, dtype=torch.float64)
+        return setting, TrainedBatch(drawn.positions, joined)
+
+    def exchange(
+        self,
+        moment: str,
+        setting: StepSetting | None = None,
+        trained: TrainedBatch | None = None,
+        *,
+        with_norms: bool = False,
+    ) -> Batch | None:
+        """Exchange what the ranks saw; return the whole batch, if norms were asked for.
+
+        setting: of the step; None at the end of the run.
+        """
+        shared = {**({} if setting is None else vars(setting)), **self._run.shared_by_ranks}
+        positions, norms = trained or (None, None)
+        mine = of_ranks.RankStep(
+            *self.tally.since_last_message(),
+            shared,
+            self._run.sources.seed_of_batches,
+            positions,
+            norms.cpu().numpy() if norms is not None and with_norms else None,
+            dict(self.findings.found),
+        )
+        parts = self._ranks.gather(moment, mine)
+        of_ranks.check_together(
+            moment, [part.shared for part in parts], [part.sampling_seed for part in parts]
+        )
+        others = [part for rank, part in enumerate(parts) if rank != self._ranks.rank]
+        self._of_others = [part.found for part in others]
+        for part in others:
+            self.tally.add(part)
+        return of_ranks.whole_batch(moment, parts)
+
+    def _reduce(self, reduce: Callable[[], None]) -> None:
+        """Several ranks add up their gradients: compare before, and keep what comes of it."""
+        self._compare_gradient()
+        reduce()
+        with self._careful("gradient_taken"):
+            if self._coming:
+                self._coming = [p.grad.clone() for p in self._run.optimizer.params]
+
+    def _compare_gradient(self) -> None:
+        with self._careful("gradient_taken"):
+            if not self._coming:
+                return
+            taken = [p.grad for p in self._run.optimizer.params]
+            same = all(
+                t is not None and same_values(local(t), e)
+                for t, e in zip(taken, self._coming, strict=True)
+            )
+            self.findings.compare("gradient_taken", same, "other")
+
+    def _taking(self, *_: Any) -> None:
+        """The last moment before parameters move."""
+        self._compare_gradient()
+        self._coming = []
+        with self._careful("settings"):
+            step, setting = self._steps_before + self.tally.counts.steps, self._updating
+            if setting is not None:
+                case, values = self._settings.case(step, setting)
+                self.findings.add("settings", case, **values)
+        if self._budget.every:
+            with self._careful("state"):
+                self._state.compare("between the forward pass and the update")
+        if self._budget.drawn:
+            with self._careful("step", kind="drawn"):
+                self._state.copy_optimizer()
+
+    def _end_update(self) -> StepSetting:
+        """Count an update that was made; return its setting."""
+        run, budget, (setting, self._updating) = self._run, self._budget, (self._updating, None)
+        if setting is None:
+            raise EvidenceError(
+                "the parameters were updated, but the optimizer's step hook did not run: another "
+                "optimizer.attach_step_hook call replaced it, and with it Opacus's accountant; "
+                "call the previous optimizer.step_hook from your hook"
+            )
+        with self._careful("step", kind="drawn"):
+            self._state.repeat_step()
+        self.deliveries.end_step()
+        budget.end_step()
+        if run.whole.is_sharded:  # all ranks repeat the same steps
+            coins = self._ranks.gather("the end of a step", (budget.every, budget.drawn))
+            budget.every, budget.drawn = coins[0]
+        self._begun = False
+        with self._careful("state"):
+            self._state.keep(known=budget.every)
+        self.news = self.findings.end_step()
+        self._versions = run.parameter_versions()
+        self.tally.stepped(setting)
+        counted = run.history.steps
+        if self.tally.counts.steps == 1 and counted is not None and counted <= 0:
+            raise EvidenceError(
+                "Opacus's accountant did not count the first step: its get_epsilon would report "
+                "too little; make the optimizer with make_private again"
+            )
+        return setting
+
+    # What was seen
+
+    def counts(self) -> tuple[DrawCounts, TrainingCounts, NoiseCounts | None]:
+        """Counts up to now; None if nothing was measured of the noise."""
+        tally, run, history = self.tally, self._run, self._run.history
+        training = deepcopy(tally.counts)
+        training.sampler_class = run.sampler_class
+        if self.deliveries.random_rows:  # norms of training are of another draw than recorded ones
+            training.forget_norms()
+        training.compared = worst_of([self.findings.found, *self._of_others])
+        training.guessable_seed |= run.sources.is_guessable
+        training.source = str(run.sources)
+        training.earlier_steps = max(0, history.steps_before - self._steps_before)
+        training.accountant_steps = history.steps
+        training.accountant_settings_match = history.matches(
+            tally.noise_multipliers, run.sample_rate
+        )
+        return tally.draw_counts(), training, self._noise.counts()
+
+
+def _plain_of(value: Any) -> list[str]:
+    """Numbers and texts in nested containers, sorted."""
+    leaves = torch.utils._pytree.tree_leaves(value)
+    held = [vars(leaf) for leaf in leaves if is_dataclass(leaf)]  # whose tensors are fed
+    plain = [one for one in leaves if not (isinstance(one, Tensor) or is_dataclass(one))]
+    return sorted([repr(updates.held_in(one)) for one in plain] + (_plain_of(held) if held else []))
