@@ -145,8 +145,8 @@ class NoiseCounts(_Counts):
     least_values: Whole
     fourth_moment: AtLeastZero  # mean fourth power of all; 3 for normal noise
     # In standard deviations: products with the noise of the previous and of the first step on the
-    # same coordinates, the part along each step's sum of clipped gradients, and the length of the
-    # sum of all noise, as it is and, of several, with a secret sign for each step.
+    # same coordinates, the part along each step's sum of clipped gradients, the length of the sum
+    # of all noise, and products of a step's signs with the signs of all earlier steps.
     previous: float
     first: float
     along_sum: float

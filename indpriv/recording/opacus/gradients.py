@@ -42,7 +42,6 @@ _ROUNDINGS = 3
 STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 _SHORT = 1e-10  # norm of a sum that has no direction: of an empty batch, or lost in rounding
 _COMPARED = 10_000  # coordinates whose noise is compared with that of earlier steps
-_SIGNED = 4  # sums with a secret sign for each step: noise that comes again may be missed by one
 _CONTIGUOUS = (
     "Opacus then computes wrong per-example gradients without a warning; keep the model in "
     "torch.contiguous_format and pass images.contiguous(), or train with "
@@ -367,7 +366,8 @@ class NoiseWatch:
             p.device.type != "mps" and p.dtype in (torch.float32, torch.float64) for p in parameters
         )
         total, ends = int(self._sizes.sum()), np.cumsum(self._sizes)
-        chosen = np.unique(np.random.default_rng().integers(0, total, min(_COMPARED, total)))
+        chosen = np.unique(np.random.default_rng().integers(0, total, _COMPARED))
+        chosen = chosen if total > _COMPARED else np.arange(total)
         parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
         self._compared = [
             torch.as_tensor(part - end + size, device=p.device)
@@ -380,8 +380,11 @@ class NoiseWatch:
         self._products = torch.zeros(2, dtype=torch.float64)  # with the previous, the first step
         self._previous: Tensor | None = None
         self._first: Tensor | None = None
-        # Sums of noise, as it is and with secret signs, and of its squares.
-        self._total = torch.zeros(2 + _SIGNED, len(chosen), dtype=torch.float64)
+        self._total = torch.zeros(2, len(chosen), dtype=torch.float64)  # sums of noise and squares
+        # Of the signs of the noise, whose law is the same whatever its scale: their sum, with a
+        # secret sign for each step, and the squared products of a step's signs with it.
+        self._signs = torch.zeros(len(chosen), dtype=torch.float64)
+        self._squared = torch.zeros((), dtype=torch.float64)
         self._sums: list[tuple[Tensor, int]] = []
 
     def before(self) -> None:
@@ -425,8 +428,13 @@ class NoiseWatch:
             products_with = torch.stack([mine @ self._previous, mine @ self._first])
             self._products = products_with + self._products.to(device)
         self._previous = mine
-        signed = (secrets.choice((-1, 1)) * mine for _ in range(_SIGNED))
-        self._total = torch.stack([mine, *signed, mine.square()]) + self._total.to(device)
+        self._total = torch.stack([mine, mine.square()]) + self._total.to(device)
+        signs, earlier = mine.sign(), self._signs.to(device)
+        # 0/0 only before the first step, or where few signs cancel out: a product of mean square 1.
+        self._squared = torch.nan_to_num(
+            (signs @ earlier).square() / earlier.square().sum(), nan=1.0
+        ) + self._squared.to(device)
+        self._signs = secrets.choice((-1, 1)) * signs + earlier
         self._steps += 1
 
     def counts(self) -> NoiseCounts | None:
@@ -439,7 +447,6 @@ class NoiseWatch:
         least = int(np.argmin((variances - 1) * np.sqrt(values)))
         pairs = max(1, self._n_compared * (self._steps - 1))
         previous, first = (self._products.cpu().numpy() / np.sqrt(pairs)).tolist()
-        total, *signed, squares = self._total.cpu().numpy()
         return NoiseCounts(
             values=int(values.sum()),
             variance=float(second.sum() / values.sum()),
@@ -448,8 +455,8 @@ class NoiseWatch:
             fourth_moment=float(fourth.sum() / values.sum()),
             previous=previous,
             first=first,
-            repeated=_excess_of_sum(total, squares),
-            signed=max((_excess_of_sum(one, squares) for one in signed), key=abs),
+            repeated=_excess_of_sum(*self._total.cpu().numpy()),
+            signed=_excess_of_mean(float(self._squared) / self._steps, 2 / (9 * self._steps)),
             along_sum=float(self._along) / np.sqrt(self._steps),
         )
 
@@ -465,4 +472,12 @@ def _excess_of_sum(total: FloatArray, squares: FloatArray) -> float:
     if not most > 0:
         return 0.0
     spread = 2 / 9 * np.square(squares).sum() / most**2
-    return float((np.cbrt(np.square(total).sum() / most) - 1 + spread) / np.sqrt(spread))
+    return _excess_of_mean(np.square(total).sum() / most, spread)
+
+
+def _excess_of_mean(mean: float, spread: float) -> float:
+    """Standard deviations by which chi squared over its n degrees of freedom is above 1.
+
+    spread: 2 / (9 n).
+    """
+    return float((np.cbrt(mean) - 1 + spread) / np.sqrt(spread))

@@ -200,6 +200,28 @@ def noise_of_two_steps_that_comes_again(s):
     trained_with_noise_of(s, again)
 
 
+@broken("noise", "hooks functorch ew", rare=True)
+def noise_of_seven_steps_that_comes_again_with_other_signs(s):
+    used = {}
+
+    def again(std, reference, **options):
+        mine = used.setdefault(reference.shape, [])
+        fresh = _generate_noise(std, reference, **options)
+        mine.append(fresh if len(mine) < 7 else mine[-7] * (1, -1, -1)[len(mine) // 7 - 1])
+        return mine[-1]
+
+    trained_with_noise_of(s, again)
+
+
+@broken("noise", "hooks functorch ew", rare=True)
+def noise_of_one_row_for_all(s):
+    def broad(std, reference, **options):
+        noise = _generate_noise(std, reference, **options)
+        return noise[:1].expand(reference.shape) if noise.ndim > 1 else noise
+
+    trained_with_noise_of(s, broad)
+
+
 @broken("source", "hooks ghost functorch ew")
 def seed_of_the_script(s):
     torch.manual_seed(0)
