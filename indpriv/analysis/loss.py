@@ -200,7 +200,7 @@ def _correlation(
     edges, losses = pairs["edge_epsilon"].to_numpy(), pairs["edge_loss"].to_numpy()
     rank = spearman(edges, losses, weights) if len(loss) else None
     ends = {} if r is None else relation_intervals(log_loss, epsilon, weights)
-    found = {"n": int(weights.sum()), "pearson": r, "spearman": rank}
+    found: dict[str, Any] = {"n": int(weights.sum()), "pearson": r, "spearman": rank}
     found |= {f"{name}_interval": ends.get(name) for name in ("pearson", "spearman")}
     if r is None:
         return found, {}

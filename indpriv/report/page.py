@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, MemcachedBytecodeCache, StrictUndefined
+from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
@@ -85,13 +86,20 @@ def _finalized(value: object) -> str:
 # --- templates
 
 
-class _Compiled(dict[str, bytes]):
+class _Compiled(BytecodeCache):
     """Templates that this process has compiled, which takes most of the time of a short page."""
 
-    set = dict.__setitem__
+    def __init__(self) -> None:
+        self.codes: dict[tuple[str, str], Any] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self.codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self.codes[bucket.key, bucket.checksum] = bucket.code
 
 
-_COMPILED = MemcachedBytecodeCache(_Compiled())
+_COMPILED = _Compiled()
 
 
 class _Rendering:
