@@ -356,7 +356,6 @@ def _is_all(test: Callable[[pd.Series[Any]], bool], values: pd.Series[Any]) -> b
 
 
 def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grouping:
-    """A group for each value."""
     several = len(train.ranges()) > 1 or len(test.ranges()) > 1
     most, limit = MOST_GROUPS if several else np.inf, np.inf if max_values is None else max_values
     of_test, of_train, missing, numeric, boolean = set[str](), set[str](), False, True, True

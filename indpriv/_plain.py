@@ -82,7 +82,6 @@ class Columns:
 
 
 def _object(name: str, kinds: Kinds, text: str = "", optional: Collection[str] = ()) -> Any:
-    """The type of a JSON object with these keys."""
     fields = {key: Annotated[kind, Field(description=what)] for key, (kind, what) in kinds.items()}
     given = {key: NotRequired[kind] if key in optional else kind for key, kind in fields.items()}
     found = TypedDict(name, given)  # type: ignore[misc]

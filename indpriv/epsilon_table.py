@@ -422,7 +422,6 @@ class EpsilonParts(Stated):
 
 
 def _tables_in(folder: Path) -> list[_files.ParquetRows]:
-    """The parts of a folder."""
     marker = _files.read_json(folder / MARKER)
     check(_PARTS, marker, str(folder / MARKER))
     found, expected = [], ranges(marker["rows"])

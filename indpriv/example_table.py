@@ -62,7 +62,6 @@ class ExampleTable:
         return found
 
     def _check_ids(self) -> None:
-        """Raise InputError if an id occurs twice within a split."""
         splits = self._splits.values()
         repeated = [one for rows in splits for one in _repeated(rows, "example_id").tolist()]
         if repeated:

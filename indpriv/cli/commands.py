@@ -191,13 +191,11 @@ def check_moved(words: Sequence[str], program: str) -> None:
 
 
 def _of_options(line: Mapping[str, Any], key: str, rest: Sequence[str]) -> list[str]:
-    """What a line of the table has under a key for the options among the words."""
     table = line.get(key, {})
     return [table[name] for name in (word.partition("=")[0] for word in rest) if name in table]
 
 
 def _is_meant(line: Mapping[str, Any], rest: Sequence[str]) -> bool:
-    """Whether a line of the table is about what follows its first words."""
     if line.get("argument") and (not rest or rest[0].startswith("-")):
         return False
     if line["old"] == line["new"] and not line.get("experiment"):

@@ -146,10 +146,7 @@ def _log(
     signed_by: Path | None,
     compared: Sequence[Fact],
 ) -> _Part:
-    """The checks of a log, and the lines that its account rests on.
-
-    compared: checks against checkpoints.
-    """
+    """The checks of a log, with those against checkpoints, and the lines of its account."""
     checks, lines = evidence_of_run(opened, signed_by)
     words = {"run": str(run_dir), "evidence": evidence(lines)}
     every = [*checks, *compared]

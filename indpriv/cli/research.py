@@ -85,7 +85,6 @@ def _measure(
     adversary: str | None = None,
     seed: int = 0,
 ) -> None:
-    """Measure scores, and print what came out."""
     found = AttackScores.from_file(path)
     fair_coins, adversary = fair_coins or found.fair_coins, adversary or found.adversary
     found = replace(found, fair_coins=fair_coins, adversary=adversary)

@@ -111,7 +111,6 @@ def replay(
 
 
 def _holds_checkpoints(folder: Path) -> bool:
-    """Whether it is a folder of checkpoints, and no run."""
     if not folder.is_dir() or holds_log(folder) or find_spec("torch") is None:
         return False
     from indpriv.recording.checkpoints.safe_files import is_checkpoint
@@ -168,7 +167,6 @@ def _show_audit(
     verbose: bool = False,
     since: Audit | None = None,
 ) -> None:
-    """Print the first screen of an audit, or its JSON alone."""
     if as_json:
         common.print_json(summary.to_json())
         return

@@ -137,7 +137,6 @@ class Ledger:
 
 
 def _check_lines(folder: Path, entries: list[dict[str, Any]], fingerprint: str) -> None:
-    """Check that the lines of a ledger are those that were written for these values."""
     first = entries[0]
     if first.get("kind") != "open" or first.get("schema") != _SCHEMA:
         raise EvidenceError(

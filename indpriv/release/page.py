@@ -177,7 +177,6 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same_training(public: Mapping[str, Any], release: Mapping[str, Any]) -> None:
-    """Refuse a release whose total contains another audit's guarantee."""
     training = release["spent"]["training"]
     if training is None:  # norms before the first step do not depend on training
         return

@@ -102,7 +102,6 @@ class Request:
             raise InputError(problem)
 
     def _problems(self) -> Iterator[str]:
-        """What is out of range or does not fit together."""
         epsilon, delta, by = self.epsilon, self.delta, self.by
         if not (self.quantiles or self.mean):
             yield "nothing to release; pass --quantiles 0.1,0.5,0.9, --mean, or both"
