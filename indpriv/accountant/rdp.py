@@ -253,20 +253,15 @@ def _log_moments(
             total = peak + np.log(np.exp(exponent, out=exponent).sum(axis=1))
             small = np.flatnonzero(total < _DIRECT_ABOVE)
             if len(small):
-                nodes = (column[at[small], :width] for column in grid)
-                total[small] = _small_log_moments(*nodes, order[cells[small], None])
+                nodes = [column[at[small], :width] for column in grid]
+                total[small] = _small_log_moments(nodes, order[cells[small], None])
             values[cells] = total
     return values
 
 
-def _small_log_moments(
-    log_f: FloatArray,
-    log_weight: FloatArray,
-    weight: FloatArray,
-    gain: FloatArray,
-    order: FloatArray,
-) -> FloatArray:
+def _small_log_moments(nodes: Sequence[FloatArray], order: FloatArray) -> FloatArray:
     """log1p(E[f^a - 1 - a (f - 1)]) of cells: it needs only E[f] = 1; each term is at least 0."""
+    log_f, log_weight, weight, gain = nodes
     power = order * log_f
     # f^a - 1 - a (f - 1) = f expm1((a-1) log f) - (a-1) (f-1), which keeps its precision where a
     # is close to 1.

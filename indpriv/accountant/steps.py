@@ -219,17 +219,17 @@ class Steps:
             laws, law = _snapped(StepKinds(shift, rate), _APART, _MOST_LAWS, down)
             clipped = laws.shift.copy()
             np.maximum.at(clipped, law, one)
-        *entries, shares = mixes
+        record, mix, weight, shares = mixes
         entry = shares.tocoo()
-        mix, setting, share = entry.row, entry.col, entry.data
-        if len(mix) == shares.shape[0] and (share == 1).all():  # single settings: cells are laws
+        row, setting, share = entry.row, entry.col, entry.data
+        if len(row) == shares.shape[0] and (share == 1).all():  # single settings: cells are laws
             steps, cell = csr_array(eye_array(len(laws))), law[setting]
         else:
             cell = np.arange(shares.shape[0] * n_codes).reshape(-1, n_codes)
-            met = np.repeat(share, n_codes), (cell[mix].ravel(), law[setting].ravel())
+            met = np.repeat(share, n_codes), (cell[row].ravel(), law[setting].ravel())
             steps = csr_array(coo_array(met, shape=(cell.size, len(laws))))
         exact = exact and norms.codes.exact and apart == 0
-        return cls(norms, laws, clipped, steps, cell, *entries, exact)
+        return cls(norms, laws, clipped, steps, cell, record, mix, weight, exact)
 
     def below(self) -> Steps:
         """The same steps, none of which costs more than what was met: for lower bounds."""
@@ -298,7 +298,8 @@ def _mixes(norms: GoverningNorms) -> tuple[IntArray, IntArray, IntArray, csr_arr
     each = np.diff(steps.indptr)
     if each.max() == 1 or n_settings * len(norms.codes.bounds) <= _MOST_DENSE:
         entries = steps.tocoo()
-        return entries.row, entries.col, entries.data, csr_array(eye_array(n_settings))
+        record, setting = (index.astype(np.int64) for index in (entries.row, entries.col))
+        return record, setting, entries.data, csr_array(eye_array(n_settings))
     weight = np.gcd.reduceat(steps.data, steps.indptr[:-1])
     share = (steps.data // np.repeat(weight, each)).astype(np.float64)
     parts = [slice(*ends) for ends in pairwise(steps.indptr)]
