@@ -11,8 +11,7 @@
 np.float64(1.0)
 """
 
-from indpriv.leakage.inversion import INVERSIONS, LBFGS, Adam, FirstLayer, Informed
+from indpriv.leakage.inversion import INVERSIONS, LBFGS, Adam, FirstLayer, Informed, Observation
 from indpriv.leakage.leak import leak
-from indpriv.leakage.observation import Observation
 
 __all__ = ["INVERSIONS", "LBFGS", "Adam", "FirstLayer", "Informed", "Observation", "leak"]

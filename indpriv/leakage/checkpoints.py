@@ -19,9 +19,8 @@ from indpriv._progress import StageProgress, silent
 from indpriv._reading import YesNo
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
-from indpriv.leakage.inversion import INVERSIONS, LBFGS
+from indpriv.leakage.inversion import INVERSIONS, LBFGS, Observation
 from indpriv.leakage.leak import leak
-from indpriv.leakage.observation import Observation
 from indpriv.recording import AuditSpec
 from indpriv.recording.checkpoints.safe_files import load_into
 from indpriv.recording.checkpoints.saved_models import SavedModel, StepOf, discover

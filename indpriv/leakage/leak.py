@@ -31,8 +31,7 @@ from torch import Tensor, nn
 from indpriv._progress import Progress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
-from indpriv.leakage.inversion import Inversion, Look
-from indpriv.leakage.observation import Observation, Reader, one_by_one
+from indpriv.leakage.inversion import Inversion, Look, Observation, Reader, one_by_one
 from indpriv.recording.norms.batches import LossFn
 
 _SAME = 1e-3  # a relative difference of gradients that rounding explains

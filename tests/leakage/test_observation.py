@@ -8,7 +8,7 @@ from torch import nn
 
 from indpriv.errors import InputError
 from indpriv.leakage import Observation
-from indpriv.leakage.observation import Reader
+from indpriv.leakage.inversion import Reader
 from leakage_scenes import LOSS, digits, mlp
 from reports.shared.pictures import network as cpl_network
 
