@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from command_lines import run as command
 from forging import lines_of, rechained, settings_forged, with_table
 from indpriv import NormLog, RoundRecorder
+from indpriv.analysis import variants
 from indpriv.audit import audit
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import open_run
@@ -70,6 +71,12 @@ def made(tmp_path_factory, keys):
 @pytest.fixture
 def run_dir(made, tmp_path):
     return shutil.copytree(made, tmp_path / "run")
+
+
+@pytest.fixture
+def short_audits(monkeypatch):
+    for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
+        monkeypatch.setattr(variants, name, ())
 
 
 def check_of(run_dir, signed_by=None):
@@ -213,6 +220,7 @@ def test_no_changed_byte_passes_as_signed(run_dir, keys, data):
         assert not passed
 
 
+@pytest.mark.usefixtures("short_audits")
 def test_files_beside_the_log_are_those_of_its_end(run_dir, keys, tmp_path, capsys):
     examples, about = run_dir / "examples.parquet", run_dir / "run.json"
     before = examples.read_bytes(), about.read_bytes()
@@ -354,6 +362,7 @@ def test_train_signs_what_it_adds_after_the_log_was_closed(tmp_path, keys, capsy
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_audits")
 def test_a_gate_wants_the_signed_log_and_the_audit_of_it(run_dir, keys, tmp_path, capsys):
     audit(run_dir, run_dir / "audit")
     shutil.copytree(run_dir / "audit", tmp_path / "elsewhere")
