@@ -14,19 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._facts import (
-    DECLARED,
-    FAILED,
-    NOT_CHECKED,
-    ON_TRUST,
-    PASSED,
-    REFUTED,
-    VERIFIED,
-    Fact,
-    fact,
-    templates,
-    text,
-)
+from indpriv import _facts
+from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, fact, templates, text
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import session_counts as counted
 from indpriv.norm_log.journal_state import LogState
@@ -410,32 +399,34 @@ def lines_of(
         passed = {check.key for check in mine if check.status == PASSED}
         missing = [k for k in line.needs if k not in passed | left_out | {c.key for c in unknown}]
         if failed or void.get(key):
-            word, found = REFUTED, [void.get(key) or "", *failed]
+            word, found = _facts.REFUTED, [void.get(key) or "", *failed]
         elif not line.needs:
             user = words.get(key) or ""
-            word = DECLARED if user else ON_TRUST
+            word = _facts.DECLARED if user else _facts.ON_TRUST
             if key == "start":  # random items may hold anything
                 unknown += [c for c in checks if c.key == "rows" and c.status == NOT_CHECKED]
             found = [user or line.texts.get("on_trust", ""), *(check.detail for check in unknown)]
             found = found if any(found) else ["nothing was seen of it"]
         elif unknown or missing:
-            word, found = DECLARED, _by_detail(unknown)
+            word, found = _facts.DECLARED, _by_detail(unknown)
             found += [f"not compared: {CHECKS[key].title}" for key in missing]
         else:
-            word, found = VERIFIED, _by_detail([c for c in mine if c.key in line.needs])
+            word, found = _facts.VERIFIED, _by_detail([c for c in mine if c.key in line.needs])
         lines.append(line.fact(word, "; ".join(filter(None, dict.fromkeys(found)))))
     return tuple(lines)
 
 
 def unverified(lines: Sequence[Fact]) -> list[Fact]:
     """Of the lines that a recorder can verify, those that are not."""
-    return [line for line in lines if line.key in _SEEN and line.status != VERIFIED]
+    return [line for line in lines if line.key in _SEEN and line.status != _facts.VERIFIED]
 
 
 def is_earned(lines: Sequence[Fact]) -> bool:
     """Whether "supported" may be said: all lines that a recorder can verify are there, verified."""
     words = {line.key: line.status for line in lines}
-    return REFUTED not in words.values() and all(words.get(key) == VERIFIED for key in _SEEN)
+    return _facts.REFUTED not in words.values() and all(
+        words.get(key) == _facts.VERIFIED for key in _SEEN
+    )
 
 
 def open_lines(lines: Sequence[Fact]) -> list[str]:
@@ -460,7 +451,7 @@ def evidence(lines: Sequence[Fact]) -> str:
         + [
             f"{line.title.lower()} {line.status}"
             for line in lines
-            if line in left or line.status == REFUTED or line.key in ("source", "start")
+            if line in left or line.status == _facts.REFUTED or line.key in ("source", "start")
         ]
     )
 

@@ -23,22 +23,11 @@ from indpriv._folders import named_by_person
 from indpriv._storage import location
 from indpriv.errors import InputError
 from indpriv.norm_log import fields, journal_state
+from indpriv.norm_log import records as stored
 from indpriv.norm_log.evidence import caveats_of, session_checks
 from indpriv.norm_log.fields import StepSettings, Truncation
 from indpriv.norm_log.journal_state import Faults, LogState
-from indpriv.norm_log.records import (
-    ArrayBatchNorms,
-    ArrayRecords,
-    BatchNormEntries,
-    BatchNorms,
-    Codes,
-    FileRecords,
-    Levels,
-    Records,
-    dtype_of,
-    in_memory,
-    levels_of,
-)
+from indpriv.norm_log.records import ArrayBatchNorms, BatchNormEntries, BatchNorms, Levels, Records
 
 
 @dataclass(frozen=True)
@@ -166,7 +155,7 @@ class NormLog:
             clipping_norm_epsilon: cost of the private release that max_grad_norm was set to.
         """
         given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
-        levels = levels_of(rounding, rounding_mode)
+        levels = stored.levels_of(rounding, rounding_mode)
         rows, steps = np.asarray(norms), np.asarray(recorded_steps)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":
             raise InputError(
@@ -190,7 +179,7 @@ class NormLog:
             sampler=sampler,
             unit=unit,
             neighbouring=neighbouring,
-            records=ArrayRecords(coded),
+            records=stored.ArrayRecords(coded),
             rows=np.arange(len(steps)),
             truncation=fields.check_words(sampler, unit, neighbouring, max_batch_size, n),
             unit_ids=fields.check_unit_ids(unit_ids, n, unit),
@@ -198,7 +187,9 @@ class NormLog:
             caveats=tuple(caveats),
             known_caveats=tuple(caveats),
             most_participations=most_participations,
-            batch_norms=None if batch_norms is None else in_memory(batch_norms, ids, given, levels),
+            batch_norms=None
+            if batch_norms is None
+            else stored.in_memory(batch_norms, ids, given, levels),
             clipping_norm_epsilon=_checks.check_clipping_norm_epsilon(clipping_norm_epsilon),
         )
 
@@ -284,14 +275,14 @@ class NormLog:
 
     def part(self, start: int, stop: int) -> NormLog:
         """The log of the examples at positions start to stop, in memory."""
-        norms, nothing = self.batch_norms, BatchNormEntries.joined([], dtype_of(self.levels))
+        norms, nothing = self.batch_norms, BatchNormEntries.joined([], self.levels)
         entries = nothing if norms is None else norms.read(start, stop)
         return self._of_some(slice(start, stop), self.read(start, stop), entries)
 
     def take(self, positions: ArrayLike) -> NormLog:
         """The log of the examples at these positions only, in memory."""
         index = np.asarray(positions, dtype=np.int64)
-        rows: NDArray[Any] = np.empty((self.n_records, len(index)), dtype_of(self.levels))
+        rows: NDArray[Any] = np.empty((self.n_records, len(index)), stored.dtype_of(self.levels))
         entries, group = list[BatchNormEntries](), index // ROW_GROUP_SIZE
         for number in np.unique(group).tolist():  # of a row group all is read
             start = number * ROW_GROUP_SIZE
@@ -301,7 +292,7 @@ class NormLog:
             if self.batch_norms is not None:
                 some = self.batch_norms.read(start, stop).take(index[here] - start, stop - start)
                 entries.append(replace(some, position=here[some.position].astype(np.int32)))
-        return self._of_some(index, rows, BatchNormEntries.joined(entries, dtype_of(self.levels)))
+        return self._of_some(index, rows, BatchNormEntries.joined(entries, self.levels))
 
     def reference_examples(self) -> NormLog | None:
         """The log of the reference examples, with a record at every step; None without any."""
@@ -329,7 +320,7 @@ class NormLog:
             self,
             example_ids=self.example_ids[chosen],
             unit_ids=None if self.unit_ids is None else self.unit_ids[chosen],
-            records=ArrayRecords(rows),
+            records=stored.ArrayRecords(rows),
             rows=np.arange(len(rows)),
             reference_positions=None,
             reference_records=None,
@@ -389,15 +380,15 @@ def clipped_lower(log: NormLog, share: float) -> NormLog:
     every = _every_code(finer)
     levels = Levels(1 / top, finer.rounding_mode)  # the same levels, of which those above are cut
     above = levels.encode(finer.norms(every, 1.0), share)
-    codes: Codes = np.where(every <= top, every, above).astype(levels.dtype)
+    codes: stored.Codes = np.where(every <= top, every, above).astype(levels.dtype)
     return replace(recoded(log, levels, codes), settings=settings)
 
 
-def _every_code(levels: Levels) -> Codes:
+def _every_code(levels: Levels) -> stored.Codes:
     return np.arange(levels.max_code + 1, dtype=np.uint16)
 
 
-def recoded(log: NormLog, levels: Levels, codes: Codes | None = None) -> NormLog:
+def recoded(log: NormLog, levels: Levels, codes: stored.Codes | None = None) -> NormLog:
     """The log whose norms are read as codes of other levels, without its reference examples.
 
     codes: what each code of the log becomes; None if it keeps norms in full.
@@ -426,7 +417,7 @@ class _RecodedRecords:
 
     records: Records
     levels: Levels
-    codes: Codes | None
+    codes: stored.Codes | None
     max_grad_norm: FloatArray  # of each row
 
     def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
@@ -434,7 +425,7 @@ class _RecodedRecords:
         found: NDArray[Any] = self.records.read(rows, start, stop)
         if self.codes is None:
             return _coded(found.astype(np.float64), self.max_grad_norm[rows], self.levels)
-        kept: Codes = self.codes[found.astype(np.int64)]
+        kept: stored.Codes = self.codes[found.astype(np.int64)]
         return kept
 
 
@@ -478,7 +469,7 @@ class OpenedRun:
             sampler=words[0],
             unit=words[1],
             neighbouring=words[2],
-            records=FileRecords([(files, "norm") for files in rows], state.levels),
+            records=stored.FileRecords([(files, "norm") for files in rows], state.levels),
             rows=np.arange(len(rows)),
             unit_ids=fields.check_unit_ids(units, len(ids), header["unit"]),
             individually_clipped=header["individually_clipped"],
@@ -487,7 +478,7 @@ class OpenedRun:
                 step for step, files in zip(used, rows, strict=True) if None in files
             ),
             reference_positions=reference if whole else None,
-            reference_records=FileRecords(reference_rows, state.levels) if whole else None,
+            reference_records=stored.FileRecords(reference_rows, state.levels) if whole else None,
             batch_norms=journal_state.batch_norms_of(state, faults),
             filtered=_filtered(state, faults, checks),
             most_participations=state.most_participations,

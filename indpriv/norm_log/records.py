@@ -296,13 +296,13 @@ class BatchNormEntries:
         return self.select(np.lexsort((self.step, self.position)))
 
     @classmethod
-    def joined(cls, parts: Sequence[BatchNormEntries], dtype: Any) -> BatchNormEntries:
-        """Entries of parts with ascending steps, by position; their norms are of this type."""
+    def joined(cls, parts: Sequence[BatchNormEntries], levels: Levels | None) -> BatchNormEntries:
+        """Entries of parts with ascending steps, by position; levels: of all."""
         position, step = (
             np.concatenate([np.zeros(0, np.int32), *(getattr(part, name) for part in parts)])
             for name in ("position", "step")
         )
-        norm = np.concatenate([np.zeros(0, dtype), *(part.norm for part in parts)])
+        norm = np.concatenate([np.zeros(0, dtype_of(levels)), *(part.norm for part in parts)])
         # numpy sorts 16-bit numbers by radix.
         small = position.astype(np.uint16) if position.max(initial=0) < 1 << 16 else position
         return cls(position, step, norm).select(np.argsort(small, kind="stable"))
@@ -413,7 +413,7 @@ class FileBatchNorms:
     def read(self, start: int, stop: int) -> BatchNormEntries:
         """Entries of the examples at positions start to stop."""
         parts = [self._read(*part, start, stop) for part in self.parts]
-        return BatchNormEntries.joined(parts, dtype_of(self.levels))
+        return BatchNormEntries.joined(parts, self.levels)
 
     def participations(self, steps: range, n_examples: int) -> Iterator[NDArray[np.int64]]:
         """Number of entries of each example at these steps, in parts of consecutive examples."""
