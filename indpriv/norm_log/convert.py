@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._arrays import IntArray
 from indpriv._files import opened_parquet, read_json, write_json
 from indpriv._progress import StageProgress
 from indpriv._reading import check_size, read_npz
@@ -109,13 +109,21 @@ def convert(
             )
             if progress is not None:
                 progress("converting", number + 1, len(steps))
-        counts = SessionCounts(
+        draws, rates = None, settings.sample_rate
+        if norms.participations is not None:
+            draws = DrawCounts.of(
+                norms.participations.astype(np.int64),
+                draws=len(rates),
+                expected=float(rates.sum()),
+                variance=float((rates * (1 - rates)).sum()),
+            )
+        counts = SessionCounts(  # nothing else was watched
             from_step=0,
             seeded=seeded,
             caveats=(DECLARED, *sorted(narrow - {""}), *([SEEDED] if seeded else [])),
             sampler=declared["sampler"],
             converted=Conversion(source=norms_file.name),
-            draws=_draws(norms.participations, settings.sample_rate),
+            draws=draws,
         )
         for start, stop in settings.spans():
             writer.steps(start, stop - start, **vars(settings.at(start)), counts=counts)
@@ -153,18 +161,6 @@ def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
         return content, StepSettings.from_values(declared["steps"], **numbers)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-
-
-def _draws(participations: NDArray[np.generic] | None, rates: FloatArray) -> DrawCounts | None:
-    """How often each example was drawn, if the trainer counted; nothing else was watched."""
-    if participations is None:
-        return None
-    return DrawCounts.of(
-        participations.astype(np.int64),
-        draws=len(rates),
-        expected=float(rates.sum()),
-        variance=float((rates * (1 - rates)).sum()),
-    )
 
 
 class _NormsFile(NamedTuple):

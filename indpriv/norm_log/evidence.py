@@ -86,9 +86,12 @@ def session_checks(state: LogState) -> list[Fact]:
         checks += [_compared(key, training) for key in COMPARISONS]
         checks += _of_steps(training, session.draws.draws)
         checks.append(noise_check(session.noise))
-        checks += [_clipped_at(key, training) for key, told in at_levels.items() if told]
+        for key in (key for key, told in at_levels.items() if told):
+            same = training.gradients_at_levels == training.gradients
+            status, case = (PASSED, "at_levels") if same else (FAILED, "at_others")
+            checks.append(fact(f"check.{key}", status, case, training=training))
         checks += _of_draws(state, session)
-        checks += [_norms_in_training(training), _opacus_accountant(training)]
+        checks += _of_norms_and_accountant(training)
     return [*checks, *_private_clipping_norm(state)]
 
 
@@ -225,30 +228,22 @@ def _of_steps(training: TrainingCounts, draws: int) -> Iterator[Fact]:
         yield fact("check.clipping_precision", PASSED, training=training)
 
 
-def _clipped_at(key: str, training: TrainingCounts) -> Fact:
-    """Whether every gradient was clipped at the threshold of its own example."""
-    same = training.gradients_at_levels == training.gradients
-    status, case = (PASSED, "at_levels") if same else (FAILED, "at_others")
-    return fact(f"check.{key}", status, case, training=training)
-
-
-def _norms_in_training(training: TrainingCounts) -> Fact:
+def _of_norms_and_accountant(training: TrainingCounts) -> Iterator[Fact]:
+    """Whether norms in training are those recorded, and Opacus's accountant counted all steps."""
     compared, larger = training.compared_norms, training.larger_norms
     if not compared:
-        return fact("check.norms_in_training", NOT_CHECKED, "none")
-    if larger and larger <= _FEW_NORMS * compared and training.largest_excess <= _SMALL_EXCESS:
-        return fact("check.norm_precision", FAILED, training=training)
-    more = training.larger_clipped_norms > _FEW_NORMS * compared
-    status = FAILED if larger else NOT_CHECKED if more else PASSED
-    return fact("check.norms_in_training", status, training=training)
-
-
-def _opacus_accountant(training: TrainingCounts) -> Fact:
+        yield fact("check.norms_in_training", NOT_CHECKED, "none")
+    elif 0 < larger <= _FEW_NORMS * compared and training.largest_excess <= _SMALL_EXCESS:
+        yield fact("check.norm_precision", FAILED, training=training)
+    else:
+        more = training.larger_clipped_norms > _FEW_NORMS * compared
+        status = FAILED if larger else NOT_CHECKED if more else PASSED
+        yield fact("check.norms_in_training", status, training=training)
     steps, earlier = training.accountant_steps, training.earlier_steps
     same = steps == training.steps and training.accountant_settings_match and not earlier
     case = "none" if steps is None else "earlier" if earlier else ""
     status = PASSED if same else FAILED
-    return fact("check.opacus_accountant", status, case, training=training, steps=training.steps)
+    yield fact("check.opacus_accountant", status, case, training=training, steps=training.steps)
 
 
 def _private_clipping_norm(state: LogState) -> Iterator[Fact]:

@@ -256,10 +256,8 @@ def read_state(run_dir: Path) -> LogState:
         if (evidence := line.get("evidence")) is not None:
             counts[evidence["from_step"]] = evidence
         if line["kind"] == "truncate":
-            _truncate(state, line["step"])
             counts = {start: found for start, found in counts.items() if start < line["step"]}
-        else:
-            _add(state, line)
+        _add(state, line)
     state.sessions = [  # a run that is resumed after its last step has a session without any
         SessionCounts.from_json(found)
         for start, found in counts.items()
@@ -295,6 +293,21 @@ def _add(state: LogState, line: Line) -> None:
     kind, where = line["kind"], state.run_dir
     if kind == "close":
         return
+    if kind == "truncate":  # training was resumed: what was logged from this step on is void
+        step = line["step"]
+        if step > state.total_steps:
+            raise EvidenceError(
+                f"{where}: training was resumed at step {step}, after only {state.total_steps} "
+                "steps; the log has lost lines"
+            )
+        state.voided_steps += state.total_steps - step
+        for of, lines in state.lines.items():
+            at = "step" if of == "record" else "first"
+            left = [one for one in lines if one[at] < step]
+            if of != "record":
+                left = [{**one, "count": min(one["count"], step - one["first"])} for one in left]
+            lines[:] = left
+        return
     if kind not in state.lines:
         raise EvidenceError(
             f"{where}: a line of the journal is of kind {kind!r}, which this indpriv does not "
@@ -317,22 +330,6 @@ def _add(state: LogState, line: Line) -> None:
             "the file from a copy"
         )
     lines.append(line)
-
-
-def _truncate(state: LogState, step: int) -> None:
-    """Drop what was logged from this step on: training was resumed there."""
-    if step > state.total_steps:
-        raise EvidenceError(
-            f"{state.run_dir}: training was resumed at step {step}, after only {state.total_steps} "
-            "steps; the log has lost lines"
-        )
-    state.voided_steps += state.total_steps - step
-    for kind, lines in state.lines.items():
-        at = "step" if kind == "record" else "first"
-        left = [line for line in lines if line[at] < step]
-        if kind != "record":
-            left = [{**line, "count": min(line["count"], step - line["first"])} for line in left]
-        lines[:] = left
 
 
 # --- the files that a journal names, each compared with its hash

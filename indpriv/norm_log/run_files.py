@@ -155,9 +155,14 @@ def seal(run_dir: Path, key: Any = None) -> None:
 
 def sign(run_dir: Path, key: Any) -> None:
     """Sign the journal as it is with a `signing_key`; nothing is done without one."""
-    if key is not None:
-        content = (run_dir / JOURNAL).read_bytes()
-        _files.write_atomically(run_dir / SIGNATURE, signature(key, content))
+    if key is None:
+        return
+    digest = hashlib.sha512((run_dir / JOURNAL).read_bytes()).digest()
+    whole = _whole(key.public_key().public_bytes_raw(), key.sign(_signed(digest)))
+    text = base64.b64encode(whole).decode()
+    lines = [text[start : start + 70] for start in range(0, len(text), 70)]
+    content = "\n".join([_BEGIN, *lines, _END, ""]).encode()
+    _files.write_atomically(run_dir / SIGNATURE, content)
 
 
 def files_beside(run_dir: Path) -> dict[str, Path]:
@@ -188,14 +193,6 @@ def signing_key(path: str | Path | None) -> Any:
             f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY RUN/journal.jsonl"
         )
     return key
-
-
-def signature(key: Any, content: bytes) -> bytes:
-    """The file that says that a private key signed this content."""
-    value = key.sign(_signed(hashlib.sha512(content).digest()))
-    text = base64.b64encode(_whole(key.public_key().public_bytes_raw(), value)).decode()
-    lines = [text[start : start + 70] for start in range(0, len(text), 70)]
-    return "\n".join([_BEGIN, *lines, _END, ""]).encode()
 
 
 def read_signature(path: Path, digests: Iterable[tuple[int, bytes]]) -> tuple[bytes, int]:
