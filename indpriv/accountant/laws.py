@@ -17,14 +17,13 @@ from scipy.special import ndtr, ndtri
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv.errors import InputError
 
-U = 2.0**-53  # unit roundoff, of [1.5], [1.6], [3.5] and [4]
+U = 2.0**-53  # unit roundoff, of [1.5], [1.6], [3.4] and [4]
 TILTS = 2.0 ** np.arange(-12, 24.5, 0.5)  # Rényi orders less 1 [2.2] [5.1]
-_CELL = 1 / 64  # width of a cell of z, in standard deviations of the noise [1.4]
+_CELL = 1 / 40  # width of a cell between means, in standard deviations of the noise [1.4]
 _WIDEST = 1e4  # in standard deviations; of pairs that are wider, everything is missed [1.4]
-_MERGED = 8  # cells that are taken together where only Rényi moments are wanted [5.1]
 _TAIL = 1e-6  # share of delta that the cells of all steps may leave out [1.4]
 LEAST_DELTA = 1e-290  # below it tails of the normal law are no normal floats [1.6]
-_LEAST = 1e-300  # smaller masses are not followed: floats of all digits [1.6] [3.5]
+_LEAST = 1e-300  # smaller masses are not followed: floats of all digits [1.6] [3.4]
 _LEAST_LOG = -660.0  # of a probability [1.7]
 _MOST_MEANS = 1024  # of the sum of a unit's rows that are kept apart; more are rounded up [1.7]
 _SUM_LATTICE = 1 << 15  # points to which they are rounded [1.7]
@@ -183,8 +182,7 @@ def upper_share(
 ) -> FloatArray:
     """Mass to put at the upper end of cells, the rest at the lower one, to raise delta [1.1] [1.2].
 
-    low: (...) lower end. gap: upper end less lower end, without cancellation [1.6]. mass, other:
-    under first and second.
+    low: (...) lower end. gap: upper end less lower end. mass, other: under first and second.
     """
     even = other * np.exp(np.minimum(low, 700.0)) * (1 - 32 * U * (1 + np.abs(low)))
     with np.errstate(all="ignore"):
@@ -194,108 +192,74 @@ def upper_share(
 
 @dataclass(frozen=True)
 class Cells:
-    """One-step losses of n laws in one direction, as cells; arrays (n, n_cells) unless said.
+    """One-step losses of n laws in one direction, each cell of the noise put on its ends.
 
     Attributes:
-        low, high: least and largest loss of a cell.
-        mass: under the first law; other: under the second.
+        loss: (n, n_points) points, which rise but for rounding.
+        mass: (n, n_points) of the first law at each.
         miss: (n,) mass of the first law that no cell has: its loss may be infinite.
     """
 
-    low: FloatArray
-    high: FloatArray
+    loss: FloatArray
     mass: FloatArray
-    other: FloatArray
     miss: FloatArray
 
     def __len__(self) -> int:
-        return len(self.low)
+        return len(self.loss)
 
     @classmethod
     def joined(cls, parts: Sequence[Cells]) -> Cells:
-        """The laws of all parts, padded with empty cells."""
-        width = max(part.low.shape[1] for part in parts)
-
-        def padded(name: str) -> FloatArray:
-            rows = [getattr(part, name) for part in parts]
-            return np.concatenate([np.pad(r, ((0, 0), (0, width - r.shape[1]))) for r in rows])
-
-        miss = np.concatenate([part.miss for part in parts])
-        return cls(padded("low"), padded("high"), padded("mass"), padded("other"), miss)
-
-    def part(self, laws: slice) -> Cells:
-        """Some of the laws."""
-        return Cells(
-            self.low[laws], self.high[laws], self.mass[laws], self.other[laws], self.miss[laws]
+        """The laws of all parts, padded with points without mass."""
+        width = max(part.loss.shape[1] for part in parts)
+        more = [((0, 0), (0, width - part.loss.shape[1])) for part in parts]
+        return cls(
+            np.concatenate([np.pad(p.loss, m, "edge") for p, m in zip(parts, more, strict=True)]),
+            np.concatenate([np.pad(p.mass, m) for p, m in zip(parts, more, strict=True)]),
+            np.concatenate([part.miss for part in parts]),
         )
 
     @classmethod
     def mixed(cls, weights: Sequence[float], laws: Sequence[Cells]) -> Cells:
         """One law of a step that is one of several, with these weights, and tells which [1.9]."""
-
-        def joined(name: str, scaled: bool) -> FloatArray:
-            parts = zip(weights, laws, strict=True)
-            found = [getattr(law, name) * (w if scaled else 1.0) for w, law in parts]
-            return np.concatenate(found, axis=1)
-
-        miss = np.sum([w * law.miss for w, law in zip(weights, laws, strict=True)], axis=0)
-        low, high = joined("low", False), joined("high", False)
-        return cls(low, high, joined("mass", True), joined("other", True), miss)
+        parts = list(zip(weights, laws, strict=True))
+        loss = np.concatenate([law.loss for law in laws], axis=1)
+        mass = np.concatenate([weight * law.mass for weight, law in parts], axis=1)
+        order = np.argsort(loss, axis=1)
+        loss, mass = (np.take_along_axis(values, order, axis=1) for values in (loss, mass))
+        return cls(loss, mass * (1 + 4 * U), np.sum([w * law.miss for w, law in parts], axis=0))
 
     def symmetric(self) -> Cells:
         """The law of delta at epsilons of at least 0, whichever way the pair is taken [1.8].
 
         Losses above 0 and, with both laws exchanged, their opposites; the rest of its mass is at 0.
         """
-        up = upper_share(self.low, self.high - self.low, self.mass, self.other)
-        loss = np.concatenate([self.low, self.high], axis=1)
-        mass = np.concatenate([self.mass - up, up], axis=1) * (loss > 0)
-        other = mass * np.exp(-loss) * (1 - 16 * U * (1 + np.abs(loss)))
-        other = np.where(other < _LEAST, 0.0, other)
-        rest = np.clip(1 - mass.sum(axis=1) - other.sum(axis=1), 0, 1)[:, None] + 1e-12
-        opposite = other * (1 + 48 * U * (1 + np.abs(loss)))
-        zero = np.zeros((len(loss), 1))
-        points = np.concatenate([-loss, zero, loss], axis=1)
-        return Cells(
-            points,
-            points,
-            np.concatenate([opposite, rest, mass], axis=1),
-            np.concatenate([mass * (1 - 4 * U), rest * (1 - 1e-11), other], axis=1),
-            self.miss,
-        )
+        # Of a loss x that is all but 0, a share x / least at `least` does as well [1.8]
+        least, loss = 1e-9, np.maximum(self.loss, 0.0)
+        mass = self.mass * np.minimum(loss / least * (1 + 2e-9), 1.0)
+        loss = np.maximum(loss, least * (loss > 0))
+        opposite = mass * np.exp(-loss)
+        least = np.where(opposite < _LEAST, 0.0, opposite * (1 - 16 * U * (1 + loss)))
+        rest = np.clip(1 - mass.sum(axis=1) - least.sum(axis=1), 0, 1)[:, None] + 1e-12
+        opposite *= 1 + 64 * U * (1 + loss)
+        points = np.concatenate([-loss[:, ::-1], np.zeros_like(rest), loss], axis=1)
+        masses = np.concatenate([opposite[:, ::-1], rest, mass], axis=1)
+        return Cells(points, masses, self.miss)
 
     def moments(self) -> FloatArray:
         """(n, n_tilts) log E exp(tilt L), from above [5.1]."""
         found = np.empty((len(self), len(TILTS)))
-        size = max(1, _AT_ONCE // max(self.low.shape[1], 1))
+        size = max(1, _AT_ONCE // max(self.loss.shape[1], 1))
         for start in range(0, len(self), size):
             laws = slice(start, start + size)
-            found[laws] = self.part(laws)._moments()
-        return found
-
-    def _moments(self) -> FloatArray:
-        width = -(-self.low.shape[1] // _MERGED) * _MERGED
-        more = ((0, 0), (0, width - self.low.shape[1]))
-
-        def merged(values: FloatArray, how: np.ufunc) -> FloatArray:
-            padded = np.pad(values, more, mode="edge" if how is not np.add else "constant")
-            return np.asarray(how.reduce(padded.reshape(len(values), -1, _MERGED), axis=2))
-
-        size = 1 + np.maximum(np.abs(self.low), np.abs(self.high)).max(axis=1)
-        low, high = merged(self.low, np.minimum), merged(self.high, np.maximum)
-        mass, other = merged(self.mass, np.add), merged(self.other, np.add)
-        up = upper_share(low, high - low, mass, other)
-        loss, masses = np.concatenate([low, high], axis=1), np.concatenate([mass - up, up], axis=1)
-        with np.errstate(divide="ignore"):
-            log_mass = np.log(np.maximum(masses, _LEAST * (masses > 0)) * (1 + 1e-12))
-        found = np.empty((len(low), len(TILTS)))
-        for column, tilt in enumerate(TILTS):
-            exponent = log_mass + tilt * loss
-            peak = exponent.max(axis=1, keepdims=True)
-            total = np.exp(exponent - np.maximum(peak, -1e300)).sum(axis=1, keepdims=True)
+            loss, reach = self.loss[laws], np.abs(self.loss[laws]).max(axis=1)
             with np.errstate(divide="ignore"):
-                found[:, column] = (peak + np.log(total))[:, 0] + 64 * U * tilt * size
-        return found
+                log_mass = np.log(self.mass[laws])
+                for column, tilt in enumerate(TILTS):
+                    exponent = log_mass + tilt * loss
+                    peak = np.maximum(exponent.max(axis=1, keepdims=True), -1e300)
+                    total = np.log(np.exp(exponent - peak).sum(axis=1)) + peak[:, 0]
+                    found[laws, column] = total + 64 * U * tilt * (1 + reach)
+        return found + 1e-12 + 4 * U * self.loss.shape[1]
 
 
 def tail_of(delta: float, steps: float) -> float:
@@ -319,38 +283,50 @@ def cells_of(first: Mixture, second: Mixture, tail: float, *, below: bool = Fals
     wide = np.ptp(means, axis=1) > _WIDEST
     if wide.any():
         first, second = first.without(wide), second.without(wide)
-    span = first.mean.max(axis=1) - first.mean.min(axis=1) + 2 * reach
-    n_cells = int(np.ceil(float(span.max(initial=2 * reach)) / _CELL))
+    # Cells are wider below all means, where losses hardly differ, and where nobody's delta comes from
+    low_ends = _ends(reach, 0.0, 1 / 8)
+    high_ends = _ends(reach, float(-ndtri(min(tail / _TAIL, 0.5))), 1 / 4)
+    lowest, highest = means.min(axis=1)[:, None], first.mean.max(axis=1)[:, None]
+    n_halves = int(np.ceil((highest - lowest).max(initial=0.0) / _CELL / 2))
+    share = np.linspace(0, 1, 2 * n_halves + 1)  # with the middle, where losses may be 0 [1.8]
     k = first.mean.shape[1] + second.mean.shape[1]
-    size = max(1, _AT_ONCE // (n_cells * k))
+    size = max(1, _AT_ONCE // ((len(low_ends) + len(high_ends) + len(share)) * k))
     parts = []
-    for start in range(0, max(len(span), 1), size):
-        steps = slice(start, start + size)
-        parts.append(_cells(first.part(steps), second.part(steps), reach, n_cells, below))
+    for start in range(0, max(len(means), 1), size):
+        some = slice(start, start + size)
+        pairs, begin, end = (first.part(some), second.part(some)), lowest[some], highest[some]
+        inside = begin + (end - begin) * share[1:-1]
+        z = np.concatenate([begin - low_ends[::-1], inside, end + high_ends], axis=1)
+        parts.append(_cells(*pairs, z, below))
     return Cells.joined(parts)
 
 
-def _cells(first: Mixture, second: Mixture, reach: float, n_cells: int, below: bool) -> Cells:
-    begin, end = first.mean.min(axis=1) - reach, first.mean.max(axis=1) + reach
-    z = np.linspace(begin, end, n_cells + 1, axis=1)
+def _ends(reach: float, fine: float, least: float) -> FloatArray:
+    """Ends of cells from 0 to `reach`: wider beyond `fine`, by at most 1 / `least` [1.4]."""
+    x = np.linspace(0, reach, 4096)
+    density = np.maximum(np.exp(-np.square(np.maximum(x - fine, 0)) / 6), least)
+    number = np.append(0, np.cumsum(density[1:])) * (x[1] / _CELL)
+    return np.interp(np.linspace(0, number[-1], int(np.ceil(number[-1])) + 1), number, x)
+
+
+def _cells(first: Mixture, second: Mixture, z: FloatArray, below: bool) -> Cells:
     (p_least, p_most), (q_least, q_most) = first.masses(z), second.masses(z)
     if below:
-        q_most = q_most + second.beyond[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_p, log_q = np.log(p_least), np.log(q_most)
+            log_p, log_q = np.log(p_least), np.log(q_most + second.beyond[:, None])
             loss = log_p - log_q - 16 * U * (1 + np.abs(log_p) + np.abs(log_q))
         empty = ~np.isfinite(loss) | (p_least < _LEAST)
         loss, mass = np.where(empty, 0.0, loss), np.where(empty, 0.0, p_least)
-        other = mass * np.exp(-loss) * (1 - 16 * U)
-        return Cells(loss, loss, mass, other, np.zeros(len(z)))
+        return Cells(loss, mass, np.zeros(len(z)))
     (log_p, p_error), (log_q, q_error) = first.log_ratio(z), second.log_ratio(z)
     loss, margin = log_p - log_q, p_error + q_error
-    # What lies below the least z has less loss than there; what lies beyond the largest is missed.
-    # Means of the first that are left out are missed too; of the second, its mass only falls [1.4].
-    return Cells(
-        np.concatenate([loss[:, :1] + margin, loss[:, :-1] - margin], axis=1),
-        np.concatenate([loss[:, :1] + margin, loss[:, 1:] + margin], axis=1),
-        np.concatenate([first.below(begin)[:, None], p_most], axis=1),
-        np.concatenate([np.zeros((len(z), 1)), q_least], axis=1),
-        (first.mirrored().below(-end) + first.beyond) * 1.001 + (second.beyond >= 1),
-    )
+    low, high = loss - margin, loss + margin
+    up = upper_share(low[:, :-1], high[:, 1:] - low[:, :-1], p_most, q_least)
+    # What is put at the lower end of a cell is moved to the upper end of the one before, which is
+    # a little higher. What lies below the least z has less loss than there; what lies beyond the
+    # largest is missed. Means of the first that are left out are missed too; of the second, its
+    # mass only falls [1.4].
+    mass = np.pad(up, ((0, 0), (1, 0))) + np.pad(p_most - up, ((0, 0), (0, 1)))
+    mass[:, 0] += first.below(z[:, 0])
+    miss = (first.mirrored().below(-z[:, -1]) + first.beyond) * 1.001 + (second.beyond >= 1)
+    return Cells(high, mass * (1 + 4 * U), miss)

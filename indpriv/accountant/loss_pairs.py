@@ -106,7 +106,6 @@ class Pairs:
                 _lower_nodes(self.blend) if below else self.blend,
                 self.squares,
                 self.steps,
-                self.most_steps,
             )
             for way in ways
         )
@@ -220,12 +219,8 @@ def pair_epsilon(
 
     squared_mu: of a Gaussian mechanism besides.
     """
-    none, eye = np.zeros(len(steps)), csr_array(np.eye(len(steps)))
-    empty = np.zeros((0, 1))
-    nothing = Cells(empty, empty, empty, empty, np.zeros(0))
-    ways = [
-        Losses(Cells.joined([nothing, *way]), eye, none, eye, float(steps.sum()))
-        for way in (removed, added)
-    ]
+    none, eye, empty = np.zeros(len(steps)), csr_array(np.eye(len(steps))), np.zeros((0, 1))
+    nothing = Cells(empty, empty, np.zeros(0))
+    ways = [Losses(Cells.joined([nothing, *way]), eye, none, eye) for way in (removed, added)]
     met = Met.of(csr_array(steps[None]), np.array([squared_mu]))
     return float(larger_epsilons(ways, met, delta)[0])

@@ -1,10 +1,11 @@
 """Tight epsilon, delta and true-positive rates of many examples, by one method. Sensitive.
 
-Each loss of one step is put, cell by cell, on two points of a lattice that raise delta. Transforms
-of these laws on a line tilt + i frequency come from one FFT of each law, and the transform of what
-an example met is the exponential of its counts times their logarithms. delta(epsilon) is a
-trapezoid sum over few frequencies, an upper bound whatever its period, and a bound of what is cut
-off. Numbers in brackets are lines of docs/explanation/proofs.md, which has the proofs.
+Each loss of one step is put on points that raise delta. Transforms of these laws on a line
+tilt + i frequency are sums over the points, at few frequencies, and the transform of what an
+example met is the exponential of its counts times their logarithms. delta(epsilon) is a trapezoid
+sum, an upper bound whatever its period, and a bound of what is cut off, from how far losses vary
+within short intervals. Numbers in brackets are lines of docs/explanation/proofs.md, which has the
+proofs.
 """
 
 from __future__ import annotations
@@ -12,49 +13,47 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft
 from scipy.sparse import csr_array
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_epsilons
-from indpriv.accountant.laws import TILTS, Cells, U, upper_share
+from indpriv.accountant.laws import TILTS, Cells, U
 
 # log of the least upper bound over u of exp(-tilt u) (1 - exp(-u)): of a Rényi bound [5.1]
 LOG_LARGEST = -TILTS * np.log1p(1 / TILTS) - np.log1p(TILTS)
 _CUT = 1e-5  # what may be cut off, as a share of the Rényi bound [2.3]
-_MOST_POINTS = 1 << 25  # of the lattices of all laws on a line
-_KEPT = 1 << 17  # transforms of all kinds of steps that a line keeps
+_MOST_TRANSFORMS = 1 << 22  # that are kept of a line, of all kinds of steps
 _CACHE_BYTES = 1 << 28  # of the lines of one direction
 _AT_ONCE = 1 << 18
-_SPREAD = 1.2534  # mu of a Gaussian mechanism over the epsilon that it is to have [3.2]
-_BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out [3.3]
+_BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out [3.2]
 _LEAST_SHOWN = -27.6  # log of the least delta of which a lower one is looked for [5.3]
 _ROUNDS = 6  # in which lines are chosen for the same example [5.2]
-# First frequencies of blocks [2.3]
-_EDGES = np.unique((np.arange(4, 8)[None] * 2 ** np.arange(16)[:, None]).ravel())
+# First frequencies of blocks, four in an octave [2.3]
+_EDGES = (np.arange(4, 8)[None] * 2 ** np.arange(17)[:, None]).ravel()
+_TOUCH = np.array([0.5, 1.5, 2.5, 3.3, 4.0, 4.7])  # where tangents touch [2.5]
+_STEEP = (2 * (1 - np.cos(_TOUCH)) / _TOUCH - np.sin(_TOUCH)) / (2 * _TOUCH**3)
+_FLAT = (1 - np.cos(_TOUCH)) / _TOUCH**2 + _STEEP * _TOUCH**2
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(NamedTuple):
     """How near a bound of delta comes.
 
     Attributes:
-        lattice, smoothing: how far each may move log delta [1.1] [2.1].
+        smoothing: how far it may move log delta [2.1].
         alias: log of delta over what may wrap around [2.2].
     """
 
-    lattice: float
     smoothing: float
     alias: float
 
 
-ABOVE = Accuracy(2e-4, 2e-4, 7.0)
-BELOW = Accuracy(2e-6, 2e-5, 14.0)  # whose lattice and smoothing cost more [3.3]
+ABOVE = Accuracy(2e-4, 7.0)
+BELOW = Accuracy(2e-5, 14.0)  # whose smoothing costs more [3.2]
 
 Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
 
@@ -90,18 +89,6 @@ class Met:
         return Met(self.counts[examples], self.gaussian[examples])
 
 
-@dataclass(frozen=True)
-class _Key:
-    """A line: an example's key depends on nobody else, nor does what it gets there [2.4]."""
-
-    tilt: int
-    period: float
-    n_points: int
-    n_frequencies: int
-    smooth: float
-    below: bool
-
-
 @dataclass
 class Losses:
     """The losses of all kinds of step of a run, in one direction. Threads may share it.
@@ -112,7 +99,6 @@ class Losses:
             with these nodes at random, that tells which it is [1.9].
         squares: (n_kinds,) squared mu of the Gaussian steps of one count of each kind.
         steps: (n_kinds, n_laws) steps with each law of one count of each kind.
-        most_steps: of one example.
         miss, psi: (n_kinds,) and (n_kinds, n_tilts) of one count: what its losses miss, and log
             E exp(tilt L), both from above.
         n_steps: (n_kinds,) steps of one count that are not Gaussian.
@@ -122,23 +108,18 @@ class Losses:
     blend: csr_array
     squares: FloatArray
     steps: csr_array
-    most_steps: float
     miss: FloatArray = field(init=False)
     psi: FloatArray = field(init=False)
     n_steps: FloatArray = field(init=False)
-    reach: FloatArray = field(init=False)
-    _lines: dict[_Key, Line] = field(init=False, default_factory=dict)
+    _lines: dict[tuple[int, float], Line] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.node_psi = self.cells.moments()
-        of_law = _blended(self.blend, self.node_psi)
+        of_law = self.blended(self.node_psi)
         self.miss = self.steps @ (self.blend @ self.cells.miss)
         gaussian = TILTS * (TILTS + 1) / 2 * self.squares[:, None]
         self.psi = self.steps @ of_law * (1 + 1e-12) + gaussian * (1 + 1e-12)
         self.n_steps = np.asarray(self.steps.sum(axis=1), np.float64).ravel()
-        self.reach = np.maximum(np.abs(self.cells.low), np.abs(self.cells.high)).max(
-            axis=1, initial=0.0
-        )
         self.most_entries = int(np.diff(self.steps.indptr).max(initial=0))
         self._lock = threading.Lock()
 
@@ -150,181 +131,232 @@ class Losses:
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
-    def line(self, key: _Key, n_frequencies: int = 0) -> Line:
-        """The line with this key, which keeps at least these many frequencies, once made."""
-        few = int(np.clip(_KEPT // max(len(self.miss), 1), 32, 192))
-        kept = min(max(few, 1 << n_frequencies.bit_length()), key.n_frequencies)
+    def blended(self, psi: FloatArray) -> FloatArray:
+        """(n_laws, k) log of the mean of exp(psi) (n_nodes, k), from above [1.9]."""
+        rows = np.repeat(np.arange(self.blend.shape[0]), np.diff(self.blend.indptr))
+        found = np.full((self.blend.shape[0], psi.shape[1]), -np.inf)
+        np.logaddexp.at(found, rows, np.log(self.blend.data)[:, None] + psi[self.blend.indices])
+        return np.asarray(found + 8 * U * np.abs(found) + 1e-12)
+
+    def line(self, column: int, period: float) -> Line:
+        """The line with this tilt and period. It depends on the run alone [2.4]."""
         with self._lock:  # while it is made, too: another thread would make the same
-            known = self._lines.get(key)
-            if known is None or (n_frequencies and known.log_modulus.shape[1] < kept):
+            line = self._lines.get((column, period))
+            if line is None:
                 if sum(line.n_bytes for line in self._lines.values()) > _CACHE_BYTES:
                     self._lines.clear()
-                known = self._lines[key] = Line.of(self, key, kept)
-            return known
+                line = self._lines[column, period] = Line(self, column, period)
+            return line
+
+    def table(self, line: Line, n_frequencies: int) -> Table:
+        """The transforms of a line at its first frequencies."""
+        with self._lock:
+            if n_frequencies not in line.tables:
+                line.tables[n_frequencies] = line.table(n_frequencies)
+            return line.tables[n_frequencies]
 
 
-def _blended(blend: csr_array, psi: FloatArray) -> FloatArray:
-    """(n_laws, k) log of the mean of exp(psi) (n_nodes, k), from above [1.9]."""
-    rows = np.repeat(np.arange(blend.shape[0]), np.diff(blend.indptr))
-    found = np.full((blend.shape[0], psi.shape[1]), -np.inf)
-    np.logaddexp.at(found, rows, np.log(blend.data)[:, None] + psi[blend.indices])
-    return np.asarray(found + 8 * U * np.abs(found) + 1e-12)
-
-
-@dataclass(frozen=True)
-class Line:
-    """Transforms at tilt + i omega_j, j < n_frequencies, of each kind of step.
+class Table(NamedTuple):
+    """Normalised transforms of each kind of step at the first n frequencies of a line.
 
     Attributes:
-        psi: (n_kinds,) log E exp(tilt L) on the lattice, from above; raised: by this much at most.
-        error: (n_kinds,) bound of the rounding of a normalised transform.
-        log_modulus, angle: (n_kinds, n_kept) of the normalised transform.
-        top: (n_kinds, n_blocks) largest log modulus in each block of frequencies.
-        starts: (n_blocks,) first frequencies of blocks.
-        payoff: (n_frequencies,) factors of the sum; size: (n_blocks,) sums of their moduli.
+        log_modulus, angle: (n_kinds, n).
+        top: (n_kinds, n_blocks) largest log modulus in each block, a bound of it beyond n.
+        error: (n_kinds,) bound of the rounding of a transform [4.2].
     """
 
-    key: _Key
-    psi: FloatArray
-    raised: FloatArray
-    error: FloatArray
     log_modulus: FloatArray
     angle: FloatArray
     top: FloatArray
-    starts: IntArray
-    omega: FloatArray
-    payoff: NDArray[np.complex128]
-    size: FloatArray
+    error: FloatArray
 
-    @classmethod
-    def of(cls, losses: Losses, key: _Key, n_kept: int) -> Line:
-        """Transforms by one FFT of each law, of which n_kept are kept."""
-        tilt, spacing, n = TILTS[key.tilt], key.period / key.n_points, key.n_points
-        cells, n_laws = losses.cells, len(losses.cells)
-        own, of_kind = losses.blend, losses.steps
-        starts = _EDGES[key.n_frequencies > _EDGES]
-        (psi, above), top = np.zeros((2, n_laws)), np.zeros((n_laws, len(starts)))
-        kept = np.zeros((n_laws, n_kept), complex)
-        error = U * (16 * np.log2(n) + 64)  # of the FFT, whose masses add up to 1 [4.2]
-        size = max(1, _AT_ONCE // n)
-        for start in range(0, n_laws, size):
-            laws = slice(start, start + size)
-            part, base = cells.part(laws), losses.node_psi[laws, key.tilt][:, None]
-            low, high = np.floor(part.low / spacing), np.ceil(part.high / spacing)
-            gap = (high - low) * spacing
-            up = upper_share(low * spacing, gap, part.mass, part.other)
-            masses = np.concatenate([part.mass - up, up], axis=1)
-            points = np.concatenate([low, high], axis=1)
-            exponent = np.where(masses > 0, tilt * spacing * points - base, 0.0)
-            # A coarse lattice at a large tilt is far above the losses
-            peak = np.maximum(exponent.max(axis=1, keepdims=True, initial=0.0) - 600, 0)
-            at = masses * np.exp(exponent - peak)
-            places = (points % n + n * np.arange(len(part))[:, None]).astype(np.int64).ravel()
-            law = np.bincount(places, at.ravel(), n * len(part)).reshape(-1, n)
-            total = np.maximum(law.sum(axis=1), 1e-300)
-            found = fft.rfft(law, axis=1)[:, : key.n_frequencies] / total[:, None]
-            modulus = np.abs(found)
-            reach = losses.reach[laws] + spacing
-            # Of tilting and adding masses [4.1]
-            above[laws] = U * (64 + 2 * points.shape[1] + 4 * tilt * reach)
-            psi[laws] = (base + peak)[:, 0] + np.log(total) + above[laws]
-            top[laws] = np.log(np.maximum.reduceat(modulus, starts, axis=1) + error)
-            kept[laws] = found[:, :n_kept]
-        # Each node's part of a law, as a share of its transform at the tilt; a law that is a node
-        # has all of it
-        of_law = _blended(own, psi[:, None])[:, 0]
-        rows = np.repeat(np.arange(own.shape[0]), np.diff(own.indptr))
-        shares = own.data * np.exp(psi[own.indices] - of_law[rows])
-        share = csr_array((shares, own.indices, own.indptr), shape=own.shape)
-        kept, top = share @ kept, np.log(share @ np.exp(top) * (1 + 1e-12))
-        more = np.zeros((2, own.shape[0]))  # largest of its nodes
+
+class Line:
+    """Frequencies omega_j = 2 pi j / period at one tilt.
+
+    Attributes:
+        psi: (n_kinds,) log E exp(tilt L) of the points, from above; raised: by this much at most.
+        starts, size: (n_blocks,) first frequency of each block; bound of the moduli of its payoffs.
+        beyond: bound of all payoffs from the end of the last block on [2.3].
+        top: (n_kinds, n_blocks) bound of the log modulus of a transform in each block [2.5].
+        tables: by their number of frequencies.
+    """
+
+    def __init__(self, losses: Losses, column: int, period: float) -> None:
+        self.losses, self.column, self.period = losses, column, period
+        self.tilt, self.tables = float(TILTS[column]), dict[int, Table]()
+        masses, psi, above = self._tilted()
+        blend, of_law = losses.blend, losses.blended(psi[:, None])[:, 0]
+        rows = np.repeat(np.arange(blend.shape[0]), np.diff(blend.indptr))
+        shares = blend.data * np.exp(psi[blend.indices] - of_law[rows])
+        # Each node's part of a law, as a share of its transform at the tilt
+        self.share = csr_array((shares, blend.indices, blend.indptr), shape=blend.shape)
+        more = np.zeros((2, len(of_law)))  # largest of its nodes
         for values, largest in zip((above, np.abs(psi)), more, strict=True):
-            np.maximum.at(largest, rows, values[own.indices])
+            np.maximum.at(largest, rows, values[blend.indices])
         rounding = 64 * U * (1 + more[1] + np.abs(of_law))
-        log_modulus, angle = np.log(np.abs(kept) + 1e-300), np.angle(kept)
-        omega = 2 * np.pi / key.period * np.arange(key.n_frequencies, dtype=np.float64)
-        z = tilt + 1j * omega
-        payoff = np.where(omega > 0, 2, 1) / key.period / np.conj(z * (z + 1))
-        size_of: FloatArray = np.add.reduceat(np.abs(payoff).astype(np.float64), starts)
-        return cls(
-            key,
-            of_kind @ (of_law + rounding),
-            of_kind @ (more[0] + rounding) * 2,
-            losses.n_steps * error,
-            of_kind @ log_modulus,
-            of_kind @ angle,
-            of_kind @ top,
-            starts,
-            omega,
-            payoff,
-            size_of,
+        self.psi = losses.steps @ (of_law + rounding)
+        self.raised = losses.steps @ (more[0] + rounding) * 2
+        self.starts = 2 * np.pi / period * _EDGES
+        z = self.tilt + 1j * self.starts
+        self.size = np.diff(_EDGES, append=2 * _EDGES[-4]) * 2 / period / np.abs(z * (z + 1))
+        self.size *= 1 + 1e-9
+        self.beyond = (1 + 1e-9) * period / (2 * np.pi**2) / (2 * _EDGES[-4] - 1)
+        self.of_node = self._bounds(masses)
+        self.top = losses.steps @ self._top(self.of_node)
+
+    def _tilted(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Masses of each node that add up to 1, log of what they did, and how far it is raised."""
+        cells = self.losses.cells
+        base = self.losses.node_psi[:, self.column][:, None]
+        exponent = np.where(cells.mass > 0, self.tilt * cells.loss - base, 0.0)
+        # Masses of mixed steps may be smaller than those whose moments are computed
+        peak = np.maximum(exponent.max(axis=1, keepdims=True, initial=0.0) - 600, 0)
+        masses = cells.mass * np.exp(exponent - peak)
+        total = np.maximum(masses.sum(axis=1, keepdims=True), 1e-300)
+        reach = np.abs(cells.loss).max(axis=1, initial=0.0)
+        above = U * (64 + 2 * cells.loss.shape[1] + 4 * self.tilt * reach)  # [4.1]
+        return masses / total, (base + peak + np.log(total))[:, 0] + above, above
+
+    def _top(self, of_node: FloatArray) -> FloatArray:
+        """(n_laws, n_blocks) bounds of the log modulus from those of nodes."""
+        return np.asarray(np.log(self.share @ np.exp(of_node) * (1 + 1e-12)))
+
+    def _bounds(self, masses: FloatArray) -> FloatArray:
+        """(n_nodes, n_blocks) bounds of the log modulus in each block, by spreads [2.5]."""
+        loss, n = self.losses.cells.loss, len(masses)
+        found = np.zeros((n, len(_EDGES)))
+        if not n:
+            return found
+        middle = np.argmax(np.cumsum(masses, axis=1) >= 0.5, axis=1)
+        centred = loss - loss[np.arange(n), middle][:, None]
+        reach = np.abs(centred).max(axis=1)
+        ends, told = np.append(self.starts[1:], self.starts[-4] * 2), False
+        for last in range(4, len(_EDGES) + 1, 4):
+            scale = 2 * np.pi / ends[last - 1]  # so that angles are at most 2 pi in these blocks
+            square, fourth = _spread(centred, masses, scale) * (scale > 1e-6 * reach)
+            if told and not (square > 1e-6).any():
+                break
+            told = told or bool((square > 1e-6).any())
+            blocks = slice(max(last - 12, 0), last)
+            angle = np.square(scale * np.stack([self.starts[blocks], ends[blocks]]))[:, :, None]
+            # Tangents, of which the least is taken; a bound is convex in the square of a frequency
+            less = _FLAT * angle * square[:, None, None, None]
+            more = _STEEP * angle**2 * fourth[:, None, None, None]
+            most = (1 - less + more).max(axis=1).min(axis=2) + 1e-13
+            found[:, blocks] = np.minimum(found[:, blocks], np.log(np.maximum(most, 1e-12)) / 2)
+        return found + 4 * U * loss.shape[1]
+
+    def table(self, n: int) -> Table:
+        """Transforms at the first n frequencies, a power of two."""
+        losses, cells, (masses, _, _) = self.losses, self.losses.cells, self._tilted()
+        found = np.empty((len(cells), n), complex)
+        few = 1 << (n.bit_length() // 2)
+        width = cells.loss.shape[1]
+        size = max(1, (1 << 20) // (width * few))
+        for start in range(0, len(cells), size):
+            some = slice(start, start + size)
+            base = np.exp(-2j * np.pi / self.period * cells.loss[some]).ravel()
+            low = _powers(base, few).reshape(-1, width, few)
+            high = _powers(base * low[:, :, -1].ravel(), n // few).reshape(-1, width, n // few)
+            low *= masses[some, :, None]
+            found[some] = np.matmul(high.transpose(0, 2, 1), low).reshape(-1, n)
+        last = 2 * np.pi / self.period * n
+        mean = (masses * np.abs(cells.loss)).sum(axis=1)
+        error = U * (64 + 32 * n + 2 * width + 8 * last * mean)  # [4.2]
+        blocks = _EDGES[n > _EDGES]
+        of_node = self.of_node.copy()
+        largest = np.maximum.reduceat(np.abs(found), blocks, axis=1)
+        of_node[:, : len(blocks)] = np.log(largest + error[:, None])
+        kept = self.share @ found
+        return Table(
+            losses.steps @ np.log(np.abs(kept) + 1e-300),
+            losses.steps @ np.angle(kept),
+            losses.steps @ self._top(of_node),
+            losses.steps @ (self.share @ error),
         )
 
     @property
     def n_bytes(self) -> int:
         """Memory that it takes."""
-        return self.log_modulus.nbytes + self.angle.nbytes + self.top.nbytes
+        return sum(part.nbytes for table in self.tables.values() for part in table)
 
-    @property
-    def tilt(self) -> float:
-        """Of the line."""
-        return float(TILTS[self.key.tilt])
+    def payoff(self, n: int) -> NDArray[np.complex128]:
+        """(n,) factors of the sum."""
+        z = self.tilt + 2j * np.pi / self.period * np.arange(n)
+        return np.where(z.imag > 0, 2, 1) / self.period / np.conj(z * (z + 1))
 
-    @property
-    def beyond(self) -> float:
-        """Sum of all payoffs from n_frequencies on [2.3]."""
-        return (1 + 1e-9) * self.key.period / (2 * np.pi**2) / (self.key.n_frequencies - 1)
+
+def _spread(loss: FloatArray, mass: FloatArray, scale: float) -> FloatArray:
+    """(2, n) mean second and fourth powers of differences of losses within intervals [2.5].
+
+    In units of their length `scale`; the former from below, the latter from above.
+    """
+    place = np.floor(loss / scale + 0.5)
+    first = np.ones(loss.shape, bool)
+    first[:, 1:] = place[:, 1:] != place[:, :-1]
+    starts = np.flatnonzero(first)
+    left = np.repeat(loss.ravel()[starts], np.diff(starts, append=loss.size))
+    away, power = (loss.ravel() - left) / scale, mass.ravel()
+    moments = [np.add.reduceat(power, starts)]
+    for _ in range(4):
+        power = power * away
+        moments.append(np.add.reduceat(power, starts))
+    total, one, two, three, four = moments
+    total = np.maximum(total, 1e-300)
+    both = np.stack([2 * two - 2 * one**2 / total,
+                     2 * four - 8 * three * one / total + 6 * two**2 / total])  # fmt: skip
+    laws = np.searchsorted(starts, np.arange(len(loss)) * loss.shape[1])
+    square, fourth = np.add.reduceat(both, laws, axis=1)
+    return np.stack([np.maximum(square - 1e-8, 0), fourth + 1e-8])
 
 
 class OnLine:
     """delta(epsilon) of n examples on one line, as exp(psi - tilt epsilon) (sum + tail + rounding).
 
     Attributes:
-        n_frequencies: (n,) that each sums over; needed: (n,) that it should.
+        n_frequencies: (n,) that each sums over.
         tail: (n,) bound of the others [2.3].
         rounding: (n,) bound of what rounding does to the sum [4.3] [4.4].
     """
 
     def __init__(
-        self, losses: Losses, line: Line, met: Met, log_target: FloatArray, epsilon: FloatArray
+        self,
+        line: Line,
+        table: Table,
+        met: Met,
+        smooth: FloatArray,
+        log_target: FloatArray,
+        epsilon: FloatArray,
     ) -> None:
-        self.line, tilt, squares = line, line.tilt, np.square(line.omega)
-        own = _squared_mu(losses, met)
-        self.entries = entries = np.diff(met.counts.indptr) + losses.most_entries + 8
-        self.gaussian = own * (1 + U * entries) + line.key.smooth
-        steps = met.counts @ losses.n_steps
+        self.line, self.table, self.met, self.smooth = line, table, met, smooth
+        losses, tilt, n = line.losses, line.tilt, table.angle.shape[1]
+        self.entries = entries = _entries(losses, met)
+        self.gaussian = _squared_mu(losses, met) * (1 + U * entries) + smooth
         self.psi = met.counts @ line.psi + tilt * (tilt + 1) / 2 * self.gaussian
-        exponent = met.counts @ line.top - self.gaussian[:, None] / 2 * squares[line.starts]
-        rounding_of_top = 1 + 1e-9 + 4 * U * entries * (met.counts @ np.abs(line.top)).max(axis=1)
-        blocks = np.exp(exponent) * line.size * rounding_of_top[:, None]
-        tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
-        tails += (np.exp(-self.gaussian / 2 * squares[-1]) * line.beyond)[:, None]
-        limit = _CUT * np.exp(np.minimum(log_target - self.psi + tilt * epsilon, 700.0))
-        last = tails.shape[1] - 1
-        kept = np.searchsorted(line.starts, line.log_modulus.shape[1], side="right") - 1
-        need = np.where(tails <= limit[:, None], np.arange(last + 1), last).min(axis=1)
-        need = np.clip(need, min(1, last), None)
-        self.needed = line.starts[need]
-        self.more = need > kept  # frequencies than the line keeps
-        need = np.minimum(need, kept)
-        self.n_frequencies = line.starts[need]
+        tails, need = _tails(line, table.top, met, self.gaussian, self.psi, log_target, epsilon)
+        need = np.minimum(
+            need + need % 2, np.searchsorted(_EDGES, n, side="right") - 1
+        )  # few sizes
+        self.n_frequencies = _EDGES[need]
         self.tail = tails[np.arange(len(need)), need]
-        error = met.counts @ line.error
+        self.payoff = line.payoff(n)
+        error = met.counts @ table.error + 64 * U * self.n_frequencies
+        steps = met.counts @ losses.n_steps
         error += U * entries * (4 * steps + 2 + met.counts @ np.abs(line.psi))
-        error += 64 * U * self.n_frequencies
-        error += 16 * U * self.gaussian * (tilt + 1 + line.omega[self.n_frequencies]) ** 2
-        self.rounding = np.expm1(error) * np.cumsum(np.abs(line.payoff))[self.n_frequencies]
-        self.losses, self.met = losses, met
-        self.wrapped = _psi(losses, met) if line.key.below else None
+        last = 2 * np.pi / line.period * self.n_frequencies
+        error += 16 * U * self.gaussian * (tilt + 1 + last) ** 2
+        sizes = np.cumsum(np.abs(self.payoff))[self.n_frequencies - 1]
+        self.rounding = np.expm1(error) * sizes * (1 + 1e-9)
 
     def chunks(self) -> Iterator[tuple[IntArray, NDArray[np.complex128]]]:
         """Rows with the same number of frequencies, and their terms of the sum."""
         line, tilt = self.line, self.line.tilt
         for n in np.unique(self.n_frequencies):
             alike = np.flatnonzero(self.n_frequencies == n)
-            table = np.concatenate([line.log_modulus[:, :n], line.angle[:, :n]], axis=1)
-            real = -np.square(line.omega[:n]) / 2
-            imaginary = -line.omega[:n] * (2 * tilt + 1) / 2
+            table = np.concatenate([self.table.log_modulus[:, :n], self.table.angle[:, :n]], axis=1)
+            omega = 2 * np.pi / line.period * np.arange(n)
+            real, imaginary = -np.square(omega) / 2, -omega * (2 * tilt + 1) / 2
             size = max(1, _AT_ONCE // int(n))
             for rows in np.split(alike, range(size, len(alike), size)):
                 log = _product(self.met.counts[rows], table)
@@ -332,59 +364,111 @@ class OnLine:
                 angle = log[:, n:] + self.gaussian[rows, None] * imaginary
                 terms = np.empty((len(rows), int(n)), complex)
                 terms.real, terms.imag = modulus * np.cos(angle), modulus * np.sin(angle)
-                yield rows, terms * line.payoff[:n]
+                yield rows, terms * self.payoff[:n]
 
     def log_delta(
         self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Log delta at epsilon, from above, and minus its slope [2.2] [4.5]."""
-        tilt, period, psi = self.line.tilt, self.line.key.period, self.psi[rows]
-        waves = terms * _powers(np.exp(2j * np.pi / period * epsilon), terms.shape[1])
-        extra = self.tail[rows] + self.rounding[rows] * (1 + np.abs(epsilon) / period)
-        total = np.maximum(waves.real.sum(axis=1) + extra, 1e-3 * extra + 1e-300)
-        z = tilt - 1j * self.line.omega[: terms.shape[1]]
-        slope = ((waves @ z).real + extra * tilt) / total
+        tilt, psi = self.line.tilt, self.psi[rows]
+        total, slope = self._sum(terms, epsilon)
+        extra = self.tail[rows] + self.rounding[rows] * (1 + np.abs(epsilon) / self.line.period)
+        total, slope = np.maximum(total + extra, 1e-3 * extra + 1e-300), slope + extra * tilt
         log = np.log(total)
         size = 16 + np.abs(psi) + tilt * np.abs(epsilon) + np.abs(log)
-        return psi - tilt * epsilon + log + 8 * U * size, slope
+        return psi - tilt * epsilon + log + 8 * U * size, slope / total
+
+    def _sum(
+        self, terms: NDArray[np.complex128], epsilon: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """(n,) of the terms at epsilon, and minus its slope."""
+        step = 2 * np.pi / self.line.period
+        waves = terms * _powers(np.exp(1j * step * epsilon), terms.shape[1])
+        z = self.line.tilt - 1j * step * np.arange(terms.shape[1])
+        return waves.real.sum(axis=1), (waves @ z).real
 
     def log_delta_below(
-        self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
+        self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray, psi: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Log delta of what was met at epsilon, from below, and minus its slope [3.3] [3.5].
+        """Log delta of what was met at epsilon, from below, and minus its slope [3.2] [3.4].
 
-        -inf where nothing is shown. The lattice and the smoothing are within a Gaussian mechanism
-        of squared mu `more` besides, so that the curve is read further out and less what that
-        mechanism may have carried across.
+        -inf where nothing is shown. The curve is smoothed by a Gaussian mechanism of squared mu
+        `more`, so it is read further out and less what that mechanism may have carried across.
+
+        psi: (n, n_tilts) log moments of what was met.
         """
-        tilt, key, psi = self.line.tilt, self.line.key, cast(FloatArray, self.wrapped)[rows]
-        spacing, smoothed = key.period / key.n_points, self.gaussian[rows]
-        steps = (self.met.counts @ self.losses.n_steps)[rows]
-        more = key.smooth + steps * (_SPREAD * spacing) ** 2 + 4 * U * self.entries[rows] * smoothed
-        out = epsilon + more / 2 + tilt * more + _BEYOND * np.sqrt(more)
+        tilt, period = self.line.tilt, self.line.period
+        more = self.smooth[rows] + 4 * U * self.entries[rows] * self.gaussian[rows]
+        at = epsilon + more / 2 + tilt * more + _BEYOND * np.sqrt(more)
+        at = at + 8 * U * np.abs(at)
         with np.errstate(all="ignore"):
-            moved = steps * 256 * U * (np.exp(spacing) + self.losses.reach.max(initial=0.0))
-            at = out + moved + 8 * U * (np.abs(out) + moved)
-            waves = terms * _powers(np.exp(2j * np.pi / key.period * at), terms.shape[1])
-            total = waves.real.sum(axis=1)
+            total, slope = self._sum(terms, at)
             base = self.psi[rows] - (self.met.counts @ self.line.raised)[rows] - tilt * at
             size = 16 * U * (16 + np.abs(self.psi[rows]) + tilt * np.abs(at))
-            lost = self.tail[rows] + self.rounding[rows] * (1 + np.abs(at) / key.period)
-            # What wraps around, from the left and, by larger tilts, from the right [3.4]
-            lost += np.exp(size - base) / np.expm1(tilt * key.period)
-            above = np.minimum(key.tilt + np.array([1, 2, 3, 5]), len(TILTS) - 1)
-            far = _chernoff(psi, out, above, more)
-            ratio = np.expm1((TILTS[above] - tilt) * key.period)
-            right = np.exp(far + (size - base)[:, None]) / ratio
+            lost = self.tail[rows] + self.rounding[rows] * (1 + np.abs(at) / period)
+            # What wraps around, from the left and, by larger tilts, from the right [3.3]
+            lost += np.exp(size - base) / np.expm1(tilt * period)
+            above = np.minimum(self.line.column + np.array([1, 2, 3, 5]), len(TILTS) - 1)
+            far = _chernoff(psi, at, above, more)
+            right = np.exp(far + (size - base)[:, None]) / np.expm1((TILTS[above] - tilt) * period)
             lost += np.fmin.reduce(right, axis=1)
-            carried = _chernoff(psi, out, np.array([key.tilt]), more)[:, 0]
+            carried = _chernoff(psi, at, np.array([self.line.column]), more)[:, 0]
             lost += np.exp(carried + log_ndtr(-_BEYOND) + size - base)
             log = np.log(total - lost)
-            found = base + log - size - 8 * U * np.abs(log)
-            z = tilt - 1j * self.line.omega[: terms.shape[1]]
-            slope = (waves @ z).real / total
-        shown = total > lost
-        return np.where(shown, found, -np.inf), np.where(shown, slope, tilt)
+            found, shown = base + log - size - 8 * U * np.abs(log), total > lost
+            return np.where(shown, found, -np.inf), np.where(shown, slope / total, tilt)
+
+
+def _tails(
+    line: Line,
+    top: FloatArray,
+    met: Met,
+    gaussian: FloatArray,
+    psi: FloatArray,
+    log_target: FloatArray,
+    epsilon: FloatArray,
+) -> tuple[FloatArray, IntArray]:
+    """(n, n_blocks) bounds of all terms from each block on, and the first that may be left out."""
+    entries = _entries(line.losses, met)
+    exponent = met.counts @ top - gaussian[:, None] / 2 * np.square(line.starts)
+    rounding = 1 + 1e-9 + 4 * U * entries * (met.counts @ np.abs(top)).max(axis=1)
+    blocks = np.exp(exponent) * line.size * rounding[:, None]
+    tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+    tails += (np.exp(-gaussian / 2 * np.square(2 * line.starts[-4])) * line.beyond)[:, None]
+    limit = _CUT * np.exp(np.minimum(log_target - psi + line.tilt * epsilon, 700.0))
+    enough = tails <= limit[:, None]
+    last = len(_EDGES) - 1
+    return tails, np.where(enough.any(axis=1), enough.argmax(axis=1), last)
+
+
+def _on_line(
+    line: Line, met: Met, smooth: FloatArray, log_target: FloatArray, epsilon: FloatArray
+) -> Iterator[tuple[OnLine, IntArray]]:
+    """Examples on a line, with a table each that has enough frequencies, and their rows."""
+    losses, tilt = line.losses, line.tilt
+    own, psi = _squared_mu(losses, met), met.counts @ line.psi
+    n_kinds = max(len(losses.miss), len(losses.cells), 1)
+    most = 1 << int(np.clip(np.log2(_MOST_TRANSFORMS / n_kinds), 8, 16))
+
+    def needed(smooth: FloatArray) -> IntArray:
+        gaussian = own + smooth
+        total = psi + tilt * (tilt + 1) / 2 * gaussian
+        return _EDGES[_tails(line, line.top, met, gaussian, total, log_target, epsilon)[1]]
+
+    frequencies, finer = needed(smooth), needed(smooth / 64)
+    free = finer <= 1.3 * frequencies  # to be smoothed less
+    smooth, frequencies = np.where(free, smooth / 64, smooth), np.where(free, finer, frequencies)
+    long = frequencies > most  # these are smoothed more, until they need no more
+    if long.any():
+        enough = 12 * np.square(line.period / np.pi / most)
+        smooth = np.where(long, np.maximum(smooth, enough), smooth)
+        frequencies = np.minimum(needed(smooth), most)
+    sizes = 2 ** np.ceil(np.log2(np.maximum(frequencies, 16))).astype(np.int64)
+    for size in np.unique(sizes).tolist():
+        rows = np.flatnonzero(sizes == size)
+        table = losses.table(line, size)
+        on = OnLine(line, table, met.take(rows), smooth[rows], log_target[rows], epsilon[rows])
+        yield on, rows
 
 
 def _chernoff(
@@ -404,6 +488,17 @@ def _chernoff(
     return np.where(np.isnan(bound), np.inf, bound)
 
 
+def _best(bound: FloatArray) -> IntArray:
+    """(n,) the largest tilts that are about as good as the best one: their sums are shorter."""
+    good = bound <= bound.min(axis=1, keepdims=True) + 0.3
+    return np.asarray(bound.shape[1] - 1 - good[:, ::-1].argmax(axis=1))
+
+
+def _entries(losses: Losses, met: Met) -> IntArray:
+    """(n,) laws of each example, and 8 [4]."""
+    return np.asarray(np.diff(met.counts.indptr) + losses.most_entries + 8)
+
+
 def _squared_mu(losses: Losses, met: Met) -> FloatArray:
     """(n,) of the Gaussian steps of each example."""
     return np.asarray(met.gaussian + met.counts @ losses.squares)
@@ -412,7 +507,7 @@ def _squared_mu(losses: Losses, met: Met) -> FloatArray:
 def _gaussian_alone(losses: Losses, met: Met) -> tuple[IntArray, FloatArray, FloatArray]:
     """Examples that met Gaussian steps alone, and their mu from below and from above [5.4]."""
     who = np.flatnonzero(met.counts @ losses.n_steps == 0)
-    entries = np.diff(met.counts.indptr)[who] + losses.most_entries + 8
+    entries = _entries(losses, met)[who]
     mu = np.sqrt(_squared_mu(losses, met)[who])
     return who, mu * (1 - 2 * U * entries), mu * (1 + 2 * U * entries)
 
@@ -450,45 +545,24 @@ def _wrapping(
     return (alias - log_target) / tilt, right
 
 
-def _keys(
-    losses: Losses,
-    psi: FloatArray,
-    best: IntArray,
-    log_target: FloatArray,
-    epsilon: FloatArray,
-    slope: FloatArray,
-    near: Accuracy,
-) -> list[_Key]:
-    """The line of each example: all that it depends on is rounded to a few values."""
+def _contours(
+    psi: FloatArray, best: IntArray, log_target: FloatArray, epsilon: FloatArray, alias: float
+) -> tuple[IntArray, FloatArray]:
+    """(n,) tilts and periods, of a few values each."""
     column = best.copy()
-    left, right = _wrapping(psi, column, log_target, epsilon, near.alias)
+    left, right = _wrapping(psi, column, log_target, epsilon, alias)
     period = np.fmax(left, np.where(np.isfinite(right), right, 0.0))
     hard = np.flatnonzero(right > 1.5 * left)
     for down in range(1, 12):  # a smaller tilt needs a shorter period where the tail is heavy
         lower = np.maximum(best[hard] - down, 0)
         at = TILTS[lower] * epsilon[hard]
         far = psi[hard, lower] + LOG_LARGEST[lower] - at - log_target[hard]
-        ends = _wrapping(psi[hard], lower, log_target[hard], epsilon[hard], near.alias)
+        ends = _wrapping(psi[hard], lower, log_target[hard], epsilon[hard], alias)
         needed = np.maximum(*ends)
         better = (needed < 0.8 * period[hard]) & (far < 10)
         period[hard[better]], column[hard[better]] = needed[better], lower[better]
-    tilt = TILTS[column]
-    left = 2 * np.ceil((near.alias - log_target) / 2) / tilt
-    period = left * 2 ** np.ceil(np.log2(np.maximum(period / left, 1.0)))
-    slope = tilt * 2 ** np.ceil(np.log2(np.maximum(slope / tilt, 1.0)))
-    smooth = 2 * near.smoothing / (slope * (slope + 1))
-    spacing = np.sqrt(12 * near.lattice / (slope * (slope + 1) * max(losses.most_steps, 1.0)))
-    n_laws = max(len(losses.cells), 1)
-    most = int(np.clip(_MOST_POINTS // n_laws, 1 << 16, 1 << 21))
-    frequencies = np.ceil(period / np.pi * np.sqrt(12 / smooth)) + 8
-    wanted = np.maximum(2 * frequencies, period / spacing)
-    steep = wanted > 0.8 * most  # these share the longest lines
-    frequencies = np.where(steep, most // 4, frequencies).astype(np.int64)
-    smooth = 12 * np.square(period / np.pi / frequencies)
-    wanted = np.where(steep, most, wanted).astype(np.int64)
-    points = [fft.next_fast_len(n, real=True) for n in wanted.tolist()]
-    parts = zip(column, period, points, frequencies, smooth, strict=True)
-    return [_Key(int(c), float(p), n, int(f), float(s), near is BELOW) for c, p, n, f, s in parts]
+    left = 2 * np.ceil((alias - log_target) / 2) / TILTS[column]
+    return column, left * 2 ** np.ceil(np.log2(np.maximum(period / left, 1.0)))
 
 
 Solve = Callable[[IntArray, Curve], tuple[FloatArray, FloatArray, FloatArray]]
@@ -513,34 +587,37 @@ def _search(
     todo = np.flatnonzero(np.isfinite(epsilon + log_target))
     for _ in range(_ROUNDS):
         again = [todo[:0]]
-        members: dict[_Key, list[int]] = {}
-        keys = _keys(
-            losses, psi[todo], best[todo], log_target[todo], epsilon[todo], slope[todo], near
+        column, period = _contours(
+            psi[todo], best[todo], log_target[todo], epsilon[todo], near.alias
         )
-        for example, key in zip(todo.tolist(), keys, strict=True):
-            members.setdefault(key, []).append(example)
-        for key, examples in members.items():
-            who = np.array(examples)
-            for line, mine in _lines(losses, key, met, who, log_target, epsilon):
-                for rows, terms in line.chunks():
-                    own = mine[rows]
+        kinds, kind = np.unique(np.stack([column, period]), axis=1, return_inverse=True)
+        for which, (tilt, wide) in enumerate(kinds.T.tolist()):
+            line, who = losses.line(int(tilt), wide), todo[kind.ravel() == which]
+            smooth = 2 * near.smoothing / (slope[who] * (slope[who] + 1))
+            for on, mine in _on_line(line, met.take(who), smooth, log_target[who], epsilon[who]):
+                for rows, terms in on.chunks():
+                    own = who[mine[rows]]
 
                     def curve(
                         index: IntArray,
                         at: FloatArray,
-                        line: OnLine = line,
+                        on: OnLine = on,
                         rows: IntArray = rows,
                         terms: NDArray[np.complex128] = terms,
+                        own: IntArray = own,
                     ) -> tuple[FloatArray, FloatArray]:
-                        bound = line.log_delta if near is ABOVE else line.log_delta_below
-                        return bound(rows[index], terms[index], at)
+                        if near is ABOVE:
+                            return on.log_delta(rows[index], terms[index], at)
+                        return on.log_delta_below(rows[index], terms[index], at, psi[own[index]])
 
                     found, log_delta, steep = solve(own, curve)
-                    column = np.full(len(own), key.tilt)
-                    _, right = _wrapping(psi[own], column, log_delta, found, near.alias)
-                    size = line.psi[rows] - line.line.tilt * found - log_delta
-                    cut = line.tail[rows] * np.exp(np.minimum(size, 50))
-                    poor = (steep > 2 * slope[own]) | (right - key.period > 2 / steep)
+                    _, right = _wrapping(
+                        psi[own], np.full(len(own), line.column), log_delta, found, near.alias
+                    )
+                    size = on.psi[rows] - line.tilt * found - log_delta
+                    cut = on.tail[rows] * np.exp(np.minimum(size, 50))
+                    moved = on.smooth[rows] * steep * (steep + 1) / 2
+                    poor = (moved > 4 * near.smoothing) | (right - line.period > 2 / steep)
                     poor |= cut > 1e-3
                     epsilon[own], log_target[own] = found, log_delta
                     slope[own] = np.maximum(steep, slope[own] / 2)
@@ -548,29 +625,6 @@ def _search(
         todo = np.concatenate(again)
         if not len(todo):
             return
-
-
-def _lines(
-    losses: Losses,
-    key: _Key,
-    met: Met,
-    who: IntArray,
-    log_target: FloatArray,
-    epsilon: FloatArray,
-) -> Iterator[tuple[OnLine, IntArray]]:
-    """The examples of a key on its line; those that need more frequencies than it keeps apart."""
-
-    def on(line: Line, mine: IntArray) -> OnLine:
-        return OnLine(losses, line, met.take(mine), log_target[mine], epsilon[mine])
-
-    line = losses.line(key)
-    found = on(line, who)
-    if found.more.any():
-        enough, hard = who[~found.more], who[found.more]
-        if len(enough):
-            yield on(line, enough), enough
-        who, found = hard, on(losses.line(key, int(found.needed.max())), hard)
-    yield found, who
 
 
 def _root(
@@ -581,7 +635,7 @@ def _root(
     low, high = np.full(n, -np.inf), np.full(n, np.inf)
     epsilon, slope = np.maximum(start, floor), np.ones(n)
     active, tried = np.arange(n), np.zeros(n, bool)  # whether the floor itself was
-    for _ in range(20):
+    for trial in range(24):
         at = epsilon[active]
         log_delta, steep = curve(active, at)
         gap = log_delta - target[active]
@@ -600,7 +654,8 @@ def _root(
         )
         below = (new < floor[active]) & ~tried[active]
         inside = np.where(below, floor[active], new)
-        epsilon[active] = np.where((new <= a) | (new >= b), middle, inside)
+        outside = (new <= a) | (new >= b) | (trial % 3 == 2 < trial)  # some cycle
+        epsilon[active] = np.where(outside, middle, inside)
         active = active[~done & ~(np.isfinite(b) & (b - a <= 1e-12 * b))]
         if not len(active):
             break
@@ -627,10 +682,13 @@ def epsilons(
     bound = (psi * (1 + 1e-12) + LOG_LARGEST + 1e-12 - target[:, None]) / TILTS
     bound[~np.isfinite(bound)] = np.inf
     renyi, best, floor = bound.min(axis=1), bound.argmin(axis=1), np.zeros(len(bound))
-    start, found = renyi.copy(), np.full(len(bound), np.inf)
+    # Delta is mostly some e^3 times smaller than by moments
+    start, found = (bound - 3 / TILTS).min(axis=1), np.full(len(bound), np.inf)
+    start = np.where(np.isfinite(start), np.maximum(start, renyi / 4), renyi)
     if at_least is not None:
         floor, start = at_least, at_least.copy()
-        best = _chernoff(psi, start).argmin(axis=1)
+        best = _best(_chernoff(psi, start))
+        start[renyi <= floor] = np.nan
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
         root, steep = _root(curve, np.minimum(start, found)[who], target[who], floor[who])
@@ -662,7 +720,7 @@ def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
     with np.errstate(divide="ignore"):
         start[log_delta < np.log(missed)] = np.nan  # less than is added anyway
     start[alone] = np.nan
-    _search(losses, met, psi, bound.argmin(axis=1), start, epsilon, floor, solve)
+    _search(losses, met, psi, _best(bound), start, epsilon, floor, solve)
     found = np.exp(log_delta) * (1 + 16 * U) + missed
     found[alone] = gaussian_delta(epsilon[alone], mu) * (1 + GAUSSIAN_ERROR)
     return np.asarray(np.minimum(found, 1.0))
@@ -694,7 +752,7 @@ def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) ->
     alone, _, mu = _gaussian_alone(losses, met)
     target, floor = np.minimum(start + log_rate, -1e-3), np.full(len(psi), -np.inf)
     target[alone] = np.nan
-    _search(losses, met, psi, bound.argmin(axis=1), target, start, floor, solve)
+    _search(losses, met, psi, _best(_chernoff(psi, start)), target, start, floor, solve)
     found[alone] = np.minimum(ndtr(ndtri(false_positive_rate) + mu) * (1 + GAUSSIAN_ERROR), 1.0)
     return found
 
@@ -707,7 +765,7 @@ def _psi(losses: Losses, met: Met) -> FloatArray:
 
 
 def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> FloatArray:
-    """(n,) epsilon of each example at delta in one direction, never above the truth [3.3] [5.2].
+    """(n,) epsilon of each example at delta in one direction, never above the truth [3.2] [5.2].
 
     Args:
         below: the losses of the run, from cells below the truth.
@@ -717,7 +775,7 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
     """
     psi, least = _psi(below, met), np.log(delta)
     target = np.full(len(met), least + 16 * U * (1 + abs(least)))
-    best = _chernoff(psi, upper).argmin(axis=1)
+    best = _best(_chernoff(psi, upper))
     found = np.zeros(len(met))
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -741,7 +799,7 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
 
 
 def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
-    """(n,) delta of each example at its epsilon one way, never above the truth [3.3] [4.5].
+    """(n,) delta of each example at its epsilon one way, never above the truth [3.2] [4.5].
 
     0 where it is below 1e-12.
 
@@ -761,7 +819,7 @@ def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
     alone, mu, _ = _gaussian_alone(below, met)
     target[target < _LEAST_SHOWN] = np.nan
     target[alone] = np.nan
-    _search(below, met, psi, bound.argmin(axis=1), target, epsilon, floor, solve, BELOW)
+    _search(below, met, psi, _best(bound), target, epsilon, floor, solve, BELOW)
     found = np.exp(log_delta) * (1 - 16 * U)
     found[alone] = gaussian_delta(epsilon[alone], mu) * (1 - GAUSSIAN_ERROR)
     return np.asarray(np.clip(found, 0.0, 1.0))

@@ -3,7 +3,7 @@
 import mpmath as mp
 import numpy as np
 import pytest
-from scipy import fft, integrate
+from scipy import integrate
 from scipy.special import ndtr
 
 from indpriv.accountant import tight
@@ -124,7 +124,7 @@ def both_ways(epsilon, law):
 def test_symmetric_law_of_a_gaussian_step_is_the_step():
     cells = cells_of(*pair(OURS, sampled(0.5, 1 - 1e-15), "remove"), 1e-14).symmetric()
     for count in (1, 4, 100):
-        losses, mu = losses_of(OURS, cells, 100.0), 0.5 * np.sqrt(count)
+        losses, mu = losses_of(OURS, cells), 0.5 * np.sqrt(count)
         met = tight.Met.of([[float(count)]])
         (epsilon,) = tight.epsilons(losses, met, 1e-5)
         assert 0 <= np.log(1e-5 / float(gaussian_delta(mu, epsilon))) < 0.01
@@ -134,7 +134,7 @@ def test_symmetric_law_of_a_gaussian_step_is_the_step():
 def test_symmetric_law_against_quadrature(law):
     """Two steps: the first one's loss is l or, under the other law, -l, else 0."""
     (_, shift), (_, rate), _ = law
-    losses = losses_of(OURS, cells_of(*pair(OURS, law, "remove"), 1e-14).symmetric(), 2.0)
+    losses = losses_of(OURS, cells_of(*pair(OURS, law, "remove"), 1e-14).symmetric())
     met = tight.Met.of([[1.0], [2.0]])
 
     def loss(z):
@@ -162,7 +162,7 @@ def test_symmetric_law_against_quadrature(law):
 def test_mixed_steps_against_their_mixture():
     """A step with either of two shifts, and a mark which: over the steps, numbers are binomial."""
     laws = [cells_of(*pair(OURS, sampled(s, 1 - 1e-15), "remove"), 1e-14) for s in (0.3, 1.2)]
-    losses = losses_of(OURS, Cells.mixed([0.75, 0.25], laws), 3.0)
+    losses = losses_of(OURS, Cells.mixed([0.75, 0.25], laws))
     for epsilon in (0.1, 1.0, 3.0):
         odds = [0.75**3, 3 * 0.75**2 * 0.25, 3 * 0.75 * 0.25**2, 0.25**3]
         mus = [np.sqrt((3 - k) * 0.3**2 + k * 1.2**2) for k in range(4)]
@@ -192,18 +192,44 @@ def test_functions_of_numpy_err_by_less_than_four_units(name):
             assert abs(found - exact) <= 4 * 2 * U * size
 
 
-@pytest.mark.parametrize("n", [16, 2025, 4096, 30_000, 65_536])
-def test_fft_errs_by_less_than_its_bound(n):
-    """Of laws that are spread out, that are two points, that are nearly nothing but one."""
-    rng = np.random.default_rng(n)
-    laws = np.zeros((3, n))
-    laws[0], laws[1, [0, n // 3]], laws[2, 5] = rng.dirichlet(np.ones(n)), 0.5, 1.0
-    laws[2] += rng.exponential(size=n) * 1e-12
-    laws /= laws.sum(axis=1, keepdims=True)
-    found = fft.rfft(laws, axis=1)
-    turn = 8 * np.arctan(np.longdouble(1)) / n
-    for j in rng.integers(0, n // 2, 12):
-        phase = turn * (np.arange(n) * int(j) % n).astype(np.longdouble)
-        real, imaginary = laws @ np.cos(phase), -(laws @ np.sin(phase))
-        error = np.hypot(found[:, j].real - real, found[:, j].imag - imaginary)
-        assert (error < U * (16 * np.log2(n) + 64) / 8).all()
+ROUGH = {  # losses and their masses
+    "a step": lambda rng: cells_of(*pair(OURS, sampled(1.0, 0.1), "remove"), 1e-14),
+    "two points": lambda rng: law_of(np.array([0.0, 0.7]), np.array([0.5, 0.5])),
+    "a lattice": lambda rng: law_of(np.arange(64) / 8, rng.dirichlet(np.ones(64))),
+    "nearly one point": lambda rng: law_of(np.append(0.3, np.sort(rng.uniform(1, 9, 200))),
+                                           np.append(1.0, rng.exponential(size=200) * 1e-9)),
+    "scattered": lambda rng: law_of(np.sort(rng.standard_cauchy(300)), rng.dirichlet(np.ones(300))),
+    "in disorder": lambda rng: law_of(rng.normal(size=300), rng.dirichlet(np.ones(300))),
+}  # fmt: skip
+
+
+def law_of(loss, mass):
+    return Cells(loss[None], mass[None] / mass.sum(), np.zeros(1))
+
+
+@pytest.mark.parametrize("name", ROUGH)
+def test_transforms_err_by_less_than_their_bound_and_blocks_are_bounded(name):
+    rng = np.random.default_rng(8)
+    for period, column in ((1.7, 12), (40.0, 24), (0.2, 30)):
+        cells = ROUGH[name](rng)
+        line = tight.Line(losses_of(OURS, cells), column, period)
+        masses, loss = line._tilted()[0][0].astype(np.longdouble), cells.loss[0]
+        omega = 8 * np.arctan(np.longdouble(1)) / np.longdouble(period)
+
+        def transform(number, loss=loss, masses=masses, omega=omega):
+            phase = np.outer(number.astype(np.longdouble) * omega, loss.astype(np.longdouble))
+            return np.cos(phase) @ masses - 1j * (np.sin(phase) @ masses)
+
+        table = line.table(256)
+        share = line.share.data[
+            0
+        ]  # of a law that is its own node: 1, but for what its moment is raised
+        found = np.exp(table.log_modulus[0] + 1j * table.angle[0]) / share
+        assert (np.abs(found - transform(np.arange(256))) < table.error[0] / 4).all()
+        ends = np.append(tight._EDGES[1:], 2 * tight._EDGES[-4])
+        for start, end, top in zip(tight._EDGES, ends, line.top[0], strict=True):
+            assert np.log(np.abs(transform(rng.uniform(start, end, 40)))).max() <= top - np.log(
+                share
+            )
+        if name == "a step" and period > 1:  # and they tell something
+            assert line.top.min() < -0.5

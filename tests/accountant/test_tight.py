@@ -13,7 +13,7 @@ from scipy import sparse
 from scipy.special import ndtr, ndtri
 
 from indpriv.accountant import tight
-from indpriv.accountant.laws import TILTS, Cells, Mixture, cells_of, tail_of
+from indpriv.accountant.laws import TILTS, Cells, Mixture, tail_of
 from tight_oracles import (
     DIRECTIONS,
     OURS,
@@ -76,7 +76,7 @@ def coarse_tails(files, direction):
 
 
 def any_line(files, direction, seed=0, trials=60):
-    """Whatever the tilt, the period, the lattice and the frequencies: a bound of delta."""
+    """Whatever the tilt, the period, the smoothing and the frequencies: a bound of delta."""
     rng, near = np.random.default_rng(seed), 0
     for _ in range(trials):
         shift, count = rng.choice([0.05, 0.3, 1.0, 2.0]), int(rng.choice([1, 4, 25, 400]))
@@ -87,25 +87,12 @@ def any_line(files, direction, seed=0, trials=60):
             continue
         best = np.searchsorted(TILTS, max(epsilon[0] / mu**2 - 0.5, 0.02))
         column = int(np.clip(best + rng.choice([-6, -2, 0, 0, 1, 3]), 0, len(TILTS) - 1))
-        n_frequencies, n_points = (
-            int(rng.choice([9, 40, 400, 8000])),
-            int(rng.choice([20, 2000, 30_000])),
-        )
-        smooth = float(rng.choice([1e-8, 1e-5, 1e-4], p=[0.1, 0.6, 0.3])) * mu**2
-        key = files.tight._Key(
-            column,
-            float(mu * rng.choice([3, 10, 16])),
-            max(n_points, 2 * n_frequencies),
-            n_frequencies,
-            smooth,
-            False,
-        )
-        line = files.tight.Line.of(losses, key, n_frequencies)
-        bound = files.tight.OnLine(
-            losses, line, met, np.array([rng.choice([-30.0, -30.0, 5.0])]), epsilon
-        )
-        for rows, terms in bound.chunks():
-            log_delta = bound.log_delta(rows, terms, epsilon)[0][0]
+        smooth = mu**2 * rng.choice([1e-8, 1e-5, 1e-4], p=[0.1, 0.6, 0.3], size=1)
+        line = files.tight.Line(losses, column, float(mu * rng.choice([3, 10, 16])))
+        target = np.array([rng.choice([-30.0, -30.0, 5.0])])  # with the last one few terms are kept
+        for bound, _ in files.tight._on_line(line, met, smooth, target, epsilon):
+            for rows, terms in bound.chunks():
+                log_delta = bound.log_delta(rows, terms, epsilon)[0][0]
         missed = float((met.counts @ losses.miss)[0])
         gap = np.logaddexp(log_delta, np.log(missed)) - float(
             np.log(np.float64(gaussian_delta(mu, epsilon[0])))
@@ -149,7 +136,7 @@ def gaussian(files, direction):
         [1e-6, 1e-3, 0.3, 1.0, 8.0, 40.0], [0.1, 1e-5, 1e-30, 1e-100]
     ):
         losses, met = run_of(files, [pair(files, sampled(1.0, 0.0), direction)], [[3.0]], delta)
-        losses = losses_of(files, losses.cells, 3.0, squares=mu**2 / 3)
+        losses = losses_of(files, losses.cells, squares=mu**2 / 3)
         (epsilon,) = files.tight.epsilons(losses, met, delta)
         gap = log_gap(delta, gaussian_delta(mu, epsilon)) if epsilon else 0.0
         assert gap > -1e-9
@@ -157,7 +144,7 @@ def gaussian(files, direction):
 
 
 def short_lower(files, direction):
-    """One or a few steps, where the lattice of the lower end is the whole of its error."""
+    """One or a few steps, where the cells of the lower end are the whole of its error."""
     for shift, count in ((1.0, 1), (2.0, 4), (0.3, 25)):
         mu = shift * np.sqrt(count)
         losses, met = composed(
@@ -170,9 +157,9 @@ def short_lower(files, direction):
 
 # Constants with which one of the terms of a bound is large
 COARSE = [("laws", "_TAIL = 1e-6", "_TAIL = 0.3")]
-WIDE = [("laws", "_CELL = 1 / 64", "_CELL = 1 / 2")]
-SMOOTH = [("tight", "BELOW = Accuracy(2e-6, 2e-5, 14.0)", "BELOW = Accuracy(0.1, 0.1, 14.0)")]
-WRAPPED = [("tight", "BELOW = Accuracy(2e-6, 2e-5, 14.0)", "BELOW = Accuracy(2e-6, 2e-5, 2.0)")]
+WIDE = [("laws", "_CELL = 1 / 40", "_CELL = 1 / 2")]
+SMOOTH = [("tight", "BELOW = Accuracy(2e-5, 14.0)", "BELOW = Accuracy(0.1, 14.0)")]
+WRAPPED = [("tight", "BELOW = Accuracy(2e-5, 14.0)", "BELOW = Accuracy(2e-5, 2.0)")]
 CUT = [("tight", "_CUT = 1e-5", "_CUT = 0.3")]
 HOLDS = {  # checks, with which constants, and how near log delta is to come
     "one step": (one_step, [], {}),
@@ -203,28 +190,33 @@ def test_any_line_comes_near_the_truth():
 
 
 TAIL = "self.tail = tails[np.arange(len(need)), need]"
-LATTICE = "np.floor(part.low / spacing), np.ceil(part.high / spacing)"
+POINTS, LOWER = (
+    "return Cells(high, ",
+    'return Cells(np.pad(high, ((0, 0), (1, 0)), "edge")[:, :-1], ',
+)
+SPREAD = "less = _FLAT"
 SHARE = "np.where(gap > 0, np.clip(share, 0.0, mass), mass)"
-MISSED = "(first.mirrored().below(-end) + first.beyond) * 1.001"
-MOVED = "first.below(begin)[:, None]"
-OTHER = "second.part(steps).mirrored(), first.part(steps).mirrored(), reach"
-LEFT = "lost += np.exp(size - base) / np.expm1(tilt * key.period)"
+MISSED = "(first.mirrored().below(-z[:, -1]) + first.beyond) * 1.001"
+MOVED = "first.below(z[:, 0])"
+OTHER = "_cells(pairs[1].mirrored(), pairs[0].mirrored(), z, below)"
+LEFT = "lost += np.exp(size - base) / np.expm1(tilt * period)"
 AWAY = "more / 2 + tilt * more + _BEYOND * np.sqrt(more)"
 LOST = "lost = self.tail[rows] + self.rounding[rows]"
 MISTAKES = {
     "no tail": ("any line", "tight", TAIL, TAIL + " * 0"),
     "no tail in a search": ("cut", "tight", TAIL, TAIL + " * 0"),
-    "half of the terms": ("any line", "tight", "np.where(omega > 0, 2, 1) / key", "1 / key"),
+    "half of the terms": ("any line", "tight", "np.where(z.imag > 0, 2, 1)", "1"),
     "terms of later blocks left out": (
         "cut",
         "tight",
         TAIL,
         TAIL.replace("need]", "np.minimum(need + 3, last)]"),
     ),
-    "upper ends floored": ("any line", "tight", LATTICE, LATTICE.replace("ceil", "floor")),
+    "more spread than there is": ("any line", "tight", SPREAD, SPREAD.replace("_", "3 * _")),
+    "points a cell too low": ("any line", "laws", POINTS, LOWER),
     "all at lower ends": ("sharp", "laws", SHARE, "mass * 0"),
     "half at each end": ("sharp", "laws", SHARE, "np.where(gap > 0, mass / 2, mass)"),
-    "other direction": ("one step", "laws", "first.part(steps), second.part(steps), reach", OTHER),
+    "other direction": ("one step", "laws", "_cells(*pairs, z, below)", OTHER),
     "nothing missed": ("coarse", "laws", MISSED, "np.zeros(len(z))"),
     "nothing moved up": ("coarse", "laws", MOVED, f"0 * {MOVED}"),
     "no Gaussian steps": ("gaussian", "tight", "@ losses.squares", "@ (0 * losses.squares)"),
@@ -338,11 +330,9 @@ def test_true_positive_rates(direction):
 
 
 def test_gaussian_steps_alone_need_no_law():
-    no_cells = Cells.joined([cells_of(Mixture.centred(1), Mixture.centred(1), 1e-12)]).part(
-        slice(0, 0)
-    )
+    no_cells = Cells(np.zeros((0, 1)), np.zeros((0, 1)), np.zeros(0))
     losses = tight.Losses(
-        no_cells, sparse.csr_array((0, 0)), np.array([0.25]), sparse.csr_array((1, 0)), 0.0
+        no_cells, sparse.csr_array((0, 0)), np.array([0.25]), sparse.csr_array((1, 0))
     )
     met = tight.Met.of(sparse.csr_array([[4.0], [0.0]]), np.array([0.0, 1.0]))
     for epsilon in tight.epsilons(losses, met, 1e-5):
@@ -400,7 +390,7 @@ def test_an_epsilon_depends_on_nobody_else():
 
         together = ask(losses, met, most)
         for i in (0, 17, 150, 299):
-            alone = ask(losses_of(OURS, losses.cells, losses.most_steps), met.take([i]), most)
+            alone = ask(losses_of(OURS, losses.cells), met.take([i]), most)
             assert alone[0] == pytest.approx(together[i], rel=1e-9)
 
 
