@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from command_lines import run
 from indpriv import NormLog, account
 from indpriv.accountant.rdp import epsilon_offsets
-from indpriv.cli import run
 from tests import oracles
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +33,7 @@ def audited(name, folder, **changes):
     assert (
         run(
             [
+                "audits",
                 "train",
                 str(folder / "audit.toml"),
                 "--run-dir",
