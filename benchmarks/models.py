@@ -38,7 +38,7 @@ from audits.training.models import build_model
 from indpriv import account
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
-from indpriv.recording.norms.autograd_norms import norms_one_by_one
+from indpriv.recording.norms.autograd_norms import AutogradNorms
 from indpriv.recording.norms.batches import Batch, Keywords, call, map_tensors
 from indpriv.recording.norms.model_checks import hindrance, validate_module
 from indpriv.recording.norms.shadow_model import ModelInTraining
@@ -564,9 +564,8 @@ def compare(model: nn.Module, kind: Kind, norm_pass: NormPass, batch: Batch) -> 
 
     few = batch.rows(0, COMPARED)
     double = Batch(map_tensors(few.inputs, wide), map_tensors(few.targets, wide))
-    expected = norms_one_by_one(
-        ModelInTraining(copy.deepcopy(model).double(), kind.loss_fn), double
-    )
+    in_double = ModelInTraining(copy.deepcopy(model).double(), kind.loss_fn)
+    expected = AutogradNorms(in_double)(double)[0]
     norms, _ = norm_pass(few.inputs, few.targets)
     if not bool(((norms >= expected * (1 - 1e-9)) & (norms <= expected * 1.002)).all()):
         raise RuntimeError(f"norms are {norms}, by autograd in float64 {expected}")

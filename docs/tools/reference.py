@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -238,9 +239,12 @@ def refusals() -> str:
     parts = []
     for folder, title in _AREAS.items():
         files = sorted((PACKAGE / folder).rglob("*.py") if folder else PACKAGE.glob("*.py"))
-        messages = sorted({message for file in files for message in _messages(file)})
-        if messages:
-            parts.append(f"## {title}\n\n" + "\n".join(f"- {m}" for m in messages) + "\n")
+        found = {message for file in files for message in _messages(file)}
+        for file in (PACKAGE / folder).rglob("hindrances.toml") if folder else ():
+            content = tomllib.loads(file.read_text(encoding="utf-8"))
+            found |= {_text(text).format("*layer*", "*other layer*") for text in content.values()}
+        if found:
+            parts.append(f"## {title}\n\n" + "\n".join(f"- {m}" for m in sorted(found)) + "\n")
     return "\n".join(parts)
 
 

@@ -91,9 +91,30 @@ def load_spec(reference: str) -> AuditSpec:
     This runs the code of the module, which is also looked for in the current directory.
     """
     place, colon, name = reference.rpartition(":")
+    path, is_file = Path(place), place.endswith(".py")
     if not (colon and place and name):
         raise InputError(f"--spec {reference}: expected module and name, e.g. {_EXAMPLE}")
-    module = _module(place, reference)
+    if is_file and not path.is_file():
+        raise InputError(f"--spec {reference}: {place} does not exist; expected e.g. {_EXAMPLE}")
+    # Import from there too, and keep doing so: building a model may import more.
+    folder = str(path.resolve().parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        if is_file:
+            found: Any = spec_from_file_location(f"_indpriv_spec_{path.stem}", path.absolute())
+            module = module_from_spec(found)
+            sys.modules[found.name] = module  # dataclasses and pickle look up modules there
+            found.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+    except InputError:
+        raise
+    except (ImportError, SyntaxError, OSError, ValueError) as error:
+        raise InputError(
+            f"--spec {reference}: {place} cannot be imported: {type(error).__name__}: {error}; "
+            f"expected e.g. {_EXAMPLE}"
+        ) from error
     if not hasattr(module, name):
         raise InputError(
             f"--spec {reference}: {place} has no {name!r}; define it there, "
@@ -103,28 +124,3 @@ def load_spec(reference: str) -> AuditSpec:
     if not isinstance(spec, AuditSpec):
         raise InputError(f"--spec {reference}: {name} is a {type(spec).__name__}, not an AuditSpec")
     return spec
-
-
-def _module(place: str, reference: str) -> Any:
-    path, is_file = Path(place), place.endswith(".py")
-    if is_file and not path.is_file():
-        raise InputError(f"--spec {reference}: {place} does not exist; expected e.g. {_EXAMPLE}")
-    # Import from there too, and keep doing so: building a model may import more.
-    folder = str(path.resolve().parent if is_file else Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        if not is_file:
-            return importlib.import_module(place)
-        name = f"_indpriv_spec_{path.stem}"
-        found: Any = spec_from_file_location(name, path.absolute())
-        module = sys.modules[name] = module_from_spec(found)  # dataclasses and pickle look there
-        found.loader.exec_module(module)
-        return module
-    except InputError:
-        raise
-    except (ImportError, SyntaxError, OSError, ValueError) as error:
-        raise InputError(
-            f"--spec {reference}: {place} cannot be imported: {type(error).__name__}: {error}; "
-            f"expected e.g. {_EXAMPLE}"
-        ) from error

@@ -142,13 +142,16 @@ def replay(
     with made.norm_pass:
         examples = made.example_table()
         correct = examples.frame.dropna(subset="correct")
-        accuracy = correct["correct"].astype(float).groupby(correct["split"]).mean().to_dict()
+        each_split = correct["correct"].astype(float).groupby(correct["split"], sort=False)
+        accuracy = each_split.mean().to_dict()
         shares = [f"{share:.1%} of the {split} examples" for split, share in accuracy.items()]
         unknown = "an unknown share of the examples: the task has no accuracy"
         say(f"the last checkpoint, {last.name}, is correct on {' and '.join(shares) or unknown}")
         for text in made.caveats:
             say(text)
-        released = _in_run_json(settings, "clipping_norm_epsilon")
+        of_clip = "clipping_norm_epsilon"  # cost of the private release that it was set to
+        paths = (of_clip,), ("training", of_clip), ("recorder", of_clip)
+        paid = first_at(settings.declared, *paths)
         header = LogHeader(
             rounding=_checks.check_rounding(rounding),
             rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
@@ -160,7 +163,7 @@ def replay(
             run={
                 "replayed": True,
                 "seeded": bool(settings.declared.get("seeded")),
-                "clipping_norm_epsilon": _checks.check_clipping_norm_epsilon(released or 0.0),
+                of_clip: _checks.check_clipping_norm_epsilon(0.0 if paid is None else paid),
                 **described_parameters(made.model),
             },
         )
@@ -192,10 +195,6 @@ def _checked(
     if rebuilt is None or settings is None:  # never: each adds a problem
         raise InputError(_NO_SPEC)
     return rebuilt, found, settings
-
-
-def _in_run_json(settings: RunSettings, name: str) -> Any:
-    return first_at(settings.declared, (name,), ("training", name), ("recorder", name))
 
 
 def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:
@@ -312,14 +311,7 @@ def _already_done(
 
 
 class CheckpointPass:
-    """Model, data and norm pass of one process, which move from checkpoint to checkpoint.
-
-    Attributes:
-        spec: what rebuilt model and data.
-        model: the model at the last checkpoint that was loaded.
-        norm_pass: computes its norms.
-        caveats: reasons why these norms differ from training's.
-    """
+    """Model, data and norm pass of one process, which move from checkpoint to checkpoint."""
 
     def __init__(
         self,
@@ -348,6 +340,7 @@ class CheckpointPass:
             self.norm_pass.batch_size = batch_size
         once, again = (tensors_of(next(self._examples.batches(_PROBED))) for _ in range(2))
         same = all(map(same_values, once, again))
+        # Why these norms differ from training's.
         self.caveats = (*self.norm_pass.caveats, *(() if same else (_AUGMENTED,)))
 
     def move_to(self, path: Path) -> str:

@@ -97,17 +97,11 @@ _REPLACEMENTS = {
 
 @dataclass(frozen=True)
 class Content:
-    """The content of one checkpoint.
+    """The content of one checkpoint."""
 
-    Attributes:
-        path: the file, or the folder of a Hugging Face checkpoint.
-        values: the saved object; tensors are mapped from the file, not read into memory.
-        step: the step in safetensors metadata or in a trainer's file beside the weights, or None.
-    """
-
-    path: Path
-    values: Any
-    step: int | None = None
+    path: Path  # the file, or the folder of a Hugging Face checkpoint
+    values: Any  # the saved object; tensors are mapped from the file, not read into memory
+    step: int | None = None  # in safetensors metadata, or in a trainer's file beside the weights
 
     @property
     def entries(self) -> Mapping[Any, Any]:

@@ -91,37 +91,23 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """One checkpoint.
+    """One checkpoint."""
 
-    Attributes:
-        path: its file or folder.
-        step: number of updates that the model has had.
-        said_by: what the step is known from.
-        history: what Opacus's accountant counted from the first step on; () if the file has none.
-        clipping_moves: the file contains the state of an Opacus clipping scheduler, so
-            max_grad_norm is not one number.
-    """
-
-    path: Path
-    step: int
-    said_by: str
+    path: Path  # its file or folder
+    step: int  # number of updates that the model has had
+    said_by: str  # what the step is known from
+    # What Opacus's accountant counted from the first step on; () if the file has none.
     history: tuple[Span, ...] = ()
-    clipping_moves: bool = False
+    clipping_moves: bool = False  # it has a clipping scheduler: max_grad_norm is not one number
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """The checkpoints in a folder, in order of their steps, and what was found out about them.
+    """The checkpoints in a folder, in order of their steps, and what was found out about them."""
 
-    Attributes:
-        models: one for each step.
-        notes: what a reader should know: duplicates, gaps, contradictions.
-        problems: what prevents a replay, each with a remedy.
-    """
-
-    models: list[SavedModel] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    models: list[SavedModel] = field(default_factory=list)  # one for each step
+    notes: list[str] = field(default_factory=list)  # to know: duplicates, gaps, contradictions
+    problems: list[str] = field(default_factory=list)  # that prevent a replay, with a remedy each
 
     def check(self, folder: str | Path) -> None:
         """Raise one InputError with all problems, if there are any."""
@@ -388,23 +374,15 @@ def _print_of(path: Path, load: LoadFn | None) -> str:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of a whole run, as in `StepOptions`, but known for every step.
-
-    Attributes:
-        sources: setting -> where it comes from.
-        accountant_counted_all: the accountant in the last checkpoint counted every step, so that
-            noise_multiplier and sample_rate come from it.
-        declared: content of run.json; {} if there is none.
-        caveats: what weakens any account of the run.
-    """
+    """Settings of a whole run, as in `StepOptions`, but known for every step."""
 
     steps: StepSettings
     delta: float
     sampler: str
-    sources: Mapping[str, str]
-    accountant_counted_all: bool
-    declared: Mapping[str, Any]
-    caveats: list[str]
+    sources: Mapping[str, str]  # setting -> where it comes from
+    accountant_counted_all: bool  # every step, with its noise_multiplier and sample_rate
+    declared: Mapping[str, Any]  # content of run.json; {} if there is none
+    caveats: list[str]  # what weakens any account of the run
 
 
 def resolve(

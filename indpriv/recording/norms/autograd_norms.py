@@ -21,57 +21,57 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2, to
 TINY = 1e-12  # norms below it count as 0
 
 
-def norms_one_by_one(model: ModelInTraining, batch: Batch) -> Tensor:
-    """Norms (batch,) float64, as clipped, by autograd on one example at a time: slow."""
-    return _one_by_one(model, batch)[0]
+class AutogradNorms:
+    """One example at a time: slow, but for every model; the other ways are checked by it."""
 
+    def __init__(self, model: ModelInTraining) -> None:
+        self._model = model
 
-def _one_by_one(model: ModelInTraining, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Norms and losses, both (batch,), of examples that stand alone."""
-    shadow = model.shadow()
-    trainable = [p for p in shadow.parameters() if p.requires_grad]
-    limits = model.limits or [math.inf] * len(trainable)
-    norms, losses = [], []
-    with torch.enable_grad():
-        model.losses(shadow, batch)  # a reduced loss passes as per-example on one example
-        for i in range(len(batch)):
-            shadow.zero_grad()
-            loss = model.losses(shadow, batch.rows(i, i + 1)).sum()
-            if not loss.requires_grad:
-                raise InputError("losses have no gradient; leave out detach() and no_grad()")
-            loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
-            squares = [
-                p.grad.double().square().sum().clamp(max=limit**2)
-                for p, limit in zip(trainable, limits, strict=True)
-                if p.grad is not None
-            ]
-            norms.append(torch.as_tensor(sum(squares) ** 0.5))
-            losses.append(loss.detach())
-    return torch.stack(norms), torch.stack(losses)
+    def update(self) -> None:
+        """Each call takes the model's current parameters."""
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(norms float64, losses) of a batch, both (batch,), of examples that stand alone."""
+        model, shadow = self._model, self._model.shadow()
+        trainable = [p for p in shadow.parameters() if p.requires_grad]
+        limits = model.limits or [math.inf] * len(trainable)
+        norms, losses = [], []
+        with torch.enable_grad():
+            model.losses(shadow, batch)  # a reduced loss passes as per-example on one example
+            for i in range(len(batch)):
+                shadow.zero_grad()
+                loss = model.losses(shadow, batch.rows(i, i + 1)).sum()
+                if not loss.requires_grad:
+                    raise InputError("losses have no gradient; leave out detach() and no_grad()")
+                loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
+                squares = [
+                    p.grad.double().square().sum().clamp(max=limit**2)
+                    for p, limit in zip(trainable, limits, strict=True)
+                    if p.grad is not None
+                ]
+                norms.append(torch.as_tensor(sum(squares) ** 0.5))
+                losses.append(loss.detach())
+        return torch.stack(norms), torch.stack(losses)
 
 
 class AutogradCheck:
-    """Norms of a few examples by autograd, with which others are compared.
-
-    Attributes:
-        few: the examples.
-        is_random: the forward pass draws random numbers, so that norms cannot be compared.
-        tolerance: relative difference that rounding may cause.
-    """
+    """Norms of a few examples by autograd, with which others are compared."""
 
     def __init__(self, model: ModelInTraining, batch: Batch) -> None:
         """Differentiate the first examples of a batch one by one, some of them twice."""
         self.few = batch.rows(0, N_CHECKED)
-        self._norms = norms_one_by_one(model, self.few)
-        again = norms_one_by_one(model, self.few.rows(0, _TWICE))
+        one_by_one = AutogradNorms(model)
+        self._norms = one_by_one(self.few)[0]
+        again = one_by_one(self.few.rows(0, _TWICE))[0]
         shadow = model.shadow()
         with torch.enable_grad():  # as in training: a counter may count such passes alone
             losses, others = (model.losses(shadow, self.few).detach() for _ in range(2))
+        # Where the forward pass draws random numbers, norms cannot be compared.
         self.is_random = not (
             torch.allclose(self._norms[:_TWICE], again, rtol=1e-6, equal_nan=True)
             and torch.allclose(losses, others, rtol=1e-6, equal_nan=True)
         )
-        self.tolerance = _TOLERANCE[model.compute_dtype]
+        self.tolerance = _TOLERANCE[model.compute_dtype]  # relative, of what rounding may cause
         self._model = model
 
     def check_sum(self) -> None:
@@ -114,20 +114,6 @@ class AutogradCheck:
             f"example {worst} has norm {ours[worst]:.6g} within its batch and "
             f"{expected[worst]:.6g} on its own; does the model or the loss mix examples?"
         )
-
-
-class AutogradNorms:
-    """One example at a time: slow, for models that torch.func cannot follow."""
-
-    def __init__(self, model: ModelInTraining) -> None:
-        self._model = model
-
-    def update(self) -> None:
-        """Each call takes the model's current parameters."""
-
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(norms float64, losses) of a batch, both (batch,)."""
-        return _one_by_one(self._model, batch)
 
 
 def calls_python_functions(model: ModelInTraining, batch: Batch) -> bool:

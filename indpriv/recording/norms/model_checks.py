@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +53,10 @@ _MIXES = (
 _FIT = "it must take batches of any size; of outputs (n, 1) take outputs.squeeze(1), not .squeeze()"
 _PROBED = 4  # examples that stand for all others
 _ROUNDING = 1e-6  # relative, of outputs
+_HINDRANCES: Mapping[str, str] = tomllib.loads(
+    Path(__file__).with_name("hindrances.toml").read_text(encoding="utf-8")
+)
+_FAULTS = ("shared", "packed", "padding", "checkpoint")  # of these, where nothing fails
 _LEAK = "which thus reach the model without clipping or noise, so no epsilon is valid"
 
 
@@ -343,46 +349,9 @@ def hindrance(model: nn.Module, batch: Batch) -> str:
         model: as it is trained, wrapped by Opacus or not.
         batch: a few examples.
     """
-    seen = _Seen(model, batch)
-    if bags := seen.trained(lambda name, part: isinstance(part, nn.EmbeddingBag)):
-        return (
-            f"Opacus takes no per-example gradients of {bags[0]}, whose texts lie one after "
-            "another; use nn.Embedding and the mean over positions, embedding(tokens).mean(1)"
-        )
-    if fault := known_fault(model, batch):
-        return fault
-    if changed := seen.changed():
-        in_place = [named(*each) for each in seen.parts if getattr(each[1], "inplace", False)]
-        if in_place:
-            return (
-                f"{in_place[0]} changes the output of {changed[0]} in place, which Opacus's hooks "
-                "cannot follow; switch it over: for part in model.modules(): "
-                'if hasattr(part, "inplace"): part.inplace = False'
-            )
-        return (
-            f"the output of {changed[0]} is changed in place, which Opacus's hooks cannot follow; "
-            "in the model's forward, write out = out + x for out += x"
-        )
-    if turned := [named(*each) for each in seen.parts if each[0] in seen.turned]:
-        return (
-            f"the model gives {turned[0]} images that are not stored row by row, of which Opacus "
-            "takes wrong gradients; call .contiguous() on them in the model's forward, or train "
-            'with grad_sample_mode="functorch"'
-        )
-    if hidden := seen.trained(seen.is_hidden):
-        return (
-            f"{hidden[0]} has trained parameters that the model uses otherwise than by calling it "
-            "on tensors, so Opacus sees no gradient of single examples; use another kind of "
-            "adapter (plain LoRA instead of DoRA, IA3 or prompts), or freeze it"
-        )
-    tied = seen.trained(lambda name, part: seen.calls[name] > 1 or seen.is_tied(part))
-    if tied and isinstance(model, GradSampleModuleFastGradientClipping):
-        return (
-            f"{' and '.join(tied)}: a parameter is used several times, whose gradients ghost "
-            'clipping cannot add up; train with grad_sample_mode="hooks", or untie it (Hugging '
-            "Face: tie_word_embeddings=False)"
-        )
-    return ""
+    seen, fault = _seen(model, batch), known_fault(model, batch)
+    said = [text.format(*seen[key]) for key, text in _HINDRANCES.items() if seen[key]]
+    return said[0] if said and (seen["bag"] or not fault) else fault
 
 
 def known_fault(model: nn.Module, batch: Batch) -> str:
@@ -391,17 +360,68 @@ def known_fault(model: nn.Module, batch: Batch) -> str:
     Of an Embedding that looks up the same for all examples, it takes each position for an example.
     """
     sizes = batch, batch.repeated(len(batch) + 1)  # a length may be one batch size by chance
-    for seen in (_Seen(model, each) for each in sizes):
-        if shared := [named(*each) for each in seen.parts if each[0] in seen.shared]:
-            return (
-                f"{shared[0]} looks up the same positions for all examples, so that none has a "
-                "gradient of its own; give each batch ids of shape (batch, length) by keyword, "
-                "e.g. position_ids=torch.arange(length).repeat(batch, 1), and for BERT "
-                "token_type_ids, or freeze the layer"
-            )
-        if seen.faults:
-            return seen.faults[0]
+    for seen in (_seen(model, each) for each in sizes):
+        for key in _FAULTS:
+            if seen[key]:
+                return _HINDRANCES[key].format(*seen[key])
     return ""
+
+
+def _seen(model: nn.Module, batch: Batch) -> Mapping[str, list[str]]:
+    """What a forward pass shows of a model: key in `_HINDRANCES` -> the layers it is said of."""
+    module, seen = standard_module(model), defaultdict[str, list[str]](list)
+    ghost = isinstance(model, GradSampleModuleFastGradientClipping)
+    by_autograd = ghost or getattr(model, "force_functorch", False)
+    pads = isinstance(model, AbstractGradSampleModule) and not by_autograd
+    calls, keywords, outputs = Counter[str](), set[str](), list[tuple[str, Tensor, int]]()
+
+    def after(
+        name: str,
+        part: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any,
+    ) -> None:
+        calls[name] += 1
+        if not all(value is None or isinstance(value, bool) for value in kwargs.values()):
+            keywords.add(name)
+        if isinstance(output, Tensor):
+            outputs.append((name, output, output._version))
+        own, first = bool(_own(part)), args[0] if args else None
+        embedding = own and isinstance(part, nn.Embedding)
+        facts = {
+            "shared": embedding and args and len(batch) not in args[0].shape[:2],
+            "packed": isinstance(part, DPRNNBase)
+            and getattr(first, "sorted_indices", None) is not None,
+            "padding": pads and own and type(part) is nn.Embedding and part.padding_idx is not None,
+            "checkpoint": own and _in_checkpoint(),
+            "turned": own and type(part) is nn.Conv2d and not args[0].is_contiguous(),
+        }
+        for key, holds in facts.items():
+            if holds:
+                seen[key].append(named(name, part))
+
+    shadow = make_shadow(module)
+    for name, part in shadow.named_modules():
+        part.register_forward_hook(partial(after, name), with_kwargs=True)
+    with kept_random_state(), torch.no_grad():
+        call(shadow, batch.inputs)
+    parts = dict(module.named_modules())
+    uses = Counter(id(p) for part in parts.values() for p in _own(part))
+    changed = [named(n, parts[n]) for n, output, before in outputs if output._version != before]
+    switches = [named(*each) for each in parts.items() if getattr(each[1], "inplace", False)]
+    if changed:
+        seen["in_place" if switches else "changed"] = [changed[0], *switches]
+    for name, part in parts.items():
+        own_uses = [uses[id(p)] for p in _own(part)]
+        tied = max(own_uses, default=0) > 1
+        if own_uses and isinstance(part, nn.EmbeddingBag):
+            seen["bag"].append(named(name, part))
+        if own_uses and (name in keywords or (calls[name] == 0 and not tied)):
+            seen["hidden"].append(named(name, part))
+        if own_uses and ghost and (tied or calls[name] > 1):
+            seen["tied"] = [" and ".join([*seen["tied"], named(name, part)])]
+    return seen
 
 
 def how_to_call(module: nn.Module, inputs: Any) -> str:
@@ -416,104 +436,6 @@ def how_to_call(module: nn.Module, inputs: Any) -> str:
     elif not isinstance(inputs, Tensor):
         remedy = f"({'dict' if isinstance(inputs, Mapping) else 'tuple'}(batch[0]), batch[1])"
     return f"it takes ({', '.join(names)}); say how: unpack=lambda batch: {remedy}"
-
-
-class _Seen:
-    """What the layers of a model do in one forward pass.
-
-    Attributes:
-        parts: all of them, by name.
-        calls: the number of calls of each.
-        keywords: names of those that are given tensors or layers by keyword.
-        shared: names of trained Embeddings whose input has no dimension for the batch.
-        turned: names of trained convolutions of images in another order than Opacus assumes.
-        faults: what Opacus gets wrong of other layers.
-    """
-
-    def __init__(self, model: nn.Module, batch: Batch) -> None:
-        module = standard_module(model)
-        of_autograd = isinstance(model, GradSampleModuleFastGradientClipping) or getattr(
-            model, "force_functorch", False
-        )
-        self._pads = isinstance(model, AbstractGradSampleModule) and not of_autograd
-        self.parts = list(module.named_modules())
-        self.calls: Counter[str] = Counter()
-        self.keywords: set[str] = set()
-        self.shared: set[str] = set()
-        self.turned: set[str] = set()
-        self.faults: list[str] = []
-        self._outputs: list[tuple[str, Tensor, int]] = []
-        self._uses = Counter(id(p) for _, part in self.parts for p in _own(part))
-        shadow = make_shadow(module)
-        for name, part in shadow.named_modules():
-            part.register_forward_hook(partial(self._after, name, len(batch)), with_kwargs=True)
-        with kept_random_state(), torch.no_grad():
-            call(shadow, batch.inputs)
-
-    def _after(
-        self,
-        name: str,
-        size: int,
-        part: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        output: Any,
-    ) -> None:
-        self.calls[name] += 1
-        if kwargs and not all(
-            value is None or isinstance(value, bool) for value in kwargs.values()
-        ):
-            self.keywords.add(name)
-        if isinstance(output, Tensor):
-            self._outputs.append((name, output, output._version))
-        if isinstance(part, nn.Embedding) and _own(part) and args and size not in args[0].shape[:2]:
-            self.shared.add(name)
-        packed = getattr(args[0], "sorted_indices", None) if args else None
-        if isinstance(part, DPRNNBase) and packed is not None:
-            self.faults.append(
-                f"{named(name, part)} gets a packed batch sorted by length (enforce_sorted=False): "
-                "Opacus adds up its gradients of one example and other layers' of another; give it "
-                "the padded batch, and take outputs[torch.arange(len(lengths)), lengths - 1]"
-            )
-        if (
-            self._pads
-            and type(part) is nn.Embedding
-            and part.padding_idx is not None
-            and _own(part)
-        ):
-            self.faults.append(
-                "in hooks and ew mode, Opacus ignores padding_idx of the Embedding "
-                f"{name!r}: it trains the row of padding, with gradients that autograd does not "
-                'give it; train with grad_sample_mode="functorch", or make the Embedding without '
-                "padding_idx"
-            )
-        if _own(part) and _in_checkpoint():
-            self.faults.append(
-                f"{named(name, part)} runs in a checkpoint that is not reentrant: Opacus takes its "
-                "second forward pass for another use; call checkpoint(..., use_reentrant=True)"
-            )
-        if type(part) is nn.Conv2d and _own(part) and not args[0].is_contiguous():
-            self.turned.add(name)
-
-    def trained(self, which: Callable[[str, nn.Module], bool]) -> list[str]:
-        """Those among the layers with trained parameters of their own, each as it is named."""
-        return [named(*each) for each in self.parts if _own(each[1]) and which(*each)]
-
-    def changed(self) -> list[str]:
-        """Layers whose output was changed in place after they returned it."""
-        names = dict(self.parts)
-        return [
-            named(n, names[n]) for n, output, before in self._outputs if output._version != before
-        ]
-
-    def is_hidden(self, name: str, part: nn.Module) -> bool:
-        """Whether parameters of this layer reach outputs in a way that no hook sees."""
-        uncalled = self.calls[name] == 0 and not self.is_tied(part)
-        return uncalled or name in self.keywords
-
-    def is_tied(self, part: nn.Module) -> bool:
-        """Whether another layer has a parameter of this one."""
-        return any(self._uses[id(p)] > 1 for p in _own(part))
 
 
 def _own(part: nn.Module) -> list[nn.Parameter]:

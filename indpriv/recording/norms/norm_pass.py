@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -139,12 +140,7 @@ class NormPass:
     ) -> None:
         """Choose a backend and check it on some real examples.
 
-        Args:
-            model: plain, or wrapped by Opacus; it is not changed.
-            loss_fn: per-example losses, see `per_example_gradient_norms`.
-            inputs: inputs of at least one example.
-            targets: their targets.
-            backend: "layerwise", "functorch", "autograd", or "auto": the first that fits.
+        Arguments are those of `per_example_gradient_norms`, with at least one example.
 
         Raises:
             InputError: as `per_example_gradient_norms`.
@@ -173,11 +169,11 @@ class NormPass:
 
         Raises InputError if there is none.
         """
-        ways: list[tuple[str, Callable[[], Norms]]] = [
-            ("layerwise", partial(LayerwiseNorms, self._model, channels_last=True)),
-            ("layerwise", partial(LayerwiseNorms, self._model)),
-            ("functorch", partial(FunctorchNorms, self._model)),
-            ("autograd", partial(AutogradNorms, self._model)),
+        ways: list[tuple[str, Callable[[ModelInTraining], Norms]]] = [
+            ("layerwise", partial(LayerwiseNorms, channels_last=True)),
+            ("layerwise", LayerwiseNorms),
+            ("functorch", FunctorchNorms),
+            ("autograd", AutogradNorms),
         ]
         if not _gains_by_channels_last(self._model.module, batch.inputs):
             del ways[0]
@@ -189,7 +185,7 @@ class NormPass:
                 break  # why torch.func failed is what the user has to know
             self.backend = backend
             try:
-                self._norms: Norms | None = make()
+                self._norms: Norms | None = make(self._model)
                 reasons[self.backend] = self._disagreement(self._norms)
             except InputError:
                 raise
@@ -372,22 +368,16 @@ def free_memory(device: torch.device) -> int:
     """Bytes that this process may still allocate; on a CPU, caches count as free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limits = [_available_memory()]
+    free, meminfo = _UNKNOWN_MEMORY, Path("/proc/meminfo")
+    text = meminfo.read_text(encoding="utf-8") if meminfo.exists() else ""
+    if available := re.search(r"^MemAvailable: *([0-9]+)", text, re.MULTILINE):
+        free = int(available[1]) * 1024
+    elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_bytes().strip()) != b"max":
-        limits.append(max(0, int(text) - int(used.read_bytes())))  # the limit of a container
-    return min(limits)
-
-
-def _available_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return _UNKNOWN_MEMORY
+    if limit.exists() and used.exists() and (most := limit.read_bytes().strip()) != b"max":
+        free = min(free, max(0, int(most) - int(used.read_bytes())))  # the limit of a container
+    return free
 
 
 def saved_bytes(forward: Callable[[], Tensor]) -> int:

@@ -62,36 +62,28 @@ class ModelInTraining:
     """A user's model with its loss and arithmetic, from which shadow models are made.
 
     If constructed under `torch.autocast`, all computations use the same autocast settings.
-
-    Attributes:
-        module: the user's own module; it is never changed.
-        loss_fn: per-example losses.
-        precision: makes the context in which forward passes run.
-        compute_dtype: type that matrix products are computed in.
-        n_parameters: number of trainable parameters.
-        limits: clipping norm of each trainable tensor of parameters, in order; empty: none is
-            clipped on its own. Norms are those of what clipping leaves.
-        transforms: (centre, factor) of each; empty: none. Norms are those of
-            (gradient - centre) * factor.
-        writes: a forward pass writes into parameters, which shadow models then do not share.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
         """Unwrap a model; InputError if no parameter is trainable."""
+        # The user's own module, which is never changed, and per-example losses.
         self.module, self.loss_fn = standard_module(model), with_targets(loss_fn)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         if not trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
         self._trainable = trainable_names(self.module)
+        # Clipping norm, and (centre, factor), of each trainable tensor of parameters, in order, or
+        # none. Norms are those of what clipping leaves of (gradient - centre) * factor.
         self.limits: Sequence[float] = ()
         self.transforms: Sequence[tuple[Tensor, Tensor]] = ()
+        # A forward pass writes into parameters, which shadow models then do not share.
         self.writes = False
         self.n_parameters = sum(p.numel() for p in trainable)
         # In a model of several types, frozen parts included, rounding is that of the coarsest.
         types = {p.dtype for p in self.module.parameters() if p.dtype.is_floating_point}
         self._dtype = max(types, key=lambda t: torch.finfo(t).eps, default=torch.float32)
         device = next(self.module.parameters()).device.type
-        self.precision = autocast_now(device)
+        self.precision = autocast_now(device)  # makes the context in which forward passes run
         autocast = torch.is_autocast_enabled(device)
         self.compute_dtype = torch.get_autocast_dtype(device) if autocast else self._dtype
 

@@ -129,7 +129,7 @@ KINDS = {
     "GroupNorm": (channels(lambda number: nn.GroupNorm(2, number), 2), ALL),
     "InstanceNorm1d": (channels(lambda number: nn.InstanceNorm1d(number, affine=True), 1), ALL),
     "InstanceNorm2d": (channels(lambda number: nn.InstanceNorm2d(number, affine=True), 2), ALL),
-    "MultiheadAttention": (attention(nn.MultiheadAttention), ("layerwise", "functorch")),
+    "MultiheadAttention": (attention(nn.MultiheadAttention), ("functorch",)),
     "DPMultiheadAttention": (attention(DPMultiheadAttention), ALL[:-1]),
 }
 

@@ -1,6 +1,5 @@
 import copy
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import product
 
@@ -18,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from indpriv import InputError
 from indpriv.recording import NormPass, per_example_gradient_norms
 from indpriv.recording.norms import norm_pass as norm_passes
-from indpriv.recording.norms.autograd_norms import norms_one_by_one
+from indpriv.recording.norms.autograd_norms import AutogradNorms
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.layerwise import LayerwiseNorms
 from runs import PER_EXAMPLE, blobs, make_run, mlp
@@ -158,7 +157,7 @@ def test_a_model_of_two_types_has_the_slack_of_the_coarser_one(frozen):
     with NormPass(model, PER_EXAMPLE, inputs, targets) as norm_pass:
         norms = norm_pass(inputs, targets)[0].numpy()
     assert norm_pass.slack >= 4 * torch.finfo(torch.bfloat16).eps
-    expected = norms_one_by_one(norm_pass._model, Batch(inputs, targets)).numpy()
+    expected = AutogradNorms(norm_pass._model)(Batch(inputs, targets))[0].numpy()
     assert np.all(norms >= expected)
 
 
@@ -226,26 +225,6 @@ def test_norms_of_smaller_batches(case):
             norms.numpy() / (1 + norm_pass.slack), expected[:size], rtol=1e-5
         )
         torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach()[:size])
-
-
-def test_attention_in_several_threads_sees_its_own_projections():
-    """PyTorch's `linear` is another function for one thread, and itself again afterwards."""
-    build, draw, classes = MORE["attention"]
-    generator, linear = torch.Generator().manual_seed(3), nn.functional.linear
-    inputs, targets = draw(generator), torch.arange(9) % classes
-    models = [build() for _ in range(3)]
-    with torch.no_grad():
-        for factor, model in enumerate(models, 1):
-            model.head.weight.mul_(factor)
-    passes = [NormPass(model, PER_EXAMPLE, inputs, targets) for model in models]
-    with ThreadPoolExecutor(3) as pool:
-        several = pool.map(
-            lambda each: [each(inputs, targets)[0].numpy() for _ in range(8)], passes
-        )
-    for model, norms in zip(models, several, strict=True):
-        expected = reference(model, PER_EXAMPLE, inputs, targets)
-        np.testing.assert_allclose(norms, [expected] * 8, rtol=1e-4)
-    assert nn.functional.linear is linear
 
 
 class Counts(nn.Module):
@@ -582,7 +561,7 @@ def test_norms_of_examples_alone_do_not_hide_that_gradients_mix():
     sound = ScaledModel(mixes=False), PER_EXAMPLE, inputs, targets
     norm_pass = NormPass(*sound, backend="autograd")
     norms, losses = norm_pass(inputs, targets)
-    expected = norms_one_by_one(norm_pass._model, Batch(inputs, targets))
+    expected = AutogradNorms(norm_pass._model)(Batch(inputs, targets))[0]
     torch.testing.assert_close(norms / (1 + norm_pass.slack), expected)
     torch.testing.assert_close(losses, PER_EXAMPLE(mlp()(inputs), targets).detach())
     for backend in ("auto", "autograd"):
