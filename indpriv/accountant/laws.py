@@ -127,7 +127,8 @@ class Mixture:
         least, most = np.zeros((2, len(z), z.shape[1] - 1))
         for mean, weight in zip(self.mean.T[:, :, None], self.weight.T[:, :, None], strict=True):
             at = z - mean
-            below, above, right = ndtr(at), ndtr(-at), at[:, 1:] > 0
+            tail, right = ndtr(-np.abs(at)), at[:, 1:] > 0
+            below, above = np.where(at > 0, 1 - tail, tail), np.where(at > 0, tail, 1 - tail)
             mass = np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
             size = np.maximum(np.abs(at[:, 1:]), np.abs(at[:, :-1]))
             error = 32 * U * (1 + size**2)
@@ -283,7 +284,7 @@ def cells_of(first: Mixture, second: Mixture, tail: float, *, below: bool = Fals
     wide = np.ptp(means, axis=1) > _WIDEST
     if wide.any():
         first, second = first.without(wide), second.without(wide)
-    # Cells are wider below all means, where losses hardly differ, and where nobody's delta comes from
+    # Cells are wider below all means, where losses hardly differ, and beyond what delta shows
     low_ends = _ends(reach, 0.0, 1 / 8)
     high_ends = _ends(reach, float(-ndtri(min(tail / _TAIL, 0.5))), 1 / 4)
     lowest, highest = means.min(axis=1)[:, None], first.mean.max(axis=1)[:, None]

@@ -52,7 +52,7 @@ class Accuracy(NamedTuple):
     alias: float
 
 
-ABOVE = Accuracy(2e-4, 7.0)
+ABOVE = Accuracy(5e-5, 7.0)
 BELOW = Accuracy(2e-5, 14.0)  # whose smoothing costs more [3.2]
 
 Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
@@ -111,6 +111,7 @@ class Losses:
     miss: FloatArray = field(init=False)
     psi: FloatArray = field(init=False)
     n_steps: FloatArray = field(init=False)
+    _tilted: dict[int, Tilted] = field(init=False, default_factory=dict)
     _lines: dict[tuple[int, float], Line] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -125,7 +126,7 @@ class Losses:
 
     def __getstate__(self) -> dict[str, object]:
         """Without lines, which each process makes for itself."""
-        return {**self.__dict__, "_lines": {}, "_lock": None}
+        return {**self.__dict__, "_tilted": {}, "_lines": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -145,7 +146,10 @@ class Losses:
             if line is None:
                 if sum(line.n_bytes for line in self._lines.values()) > _CACHE_BYTES:
                     self._lines.clear()
-                line = self._lines[column, period] = Line(self, column, period)
+                    self._tilted.clear()
+                if column not in self._tilted:
+                    self._tilted[column] = Tilted(self, column)
+                line = self._lines[column, period] = Line(self._tilted[column], period)
             return line
 
     def table(self, line: Line, n_frequencies: int) -> Table:
@@ -171,44 +175,18 @@ class Table(NamedTuple):
     error: FloatArray
 
 
-class Line:
-    """Frequencies omega_j = 2 pi j / period at one tilt.
+class Tilted:
+    """The laws of all steps at one tilt.
 
     Attributes:
+        masses: (n_nodes, n_points) that add up to 1.
         psi: (n_kinds,) log E exp(tilt L) of the points, from above; raised: by this much at most.
-        starts, size: (n_blocks,) first frequency of each block; bound of the moduli of its payoffs.
-        beyond: bound of all payoffs from the end of the last block on [2.3].
-        top: (n_kinds, n_blocks) bound of the log modulus of a transform in each block [2.5].
-        tables: by their number of frequencies.
+        share: (n_laws, n_nodes) each node's part of a law, as a share of its transform at the tilt.
     """
 
-    def __init__(self, losses: Losses, column: int, period: float) -> None:
-        self.losses, self.column, self.period = losses, column, period
-        self.tilt, self.tables = float(TILTS[column]), dict[int, Table]()
-        masses, psi, above = self._tilted()
-        blend, of_law = losses.blend, losses.blended(psi[:, None])[:, 0]
-        rows = np.repeat(np.arange(blend.shape[0]), np.diff(blend.indptr))
-        shares = blend.data * np.exp(psi[blend.indices] - of_law[rows])
-        # Each node's part of a law, as a share of its transform at the tilt
-        self.share = csr_array((shares, blend.indices, blend.indptr), shape=blend.shape)
-        more = np.zeros((2, len(of_law)))  # largest of its nodes
-        for values, largest in zip((above, np.abs(psi)), more, strict=True):
-            np.maximum.at(largest, rows, values[blend.indices])
-        rounding = 64 * U * (1 + more[1] + np.abs(of_law))
-        self.psi = losses.steps @ (of_law + rounding)
-        self.raised = losses.steps @ (more[0] + rounding) * 2
-        self.starts = 2 * np.pi / period * _EDGES
-        z = self.tilt + 1j * self.starts
-        self.size = np.diff(_EDGES, append=2 * _EDGES[-4]) * 2 / period / np.abs(z * (z + 1))
-        self.size *= 1 + 1e-9
-        self.beyond = (1 + 1e-9) * period / (2 * np.pi**2) / (2 * _EDGES[-4] - 1)
-        self.of_node = self._bounds(masses)
-        self.top = losses.steps @ self._top(self.of_node)
-
-    def _tilted(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Masses of each node that add up to 1, log of what they did, and how far it is raised."""
-        cells = self.losses.cells
-        base = self.losses.node_psi[:, self.column][:, None]
+    def __init__(self, losses: Losses, column: int) -> None:
+        self.losses, self.column, self.tilt = losses, column, float(TILTS[column])
+        cells, base = losses.cells, losses.node_psi[:, column][:, None]
         exponent = np.where(cells.mass > 0, self.tilt * cells.loss - base, 0.0)
         # Masses of mixed steps may be smaller than those whose moments are computed
         peak = np.maximum(exponent.max(axis=1, keepdims=True, initial=0.0) - 600, 0)
@@ -216,40 +194,77 @@ class Line:
         total = np.maximum(masses.sum(axis=1, keepdims=True), 1e-300)
         reach = np.abs(cells.loss).max(axis=1, initial=0.0)
         above = U * (64 + 2 * cells.loss.shape[1] + 4 * self.tilt * reach)  # [4.1]
-        return masses / total, (base + peak + np.log(total))[:, 0] + above, above
+        self.masses, psi = masses / total, (base + peak + np.log(total))[:, 0] + above
+        blend, of_law = losses.blend, losses.blended(psi[:, None])[:, 0]
+        rows = np.repeat(np.arange(blend.shape[0]), np.diff(blend.indptr))
+        shares = blend.data * np.exp(psi[blend.indices] - of_law[rows])
+        self.share = csr_array((shares, blend.indices, blend.indptr), shape=blend.shape)
+        more = np.zeros((2, len(of_law)))  # largest of its nodes
+        for values, largest in zip((above, np.abs(psi)), more, strict=True):
+            np.maximum.at(largest, rows, values[blend.indices])
+        rounding = 64 * U * (1 + more[1] + np.abs(of_law))
+        self.psi = losses.steps @ (of_law + rounding)
+        self.raised = losses.steps @ (more[0] + rounding) * 2
+        self._spreads: dict[int, FloatArray] = {}
 
-    def _top(self, of_node: FloatArray) -> FloatArray:
+    def spread(self, power: int) -> FloatArray:
+        """(2, n_nodes) how losses spread within intervals of length 2 ** power [2.5]."""
+        if power not in self._spreads:
+            loss, rows = self.losses.cells.loss, np.arange(len(self.masses))
+            middle = np.argmax(np.cumsum(self.masses, axis=1) >= 0.5, axis=1)
+            centred = loss - loss[rows, middle][:, None]
+            large = 2.0**power > 1e-6 * np.abs(centred).max(axis=1)
+            self._spreads[power] = _spread(centred, self.masses, 2.0**power) * large
+        return self._spreads[power]
+
+
+class Line:
+    """Frequencies omega_j = 2 pi j / period at one tilt.
+
+    Attributes:
+        starts, size: (n_blocks,) first frequency of each block; bound of the moduli of its payoffs.
+        beyond: bound of all payoffs from the end of the last block on [2.3].
+        top: (n_kinds, n_blocks) bound of the log modulus of a transform in each block [2.5].
+        tables: by their number of frequencies.
+    """
+
+    def __init__(self, at: Tilted, period: float) -> None:
+        self.at, self.period, self.tables = at, period, dict[int, Table]()
+        self.starts = 2 * np.pi / period * _EDGES
+        z = at.tilt + 1j * self.starts
+        self.size = np.diff(_EDGES, append=2 * _EDGES[-4]) * 2 / period / np.abs(z * (z + 1))
+        self.size *= 1 + 1e-9
+        self.beyond = (1 + 1e-9) * period / (2 * np.pi**2) / (2 * _EDGES[-4] - 1)
+        self._of_node = self._bounds()
+        self.top = at.losses.steps @ self._of_laws(self._of_node)
+
+    def _of_laws(self, of_node: FloatArray) -> FloatArray:
         """(n_laws, n_blocks) bounds of the log modulus from those of nodes."""
-        return np.asarray(np.log(self.share @ np.exp(of_node) * (1 + 1e-12)))
+        return np.asarray(np.log(self.at.share @ np.exp(of_node) * (1 + 1e-12)))
 
-    def _bounds(self, masses: FloatArray) -> FloatArray:
+    def _bounds(self) -> FloatArray:
         """(n_nodes, n_blocks) bounds of the log modulus in each block, by spreads [2.5]."""
-        loss, n = self.losses.cells.loss, len(masses)
-        found = np.zeros((n, len(_EDGES)))
-        if not n:
-            return found
-        middle = np.argmax(np.cumsum(masses, axis=1) >= 0.5, axis=1)
-        centred = loss - loss[np.arange(n), middle][:, None]
-        reach = np.abs(centred).max(axis=1)
-        ends, told = np.append(self.starts[1:], self.starts[-4] * 2), False
-        for last in range(4, len(_EDGES) + 1, 4):
-            scale = 2 * np.pi / ends[last - 1]  # so that angles are at most 2 pi in these blocks
-            square, fourth = _spread(centred, masses, scale) * (scale > 1e-6 * reach)
+        found, told = np.zeros((len(self.at.masses), len(_EDGES))), False
+        ends = np.append(self.starts[1:], self.starts[-4] * 2)
+        first, last = np.floor(np.log2(2 * np.pi / ends[[3, -1]])).astype(int).tolist()
+        for power in range(first, last - 1, -1) if len(found) else ():
+            scale, (square, fourth) = 2.0**power, self.at.spread(power)
             if told and not (square > 1e-6).any():
                 break
             told = told or bool((square > 1e-6).any())
-            blocks = slice(max(last - 12, 0), last)
+            n = np.searchsorted(ends, 2 * np.pi / scale, side="right")
+            blocks = slice(max(n - 12, 0), n)  # in which angles are at most 2 pi
             angle = np.square(scale * np.stack([self.starts[blocks], ends[blocks]]))[:, :, None]
             # Tangents, of which the least is taken; a bound is convex in the square of a frequency
             less = _FLAT * angle * square[:, None, None, None]
             more = _STEEP * angle**2 * fourth[:, None, None, None]
             most = (1 - less + more).max(axis=1).min(axis=2) + 1e-13
             found[:, blocks] = np.minimum(found[:, blocks], np.log(np.maximum(most, 1e-12)) / 2)
-        return found + 4 * U * loss.shape[1]
+        return found + 4 * U * self.at.masses.shape[1]
 
     def table(self, n: int) -> Table:
         """Transforms at the first n frequencies, a power of two."""
-        losses, cells, (masses, _, _) = self.losses, self.losses.cells, self._tilted()
+        losses, cells, masses = self.at.losses, self.at.losses.cells, self.at.masses
         found = np.empty((len(cells), n), complex)
         few = 1 << (n.bit_length() // 2)
         width = cells.loss.shape[1]
@@ -265,15 +280,15 @@ class Line:
         mean = (masses * np.abs(cells.loss)).sum(axis=1)
         error = U * (64 + 32 * n + 2 * width + 8 * last * mean)  # [4.2]
         blocks = _EDGES[n > _EDGES]
-        of_node = self.of_node.copy()
+        of_node = self._of_node.copy()
         largest = np.maximum.reduceat(np.abs(found), blocks, axis=1)
         of_node[:, : len(blocks)] = np.log(largest + error[:, None])
-        kept = self.share @ found
+        kept = self.at.share @ found
         return Table(
             losses.steps @ np.log(np.abs(kept) + 1e-300),
             losses.steps @ np.angle(kept),
-            losses.steps @ self._top(of_node),
-            losses.steps @ (self.share @ error),
+            losses.steps @ self._of_laws(of_node),
+            losses.steps @ (self.at.share @ error),
         )
 
     @property
@@ -283,7 +298,7 @@ class Line:
 
     def payoff(self, n: int) -> NDArray[np.complex128]:
         """(n,) factors of the sum."""
-        z = self.tilt + 2j * np.pi / self.period * np.arange(n)
+        z = self.at.tilt + 2j * np.pi / self.period * np.arange(n)
         return np.where(z.imag > 0, 2, 1) / self.period / np.conj(z * (z + 1))
 
 
@@ -330,10 +345,10 @@ class OnLine:
         epsilon: FloatArray,
     ) -> None:
         self.line, self.table, self.met, self.smooth = line, table, met, smooth
-        losses, tilt, n = line.losses, line.tilt, table.angle.shape[1]
+        losses, tilt, n = line.at.losses, line.at.tilt, table.angle.shape[1]
         self.entries = entries = _entries(losses, met)
         self.gaussian = _squared_mu(losses, met) * (1 + U * entries) + smooth
-        self.psi = met.counts @ line.psi + tilt * (tilt + 1) / 2 * self.gaussian
+        self.psi = met.counts @ line.at.psi + tilt * (tilt + 1) / 2 * self.gaussian
         tails, need = _tails(line, table.top, met, self.gaussian, self.psi, log_target, epsilon)
         need = np.minimum(
             need + need % 2, np.searchsorted(_EDGES, n, side="right") - 1
@@ -343,7 +358,7 @@ class OnLine:
         self.payoff = line.payoff(n)
         error = met.counts @ table.error + 64 * U * self.n_frequencies
         steps = met.counts @ losses.n_steps
-        error += U * entries * (4 * steps + 2 + met.counts @ np.abs(line.psi))
+        error += U * entries * (4 * steps + 2 + met.counts @ np.abs(line.at.psi))
         last = 2 * np.pi / line.period * self.n_frequencies
         error += 16 * U * self.gaussian * (tilt + 1 + last) ** 2
         sizes = np.cumsum(np.abs(self.payoff))[self.n_frequencies - 1]
@@ -351,7 +366,7 @@ class OnLine:
 
     def chunks(self) -> Iterator[tuple[IntArray, NDArray[np.complex128]]]:
         """Rows with the same number of frequencies, and their terms of the sum."""
-        line, tilt = self.line, self.line.tilt
+        line, tilt = self.line, self.line.at.tilt
         for n in np.unique(self.n_frequencies):
             alike = np.flatnonzero(self.n_frequencies == n)
             table = np.concatenate([self.table.log_modulus[:, :n], self.table.angle[:, :n]], axis=1)
@@ -370,7 +385,7 @@ class OnLine:
         self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Log delta at epsilon, from above, and minus its slope [2.2] [4.5]."""
-        tilt, psi = self.line.tilt, self.psi[rows]
+        tilt, psi = self.line.at.tilt, self.psi[rows]
         total, slope = self._sum(terms, epsilon)
         extra = self.tail[rows] + self.rounding[rows] * (1 + np.abs(epsilon) / self.line.period)
         total, slope = np.maximum(total + extra, 1e-3 * extra + 1e-300), slope + extra * tilt
@@ -384,7 +399,7 @@ class OnLine:
         """(n,) of the terms at epsilon, and minus its slope."""
         step = 2 * np.pi / self.line.period
         waves = terms * _powers(np.exp(1j * step * epsilon), terms.shape[1])
-        z = self.line.tilt - 1j * step * np.arange(terms.shape[1])
+        z = self.line.at.tilt - 1j * step * np.arange(terms.shape[1])
         return waves.real.sum(axis=1), (waves @ z).real
 
     def log_delta_below(
@@ -397,22 +412,22 @@ class OnLine:
 
         psi: (n, n_tilts) log moments of what was met.
         """
-        tilt, period = self.line.tilt, self.line.period
+        tilt, period = self.line.at.tilt, self.line.period
         more = self.smooth[rows] + 4 * U * self.entries[rows] * self.gaussian[rows]
         at = epsilon + more / 2 + tilt * more + _BEYOND * np.sqrt(more)
         at = at + 8 * U * np.abs(at)
         with np.errstate(all="ignore"):
             total, slope = self._sum(terms, at)
-            base = self.psi[rows] - (self.met.counts @ self.line.raised)[rows] - tilt * at
+            base = self.psi[rows] - (self.met.counts @ self.line.at.raised)[rows] - tilt * at
             size = 16 * U * (16 + np.abs(self.psi[rows]) + tilt * np.abs(at))
             lost = self.tail[rows] + self.rounding[rows] * (1 + np.abs(at) / period)
             # What wraps around, from the left and, by larger tilts, from the right [3.3]
             lost += np.exp(size - base) / np.expm1(tilt * period)
-            above = np.minimum(self.line.column + np.array([1, 2, 3, 5]), len(TILTS) - 1)
+            above = np.minimum(self.line.at.column + np.array([1, 2, 3, 5]), len(TILTS) - 1)
             far = _chernoff(psi, at, above, more)
             right = np.exp(far + (size - base)[:, None]) / np.expm1((TILTS[above] - tilt) * period)
             lost += np.fmin.reduce(right, axis=1)
-            carried = _chernoff(psi, at, np.array([self.line.column]), more)[:, 0]
+            carried = _chernoff(psi, at, np.array([self.line.at.column]), more)[:, 0]
             lost += np.exp(carried + log_ndtr(-_BEYOND) + size - base)
             log = np.log(total - lost)
             found, shown = base + log - size - 8 * U * np.abs(log), total > lost
@@ -429,13 +444,13 @@ def _tails(
     epsilon: FloatArray,
 ) -> tuple[FloatArray, IntArray]:
     """(n, n_blocks) bounds of all terms from each block on, and the first that may be left out."""
-    entries = _entries(line.losses, met)
+    entries = _entries(line.at.losses, met)
     exponent = met.counts @ top - gaussian[:, None] / 2 * np.square(line.starts)
     rounding = 1 + 1e-9 + 4 * U * entries * (met.counts @ np.abs(top)).max(axis=1)
     blocks = np.exp(exponent) * line.size * rounding[:, None]
     tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
     tails += (np.exp(-gaussian / 2 * np.square(2 * line.starts[-4])) * line.beyond)[:, None]
-    limit = _CUT * np.exp(np.minimum(log_target - psi + line.tilt * epsilon, 700.0))
+    limit = _CUT * np.exp(np.minimum(log_target - psi + line.at.tilt * epsilon, 700.0))
     enough = tails <= limit[:, None]
     last = len(_EDGES) - 1
     return tails, np.where(enough.any(axis=1), enough.argmax(axis=1), last)
@@ -445,8 +460,8 @@ def _on_line(
     line: Line, met: Met, smooth: FloatArray, log_target: FloatArray, epsilon: FloatArray
 ) -> Iterator[tuple[OnLine, IntArray]]:
     """Examples on a line, with a table each that has enough frequencies, and their rows."""
-    losses, tilt = line.losses, line.tilt
-    own, psi = _squared_mu(losses, met), met.counts @ line.psi
+    losses, tilt = line.at.losses, line.at.tilt
+    own, psi = _squared_mu(losses, met), met.counts @ line.at.psi
     n_kinds = max(len(losses.miss), len(losses.cells), 1)
     most = 1 << int(np.clip(np.log2(_MOST_TRANSFORMS / n_kinds), 8, 16))
 
@@ -612,9 +627,9 @@ def _search(
 
                     found, log_delta, steep = solve(own, curve)
                     _, right = _wrapping(
-                        psi[own], np.full(len(own), line.column), log_delta, found, near.alias
+                        psi[own], np.full(len(own), line.at.column), log_delta, found, near.alias
                     )
-                    size = on.psi[rows] - line.tilt * found - log_delta
+                    size = on.psi[rows] - line.at.tilt * found - log_delta
                     cut = on.tail[rows] * np.exp(np.minimum(size, 50))
                     moved = on.smooth[rows] * steep * (steep + 1) / 2
                     poor = (moved > 4 * near.smoothing) | (right - line.period > 2 / steep)

@@ -212,8 +212,8 @@ def test_transforms_err_by_less_than_their_bound_and_blocks_are_bounded(name):
     rng = np.random.default_rng(8)
     for period, column in ((1.7, 12), (40.0, 24), (0.2, 30)):
         cells = ROUGH[name](rng)
-        line = tight.Line(losses_of(OURS, cells), column, period)
-        masses, loss = line._tilted()[0][0].astype(np.longdouble), cells.loss[0]
+        line = losses_of(OURS, cells).line(column, period)
+        masses, loss = line.at.masses[0].astype(np.longdouble), cells.loss[0]
         omega = 8 * np.arctan(np.longdouble(1)) / np.longdouble(period)
 
         def transform(number, loss=loss, masses=masses, omega=omega):
@@ -221,15 +221,12 @@ def test_transforms_err_by_less_than_their_bound_and_blocks_are_bounded(name):
             return np.cos(phase) @ masses - 1j * (np.sin(phase) @ masses)
 
         table = line.table(256)
-        share = line.share.data[
-            0
-        ]  # of a law that is its own node: 1, but for what its moment is raised
+        share = line.at.share.data[0]  # 1, but for what the moment is raised
         found = np.exp(table.log_modulus[0] + 1j * table.angle[0]) / share
         assert (np.abs(found - transform(np.arange(256))) < table.error[0] / 4).all()
         ends = np.append(tight._EDGES[1:], 2 * tight._EDGES[-4])
         for start, end, top in zip(tight._EDGES, ends, line.top[0], strict=True):
-            assert np.log(np.abs(transform(rng.uniform(start, end, 40)))).max() <= top - np.log(
-                share
-            )
+            largest = np.abs(transform(rng.uniform(start, end, 40))).max()
+            assert np.log(largest) <= top - np.log(share)
         if name == "a step" and period > 1:  # and they tell something
             assert line.top.min() < -0.5

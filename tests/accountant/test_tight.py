@@ -88,7 +88,7 @@ def any_line(files, direction, seed=0, trials=60):
         best = np.searchsorted(TILTS, max(epsilon[0] / mu**2 - 0.5, 0.02))
         column = int(np.clip(best + rng.choice([-6, -2, 0, 0, 1, 3]), 0, len(TILTS) - 1))
         smooth = mu**2 * rng.choice([1e-8, 1e-5, 1e-4], p=[0.1, 0.6, 0.3], size=1)
-        line = files.tight.Line(losses, column, float(mu * rng.choice([3, 10, 16])))
+        line = losses.line(column, float(mu * rng.choice([3, 10, 16])))
         target = np.array([rng.choice([-30.0, -30.0, 5.0])])  # with the last one few terms are kept
         for bound, _ in files.tight._on_line(line, met, smooth, target, epsilon):
             for rows, terms in bound.chunks():
