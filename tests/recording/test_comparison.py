@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv._facts import text
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
-from indpriv.norm_log.evidence import lines_of
+from indpriv.norm_log.evidence import CHECKS, COMPARISONS, lines_of
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, private_generator
@@ -233,6 +233,12 @@ def test_a_private_generator_that_is_seeded_is_an_ordinary_one(tmp_path):
     noise.manual_seed(3)
     record(run, tmp_path / "run")
     assert lines(tmp_path / "run")["source"].status == "refuted"
+
+
+def test_only_cases_that_have_a_text_refute():
+    refuting = [one for one in CHECKS.values() if one.refutes]
+    assert {one.key for one in refuting} < set(COMPARISONS)
+    assert all(set(one.refutes) <= set(one.texts) for one in refuting)
 
 
 def test_steps_count_as_their_worst_micro_batch():
