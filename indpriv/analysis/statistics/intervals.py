@@ -35,7 +35,7 @@ def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDE
     """
     if not 0 <= successes <= trials:
         raise InputError(f"{successes:g} successes in {trials:g} trials is not a possible outcome")
-    outcome = np.array([[successes], [trials]], np.float64)
+    outcome = np.array([successes], np.float64), np.array([trials], np.float64)
     (low,), (high,) = binomial_ends(*outcome, confidence)
     return Interval(float(low), float(high))
 
