@@ -350,17 +350,16 @@ class OnLine:
         self.gaussian = _squared_mu(losses, met) * (1 + U * entries) + smooth
         self.psi = met.counts @ line.at.psi + tilt * (tilt + 1) / 2 * self.gaussian
         tails, need = _tails(line, table.top, met, self.gaussian, self.psi, log_target, epsilon)
-        need = np.minimum(
-            need + need % 2, np.searchsorted(_EDGES, n, side="right") - 1
-        )  # few sizes
+        last = np.searchsorted(_EDGES, n, side="right") - 1
+        need = np.minimum(need + need % 2, last)  # so that there are few sizes
         self.n_frequencies = _EDGES[need]
         self.tail = tails[np.arange(len(need)), need]
         self.payoff = line.payoff(n)
         error = met.counts @ table.error + 64 * U * self.n_frequencies
         steps = met.counts @ losses.n_steps
         error += U * entries * (4 * steps + 2 + met.counts @ np.abs(line.at.psi))
-        last = 2 * np.pi / line.period * self.n_frequencies
-        error += 16 * U * self.gaussian * (tilt + 1 + last) ** 2
+        omega = 2 * np.pi / line.period * self.n_frequencies
+        error += 16 * U * self.gaussian * (tilt + 1 + omega) ** 2
         sizes = np.cumsum(np.abs(self.payoff))[self.n_frequencies - 1]
         self.rounding = np.expm1(error) * sizes * (1 + 1e-9)
 
@@ -445,8 +444,9 @@ def _tails(
 ) -> tuple[FloatArray, IntArray]:
     """(n, n_blocks) bounds of all terms from each block on, and the first that may be left out."""
     entries = _entries(line.at.losses, met)
-    exponent = met.counts @ top - gaussian[:, None] / 2 * np.square(line.starts)
-    rounding = 1 + 1e-9 + 4 * U * entries * (met.counts @ np.abs(top)).max(axis=1)
+    exponent = met.counts @ top  # of terms that are not above 0, but for rounding
+    rounding = 1 + 1e-9 + 4 * U * entries * np.abs(exponent).max(axis=1)
+    exponent -= gaussian[:, None] / 2 * np.square(line.starts)
     blocks = np.exp(exponent) * line.size * rounding[:, None]
     tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
     tails += (np.exp(-gaussian / 2 * np.square(2 * line.starts[-4])) * line.beyond)[:, None]
