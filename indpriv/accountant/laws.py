@@ -234,10 +234,10 @@ class Cells:
 
         Losses above 0 and, with both laws exchanged, their opposites; the rest of its mass is at 0.
         """
-        # Of a loss x that is all but 0, a share x / least at `least` does as well [1.8]
-        least, loss = 1e-9, np.maximum(self.loss, 0.0)
-        mass = self.mass * np.minimum(loss / least * (1 + 2e-9), 1.0)
-        loss = np.maximum(loss, least * (loss > 0))
+        # Of a loss x that is all but 0, a share x / tiny at `tiny` does as well [1.8]
+        tiny, loss = 1e-9, np.maximum(self.loss, 0.0)
+        mass = self.mass * np.minimum(loss / tiny * (1 + 2e-9), 1.0)
+        loss = np.maximum(loss, tiny * (loss > 0))
         opposite = mass * np.exp(-loss)
         least = np.where(opposite < _LEAST, 0.0, opposite * (1 - 16 * U * (1 + loss)))
         rest = np.clip(1 - mass.sum(axis=1) - least.sum(axis=1), 0, 1)[:, None] + 1e-12
@@ -260,7 +260,7 @@ class Cells:
                     peak = np.maximum(exponent.max(axis=1, keepdims=True), -1e300)
                     total = np.log(np.exp(exponent - peak).sum(axis=1)) + peak[:, 0]
                     found[laws, column] = total + 64 * U * tilt * (1 + reach)
-        return found + 1e-12 + 4 * U * self.loss.shape[1]
+        return np.asarray(found + 1e-12 + 4 * U * self.loss.shape[1])
 
 
 def tail_of(delta: float, steps: float) -> float:

@@ -260,7 +260,7 @@ class Line:
             more = _STEEP * angle**2 * fourth[:, None, None, None]
             most = (1 - less + more).max(axis=1).min(axis=2) + 1e-13
             found[:, blocks] = np.minimum(found[:, blocks], np.log(np.maximum(most, 1e-12)) / 2)
-        return found + 4 * U * self.at.masses.shape[1]
+        return np.asarray(found + 4 * U * self.at.masses.shape[1])
 
     def table(self, n: int) -> Table:
         """Transforms at the first n frequencies, a power of two."""
@@ -299,7 +299,8 @@ class Line:
     def payoff(self, n: int) -> NDArray[np.complex128]:
         """(n,) factors of the sum."""
         z = self.at.tilt + 2j * np.pi / self.period * np.arange(n)
-        return np.where(z.imag > 0, 2, 1) / self.period / np.conj(z * (z + 1))
+        sizes = np.where(z.imag > 0, 2, 1) / self.period
+        return np.asarray(sizes / np.conj(z * (z + 1)), np.complex128)
 
 
 def _spread(loss: FloatArray, mass: FloatArray, scale: float) -> FloatArray:

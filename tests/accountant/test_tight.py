@@ -155,6 +155,16 @@ def short_lower(files, direction):
         assert log_gap(gaussian_delta(mu, found), 1e-5) > -1e-9
 
 
+def spreads(files, direction):
+    """No transform is above the bound of its block."""
+    losses, _ = composed(files, [sampled(0.5, 0.3)], 1e-5, direction)
+    line, rng = losses.line(24, 40.0), np.random.default_rng(0)
+    for start, top in zip(files.tight._EDGES[:48], line.top[0], strict=False):
+        omega = 2 * np.pi / 40 * rng.uniform(start, start * 8 / 7, 40)
+        found = np.exp(1j * np.outer(omega, losses.cells.loss[0])) @ line.at.masses[0]
+        assert np.log(np.abs(found)).max() <= top + 1e-9
+
+
 # Constants with which one of the terms of a bound is large
 COARSE = [("laws", "_TAIL = 1e-6", "_TAIL = 0.3")]
 WIDE = [("laws", "_CELL = 1 / 40", "_CELL = 1 / 2")]
@@ -165,6 +175,7 @@ HOLDS = {  # checks, with which constants, and how near log delta is to come
     "one step": (one_step, [], {}),
     "any line": (any_line, [], {}),
     "gaussian": (gaussian, [], {}),
+    "spreads": (spreads, [], {}),
     "usual": (upper, [], {"nearest": 5e-3}),
     "sharp": (upper, SHARP, {"nearest": 4e-4}),
     "cut": (upper, CUT, {}),
@@ -212,7 +223,7 @@ MISTAKES = {
         TAIL,
         TAIL.replace("need]", "np.minimum(need + 3, last)]"),
     ),
-    "more spread than there is": ("any line", "tight", SPREAD, SPREAD.replace("_", "3 * _")),
+    "more spread than there is": ("spreads", "tight", SPREAD, SPREAD.replace("_", "3 * _")),
     "points a cell too low": ("any line", "laws", POINTS, LOWER),
     "all at lower ends": ("sharp", "laws", SHARE, "mass * 0"),
     "half at each end": ("sharp", "laws", SHARE, "np.where(gap > 0, mass / 2, mass)"),
