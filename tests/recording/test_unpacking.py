@@ -217,7 +217,7 @@ def test_the_users_own_collate_function_is_used(tmp_path):
     dataset = blobs()
     examples = Examples(dataset, default_collate, torch.device("cpu"))
     assert examples.dataset is dataset
-    assert examples.collate_fn is None
+    assert examples.collate is default_collate
 
     def scaled(rows):
         inputs, targets = default_collate(rows)
