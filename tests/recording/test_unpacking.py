@@ -224,5 +224,5 @@ def test_the_users_own_collate_function_is_used(tmp_path):
         return 2 * inputs, targets
 
     own = Examples(dataset, scaled, torch.device("cpu"))
-    assert own.collate_fn is scaled
+    assert own.collate is scaled
     torch.testing.assert_close(next(own.batches(5))[0], 2 * INPUTS[:5])
