@@ -4,8 +4,6 @@ What a file declares of itself is compared with its size before anything is allo
 broken in it, its reader raises one InputError that names it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

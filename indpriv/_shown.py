@@ -1,7 +1,5 @@
 """Texts that come from files, made harmless before anybody sees them."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable

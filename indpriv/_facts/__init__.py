@@ -5,8 +5,6 @@ and passes the values that its text names in braces, as in str.format, or attrib
 {run.n_examples:,}. Names of formats of our own stand in `_FORMATS`.
 """
 
-from __future__ import annotations
-
 import re
 import string
 import tomllib

@@ -5,8 +5,6 @@ divergence of N(mu, 1) from N(0, 1), has a closed form, and epsilon(mu) is conve
 below it, a tangent never above it, by [9.8] of docs/explanation/proofs.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

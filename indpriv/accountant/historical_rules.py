@@ -7,8 +7,6 @@ delta of the first three is total_steps * q * delta and more. The formulas agree
 tables within 0.11 percent.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

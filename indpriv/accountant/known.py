@@ -13,8 +13,6 @@ What is known about units are columns with one value for each. Squared mu are ro
 * least: squared mu that recorded norms show; 0 for units of several rows, which may cancel out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

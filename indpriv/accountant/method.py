@@ -7,8 +7,6 @@ that is (c, 0)-private when one row is added or removed. Each epsilon then grows
 or by 2 c if rows are replaced [9.5]; what that does to odds is [9.6] of docs/explanation/proofs.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar

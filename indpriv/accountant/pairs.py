@@ -4,8 +4,6 @@ Examples are replaced, batches are truncated, or they have a fixed size. Which p
 worst is proven in docs/explanation/proofs.md, whose lines the numbers in brackets are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce

@@ -6,8 +6,6 @@ of k equal rows f is a sum of k + 1 such terms [7.1]. Numbers in brackets are li
 docs/explanation/proofs.md.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Sequence

@@ -13,8 +13,6 @@ exact for those norms, but a run with other settings has other norms: what is fo
 such a run, and bounds nothing.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ follow.
   epsilons at each example's own best order is not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

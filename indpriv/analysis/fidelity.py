@@ -6,8 +6,6 @@ how far an estimate still moves with the spacing of its records, where no exact 
 what the tight accountant would have said (tightness).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any

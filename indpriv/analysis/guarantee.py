@@ -3,8 +3,6 @@
 Releasable where its status says so.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ nu_z, and these add up to 1, so on average at most the largest mean of Phi(Phi^-
 found: Hayes, Mahloujifar and Balle 2023 (arXiv:2302.07225) for one example, added up over all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -5,8 +5,6 @@ and so does whoever reads it on its way. Some may read the gradient of a single 
 Noise protects only from those who read what has it. All but outsiders know who took part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any

@@ -8,8 +8,6 @@ Who guesses attributes of members better than those of others tells the two apar
 inference is an attack on membership too, and what limits one limits the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

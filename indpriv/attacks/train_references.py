@@ -4,8 +4,6 @@ Reference models are trained on the data, and the guarantee of the audited run d
 delete them, as here, or never let them leave the curator.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor

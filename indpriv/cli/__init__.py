@@ -6,8 +6,6 @@ Exit codes: 0 done, 1 a verification or a gate failed, 2 bad input (one message,
 The commands stand in commands.toml; what they do, in the modules that it names.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 What a command needs is imported when it runs, so that `--help` and `--version` answer at once.
 """
 
-from __future__ import annotations
-
 import inspect
 import shlex
 import tomllib

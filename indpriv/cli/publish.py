@@ -1,7 +1,5 @@
 """publish: quantiles and a card for others, statements for owners, a PDF of the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commands that read what exists: show, check and gate."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every range and list in adult.toml is public (the census questionnaire, UCI's ad
 round number. None is computed from the rows, so preprocessing does not belong in the account.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tomllib

@@ -7,8 +7,6 @@ contains its steps up to the failure:
         trainer.train()
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

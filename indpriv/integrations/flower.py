@@ -7,8 +7,6 @@ largest weight of the round, which falls below Flower's noise_multiplier where w
 clients drop out. Read from flwr 1.41.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial

@@ -6,8 +6,6 @@ sent only if they are requested by name. Values of single examples are never sen
 is sensitive.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

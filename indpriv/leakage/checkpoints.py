@@ -1,7 +1,5 @@
 """`leak` at checkpoints of a run: what is read of its gradients, and by which attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -6,8 +6,6 @@ and a function from a `Look` to the reconstructed inputs (batch, ...) and the nu
 that they took.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ it. The columns of `details`:
                  the mu of the best test between present and absent
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -7,8 +7,6 @@ example_id, unit_id and participations if they are known. An npz file has the ar
 participations. No recorder watched the training, so an account of the log is an estimate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

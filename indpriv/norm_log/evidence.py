@@ -5,8 +5,6 @@ is of the run that was trained if the first five lines hold at every step. Words
 alone, and what was not checked is never called verified. All texts stand in indpriv/_facts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Every file is compared with its hash in the journal. Sensitive.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ those of ed25519 keys of OpenSSH (PROTOCOL.sshsig, with the namespace indpriv-lo
 `ssh-keygen -Y` makes and verifies them.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

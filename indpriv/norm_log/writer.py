@@ -14,8 +14,6 @@ A record exists if and only if its journal line does. Lines, in order of a run:
     close     the run ended as intended; "files": hashes of those beside the log, see sealing.py
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

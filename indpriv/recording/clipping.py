@@ -23,8 +23,6 @@ of that step, whether it is drawn or not. Rows of one unit are charged, and left
 `indpriv.PrivacyFilter` says what this guarantees.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, Self

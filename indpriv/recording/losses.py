@@ -1,7 +1,5 @@
 """Losses of single examples that PyTorch does not have, or not in a form that serves here."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Random numbers: kept as they are, held still; what draws noise and batches, and how."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import secrets
@@ -225,7 +223,11 @@ class Sources:
             self._optimizer.generator = private_generator(at)  # the model may have moved since
         drawing = self._loader.batch_sampler
         owner = drawing if self._draws_batches else getattr(drawing, "sampler", None)
-        if hasattr(owner, "generator") and self.batches is torch.default_generator:
+        if (
+            owner is not None
+            and hasattr(owner, "generator")
+            and self.batches is torch.default_generator
+        ):
             owner.generator = private_generator()
 
     @property

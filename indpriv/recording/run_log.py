@@ -5,8 +5,6 @@ on the same trajectory, with which the training examples' epsilons are compared 
 judged by epsilon. run.json contains no names of machines or people, and no paths.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import signal

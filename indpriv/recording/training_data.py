@@ -1,7 +1,5 @@
 """What a run trains on, what is known of each example, and passes over all of them. Sensitive."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -8,8 +8,6 @@ it, the state between steps, the update and the settings. Nothing here may chang
 random state is put back, and an error in a comparison is a finding, "not compared". Sensitive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy

@@ -6,8 +6,6 @@ disclosures that an audit marks as publishable. All other figures of an audit ar
 data without noise, and are not read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path

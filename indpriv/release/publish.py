@@ -4,8 +4,6 @@ Besides the run's guarantee, what it writes is the only output of indpriv that i
 by mechanisms on counts over a public grid.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

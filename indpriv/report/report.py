@@ -3,8 +3,6 @@
 Pages, Markdown and the first screen of a terminal are templates; here are their values.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -10,8 +10,6 @@ numbers: how far its values lie above its edge, in their last places. The mean o
 its values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AuditSpec: how to rebuild the model and data of a run, so that its checkpoints can be audited."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

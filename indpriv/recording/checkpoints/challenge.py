@@ -4,8 +4,6 @@ A signature says whose log it is, this whether it is of the training that left t
 Nothing here sees how batches were drawn, or steps without a checkpoint or without norms. Sensitive.
 """
 
-from __future__ import annotations
-
 import secrets
 from pathlib import Path
 from typing import Any

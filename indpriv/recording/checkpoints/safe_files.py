@@ -5,8 +5,6 @@ whose pickle names nothing but tensors, numbers and plain containers. Everything
 with a message that says what to do.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickletools
 import struct

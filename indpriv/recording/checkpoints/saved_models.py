@@ -6,8 +6,6 @@ it, or the file states it as `step` or `global_step`; settings are in run.json, 
 accountant. What is missing or contradictory is collected, so that the user sees it in one message.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What comparisons of one session found, and which of them fit into their share of the time."""
 
-from __future__ import annotations
-
 import secrets
 import time
 import warnings

@@ -6,8 +6,6 @@ of the gradients that training clipped must be the same vector. It differs if a 
 other rows, on anything that training did and loss_fn does not, or if Opacus computes another one.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import random

@@ -3,8 +3,6 @@
 Sensitive.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import hashlib

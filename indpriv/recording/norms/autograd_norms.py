@@ -1,7 +1,5 @@
 """Norms by autograd: of one example at a time, as a check, and by torch.func. Sensitive."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -16,8 +16,6 @@ have the batch first and are float32 or float64: callers widen half precision. N
 are weight and bias; squared norms are (batch,) float64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks that a model's per-example gradients exist, and that Opacus trains on the same ones."""
 
-from __future__ import annotations
-
 import inspect
 import tomllib
 import warnings

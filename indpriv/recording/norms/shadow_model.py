@@ -4,8 +4,6 @@ Norms are computed on a shadow model, so that the model in training keeps its ho
 modes.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How batches are drawn, and counts of draws and steps, which checks compare. Sensitive."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -15,8 +15,6 @@ warning: hooks mode trains on wrong gradients, and ghost mode clips the right gr
 norms, so that not even the worst-case epsilon holds. functorch mode is right.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ what they saw, before each step and after each pass, so that all reach the same 
 together. Only the first rank writes the log.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Model, optimizer and loader are checked once, before anything is changed; settin
 step, never from a configuration.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections import Counter
