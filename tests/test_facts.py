@@ -25,6 +25,8 @@ from indpriv.norm_log.session_counts import (
 )
 
 PACKAGE = Path(indpriv.__file__).parent
+RECORDING = PACKAGE / "recording"
+FINDINGS = RECORDING / "compared" / "findings.py"
 KINDS = ("check", "line", "disclosure", "hazard", "rule", "sentence")
 TEMPLATES = {f"{kind}.{key}": one for kind in KINDS for key, one in templates(kind).items()}
 STATUSES = {
@@ -80,6 +82,8 @@ def reachable(part, module):
 def calls():
     """Each call of `fact` and `text` that names a fact, with what its function can reach."""
     for path in sorted(PACKAGE.rglob("*.py")):
+        if path == FINDINGS:  # see `comparisons`
+            continue
         module = ast.parse(path.read_text(encoding="utf-8"))
         for part in module.body:
             for node in ast.walk(part):
@@ -138,6 +142,37 @@ def reached(node, module):
 CALLS = list(calls())
 
 
+def comparisons():
+    """Each call of `Findings.add` and `Findings.compare`: check, cases that it can name, and what it gives."""
+    paths = (RECORDING / "watch.py", *sorted((RECORDING / "compared").glob("*.py")))
+    modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    said = set().union(*map(words, modules.values()))
+    for path, module in modules.items():
+        for node in ast.walk(module):
+            method = getattr(node, "func", None)
+            owner = getattr(method, "value", None)
+            named = getattr(owner, "attr", getattr(owner, "id", ""))
+            if named.removeprefix("_") != "findings" or method.attr not in ("add", "compare"):
+                continue
+            at = {"add": 1, "compare": 2}[method.attr]
+            found = values(node.args[at]) if len(node.args) > at else {""}
+            name = f"check.{node.args[0].value}"
+            asked = said & texts_of(TEMPLATES[name]).keys() if None in found else found
+            given = {one.arg for one in node.keywords}
+            yield pytest.param(name, asked, given, None in found, id=f"{path.stem}:{node.lineno}")
+
+
+COMPARISONS = list(comparisons())
+
+
+@pytest.mark.parametrize(("name", "asked", "given", "held"), COMPARISONS)
+def test_a_finding_gets_the_values_of_its_text(name, asked, given, held):
+    """What is not given would end the comparison, and a refuted one would be open. held: by a variable."""
+    for case in asked - {""}:
+        assert (name, case) in EVERY
+        assert held or None in given or needs(name, case, "text") <= given
+
+
 @pytest.mark.parametrize(("node", "module"), CALLS)
 def test_what_code_asks_for_is_there_and_gets_its_values(node, module):
     assert reached(node, module)
@@ -145,6 +180,9 @@ def test_what_code_asks_for_is_there_and_gets_its_values(node, module):
 
 def test_every_text_is_asked_for():
     found = set().union(*(reached(*one.values) for one in CALLS))
+    found |= {
+        (name, case) for one in COMPARISONS for name in one.values[:1] for case in one.values[1]
+    }
     lines = {(f"line.{key}", "on_trust") for key in templates("line")}  # evidence.py reads them
     silent = {(name, "") for name, one in TEMPLATES.items() if one.text == ""}
     assert EVERY - found <= lines | silent

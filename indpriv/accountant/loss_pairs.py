@@ -15,7 +15,7 @@ from scipy.sparse import csr_array, eye_array
 from scipy.special import erf
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
+from indpriv.accountant.laws import Cells, Mixture, U, cells_of, tail_of
 from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
 from indpriv.accountant.tight import (
     Losses,
@@ -169,6 +169,8 @@ def _nodes(shift: FloatArray, rate: FloatArray) -> tuple[FloatArray, FloatArray,
         below = np.maximum(above - 1, 0)
         low, high = curve(axis[below]), curve(axis[above])
         up = np.divide(curve(values) - low, high - low, out=np.ones(n), where=high > low)
+        # Differences cancel where the curve is all but level: at shifts of about 10 and more
+        up += np.divide(16 * U * high, high - low, out=np.zeros(n), where=high > low)
         # Below a node, some of it stays at the one below, where lower ends come from
         most = np.where(values < axis[above], 1 - 2.0**-53, 1.0)
         up = np.where(values > axis[below], np.minimum(up * (1 + 1e-12) + 1e-12, most), 0.0)

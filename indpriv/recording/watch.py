@@ -393,8 +393,8 @@ class Watch:
         with self._careful(*_OF_A_BATCH):
             if len(calls) != 1 or calls[0].delivered is None:
                 self._sums = None
-                case = "not_loaded" if len(calls) == 1 else "passes"
-                why = text("check.fed", case, n=len(calls))
+                one = len(calls) == 1
+                why = text("check.fed", "not_loaded" if one else "passes", n=len(calls))
                 return self.findings.not_compared(_OF_A_BATCH, why)
             self._compare_batch(calls[0], batch)
         if budget.drawn:

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from indpriv import NormLog, account
 from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.steps import StepKinds
 from indpriv.accountant.tight import Met
+from oracles import one_step_delta
 
 STEPS, DELTA = 1000, 1e-5
 LEVELS = np.linspace(0.05, 1.0, 150)
@@ -48,3 +50,24 @@ def test_a_pair_between_nodes_costs_a_little_more_and_its_lower_end_is_lower():
     alone, among = own.epsilons(own_met), many.epsilons(met)
     assert own.lower_epsilons(own_met, alone) <= among <= 1.01 * alone
     assert 0.8 * alone <= many.lower_epsilons(met, among) <= alone
+
+
+def test_a_pair_between_nodes_of_a_level_curve_is_never_below_the_truth():
+    """Beyond ten standard deviations 2 Phi(s/2) - 1 is nearly 1 at every node, and its differences cancel."""
+    norms = np.append(
+        0.985, np.arange(1, 400) / 1000
+    )  # more settings than may have laws of their own
+    log = NormLog.from_arrays(
+        norms[None],
+        [0],
+        total_steps=1,
+        noise_multiplier=0.0602,
+        max_grad_norm=1.0,
+        sample_rate=0.5,
+        rounding=0.001,
+    )
+    epsilon = account(log, delta=DELTA, accountant="pld").epsilon[0]
+    exact = max(
+        one_step_delta(0.985, 0.0602, 0.5, epsilon, direction) for direction in ("remove", "add")
+    )
+    assert exact <= DELTA

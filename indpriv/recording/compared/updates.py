@@ -278,7 +278,7 @@ class _Scheduler:
         """Whether functions of the user's give what they gave when they were asked ahead."""
         if self._law is None:
             return all(part._repeats() for part in self._parts)
-        return self._law.at(self.own.last_epoch)[1]
+        return self._law.at(max(self.own.last_epoch, 0))[1]  # -1: of a part that has not begun
 
     def gives(self, last: float, now: float) -> bool:
         """Whether a scheduler of Opacus makes this value of the last one."""

@@ -34,6 +34,9 @@ LAWS = {
     "one_cycle": lambda o: rates.OneCycleLR(o, 0.5, total_steps=40),
     "cosine": lambda o: rates.CosineAnnealingLR(o, 20),
     "restarts": lambda o: rates.CosineAnnealingWarmRestarts(o, 5),
+    "sequential with a function": lambda o: rates.SequentialLR(
+        o, [rates.LinearLR(o, 0.1, total_iters=5), rates.LambdaLR(o, lambda e: 0.9**e)], [5]
+    ),
     "sequential": lambda o: rates.SequentialLR(
         o, [rates.LinearLR(o, 0.1, total_iters=4), rates.ExponentialLR(o, 0.9)], [4]
     ),
