@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from command_lines import run as command
 from forging import lines_of, rechained, settings_forged, with_table
 from indpriv import NormLog, RoundRecorder
-from indpriv.analysis import variants
+from indpriv.analysis import fidelity
 from indpriv.audit import audit
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import open_run
@@ -76,7 +76,7 @@ def run_dir(made, tmp_path):
 @pytest.fixture
 def short_audits(monkeypatch):
     for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
-        monkeypatch.setattr(variants, name, ())
+        monkeypatch.setattr(fidelity, name, ())
 
 
 def check_of(run_dir, signed_by=None):

@@ -15,17 +15,9 @@ from scipy.sparse import csr_array, eye_array
 from scipy.special import erf
 
 from indpriv._arrays import FloatArray
+from indpriv.accountant import tight
 from indpriv.accountant.laws import Cells, Mixture, U, cells_of, tail_of
 from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
-from indpriv.accountant.tight import (
-    Losses,
-    Met,
-    deltas,
-    epsilons,
-    lower_deltas,
-    lower_epsilons,
-    true_positive_rates,
-)
 from indpriv.norm_log.norm_log import NormLog
 
 _MOST_OWN = 256  # pairs; more are between nodes
@@ -96,12 +88,12 @@ class Pairs:
         most = float(steps.norms.log.total_steps)
         return cls.sampled(steps.laws, steps=steps.steps, delta=delta, most_steps=most)
 
-    def _losses(self, below: bool) -> tuple[Losses, Losses]:
+    def _losses(self, below: bool) -> tuple[tight.Losses, tight.Losses]:
         """With the example and without it, and the other way round."""
         tail = tail_of(self.delta, self.most_steps)
         ways = ((self.first, self.second), (self.second.mirrored(), self.first.mirrored()))
         removed, added = (
-            Losses(
+            tight.Losses(
                 cells_of(*way, tail, below=below),
                 _lower_nodes(self.blend) if below else self.blend,
                 self.squares,
@@ -112,35 +104,35 @@ class Pairs:
         return removed, added
 
     @cached_property
-    def above(self) -> tuple[Losses, Losses]:
+    def above(self) -> tuple[tight.Losses, tight.Losses]:
         """Losses that are never below the truth, of removing an example and of adding it."""
         return self._losses(below=False)
 
     @cached_property
-    def below(self) -> tuple[Losses, Losses]:
+    def below(self) -> tuple[tight.Losses, tight.Losses]:
         """Losses that are never above the truth."""
         return self._losses(below=True)
 
-    def epsilons(self, met: Met) -> FloatArray:
+    def epsilons(self, met: tight.Met) -> FloatArray:
         """(n,) epsilon at delta of what n examples met, the larger of both ways; may be inf."""
         return larger_epsilons(self.above, met, self.delta)
 
-    def lower_epsilons(self, met: Met, upper: FloatArray) -> FloatArray:
+    def lower_epsilons(self, met: tight.Met, upper: FloatArray) -> FloatArray:
         """(n,) epsilon from below; upper: (n,) the same from above."""
-        ways = (lower_epsilons(way, met, self.delta, upper) for way in self.below)
+        ways = (tight.lower_epsilons(way, met, self.delta, upper) for way in self.below)
         return np.maximum(*ways)
 
-    def deltas(self, met: Met, epsilon: FloatArray) -> FloatArray:
+    def deltas(self, met: tight.Met, epsilon: FloatArray) -> FloatArray:
         """(n,) delta at an epsilon each, the larger of both ways."""
-        return np.maximum(*(deltas(way, met, epsilon) for way in self.above))
+        return np.maximum(*(tight.deltas(way, met, epsilon) for way in self.above))
 
-    def lower_deltas(self, met: Met, epsilon: FloatArray) -> FloatArray:
+    def lower_deltas(self, met: tight.Met, epsilon: FloatArray) -> FloatArray:
         """(n,) the same from below."""
-        return np.maximum(*(lower_deltas(way, met, epsilon) for way in self.below))
+        return np.maximum(*(tight.lower_deltas(way, met, epsilon) for way in self.below))
 
-    def true_positive_rates(self, met: Met, false_positive_rate: float) -> FloatArray:
+    def true_positive_rates(self, met: tight.Met, false_positive_rate: float) -> FloatArray:
         """(n,) the most that any test for the example finds at this false-positive rate."""
-        return true_positive_rates(self.above[0], met, false_positive_rate)
+        return tight.true_positive_rates(self.above[0], met, false_positive_rate)
 
 
 def _nodes(shift: FloatArray, rate: FloatArray) -> tuple[FloatArray, FloatArray, csr_array]:
@@ -194,19 +186,19 @@ def _lower_nodes(blend: csr_array) -> csr_array:
     return csr_array((np.ones(n), least, np.arange(n + 1)), shape=blend.shape)
 
 
-def clipped_in_every_step(log: NormLog, delta: float, *, down: bool) -> tuple[Pairs, Met]:
+def clipped_in_every_step(log: NormLog, delta: float, *, down: bool) -> tuple[Pairs, tight.Met]:
     """The steps of one example that is clipped in each; very many kinds are snapped up, or down."""
     kinds, counts = condensed(*clipped_steps(log), down=down)
     pairs = Pairs.sampled(kinds, delta=delta, most_steps=float(log.total_steps))
-    return pairs, Met.of(counts[None])
+    return pairs, tight.Met.of(counts[None])
 
 
-def larger_epsilons(ways: Sequence[Losses], met: Met, delta: float) -> FloatArray:
+def larger_epsilons(ways: Sequence[tight.Losses], met: tight.Met, delta: float) -> FloatArray:
     """(n,) epsilon at delta, the larger of both ways; may be inf."""
     removed, added = ways
-    found = epsilons(removed, met, delta)
+    found = tight.epsilons(removed, met, delta)
     finite = np.flatnonzero(np.isfinite(found))
-    found[finite] = epsilons(added, met.take(finite), delta, found[finite])
+    found[finite] = tight.epsilons(added, met.take(finite), delta, found[finite])
     return found
 
 
@@ -223,6 +215,6 @@ def pair_epsilon(
     """
     none, eye, empty = np.zeros(len(steps)), csr_array(np.eye(len(steps))), np.zeros((0, 1))
     nothing = Cells(empty, empty, np.zeros(0))
-    ways = [Losses(Cells.joined([nothing, *way]), eye, none, eye) for way in (removed, added)]
-    met = Met.of(csr_array(steps[None]), np.array([squared_mu]))
+    ways = [tight.Losses(Cells.joined([nothing, *way]), eye, none, eye) for way in (removed, added)]
+    met = tight.Met.of(csr_array(steps[None]), np.array([squared_mu]))
     return float(larger_epsilons(ways, met, delta)[0])

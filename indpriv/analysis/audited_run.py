@@ -8,14 +8,7 @@ from typing import Any, TypeVar
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from indpriv._columns import (
-    MAX_NUMERIC_VALUES,
-    MOST_GROUPS,
-    Rows,
-    as_rows,
-    frames_of,
-    groupable_columns,
-)
+from indpriv import _columns
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
@@ -80,13 +73,13 @@ class AuditedRun:
         return found
 
     @cached_property
-    def rows(self) -> Rows | None:
+    def rows(self) -> _columns.Rows | None:
         """Of the training examples, in the order of the log; None without an example table."""
         examples = self.recorded.examples
         return None if examples is None else examples.train_rows(self.log.example_ids)
 
     @cached_property
-    def train(self) -> Rows | None:
+    def train(self) -> _columns.Rows | None:
         """The same in the order of the epsilons: one row for each unit."""
         if self.recorded.examples is None or self.epsilons.account.rows_per_unit is None:
             return self.rows
@@ -153,7 +146,7 @@ def find_all(run: AuditedRun) -> Audit:
 
 
 def choose_groups(
-    train: pd.DataFrame | Rows, by: Sequence[str], declared: Sequence[str]
+    train: pd.DataFrame | _columns.Rows, by: Sequence[str], declared: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Columns to group by, and sentences on what was left out.
 
@@ -165,17 +158,19 @@ def choose_groups(
         return list(dict.fromkeys(by)), []
     if declared:
         return list(declared), []
-    chosen, left_out, rows = [], [], as_rows(train)
-    for column in groupable_columns(rows):
+    chosen, left_out, rows = [], [], _columns.as_rows(train)
+    for column in _columns.groupable_columns(rows):
         distinct, numeric = _distinct(rows, column)
         if not distinct:  # units of rows that differ in it
             continue
-        if distinct <= MAX_NUMERIC_VALUES:
+        if distinct <= _columns.MAX_NUMERIC_VALUES:
             chosen.append(column)
         elif numeric:
             chosen.append(f"{column}:bins=10")
         else:
-            least = "at least " if distinct > MOST_GROUPS and len(rows.ranges()) > 1 else ""
+            least = (
+                "at least " if distinct > _columns.MOST_GROUPS and len(rows.ranges()) > 1 else ""
+            )
             left_out.append(
                 f"{column} has {least}{distinct:,} distinct values and was not grouped by; ask "
                 f"with --by {column}."
@@ -183,13 +178,13 @@ def choose_groups(
     return chosen, left_out
 
 
-def _distinct(rows: Rows, column: str) -> tuple[int, bool]:
+def _distinct(rows: _columns.Rows, column: str) -> tuple[int, bool]:
     """Number of distinct values, and whether they are numbers; counting ends at MOST_GROUPS."""
     values, numeric = set[object](), True
-    for frame in frames_of(rows, [column]):
+    for frame in _columns.frames_of(rows, [column]):
         known = frame[column].dropna()
         numeric = numeric and (is_numeric_dtype(known) or known.empty)
         values.update(known.unique().tolist())
-        if len(values) > MOST_GROUPS:
+        if len(values) > _columns.MOST_GROUPS:
             break
     return len(values), numeric

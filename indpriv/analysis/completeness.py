@@ -16,16 +16,7 @@ from numpy.typing import NDArray
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from scipy import stats
 
-from indpriv._columns import (
-    FIXED_COLUMNS,
-    MISSING,
-    Rows,
-    as_rows,
-    frames_of,
-    rows_at,
-    to_floats,
-    to_texts,
-)
+from indpriv import _columns
 from indpriv._facts import text
 from indpriv._plain import AtLeastZero, Count
 from indpriv._repeats import Repeats, numbers_of
@@ -49,22 +40,26 @@ _MOST_REPEATED = 1 << 17  # rows with a repeated hash that are compared
 _NAMED = 5  # number of groups of repeated rows that are named
 
 
-def undeclared_people(log: NormLog, train: pd.DataFrame | Rows) -> list[str]:
+def undeclared_people(log: NormLog, train: pd.DataFrame | _columns.Rows) -> list[str]:
     """Signs that a person has several rows, in sentences; fewer where unit_ids are known.
 
     `train` holds the training examples in the log's order.
     """
-    rows = as_rows(train)
+    rows = _columns.as_rows(train)
     return [*_likely_columns(log, rows), *_repeated_rows(log, rows)]
 
 
-def _likely_columns(log: NormLog, rows: Rows) -> Iterator[str]:
+def _likely_columns(log: NormLog, rows: _columns.Rows) -> Iterator[str]:
     """Columns whose name says that they say whose row each is, and whose values repeat."""
-    named = [one for one in rows.columns if one not in FIXED_COLUMNS and _LIKELY.search(str(one))]
+    named = [
+        one
+        for one in rows.columns
+        if one not in _columns.FIXED_COLUMNS and _LIKELY.search(str(one))
+    ]
     for column in named if log.unit_ids is None else ():
         known = 0
         with Repeats(len(rows)) as found:
-            for frame in frames_of(rows, [column]):
+            for frame in _columns.frames_of(rows, [column]):
                 values = frame[column].dropna().reset_index(drop=True)
                 known += len(values)
                 found.add(numbers_of(values))
@@ -73,24 +68,24 @@ def _likely_columns(log: NormLog, rows: Rows) -> Iterator[str]:
             yield text("hazard.duplicates", "column", column=column, distinct=distinct, known=known)
 
 
-def _repeated_rows(log: NormLog, rows: Rows) -> list[str]:
+def _repeated_rows(log: NormLog, rows: _columns.Rows) -> list[str]:
     """Rows that agree in label, loss, metadata and every record, but not in their unit."""
     compared = [name for name in rows.columns if name not in ("example_id", "unit_id")]
     with Repeats(len(rows)) as found:
-        for frame in frames_of(rows, compared):
+        for frame in _columns.frames_of(rows, compared):
             for start in range(0, len(frame), BLOCK):
                 same = frame.iloc[start : start + BLOCK].apply(_alike)
                 hashes = pd.util.hash_pandas_object(same, index=False)
                 found.add(np.asarray(hashes, np.uint64))
         positions = found.positions(_MOST_REPEATED)
-    repeated = rows_at(rows, positions, compared)
+    repeated = _columns.rows_at(rows, positions, compared)
     known = repeated["loss"].notna().to_numpy()
     positions, repeated = positions[known], repeated[known]
     if not len(positions):
         return []
     codes, units = log.take(positions).read(), log.unit_ids
     seen: dict[tuple[object, ...], list[int]] = {}
-    texts = zip(*(to_texts(repeated[name]) for name in compared), strict=True)
+    texts = zip(*(_columns.to_texts(repeated[name]) for name in compared), strict=True)
     for place, (position, values) in enumerate(zip(positions.tolist(), texts, strict=True)):
         seen.setdefault((*values, codes[:, place].tobytes()), []).append(position)
     groups = [
@@ -110,7 +105,7 @@ def _repeated_rows(log: NormLog, rows: Rows) -> list[str]:
 def _alike(column: pd.Series[Any]) -> NDArray[Any]:
     """The values in one type, whichever missing values other ranges of rows have."""
     numbers = is_numeric_dtype(column) and not is_bool_dtype(column)
-    return to_floats(column) if numbers else to_texts(column)
+    return _columns.to_floats(column) if numbers else _columns.to_texts(column)
 
 
 @dataclass(frozen=True)
@@ -230,12 +225,12 @@ def _of_groups(run: AuditedRun) -> list[str]:
         return notes
     test = examples.rows("test")
     if groups and (account.rows_per_unit or 1) > 1:
-        notes.append(text("sentence.missing", "differs", account=account, missing=MISSING))
+        notes.append(text("sentence.missing", "differs", account=account, missing=_columns.MISSING))
     lacking = [
         name
         for name in dict.fromkeys(name for found in groups for name in found.columns)
         if name not in test.columns
-        or all(frame[name].isna().all() for frame in frames_of(test, [name]))
+        or all(frame[name].isna().all() for frame in _columns.frames_of(test, [name]))
     ]
     if lacking and len(test):
         notes.append(text("sentence.missing", "columns", lacking=", ".join(lacking)))

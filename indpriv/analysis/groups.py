@@ -21,30 +21,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from indpriv import _columns
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
-from indpriv._columns import (
-    MISSING,
-    MOST_GROUPS,
-    Grouping,
-    Rows,
-    as_rows,
-    frames_of,
-    grouping_of,
-    known_columns,
-    label_grouping,
-    to_floats,
-)
 from indpriv._plain import AtLeastZero, Columns, Count, Share
 from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.statistics import resampling
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
-from indpriv.analysis.statistics.resampling import (
-    Resampled,
-    generator_of,
-    holm,
-    permutation_test,
-    resample_means,
-)
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell, spearman
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.epsilon_table import Epsilons, beside
@@ -251,8 +234,8 @@ class GroupTable:
 
 def group_tables(
     epsilons: Epsilons,
-    train: pd.DataFrame | Rows,
-    test: pd.DataFrame | Rows,
+    train: pd.DataFrame | _columns.Rows,
+    test: pd.DataFrame | _columns.Rows,
     columns: Sequence[str],
     *,
     min_size: int = MIN_GROUP,
@@ -263,7 +246,7 @@ def group_tables(
     for name in ("spread", "spread_within_label"):
         tested = [index for index, table in enumerate(found) if getattr(table, name) is not None]
         spreads = [getattr(found[index], name) for index in tested]
-        corrected = holm([spread.p_value for spread in spreads])
+        corrected = resampling.holm([spread.p_value for spread in spreads])
         for index, spread, p_value in zip(tested, spreads, corrected, strict=True):
             found[index] = replace(found[index], **{name: replace(spread, corrected=p_value)})
     return tuple(
@@ -279,8 +262,8 @@ def group_tables(
 
 def group_table(
     epsilons: Epsilons,
-    train: pd.DataFrame | Rows,
-    test: pd.DataFrame | Rows,
+    train: pd.DataFrame | _columns.Rows,
+    test: pd.DataFrame | _columns.Rows,
     by: str,
     *,
     min_size: int = MIN_GROUP,
@@ -308,11 +291,11 @@ def group_table(
         )
     check_positive_int("min_size", min_size)
     check_positive_int("seed", seed, minimum=0)
-    rows, others = as_rows(train), as_rows(test)
-    groups, classes = grouping_of(rows, others, by), label_grouping(rows, others)
+    rows, others = _columns.as_rows(train), _columns.as_rows(test)
+    groups, classes = _columns.grouping_of(rows, others, by), _columns.label_grouping(rows, others)
     by_label, notes = "label" in groups.columns, []
     if classes is None or len(classes.names) > _MAX_LABELS:
-        n = f"More than {MOST_GROUPS:,}" if classes is None else len(classes.names)
+        n = f"More than {_columns.MOST_GROUPS:,}" if classes is None else len(classes.names)
         notes = [f"{n} distinct labels are too many for classes: no table within label"]
         classes = None
     names, labels = groups.names, ("",) if classes is None else classes.names
@@ -321,12 +304,12 @@ def group_table(
     if within and not tabled:
         many = f"{len(names)} groups and {len(labels)} labels"
         notes = [f"{many} are too many for tables within label"]
-    rng, top = generator_of(seed, by), epsilons.worst_case_epsilon
+    rng, top = resampling.generator_of(seed, by), epsilons.worst_case_epsilon
     cells = _cells(epsilons, rows, others, groups, classes)
     whole = cells.over_labels(len(labels))
     counts = cells.sums["n"].reshape(len(names), -1) if within else whole.sums["n"][:, None]
     strata = cells.codes % len(labels) if within else np.zeros_like(cells.codes)
-    means = resample_means(
+    means = resampling.resample_means(
         cells.epsilon,
         whole.codes,
         strata,
@@ -339,7 +322,7 @@ def group_table(
     found = _described(whole, means.groups, min_size, top)
     mean, accuracy, readable = found["mean"], found["test_accuracy"], ~found["too_small"]
     tests = [
-        permutation_test(
+        resampling.permutation_test(
             cells.epsilon, whole.codes, own, tested=readable, rng=rng, weights=cells.weights
         )
         for own in ([np.zeros_like(strata), strata] if within else [strata])
@@ -415,7 +398,11 @@ class _Cells(NamedTuple):
 
 
 def _cells(
-    epsilons: Epsilons, train: Rows, test: Rows, groups: Grouping, labels: Grouping | None
+    epsilons: Epsilons,
+    train: _columns.Rows,
+    test: _columns.Rows,
+    groups: _columns.Grouping,
+    labels: _columns.Grouping | None,
 ) -> _Cells:
     """The cells of all examples, read part by part; labels: None for one that all share."""
     n_labels = 1 if labels is None else len(labels.names)
@@ -431,11 +418,11 @@ def _cells(
 
     columns = [*groups.columns, "label", "correct"]
     kept = Condensed("epsilon", n=len(epsilons))
-    for table, frame in beside(epsilons, train, known_columns(train, [*columns, "loss"])):
+    for table, frame in beside(epsilons, train, _columns.known_columns(train, [*columns, "loss"])):
         codes, loss, correct = (
             codes_of(frame),
-            to_floats(frame["loss"]),
-            to_floats(frame["correct"]),
+            _columns.to_floats(frame["loss"]),
+            _columns.to_floats(frame["correct"]),
         )
         finite, known = np.isfinite(loss), np.isfinite(correct)
         add(codes, n=np.ones(len(codes)), n_worst=table.at_worst_case, n_losses=finite)
@@ -446,8 +433,8 @@ def _cells(
             correct=np.where(known, correct, 0),
         )
         kept.add(codes, table.epsilon)
-    for frame in frames_of(test, known_columns(test, columns)):
-        codes, correct = codes_of(frame), to_floats(frame["correct"])
+    for frame in _columns.frames_of(test, _columns.known_columns(test, columns)):
+        codes, correct = codes_of(frame), _columns.to_floats(frame["correct"])
         known = np.isfinite(correct)
         add(codes, n_test=np.ones(len(codes)), n_test_known=known)
         add(codes, test_correct=np.where(known, correct, 0))
@@ -459,7 +446,7 @@ def _cells(
 
 
 def _described(
-    cells: _Cells, means: Resampled, min_size: int, top: float, n_labels: int = 1
+    cells: _Cells, means: resampling.Resampled, min_size: int, top: float, n_labels: int = 1
 ) -> dict[str, Any]:
     """Columns of `GROUPS` for each cell; n_labels: of cells that are compared within a label."""
     sums, n = cells.sums, cells.sums["n"]
@@ -516,7 +503,11 @@ def _share(name: str, hits: FloatArray, trials: FloatArray) -> dict[str, Any]:
 
 
 def _standardised(
-    counts: FloatArray, labels: Sequence[str], means: Resampled, min_size: int, top: float
+    counts: FloatArray,
+    labels: Sequence[str],
+    means: resampling.Resampled,
+    min_size: int,
+    top: float,
 ) -> dict[str, Any]:
     """Columns of label-standardised means; counts: (n_groups, n_labels) training examples."""
     present = np.flatnonzero(counts.sum(axis=0))
@@ -532,13 +523,13 @@ def _standardised(
 
 def _positive_class(labels: Sequence[str]) -> str | None:
     """The second of two classes in sorted order; None of another number of classes."""
-    classes = [name for name in labels if name != MISSING]
+    classes = [name for name in labels if name != _columns.MISSING]
     return classes[1] if len(classes) == 2 else None
 
 
 def _rates(sums: dict[str, FloatArray], labels: Sequence[str]) -> dict[str, Any]:
     """Columns of true- and false-positive rates; sums by group and label."""
-    classes = [code for code, name in enumerate(labels) if name != MISSING]
+    classes = [code for code, name in enumerate(labels) if name != _columns.MISSING]
     n, right = (
         sums[name].reshape(-1, len(labels))[:, classes] for name in ("n_test_known", "test_correct")
     )
@@ -577,7 +568,7 @@ def _ratio(
     pair: tuple[int, int] | None,
     names: Sequence[str],
     mean: FloatArray,
-    resampled: Resampled,
+    resampled: resampling.Resampled,
     known: Sequence[bool] | None = None,
 ) -> Ratio | None:
     """Mean of the first group over that of the second; known: whose means have an interval."""
@@ -594,7 +585,7 @@ def _ratio(
 
 def _within(
     cells: _Cells,
-    means: Resampled,
+    means: resampling.Resampled,
     names: Sequence[str],
     labels: Sequence[str],
     order: list[int],
@@ -656,7 +647,7 @@ def _reversals(
         reverse = readable & np.less(*(total / n).T)
     if not reverse.any():
         return ()
-    test = permutation_test(
+    test = resampling.permutation_test(
         values, sides, strata, tested=np.repeat(readable, 2), rng=rng, weights=weights
     )
     p_values = [None] * 2 * len(labels) if test is None else test.adjusted

@@ -12,16 +12,10 @@ from indpriv._files import first_at
 from indpriv.accountant.account import table_for
 from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
 from indpriv.analysis import recorded_run as recorded_runs
+from indpriv.analysis.attacks import membership
 from indpriv.analysis.attacks.attributes import attribute_attacks
 from indpriv.analysis.attacks.canaries import CanaryResults, measure_gradient_canaries
 from indpriv.analysis.attacks.evidence import Evidence
-from indpriv.analysis.attacks.membership import (
-    material_of,
-    materials,
-    scored_attacks,
-    tried,
-    unit_scores,
-)
 from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.analysis.recorded_run import RecordedRun, knowledge_of
 from indpriv.analysis.summary import Audit
@@ -43,7 +37,7 @@ def attributes_of_run(run_dir: Path) -> pd.DataFrame:
         attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
         baseline_attributes=knowledge_of(run_dir / run_files.ATTRIBUTES_NON_DP),
     )
-    return attribute_attacks(materials(run))
+    return attribute_attacks(membership.materials(run))
 
 
 def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] = ()) -> Audit:
@@ -62,7 +56,9 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
         attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
     )
     remedy = "; indpriv.attacks.train_references takes them, for --signals"
-    _check_needs(names, materials(run)["dp"], "this run and its signals do not have", remedy)
+    _check_needs(
+        names, membership.materials(run)["dp"], "this run and its signals do not have", remedy
+    )
     record = run_files.read_run_json(run_dir)
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:  # of a loop of somebody's own
@@ -70,7 +66,9 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
         recorded = recorded_runs.recorded_run(opened)
         account = table_for(opened.log, method_of_run(opened.log, recorded, run_dir, {})[0])
         epsilon, delta = account.worst_case_epsilon, account.account.delta
-    found = tried(scored_attacks(run, names), (float(epsilon), float(delta)), 0)
+    found = membership.tried(
+        membership.scored_attacks(run, names), (float(epsilon), float(delta)), 0
+    )
     return found.replace(unchecked=unchecked)
 
 
@@ -124,7 +122,7 @@ def attack_study(
 def _attacked(signals: Mapping[str, AttackSignals], target: int) -> Material:
     """What attacks know of one model of a study."""
     of = {name: replace(part, audited=target) for name, part in signals.items()}
-    return material_of(None, of)
+    return membership.material_of(None, of)
 
 
 def _scores(
@@ -136,7 +134,7 @@ def _scores(
         found = attack.scores(_attacked(signals, target))
         if any_kind.unit_ids is not None and found.example_ids is not None:
             rows = pd.Index(any_kind.example_ids).get_indexer(found.example_ids)
-            found = unit_scores(found, np.asarray(any_kind.unit_ids)[rows], unit_rule)
+            found = membership.unit_scores(found, np.asarray(any_kind.unit_ids)[rows], unit_rule)
         yield found
 
 

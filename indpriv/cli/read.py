@@ -20,14 +20,8 @@ from indpriv.analysis.attacks.evidence import Identity, agree, identities
 from indpriv.analysis.lint import facts_of_run, lint
 from indpriv.analysis.recorded_run import recorded_run
 from indpriv.analysis.summary import Audit
-from indpriv.audit import groups_of, read_summary
+from indpriv.audit import audit_directory, groups_of, read_summary
 from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
-from indpriv.audit.audit_directory import (
-    EPSILON,
-    audit_in,
-    compare_audits,
-    groups_json,
-)
 from indpriv.audit.gate import judge_audit
 from indpriv.audit.pipeline import evidence_of_run
 from indpriv.cli.commands import keys_of
@@ -51,17 +45,23 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
         kind = "one audit" if several else "several audits of the same data"
         raise InputError(f"--set {wrong[0]} is for {kind}; leave it out")
     if several:
-        compared = compare_audits(audit_dirs, by, **settings)
+        compared = audit_directory.compare_audits(audit_dirs, by, **settings)
         show_result(as_json, to_json(compared), print_sensitive, "comparison", found=compared)
         return
-    folder = audit_in(audit_dirs[0])
+    folder = audit_directory.audit_in(audit_dirs[0])
     summary = read_summary(folder)
-    if by or settings or (folder / EPSILON).exists():
+    if by or settings or (folder / audit_directory.EPSILON).exists():
         tables = groups_of(folder, by, **settings)
     else:  # published without its tables
         tables = Audit.from_json(summary).groups
     values = {"tables": tables, "audit": summary, "raw": "within" not in settings}
-    show_result(as_json, groups_json(tables, summary), print_sensitive, "group_tables", **values)
+    show_result(
+        as_json,
+        audit_directory.groups_json(tables, summary),
+        print_sensitive,
+        "group_tables",
+        **values,
+    )
 
 
 @dataclass

@@ -30,14 +30,9 @@ from indpriv._facts import text
 from indpriv._files import write_json
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
+from indpriv.norm_log import journal_state
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.fields import StepSetting, check_norms
-from indpriv.norm_log.journal_state import (
-    LogState,
-    read_left_out,
-    read_reference_positions,
-    state_to_resume,
-)
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.records import levels_of
@@ -198,7 +193,7 @@ class Recorder:
             dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata, unpack
         )
         step, run_id = _step_and_run(resume_at)
-        state = state_to_resume(self.run_dir, step)
+        state = journal_state.state_to_resume(self.run_dir, step)
         logged = {} if state is None else state.header["run"]
         if run_id is not None and run_id != logged.get("id", ""):
             raise InputError(
@@ -252,10 +247,10 @@ class Recorder:
         self._training_seconds = self._training_since = 0.0
         self._first_draw = ""
 
-    def _reference(self, state: LogState | None) -> IntArray:
+    def _reference(self, state: journal_state.LogState | None) -> IntArray:
         """Positions of the reference examples: those of the log, or new random ones."""
         if state is not None and state.header["n_exact"]:
-            return read_reference_positions(self.run_dir)
+            return journal_state.read_reference_positions(self.run_dir)
         wanted, n_examples = self._policy.reference_examples, len(self._data.ids)
         if wanted > n_examples:
             raise InputError(
@@ -501,7 +496,7 @@ class Recorder:
         self._ranks.gather("the start", None)  # no rank reads the log before it was truncated
         if self._step and self._clipping.varies:
             resumed = open_run(self.run_dir)
-            self._clipping.restore(resumed.log, read_left_out(resumed.state))
+            self._clipping.restore(resumed.log, journal_state.read_left_out(resumed.state))
 
     def _bring_up_to_date(self) -> int:
         """Log every step that was taken, and return their number."""
@@ -645,7 +640,7 @@ def _step_and_run(resume_at: int | Mapping[str, Any] | None) -> tuple[int | None
 
 
 def _policy(
-    given: RecordingPolicy | None, state: LogState | None, **choices: Any
+    given: RecordingPolicy | None, state: journal_state.LogState | None, **choices: Any
 ) -> RecordingPolicy:
     """The given policy; else that of the log; else the default one with the choices made."""
     made = {name: value for name, value in choices.items() if value is not None}

@@ -38,16 +38,7 @@ from indpriv.analysis.summary import (
 )
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.report.formats import (
-    CONSTANTS,
-    FORMATS,
-    MOST_ROWS,
-    counted,
-    data_of,
-    listed,
-    setting,
-    shorten,
-)
+from indpriv.report import formats
 from indpriv.report.page import Page, Template, print_page
 
 _SCREEN, _WIDTH, _KEY_WIDTH = 16, 80, 18  # lines, columns, columns of a line's first words
@@ -121,17 +112,19 @@ def print_audit(
 def _first_screen(audit: Audit, values: Mapping[str, Any], report: str) -> dict[str, Any]:
     """Texts of the first screen, each as long as its room; points to look at fill what is left."""
     why, n_rows = _brief(_why(audit), audit.run.n_examples), audit.run.n_examples
-    points = [shorten(_brief(text, n_rows), _ROOM) for text in values["alarms"] + values["notes"]]
-    points = [text for text in dict.fromkeys(points) if text != shorten(why, _ROOM)]
+    points = [
+        formats.shorten(_brief(text, n_rows), _ROOM) for text in values["alarms"] + values["notes"]
+    ]
+    points = [text for text in dict.fromkeys(points) if text != formats.shorten(why, _ROOM)]
     more = f"{report} | --verbose" if report else "--verbose"
     texts = {"group_lines": _group_lines(values), "evidence_line": _evidence(audit), "more": more}
     for most in range(160, 20, -20):
-        texts |= {"why": shorten(why, most).rstrip("."), "looks": []}
+        texts |= {"why": formats.shorten(why, most).rstrip("."), "looks": []}
         room = _SCREEN - _height({**values, **texts})
         if room >= 2:
             break
     if (left := len(points) - room) > 0:
-        points[room - 1 :] = [f"{counted(left + 1, 'more point')} in the report"]
+        points[room - 1 :] = [f"{formats.counted(left + 1, 'more point')} in the report"]
     return texts | {"looks": points}
 
 
@@ -154,7 +147,7 @@ def _why(audit: Audit) -> str:
 
 def _brief(text: str, n_rows: int, key: str = "line") -> str:
     """What brief.toml says for a sentence, in a line or on a page; else the sentence."""
-    for one in data_of("brief")["brief"]:
+    for one in formats.data_of("brief")["brief"]:
         if key in one and (found := re.search(one["match"], text)):
             named = found.groupdict()
             share = format_share(int(named.get("n", "0").replace(",", "")) / max(n_rows, 1))
@@ -169,12 +162,12 @@ def _group_lines(values: Mapping[str, Any]) -> list[str]:
     lines = [_group_line(*ends) for ends in compared[:3]]
     rest = []
     if small:
-        rest.append(f"too few to compare: {shorten(listed(small, 2), 40)}")
+        rest.append(f"too few to compare: {formats.shorten(formats.listed(small, 2), 40)}")
     if len(compared) > 3:
-        rest.append(f"{counted(len(compared) - 3, 'more grouping')} in the report")
+        rest.append(f"{formats.counted(len(compared) - 3, 'more grouping')} in the report")
     if values["groups"] and not compared and not small:
         rest.append("no two groups are large enough to compare")
-    return [*lines, shorten("; ".join(rest), _ROOM)] if rest else lines
+    return [*lines, formats.shorten("; ".join(rest), _ROOM)] if rest else lines
 
 
 def _group_line(table: Any, best: Any, worst: Any) -> str:
@@ -185,13 +178,14 @@ def _group_line(table: Any, best: Any, worst: Any) -> str:
     line = ""
     for mark, most, and_ in product(marks, range(24, 3, -1), (" vs ", ", ")):
         line = (
-            f"{shorten(table.by, most)} {quoted(worst.name, most)} {format_epsilon(worst.mean)}"
+            f"{formats.shorten(table.by, most)} {quoted(worst.name, most)} "
+            f"{format_epsilon(worst.mean)}"
             f" (n {_size(worst.n)}){and_}{quoted(best.name, most)} {format_epsilon(best.mean)}"
             f" ({_size(best.n)}) x{table.ratio.value:.2f}{mark}"
         )
         if cell_len(clean(line)) <= _ROOM:
             return line
-    return shorten(line, _ROOM)
+    return formats.shorten(line, _ROOM)
 
 
 def _size(n: int) -> str:
@@ -200,7 +194,7 @@ def _size(n: int) -> str:
 
 def quoted(name: str, most: int) -> str:
     """A name in quotation marks, of at most this many columns."""
-    return f'"{shorten(name, most)}"'
+    return f'"{formats.shorten(name, most)}"'
 
 
 def _evidence(audit: Audit) -> str:
@@ -251,7 +245,7 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "declared_json": json.dumps(
             audit.run.declared.content, indent=2, ensure_ascii=False, default=str
         ),
-        "interval_of": lambda row: FORMATS["percent_span"](interval(row)),
+        "interval_of": lambda row: formats.FORMATS["percent_span"](interval(row)),
         "since": since,
     }
 
@@ -313,13 +307,15 @@ def attack_values(found: Audit) -> dict[str, Any]:
         "above": found.attacks.loc[found.attacks["above_worst_case"], "title"].tolist(),
         "ladder": _ladder(found),
         "on_updates": bool(parts(rates, by="", part=UPDATES)),
-        "accused": [row for row in by_group if "accused" in row and "auc" in row][:MOST_ROWS],
+        "accused": [row for row in by_group if "accused" in row and "auc" in row][
+            : formats.MOST_ROWS
+        ],
         "units": achieved(rates[several]),
         "threshold": threshold,
         "beating": list(dict.fromkeys(name for one in threshold for name in one["beating"])),
         "discrimination": [
             row
-            for row in achieved(rates, attack=CONSTANTS["by_loss"], by="", part=ALL)
+            for row in achieved(rates, attack=formats.CONSTANTS["by_loss"], by="", part=ALL)
             if {"success", "auc"} <= row.keys()
         ],
         "best": tried[0] if tried and any(one.references for one in ours) else None,
@@ -376,7 +372,7 @@ def _ladder(found: Audit) -> list[dict[str, Any]]:
 
 def _success_rates(found: Audit, by: str) -> dict[str, Any]:
     """Success rates of the threshold in all examples together, then in each group of a column."""
-    every = achieved(found.rates, attack=CONSTANTS["by_loss"], rate="success")
+    every = achieved(found.rates, attack=formats.CONSTANTS["by_loss"], rate="success")
     ours = [row for row in every if row["by"] in ("", by) and row["model"] == "dp"]
     baseline = {
         (row["by"], row["part"]): row
@@ -385,7 +381,7 @@ def _success_rates(found: Audit, by: str) -> dict[str, Any]:
     }
     ours.sort(key=lambda row: (row["by"], -(row["success"] or 0.0), row["part"]))
     groups = [row for row in ours if row["by"]]
-    tried = [row for row in groups if row["success_n"]][:MOST_ROWS]
+    tried = [row for row in groups if row["success_n"]][: formats.MOST_ROWS]
     readable = [row["success"] for row in groups if row["success_n"] >= MIN_TRIALS]
     none = {"success": None, "success_interval": None}
     return {
@@ -429,7 +425,11 @@ def print_whole(page: Page, console: Console) -> None:
 
 def attack_document(measures: AttackMeasures) -> dict[str, Any]:
     """The JSON of an attack's scores: every rate of all examples, then of each group."""
-    return {"sensitive": SENSITIVE, "meaning": data_of("texts")["of_bounds"], **to_json(measures)}
+    return {
+        "sensitive": SENSITIVE,
+        "meaning": formats.data_of("texts")["of_bounds"],
+        **to_json(measures),
+    }
 
 
 def print_attack(measures: AttackMeasures, console: Console) -> None:
@@ -445,7 +445,8 @@ def advice_page(found: Advice, template: Template = "advice") -> Page:
         title=f"Advice on {found.name}",
         eyebrow="What would lower the epsilons of a group",
         name=found.name,
-        meta=f"{counted(found.groups[0].n, found.plural[:-1])} · target epsilon {found.target:g} "
+        meta=f"{formats.counted(found.groups[0].n, found.plural[:-1])} · "
+        f"target epsilon {found.target:g} "
         f"for {format_number(100 * found.quantile)} % of each group",
         values={"found": found, "remedy": _remedy},
     )
@@ -458,8 +459,8 @@ def _remedy(found: Remedy, now: Range, up: bool) -> str:
         if factor is None:
             return f"> {MOST_NOISE:g} times" if up else "none"
         if now.min != now.max:
-            return f"× {setting(factor, up=up)}"
-        return setting(now.min * factor, up=up)
+            return f"× {formats.setting(factor, up=up)}"
+        return formats.setting(now.min * factor, up=up)
 
     ends = sorted(
         (found.factor_low, found.factor_high), key=lambda end: math.inf if end is None else end

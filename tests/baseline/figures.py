@@ -84,7 +84,7 @@ def open_log(case):
         with np.load(ARRAYS / f"{case['arrays']}.npz") as stored:
             found = {key: stored[key] for key in stored.files}
         names = ("free_steps", "free_positions", "free_norms")
-        found["free_records"] = [found.pop(key) for key in names if key in found] or None
+        found["batch_norms"] = [found.pop(key) for key in names if key in found] or None
         found["total_steps"] = int(found["total_steps"])
         log = NormLog.from_arrays(**found, **case["from_arrays"])
     log = log.take(range(case["take"])) if "take" in case else log

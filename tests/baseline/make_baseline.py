@@ -66,7 +66,7 @@ non_dp_twin = true
 every = 2
 growth = 2
 longest = "epoch"
-free_records = true
+batch_norms = true
 exact_examples = 60
 record_holdout = true
 [checkpoints]

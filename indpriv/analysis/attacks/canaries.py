@@ -31,12 +31,7 @@ from indpriv.analysis.attacks.lower_bound import (
     lower_bound,
 )
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.statistics.intervals import (
-    CONFIDENCE,
-    Interval,
-    binomial_ends,
-    clopper_pearson,
-)
+from indpriv.analysis.statistics import intervals
 from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores
@@ -123,7 +118,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
             n_coins=len(scores.scores),
             rng=rng,
             balanced=not fair,
-            confidence=CONFIDENCE if name is None else joint,
+            confidence=intervals.CONFIDENCE if name is None else joint,
         )
         right = {"value": bound.correct / bound.guesses} if bound.guesses else {}
         alarms = {"value": bound.false_alarm_rate, **vars(bound.false_alarm_interval)}
@@ -161,7 +156,7 @@ class CanaryBound:
     key: str
     epsilon: AtLeastZero
     false_alarm_rate: Share
-    false_alarm_interval: Interval
+    false_alarm_interval: intervals.Interval
 
 
 @dataclass(frozen=True)
@@ -188,7 +183,7 @@ class CanaryFindings:
     ceiling: float
     bounds: tuple[CanaryBound, ...]
     separation: float
-    separation_interval: Interval
+    separation_interval: intervals.Interval
     separation_predicted: float
     p_value: Share
     agrees: bool
@@ -292,7 +287,7 @@ def _findings(length: float, canaries: Canaries, n_lengths: int) -> CanaryFindin
     sides = canaries.scores[canaries.member], canaries.scores[~canaries.member]
     differences, errors = separation(canaries.scores, canaries.member[None])
     difference, error = float(differences[0]), errors[0]
-    margin = float(special.ndtri((1 + CONFIDENCE) / 2) * error)
+    margin = float(special.ndtri((1 + intervals.CONFIDENCE) / 2) * error)
     predicted = predicted_separation(canaries.settings, length)
     tests = [2 * float(special.ndtr(-abs(difference - predicted) / error))]
     for test in (stats.ks_2samp, partial(stats.levene, center="median")):  # Brown and Forsythe
@@ -306,7 +301,7 @@ def _findings(length: float, canaries: Canaries, n_lengths: int) -> CanaryFindin
         ceiling=epsilon_of_length(canaries.settings, length, canaries.delta),
         bounds=tuple(method.bound(canaries) for method in BOUNDS.values()),
         separation=difference,
-        separation_interval=Interval(difference - margin, difference + margin),
+        separation_interval=intervals.Interval(difference - margin, difference + margin),
         separation_predicted=predicted,
         p_value=p_value,
         agrees=p_value >= SIGNIFICANCE,
@@ -364,11 +359,13 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
     """Clopper-Pearson intervals of both rates at thresholds fixed by the account; then mu."""
     thresholds = np.quantile(np.concatenate(canaries.predicted), _THRESHOLDS)
     above = (canaries.scores > thresholds[:, None]).astype(np.float64)
-    confidence = 1 - (1 - CONFIDENCE) / len(_THRESHOLDS)  # two-sided: each end has half of the rest
+    confidence = 1 - (1 - intervals.CONFIDENCE) / len(
+        _THRESHOLDS
+    )  # two-sided: each end has half of the rest
 
     def largest_mu(member: BoolArray) -> FloatArray:
         sides = [(side @ above.T, side.sum(axis=1)[:, None]) for side in (member, ~member)]
-        (low, _), (_, high) = (binomial_ends(*side, confidence) for side in sides)
+        (low, _), (_, high) = (intervals.binomial_ends(*side, confidence) for side in sides)
         return np.asarray((special.ndtri(low) - special.ndtri(high)).max(axis=1))
 
     epsilon = gaussian_epsilon(float(largest_mu(canaries.member[None])[0]), canaries.delta)
@@ -377,7 +374,7 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
 
 def _from_means(canaries: Canaries) -> CanaryBound:
     """The shortest length that the account would need to explain the difference of means."""
-    quantile = float(special.ndtri(CONFIDENCE))
+    quantile = float(special.ndtri(intervals.CONFIDENCE))
 
     def least(member: BoolArray) -> FloatArray:
         difference, error = separation(canaries.scores, member)
@@ -406,7 +403,9 @@ def _bound(
     """A bound, and how often coins that have nothing to do with the scores prove more than 0."""
     coins = canaries.rng.random((NULL_TRIALS, len(canaries.scores))) < 0.5
     alarms = int((least(coins) > 0).sum())
-    return CanaryBound(key, epsilon, alarms / NULL_TRIALS, clopper_pearson(alarms, NULL_TRIALS))
+    return CanaryBound(
+        key, epsilon, alarms / NULL_TRIALS, intervals.clopper_pearson(alarms, NULL_TRIALS)
+    )
 
 
 class Method(NamedTuple):

@@ -19,12 +19,7 @@ from scipy.special import expit, logit
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._plain import Columns, Count, Share, records
-from indpriv.analysis.statistics.intervals import (
-    CONFIDENCE,
-    Interval,
-    clopper_pearson,
-    student_interval,
-)
+from indpriv.analysis.statistics import intervals
 from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -78,10 +73,10 @@ def parts(rates: pd.DataFrame, **of: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def interval(row: Any, prefix: str = "") -> Interval | None:
+def interval(row: Any, prefix: str = "") -> intervals.Interval | None:
     """The interval of a row, by itself or ("joint_") with others; None where there is none."""
     low, high = (getattr(row, f"{prefix}{end}", None) for end in ("low", "high"))
-    return None if low is None or high is None else Interval(low, high)
+    return None if low is None or high is None else intervals.Interval(low, high)
 
 
 def achieved(rates: pd.DataFrame, **of: str) -> list[dict[str, Any]]:
@@ -103,7 +98,7 @@ def achieved(rates: pd.DataFrame, **of: str) -> list[dict[str, Any]]:
 
 def bonferroni(tests: int) -> float:
     """Confidence of each of several intervals that hold together."""
-    return 1 - (1 - CONFIDENCE) / max(1, tests)
+    return 1 - (1 - intervals.CONFIDENCE) / max(1, tests)
 
 
 def group_indices(scores: AttackScores) -> dict[str, IntArray]:
@@ -157,7 +152,7 @@ def accused(scores: AttackScores, *, attack: str, by: str) -> pd.DataFrame:
             row |= {"n": len(side), "n_members": len(sides[0]), "n_others": len(sides[1])}
             row |= {"value": float(side.mean())} if len(side) else {}
             if rate == "accused" and len(side):
-                row |= vars(clopper_pearson(int(side.sum()), len(side)))
+                row |= vars(intervals.clopper_pearson(int(side.sum()), len(side)))
             rows.append(row)
     return table(RATES, rows)
 
@@ -194,7 +189,7 @@ def rates_over_models(scores: Iterable[AttackScores]) -> pd.DataFrame:
         row: _Row = {"attack": of["attack"].iloc[0], "model": "dp", "by": "", "part": ALL}
         row |= {"rate": rate, "value": float(np.mean(values)), "n": len(values)}
         row |= {name: int(of[name].sum()) for name in ("n_members", "n_others")}
-        rows.append(row | _ends(student_interval(values, 0.0, 1.0)))
+        rows.append(row | _ends(intervals.student_interval(values, 0.0, 1.0)))
     return table(RATES, rows)
 
 
@@ -217,8 +212,8 @@ def exceeds(
     for rate in FALSE_POSITIVE_RATES:
         threshold = choosing[int(rate * half)]
         hits = int((members > threshold).sum()), int((reporting > threshold).sum())
-        least = clopper_pearson(hits[0], len(members), level).low
-        most = clopper_pearson(hits[1], len(reporting), level).high
+        least = intervals.clopper_pearson(hits[0], len(members), level).low
+        most = intervals.clopper_pearson(hits[1], len(reporting), level).high
         if least > math.exp(min(epsilon, LARGEST_EXPONENT)) * most + delta:
             return True
     return False
@@ -260,7 +255,7 @@ def separation(
     members: FloatArray,
     others: FloatArray,
     *,
-    confidence: float = CONFIDENCE,
+    confidence: float = intervals.CONFIDENCE,
     tests: int | None = None,
 ) -> Iterator[_Row]:
     """Rows of AUC, true-positive rates and advantage: how well scores tell members from others.
@@ -297,18 +292,18 @@ def separation(
     yield row | {"low": max(0.0, advantage - band), "high": min(1.0, advantage + band)}
 
 
-def _ends(interval: Interval | None, prefix: str = "") -> dict[str, float]:
+def _ends(interval: intervals.Interval | None, prefix: str = "") -> dict[str, float]:
     return {} if interval is None else {f"{prefix}{end}": x for end, x in vars(interval).items()}
 
 
-def _tpr_interval(curve: _Curve, rate: float, confidence: float) -> Interval:
+def _tpr_interval(curve: _Curve, rate: float, confidence: float) -> intervals.Interval:
     n_members, n_others = int(curve.members.sum()), int(curve.others.sum())
     ends = np.array([1 - confidence, 1 + confidence]) / 2
     false = (stats.binom.ppf(ends, n_others, rate) - [1, 0]) / n_others
     place = np.maximum(np.searchsorted(curve.fpr, false, side="right") - 1, 0)
     hits = np.round(curve.tpr[place] * n_members).tolist()
-    low, high = (clopper_pearson(n, n_members, confidence) for n in hits)
-    return Interval(low.low, high.high)
+    low, high = (intervals.clopper_pearson(n, n_members, confidence) for n in hits)
+    return intervals.Interval(low.low, high.high)
 
 
 def _auc(curve: _Curve) -> tuple[float, float]:
@@ -323,13 +318,15 @@ def _auc(curve: _Curve) -> tuple[float, float]:
     return float(doubled) / (2.0 * n_members * n_others), variance
 
 
-def _auc_interval(auc: float, variance: float, pairs: int, confidence: float) -> Interval | None:
+def _auc_interval(
+    auc: float, variance: float, pairs: int, confidence: float
+) -> intervals.Interval | None:
     if auc in (0.0, 1.0):
-        return clopper_pearson(pairs * auc, pairs, confidence)
+        return intervals.clopper_pearson(pairs * auc, pairs, confidence)
     if variance == 0:
         return None
     width = stats.norm.ppf((1 + confidence) / 2) * np.sqrt(variance) / (auc * (1 - auc))
-    return Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
+    return intervals.Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
 
 
 def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
@@ -414,7 +411,9 @@ def threshold_attack(
         row: _Row = {"attack": attack or scores.method, "model": model, "by": by}
         row |= {"part": ALL if name is None else name, "rate": "success", "n": n}
         row |= {"n_members": len(mine), "n_others": len(others)}
-        rows.append(row | ({"value": right / n, **vars(clopper_pearson(right, n))} if n else {}))
+        rows.append(
+            row | ({"value": right / n, **vars(intervals.clopper_pearson(right, n))} if n else {})
+        )
         if name is not None:
             halves[name] = pair
             readable |= {name: (right, n - right)} if n >= MIN_TRIALS else {}

@@ -19,15 +19,9 @@ from opacus.layers.dp_rnn import DPRNNBase, RNNLinear
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from indpriv.recording.norms import layer_rules
+from indpriv.recording.norms import layer_rules, shadow_model
 from indpriv.recording.norms.batches import Batch, map_tensors
 from indpriv.recording.norms.layer_rules import CONVOLUTIONS, GROUP_NORMS, sum_squares
-from indpriv.recording.norms.shadow_model import (
-    HALF,
-    ModelInTraining,
-    autocast_now,
-    to_channels_last,
-)
 
 # These work on the last dimensions, whatever comes before.
 _ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
@@ -43,7 +37,7 @@ class LayerwiseNorms:
     trainable ones.
     """
 
-    def __init__(self, model: ModelInTraining, *, channels_last: bool = False) -> None:
+    def __init__(self, model: shadow_model.ModelInTraining, *, channels_last: bool = False) -> None:
         """Attach to a shadow model; channels_last is the order of images and kernels in memory."""
         self._model, self._shadow, self._channels_last = model, model.shadow(), channels_last
         self._trained = [id(p) for p in self._shadow.parameters() if p.requires_grad]
@@ -77,7 +71,7 @@ class LayerwiseNorms:
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(norms float64, losses) of a batch; under autocast, the forward pass alone runs so."""
         if self._channels_last:
-            batch = Batch(map_tensors(batch.inputs, to_channels_last), batch.targets)
+            batch = Batch(map_tensors(batch.inputs, shadow_model.to_channels_last), batch.targets)
         self._forget()
         self._size = len(batch)
         with torch.enable_grad():
@@ -134,7 +128,7 @@ class LayerwiseNorms:
         if not output.requires_grad:  # the first layer with trainable parameters starts the graph
             output = _Start.apply(output.detach(), torch.zeros((), requires_grad=True))
         versions = [(value, value._version) for value in args if isinstance(value, Tensor)]
-        precision = autocast_now(output.device.type)
+        precision = shadow_model.autocast_now(output.device.type)
 
         def after_backward(gradient: Tensor) -> None:
             if any(value._version != version for value, version in versions):
@@ -298,11 +292,13 @@ def _topmost(module: nn.Module) -> dict[nn.Module, None]:
 
 def _widened(module: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one precision of at least 32 bits, after rounding as training does."""
-    if gradient.dtype in HALF:
+    if gradient.dtype in shadow_model.HALF:
         if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
             inputs = inputs.to(gradient.dtype)  # as autocast does
         gradient = gradient.float()
-    if inputs.dtype in HALF or (inputs.is_floating_point() and inputs.dtype != gradient.dtype):
+    if inputs.dtype in shadow_model.HALF or (
+        inputs.is_floating_point() and inputs.dtype != gradient.dtype
+    ):
         inputs = inputs.to(gradient.dtype)
     return inputs, gradient
 
@@ -351,5 +347,5 @@ def _by_torch_func(
         per_example = vmap(gradients_of)(inputs, gradient)
     squares = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
     for values in per_example.values():
-        squares += sum_squares(values.float() if values.dtype in HALF else values)
+        squares += sum_squares(values.float() if values.dtype in shadow_model.HALF else values)
     return squares

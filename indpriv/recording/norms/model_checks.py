@@ -24,18 +24,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from indpriv.errors import InputError
+from indpriv.recording.norms import batches
 from indpriv.recording.norms.autograd_norms import TINY
-from indpriv.recording.norms.batches import (
-    FAULTS,
-    Batch,
-    Keywords,
-    call,
-    check_losses,
-    described,
-    first_tensor,
-    same_values,
-    tensors_of,
-)
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow, standard_module
 from indpriv.recording.random_states import Still, kept_random_state, random_state
 
@@ -96,7 +86,7 @@ def _replaceable(module: nn.Module) -> list[str]:
     ]
 
 
-def check_each_alone(model: ModelInTraining, batch: Batch) -> None:
+def check_each_alone(model: ModelInTraining, batch: batches.Batch) -> None:
     """Raise InputError unless model and loss accept these examples, and take each for itself.
 
     Some are replaced, at the same shapes, places and random numbers: what is made of the rest must
@@ -145,20 +135,22 @@ def _generators() -> Tensor:
     return torch.cat([state, *more, *(each for _, each in own)])
 
 
-def _made(model: ModelInTraining, shadow: nn.Module, batch: Batch) -> tuple[list[Tensor], Tensor]:
+def _made(
+    model: ModelInTraining, shadow: nn.Module, batch: batches.Batch
+) -> tuple[list[Tensor], Tensor]:
     """Losses and outputs with a row per example, and the state in which they left generators."""
     inputs = batch.inputs
-    failed, remedy = f"the model fails on {described(inputs)}", how_to_call(shadow, inputs)
+    failed, remedy = f"the model fails on {batches.described(inputs)}", how_to_call(shadow, inputs)
     with kept_random_state(), torch.no_grad(), model.precision():
         try:
-            outputs = call(shadow, inputs)
-            failed, remedy = f"loss_fn fails on {described((outputs, batch.targets))}", _FIT
-            losses = check_losses(model.loss_fn(outputs, batch.targets), batch.targets)
+            outputs = batches.call(shadow, inputs)
+            failed, remedy = f"loss_fn fails on {batches.described((outputs, batch.targets))}", _FIT
+            losses = batches.check_losses(model.loss_fn(outputs, batch.targets), batch.targets)
         except InputError:
             raise
-        except FAULTS as error:
+        except batches.FAULTS as error:
             raise InputError(f"{failed}: {type(error).__name__}: {error}; {remedy}") from error
-        rows = [x for x in (losses, *tensors_of(outputs)) if x.shape[:1] == (len(batch),)]
+        rows = [x for x in (losses, *batches.tensors_of(outputs)) if x.shape[:1] == (len(batch),)]
         return rows, _generators()
 
 
@@ -193,7 +185,7 @@ def first_that_mixes(
 def _rows_of(value: Any, kept: Tensor) -> list[list[Tensor]]:
     """Of each tensor, what may belong to the kept examples: one for each order it may have."""
     n, found = len(kept), list[list[Tensor]]()
-    for x in tensors_of(value):
+    for x in batches.tensors_of(value):
         orders = [x.movedim(1, 0)] if x.ndim > 1 and x.shape[1] == n else []
         if x.ndim and len(x) and len(x) % n == 0:
             orders += [x.unflatten(0, (n, -1)), x.unflatten(0, (-1, n)).movedim(1, 0)]
@@ -216,16 +208,16 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
                 f"positions by the longest text in the batch, {_LEAK}; use num_heads=1, or "
                 "nn.Linear layers and nn.functional.scaled_dot_product_attention"
             )
-    size = min(_PROBED, len(first_tensor(inputs)) // 2)
+    size = min(_PROBED, len(batches.first_tensor(inputs)) // 2)
     if not size:
         return
-    parts = [Batch(inputs, ()).rows(start, start + size).inputs for start in (0, size)]
+    parts = [batches.Batch(inputs, ()).rows(start, start + size).inputs for start in (0, size)]
     first, second, *fed_alike = (make_shadow(module) for _ in range(4))
     for shadow, part in zip((first, second), parts, strict=True):
         _outputs(shadow, part)
     others = dict(second.named_buffers())
     for name, value in first.named_buffers():
-        if not same_values(value, others[name]):
+        if not batches.same_values(value, others[name]):
             raise InputError(
                 f"a forward pass changes the buffer {name!r} depending on its examples, {_LEAK}; "
                 "remove that, or fix the buffer before training"
@@ -251,7 +243,7 @@ def _outputs(shadow: nn.Module, inputs: Any) -> list[Tensor]:
     """The tensors that a copy of the model returns in training, always with the same seed."""
     with kept_random_state(), torch.no_grad():
         torch.manual_seed(0)
-        return tensors_of(call(shadow, inputs))
+        return batches.tensors_of(batches.call(shadow, inputs))
 
 
 def _close(mine: Tensor, theirs: Tensor) -> bool:
@@ -266,7 +258,7 @@ def _close(mine: Tensor, theirs: Tensor) -> bool:
 def check_opacus_norms(
     wrapped: AbstractGradSampleModule,
     model: ModelInTraining,
-    batch: Batch,
+    batch: batches.Batch,
     ours: Tensor,
     tolerance: float,
 ) -> None:
@@ -278,7 +270,7 @@ def check_opacus_norms(
         raise InputError(fault)
     try:
         theirs = _norms_in_training(wrapped, model, batch)
-    except FAULTS as error:
+    except batches.FAULTS as error:
         raise InputError(
             hindrance(wrapped, batch)
             or "Opacus cannot compute per-example gradients of this model as it is wrapped "
@@ -299,7 +291,7 @@ def check_opacus_norms(
 
 
 def _norms_in_training(
-    wrapped: AbstractGradSampleModule, model: ModelInTraining, batch: Batch
+    wrapped: AbstractGradSampleModule, model: ModelInTraining, batch: batches.Batch
 ) -> Tensor:
     """Norms (batch,) float64 that Opacus clips by in training, from a shadow model wrapped alike.
 
@@ -340,7 +332,7 @@ def named(name: str, part: nn.Module) -> str:
     return f"{type(part).__name__} {name!r}" if name else type(part).__name__
 
 
-def hindrance(model: nn.Module, batch: Batch) -> str:
+def hindrance(model: nn.Module, batch: batches.Batch) -> str:
     """Which layer keeps Opacus from per-example gradients, why, and what to change; "" if unknown.
 
     Args:
@@ -352,7 +344,7 @@ def hindrance(model: nn.Module, batch: Batch) -> str:
     return said[0] if said and (seen["bag"] or not fault) else fault
 
 
-def known_fault(model: nn.Module, batch: Batch) -> str:
+def known_fault(model: nn.Module, batch: batches.Batch) -> str:
     """What Opacus gets wrong, also where no error says so, and what to change; "" if nothing.
 
     Of an Embedding that looks up the same for all examples, it takes each position for an example.
@@ -365,7 +357,7 @@ def known_fault(model: nn.Module, batch: Batch) -> str:
     return ""
 
 
-def _seen(model: nn.Module, batch: Batch) -> Mapping[str, list[str]]:
+def _seen(model: nn.Module, batch: batches.Batch) -> Mapping[str, list[str]]:
     """What a forward pass shows of a model: key in `_HINDRANCES` -> the layers it is said of."""
     module, seen = standard_module(model), defaultdict[str, list[str]](list)
     ghost = isinstance(model, GradSampleModuleFastGradientClipping)
@@ -403,7 +395,7 @@ def _seen(model: nn.Module, batch: Batch) -> Mapping[str, list[str]]:
     for name, part in shadow.named_modules():
         part.register_forward_hook(partial(after, name), with_kwargs=True)
     with kept_random_state(), torch.no_grad():
-        call(shadow, batch.inputs)
+        batches.call(shadow, batch.inputs)
     parts = dict(module.named_modules())
     uses = Counter(id(p) for part in parts.values() for p in _own(part))
     changed = [named(n, parts[n]) for n, output, before in outputs if output._version != before]
@@ -426,7 +418,7 @@ def how_to_call(module: nn.Module, inputs: Any) -> str:
     """What to pass as unpack= where a model does not take the inputs as they are."""
     names = list(inspect.signature(module.forward).parameters)
     remedy = f"(batch[0].to({next(module.parameters()).dtype}), batch[1])"
-    if isinstance(inputs, Keywords):
+    if isinstance(inputs, batches.Keywords):
         known = ", ".join(f'"{name}": batch["{name}"]' for name in inputs if name in names)
         *_, last = [name for name in inputs if name not in names] or inputs
         given = f"{{{known}}}" if known else f'batch["{next(iter(inputs))}"]'

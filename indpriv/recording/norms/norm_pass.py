@@ -16,26 +16,14 @@ from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
-from indpriv.recording.norms.autograd_norms import (
-    N_CHECKED,
-    AutogradCheck,
-    AutogradNorms,
-    FunctorchNorms,
-    calls_python_functions,
-)
+from indpriv.recording.norms import autograd_norms, model_checks
 from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
 from indpriv.recording.norms.layer_rules import GROUP_NORMS
 from indpriv.recording.norms.layerwise import LayerwiseNorms
-from indpriv.recording.norms.model_checks import (
-    check_each_alone,
-    check_opacus_norms,
-    hindrance,
-    validate_module,
-)
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.random_states import kept_random_state
 
-Norms = LayerwiseNorms | FunctorchNorms | AutogradNorms
+Norms = LayerwiseNorms | autograd_norms.FunctorchNorms | autograd_norms.AutogradNorms
 
 BACKENDS = ("layerwise", "functorch", "autograd")  # in the order in which they are tried
 _RANDOM = (
@@ -152,13 +140,13 @@ class NormPass:
                 "'layerwise' takes their place)"
             )
         self._model = ModelInTraining(model, loss_fn)
-        validate_module(self._model.module)
+        model_checks.validate_module(self._model.module)
         self.slack, batch = self._model.slack, Batch(inputs, targets)
         with kept_random_state():
             self._model.check_writes(inputs)
         with kept_random_state():  # with the generators that were found
-            check_each_alone(self._model, batch)
-            self._check = AutogradCheck(self._model, batch)
+            model_checks.check_each_alone(self._model, batch)
+            self._check = autograd_norms.AutogradCheck(self._model, batch)
             self.fallback = self._choose(batch, BACKENDS if backend == "auto" else (backend,))
             self.batch_size = examples_at_once(self._bytes_of_one(batch), batch.device)
             self._check_many(batch)
@@ -172,8 +160,8 @@ class NormPass:
         ways: list[tuple[str, Callable[[ModelInTraining], Norms]]] = [
             ("layerwise", partial(LayerwiseNorms, channels_last=True)),
             ("layerwise", LayerwiseNorms),
-            ("functorch", FunctorchNorms),
-            ("autograd", AutogradNorms),
+            ("functorch", autograd_norms.FunctorchNorms),
+            ("autograd", autograd_norms.AutogradNorms),
         ]
         if not _gains_by_channels_last(self._model.module, batch.inputs):
             del ways[0]
@@ -181,7 +169,11 @@ class NormPass:
         for backend, make in ways:
             if backend not in backends:
                 continue
-            if backend == "autograd" and reasons and not calls_python_functions(self._model, few):
+            if (
+                backend == "autograd"
+                and reasons
+                and not autograd_norms.calls_python_functions(self._model, few)
+            ):
                 break  # why torch.func failed is what the user has to know
             self.backend = backend
             try:
@@ -195,7 +187,7 @@ class NormPass:
                 return next(iter(reasons.values()))
         name, reason = list(reasons.items())[-1]
         raise InputError(
-            (hindrance(self._model.module, few) if len(reasons) > 1 else "")
+            (model_checks.hindrance(self._model.module, few) if len(reasons) > 1 else "")
             or f"per-example norms of this model cannot be computed: {reason} (backend {name}); "
             "freeze the layers that it names (requires_grad_(False)), or replace them"
         )
@@ -206,7 +198,9 @@ class NormPass:
         norms.update()
         # Another batch size first: a dimension whose length follows it is the batch.
         norms(few.repeated(len(few) + 1))
-        if isinstance(norms, AutogradNorms):  # these are autograd's own, of examples alone
+        if isinstance(
+            norms, autograd_norms.AutogradNorms
+        ):  # these are autograd's own, of examples alone
             self._check.check_sum()
         return self._check.disagreement(norms(few)[0])
 
@@ -232,7 +226,11 @@ class NormPass:
             with torch.enable_grad():
                 return saved_bytes(partial(model.losses, shadow, batch.repeated(size)))
 
-        needed = _WORKSPACE * (saved(2 * N_CHECKED) - saved(N_CHECKED)) // N_CHECKED
+        needed = (
+            _WORKSPACE
+            * (saved(2 * autograd_norms.N_CHECKED) - saved(autograd_norms.N_CHECKED))
+            // autograd_norms.N_CHECKED
+        )
         if self.backend == "functorch":
             needed += 2 * model.n_parameters * torch.finfo(model.compute_dtype).bits // 8
         return max(1, needed)
@@ -326,7 +324,7 @@ class NormPass:
         with kept_random_state():
             ours = self(few.inputs, few.targets)[0] / (1 + self.slack)
             tolerance = math.inf if self._check.is_random else self._check.tolerance
-            check_opacus_norms(model, self._model, few, ours, tolerance)
+            model_checks.check_opacus_norms(model, self._model, few, ours, tolerance)
 
     def close(self) -> None:
         """Release the shadow models; no norms can be computed afterwards."""

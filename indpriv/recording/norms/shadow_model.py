@@ -20,16 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from indpriv.errors import InputError
 from indpriv.recording.losses import with_targets
-from indpriv.recording.norms.batches import (
-    FAULTS,
-    Batch,
-    LossFn,
-    call,
-    check_losses,
-    map_tensors,
-    same_values,
-    tensors_of,
-)
+from indpriv.recording.norms import batches
 from indpriv.recording.random_states import NotedGenerators
 
 HALF = (torch.float16, torch.bfloat16)
@@ -62,7 +53,7 @@ class ModelInTraining:
     If constructed under `torch.autocast`, all computations use the same autocast settings.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+    def __init__(self, model: nn.Module, loss_fn: batches.LossFn) -> None:
         """Unwrap a model; InputError if no parameter is trainable."""
         # The user's own module, which is never changed, and per-example losses.
         self.module, self.loss_fn = standard_module(model), with_targets(loss_fn)
@@ -98,11 +89,13 @@ class ModelInTraining:
         for p in shadow.parameters():
             p.data.mul_(_LARGE)  # a limit on weights then shows
         before = [(p.data.clone(), p._version) for p in shadow.parameters()]
-        with suppress(*FAULTS), torch.no_grad(), self.precision(), NotedGenerators():
+        with suppress(*batches.FAULTS), torch.no_grad(), self.precision(), NotedGenerators():
             for mode in (True, False):
-                call(shadow.train(mode), map_tensors(inputs, lambda t: t[:2].clone()))
+                batches.call(
+                    shadow.train(mode), batches.map_tensors(inputs, lambda t: t[:2].clone())
+                )
         self.writes = any(
-            p._version != version or not same_values(p.data, value)
+            p._version != version or not batches.same_values(p.data, value)
             for p, (value, version) in zip(shadow.parameters(), before, strict=True)
         )
 
@@ -133,11 +126,11 @@ class ModelInTraining:
             for part, original in zip(shadow.modules(), self.module.modules(), strict=False):
                 part.training = original.training
 
-    def losses(self, shadow: nn.Module, batch: Batch) -> Tensor:
+    def losses(self, shadow: nn.Module, batch: batches.Batch) -> Tensor:
         """Checked losses (batch,) of a shadow model, in training's arithmetic."""
         with self.precision():
-            return check_losses(
-                self.loss_fn(call(shadow, batch.inputs), batch.targets), batch.targets
+            return batches.check_losses(
+                self.loss_fn(batches.call(shadow, batch.inputs), batch.targets), batch.targets
             )
 
 
@@ -226,9 +219,11 @@ def _as_written(module: nn.Module) -> Iterator[None]:
                     vars(part)[name] = type(own[name])(kept_hooks)
                 elif name.startswith(_KEPT):
                     del vars(part)[name]
-                elif name not in _OF_TORCH and not all(t.is_leaf for t in tensors_of(own[name])):
+                elif name not in _OF_TORCH and not all(
+                    t.is_leaf for t in batches.tensors_of(own[name])
+                ):
                     # Of a forward pass; they cannot be copied.
-                    vars(part)[name] = map_tensors(own[name], Tensor.detach)
+                    vars(part)[name] = batches.map_tensors(own[name], Tensor.detach)
         yield
     finally:
         for part, kind, own in kept:
