@@ -18,8 +18,17 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from indpriv import _facts
 from indpriv._arrays import FloatArray
+from indpriv._facts import (
+    FAILED,
+    NOT_CHECKED,
+    PASSED,
+    SEVERITIES,
+    VERIFIED,
+    Fact,
+    fact,
+    templates,
+)
 from indpriv._files import first_at
 from indpriv._formatting import format_number
 from indpriv.accountant.method import Method
@@ -127,14 +136,14 @@ class TrainingFacts:
     layers: Mapping[str, int] | None = None
     views: int | None = None
     clipped: FloatArray = field(default_factory=lambda: np.empty(0))
-    hazards: Mapping[str, _facts.Fact] = field(default_factory=dict)
+    hazards: Mapping[str, Fact] = field(default_factory=dict)
 
 
 def facts_of_run(
     log: NormLog,
     recorder: Mapping[str, Any],
     declared: Declared,
-    checks: Sequence[_facts.Fact],
+    checks: Sequence[Fact],
     delta: float | None = None,
 ) -> TrainingFacts:
     """What a run recorded, and what run.json adds to it.
@@ -241,64 +250,55 @@ _CONVOLUTIONS = frozenset({"Conv2d", "StandardisedConv2d", "Conv3d"})
 _WEIGHTS = _CONVOLUTIONS | {"Linear", "Conv1d"}
 _UNBOUNDED = frozenset({"ReLU", "LeakyReLU", "PReLU", "ELU", "GELU", "SiLU"})
 _DEEP = 8  # layers with weights
-_STATUSES = (_facts.FAILED, _facts.NOT_CHECKED, _facts.PASSED)
+_STATUSES = (FAILED, NOT_CHECKED, PASSED)
 
 
-def lint(facts: TrainingFacts) -> tuple[_facts.Fact, ...]:
+def lint(facts: TrainingFacts) -> tuple[Fact, ...]:
     """What every rule finds: failed ones first, errors before warnings before notes."""
-    found = [
-        RULES[key](facts) or _facts.fact(f"rule.{key}", _facts.NOT_CHECKED)
-        for key in _facts.templates("rule")
-    ]
+    found = [RULES[key](facts) or fact(f"rule.{key}", NOT_CHECKED) for key in templates("rule")]
     return tuple(
-        sorted(
-            found, key=lambda one: (_STATUSES.index(one.status), _facts.SEVERITIES.index(one.kind))
-        )
+        sorted(found, key=lambda one: (_STATUSES.index(one.status), SEVERITIES.index(one.kind)))
     )
 
 
 def _holds(holds: bool) -> str:
-    return _facts.PASSED if holds else _facts.FAILED
+    return PASSED if holds else FAILED
 
 
-def _delta(facts: TrainingFacts) -> _facts.Fact | None:
+def _delta(facts: TrainingFacts) -> Fact | None:
     if facts.delta is None or facts.n_examples is None:
         return None
     found = facts.hazards.get("delta")
-    status = _holds(found is None or found.status != _facts.FAILED)
-    return _facts.fact("rule.delta", status, facts=facts, limit=1 / facts.n_examples)
+    status = _holds(found is None or found.status != FAILED)
+    return fact("rule.delta", status, facts=facts, limit=1 / facts.n_examples)
 
 
-def _small_delta(facts: TrainingFacts) -> _facts.Fact | None:
+def _small_delta(facts: TrainingFacts) -> Fact | None:
     if facts.delta is None or facts.n_examples is None:
         return None
     limit = facts.n_examples**-1.1
-    return _facts.fact("rule.small_delta", _holds(facts.delta <= limit), facts=facts, limit=limit)
+    return fact("rule.small_delta", _holds(facts.delta <= limit), facts=facts, limit=limit)
 
 
-def _confirmed(facts: TrainingFacts, hazard: str) -> _facts.Fact | None:
+def _confirmed(facts: TrainingFacts, hazard: str) -> Fact | None:
     """Whether the log of a run confirms or refutes an assumption; None if it does neither."""
     found = facts.hazards.get(hazard)
-    status = {_facts.VERIFIED: _facts.PASSED, _facts.FAILED: _facts.FAILED}.get(
-        "" if found is None else found.status
-    )
-    return None if status is None else _facts.fact(f"rule.{hazard}", status)
+    status = {VERIFIED: PASSED, FAILED: FAILED}.get("" if found is None else found.status)
+    return None if status is None else fact(f"rule.{hazard}", status)
 
 
-def _epsilon(facts: TrainingFacts) -> _facts.Fact | None:
+def _epsilon(facts: TrainingFacts) -> Fact | None:
     plan, cap = facts.plan, facts.epsilon_cap
     if cap is not None:
-        return _facts.fact(
-            "rule.epsilon", _holds(cap <= _REASONABLE_EPSILON), "capped", facts=facts
-        )
+        return fact("rule.epsilon", _holds(cap <= _REASONABLE_EPSILON), "capped", facts=facts)
     if plan is None or facts.delta is None:
         return None
     epsilon = plan.epsilon(facts.delta)
     status = _holds(epsilon <= _REASONABLE_EPSILON)
-    return _facts.fact("rule.epsilon", status, facts=facts, epsilon=epsilon)
+    return fact("rule.epsilon", status, facts=facts, epsilon=epsilon)
 
 
-def _batch_size(facts: TrainingFacts) -> _facts.Fact | None:
+def _batch_size(facts: TrainingFacts) -> Fact | None:
     """Noise in the mean of all updates' gradients, here and at twice the batch and half the steps.
 
     It is in proportion to noise_multiplier / (sample_rate * sqrt(steps)), which Sander et al. 2023
@@ -309,23 +309,21 @@ def _batch_size(facts: TrainingFacts) -> _facts.Fact | None:
         return None
     batch = plan.sample_rate * n
     if 2 * plan.sample_rate > 1:
-        return _facts.fact(
-            "rule.batch_size", _facts.PASSED, "more_than_all", facts=facts, batch=batch
-        )
+        return fact("rule.batch_size", PASSED, "more_than_all", facts=facts, batch=batch)
     twice = replace(plan, sample_rate=2 * plan.sample_rate, total_steps=plan.total_steps / 2)
     found = twice.with_epsilon(plan.epsilon(delta), delta)
     if found is None:
         return None
     saved = 1 - _noise_of_the_mean(found) / _noise_of_the_mean(plan)
     status = _holds(saved <= _MOST_NOISE_SAVED)
-    return _facts.fact("rule.batch_size", status, facts=facts, batch=batch, saved=max(saved, 0.0))
+    return fact("rule.batch_size", status, facts=facts, batch=batch, saved=max(saved, 0.0))
 
 
 def _noise_of_the_mean(plan: Plan) -> float:
     return plan.noise_multiplier / (plan.sample_rate * math.sqrt(plan.total_steps))
 
 
-def _epochs(facts: TrainingFacts) -> _facts.Fact | None:
+def _epochs(facts: TrainingFacts) -> Fact | None:
     plan = facts.plan
     if plan is None or facts.delta is None:
         return None
@@ -334,19 +332,19 @@ def _epochs(facts: TrainingFacts) -> _facts.Fact | None:
     if found is None:
         return None
     status = _holds(round(plan.epochs, 6) >= _FEWEST_EPOCHS)
-    return _facts.fact("rule.epochs", status, facts=facts, needed=found.noise_multiplier)
+    return fact("rule.epochs", status, facts=facts, needed=found.noise_multiplier)
 
 
-def _clipping(facts: TrainingFacts) -> _facts.Fact | None:
+def _clipping(facts: TrainingFacts) -> Fact | None:
     shares = facts.clipped
     if not len(shares):
         return None
     middle = float(np.median(shares))
     status = _holds(_FEWEST_CLIPPED <= middle <= _MOST_CLIPPED)
-    return _facts.fact("rule.clipping", status, first=shares[0], median=middle, last=shares[-1])
+    return fact("rule.clipping", status, first=shares[0], median=middle, last=shares[-1])
 
 
-def _learning_rate(facts: TrainingFacts) -> _facts.Fact | None:
+def _learning_rate(facts: TrainingFacts) -> Fact | None:
     """Reach: how far gradients can move the parameters. Drift: how far noise moves each of them.
 
     A step adds to the parameters, over time, at most learning_rate / (1 - momentum) times the
@@ -362,7 +360,7 @@ def _learning_rate(facts: TrainingFacts) -> _facts.Fact | None:
     rounded = round(reach) if reach >= 10 else reach
     noise = plan.noise_multiplier * math.sqrt(plan.total_steps) / (plan.sample_rate * n)
     drift = longest * noise
-    return _facts.fact(
+    return fact(
         "rule.learning_rate",
         _holds(reach >= _SHORTEST_REACH and drift <= _MOST_DRIFT),
         facts=facts,
@@ -371,51 +369,49 @@ def _learning_rate(facts: TrainingFacts) -> _facts.Fact | None:
     )
 
 
-def _weight_decay(facts: TrainingFacts) -> _facts.Fact | None:
+def _weight_decay(facts: TrainingFacts) -> Fact | None:
     sgd, plan = facts.sgd, facts.plan
     if sgd is None or sgd.weight_decay is None:
         return None
     if sgd.weight_decay == 0:
-        return _facts.fact("rule.weight_decay", _facts.PASSED, "none")
+        return fact("rule.weight_decay", PASSED, "none")
     if plan is None:
         return None
     rate = sgd.learning_rate * sgd.weight_decay * plan.total_steps / (1 - sgd.momentum)
     left = math.exp(-rate)
-    return _facts.fact("rule.weight_decay", _holds(rate <= _MOST_DECAY), facts=facts, left=left)
+    return fact("rule.weight_decay", _holds(rate <= _MOST_DECAY), facts=facts, left=left)
 
 
-def _batch_norm(facts: TrainingFacts) -> _facts.Fact | None:
+def _batch_norm(facts: TrainingFacts) -> Fact | None:
     if facts.layers is None:
         return None
     mixing = _count(facts.layers, _MIXING)
-    return _facts.fact("rule.batch_norm", _holds(not mixing), mixing=_layers(mixing))
+    return fact("rule.batch_norm", _holds(not mixing), mixing=_layers(mixing))
 
 
-def _normalisation(facts: TrainingFacts) -> _facts.Fact | None:
+def _normalisation(facts: TrainingFacts) -> Fact | None:
     if facts.layers is None:
         return None
     weights, norms = _count(facts.layers, _WEIGHTS), _count(facts.layers, _PER_EXAMPLE)
     status = _holds(norms > 0 or weights <= _DEEP)
-    return _facts.fact("rule.normalisation", status, weights=_layers(weights), norms=_layers(norms))
+    return fact("rule.normalisation", status, weights=_layers(weights), norms=_layers(norms))
 
 
-def _activations(facts: TrainingFacts) -> _facts.Fact | None:
+def _activations(facts: TrainingFacts) -> Fact | None:
     if facts.layers is None:
         return None
     unbounded, norms = _count(facts.layers, _UNBOUNDED), _count(facts.layers, _PER_EXAMPLE)
     status = _holds(norms > 0 or not unbounded)
-    return _facts.fact(
-        "rule.activations", status, unbounded=_layers(unbounded), norms=_layers(norms)
-    )
+    return fact("rule.activations", status, unbounded=_layers(unbounded), norms=_layers(norms))
 
 
-def _augmentation(facts: TrainingFacts) -> _facts.Fact | None:
+def _augmentation(facts: TrainingFacts) -> Fact | None:
     if facts.layers is None or facts.views is None:
         return None
     if not _count(facts.layers, _CONVOLUTIONS):
-        return _facts.fact("rule.augmentation", _facts.PASSED, "no_pictures")
+        return fact("rule.augmentation", PASSED, "no_pictures")
     views = "one view" if facts.views == 1 else f"{facts.views} views"
-    return _facts.fact("rule.augmentation", _holds(facts.views > 1), views=views)
+    return fact("rule.augmentation", _holds(facts.views > 1), views=views)
 
 
 def _count(layers: Mapping[str, int], names: frozenset[str]) -> int:
@@ -426,7 +422,7 @@ def _layers(count: int) -> str:
     return f"{count} layer" if count == 1 else f"{count} layers"
 
 
-RULES: Mapping[str, Callable[[TrainingFacts], _facts.Fact | None]] = {
+RULES: Mapping[str, Callable[[TrainingFacts], Fact | None]] = {
     "delta": _delta,
     "small_delta": _small_delta,
     "sampler": partial(_confirmed, hazard="sampler"),

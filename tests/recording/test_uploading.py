@@ -201,7 +201,7 @@ def test_a_bucket_that_cannot_be_written_costs_no_run(bucket, tmp_path, monkeypa
 def test_a_server_that_comes_back_is_asked_again(bucket, quick):
     path, answers = location(bucket("file")), [1, 2]
 
-    def call():
+    def call(_system, _key):
         if answers:
             raise OSError(f"AWS Error NETWORK_CONNECTION, answer {answers.pop()}")
         return "read"
@@ -212,7 +212,7 @@ def test_a_server_that_comes_back_is_asked_again(bucket, quick):
         path._asked("read", call)
     answers[:] = []
 
-    def refused():
+    def refused(_system, _key):
         answers.append(1)
         raise OSError("AWS Error ACCESS_DENIED")
 
