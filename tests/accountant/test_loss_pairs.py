@@ -52,6 +52,7 @@ def test_a_pair_between_nodes_costs_a_little_more_and_its_lower_end_is_lower():
     assert 0.8 * alone <= many.lower_epsilons(met, among) <= alone
 
 
+@pytest.mark.slow
 def test_a_pair_between_nodes_of_a_level_curve_is_never_below_the_truth():
     """Beyond ten standard deviations 2 Phi(s/2) - 1 is nearly 1 at every node, and its differences cancel."""
     norms = np.append(
