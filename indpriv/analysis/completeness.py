@@ -24,7 +24,6 @@ from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.fidelity import MOST_COMPARED
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.statistics.intervals import CONFIDENCE
-from indpriv.analysis.statistics.weighted import BLOCK
 from indpriv.analysis.summary import Finding
 from indpriv.norm_log.norm_log import NormLog
 
@@ -73,8 +72,8 @@ def _repeated_rows(log: NormLog, rows: _columns.Rows) -> list[str]:
     compared = [name for name in rows.columns if name not in ("example_id", "unit_id")]
     with Repeats(len(rows)) as found:
         for frame in _columns.frames_of(rows, compared):
-            for start in range(0, len(frame), BLOCK):
-                same = frame.iloc[start : start + BLOCK].apply(_alike)
+            for start in range(0, len(frame), weighted.BLOCK):
+                same = frame.iloc[start : start + weighted.BLOCK].apply(_alike)
                 hashes = pd.util.hash_pandas_object(same, index=False)
                 found.add(np.asarray(hashes, np.uint64))
         positions = found.positions(_MOST_REPEATED)

@@ -22,7 +22,6 @@ from indpriv.accountant.method import Method
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import weighted
-from indpriv.analysis.statistics.weighted import pearson
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
@@ -72,7 +71,7 @@ def differences(estimate: FloatArray, reference: FloatArray) -> dict[str, Any]:
     size = np.abs(difference)
     return {
         "n": len(difference),
-        "pearson": pearson(estimate, reference),
+        "pearson": weighted.pearson(estimate, reference),
         "signed_bias": float(difference.mean()),
         "mean_absolute": float(size.mean()),
         "p95_absolute": float(np.quantile(size, 0.95)),

@@ -222,12 +222,8 @@ class Sources:
         if given is None or given is _default(at) or (given.device != at and not self.is_secure):
             self._optimizer.generator = private_generator(at)  # the model may have moved since
         drawing = self._loader.batch_sampler
-        owner = drawing if self._draws_batches else getattr(drawing, "sampler", None)
-        if (
-            owner is not None
-            and hasattr(owner, "generator")
-            and self.batches is torch.default_generator
-        ):
+        owner: Any = drawing if self._draws_batches else getattr(drawing, "sampler", None)
+        if hasattr(owner, "generator") and self.batches is torch.default_generator:
             owner.generator = private_generator()
 
     @property
