@@ -122,7 +122,7 @@ define install
 endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,make test)
+	$(call install,make test,[opacus])
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python

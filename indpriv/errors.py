@@ -1,11 +1,17 @@
 """The errors that users see: each names the argument, its value, the condition and the remedy."""
 
+from importlib.util import find_spec
+
 
 class InputError(ValueError):
     """An argument, a file or a training set-up that cannot be accounted for soundly.
 
     On the command line it becomes one message and exit code 2, without a traceback.
     """
+
+
+class MissingExtraError(InputError, ImportError):
+    """A part of indpriv whose libraries are not installed; the message has the line to type."""
 
 
 class EvidenceError(InputError):
@@ -22,3 +28,15 @@ class PrivacyWarning(UserWarning):
 
 class EvidenceWarning(UserWarning):
     """Something seen while training that costs the run its guarantee, with what to do."""
+
+
+def check_installed(part: str, extra: str, *libraries: str) -> None:
+    """Raise MissingExtraError unless the libraries are there that an extra of indpriv installs.
+
+    part: the part of indpriv that needs them, in the plural, as it starts a sentence.
+    """
+    missing = [library for library in libraries if find_spec(library) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{part} need {' and '.join(missing)}: pip install 'indpriv[{extra}]'"
+        )

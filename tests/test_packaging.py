@@ -1,5 +1,6 @@
 """What is installed from an index: the wheel has what the commands need; its metadata are true."""
 
+import json
 import os
 import re
 import subprocess
@@ -59,7 +60,7 @@ def test_every_package_that_make_installs_has_hashes():
     assert parts[::2] == ["make demo", "make test", "integrations"]
     extras = PROJECT["optional-dependencies"]
     needed = {
-        "make demo": [*PROJECT["dependencies"], "hatchling"],
+        "make demo": PROJECT["dependencies"] + extras["opacus"] + extras["release"] + ["hatchling"],
         "make test": extras["dev"] + extras["docs"] + extras["sign"],
         "integrations": extras["integrations"] + extras["hf"],
     }
@@ -125,3 +126,72 @@ def test_the_installed_wheel_shows_its_demo(built, tmp_path):
     assert "You may promise" in call(indpriv, "demo", "--output-dir", "demo")
     assert "You may promise" in call(indpriv, "audit", "demo/run", "--by", "race")
     assert (tmp_path / "demo" / "run" / "audit" / "report.html").is_file()
+
+
+# A run is audited in a process where the libraries of the other parts cannot be imported.
+WITHOUT = """
+import importlib.util, sys
+from importlib.abc import MetaPathFinder
+missing = {"torch", "opacus", "opendp", "safetensors", "transformers", "ray", "cryptography"}
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in missing else found(name, *rest)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.fixture
+def without_extras(tmp_path):
+    def call(code):
+        command = [sys.executable, "-c", WITHOUT + code]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout + done.stderr
+
+    return call
+
+
+MAIN = "from indpriv.cli import main\nsys.argv[1:] = {}\nmain()\n"
+
+
+def test_the_audit_side_needs_no_extra_and_gives_the_same_figures(without_extras, tmp_path):
+    run = ROOT / "tests" / "baseline" / "runs" / "adult"
+    audit = ["audit", str(run), "--delta", "1e-5", "--output-dir"]
+    shown = without_extras(MAIN.format([*audit, str(tmp_path / "light")]))
+    assert "You may promise" in shown
+    command = [sys.executable, "-m", "indpriv", *audit, str(tmp_path / "whole")]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    light, whole = (
+        json.loads((tmp_path / name / "audit.json").read_text(encoding="utf-8"))
+        for name in ("light", "whole")
+    )
+    for audited in (light, whole):
+        for key in ("created", "command"):  # a time, and --output-dir
+            del audited[key]
+    assert light == whole
+    assert "epsilon" in without_extras(MAIN.format(["show", str(tmp_path / "light")]))
+    published = ["publish", "quantiles", str(tmp_path / "light"), "--epsilon", "1"]
+    assert "pip install 'indpriv[release]'" in without_extras(MAIN.format(published))
+
+
+def test_a_part_that_is_not_installed_says_what_to_type(without_extras, tmp_path):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "step-1.pt").touch()
+    for command in (["demo"], ["audit", "saved"], ["leak", "saved"]):
+        assert "pip install 'indpriv[opacus]'" in without_extras(MAIN.format(command)), command
+    for code in (
+        "from indpriv.recording import Recorder",
+        "from indpriv.leakage import leak",
+        "from indpriv.recording.norms.norm_pass import NormPass",
+    ):
+        told = f"try:\n    {code}\nexcept ImportError as error:\n    print(error)\n"
+        assert "pip install 'indpriv[opacus]'" in without_extras(told), code
+    callback = "from indpriv.integrations.callbacks import hugging_face_callback\n"
+    told = callback + "try:\n    hugging_face_callback(None, delta=1e-5)\n"
+    told += "except ImportError as error:\n    print(error)\n"
+    assert "pip install 'indpriv[hf]'" in without_extras(told)

@@ -16,7 +16,11 @@ from pathlib import Path
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 HEAD = "# Versions that the tests ran with, and hashes of their files: `make lock` writes them."
-PARTS = {"make demo": (), "make test": ("dev",), "integrations": ("dev", "integrations")}
+PARTS = {
+    "make demo": ("opacus", "release"),
+    "make test": ("dev",),
+    "integrations": ("dev", "integrations"),
+}
 CUDA = re.compile(r"(cuda|nvidia)-|triton$")
 
 

@@ -33,7 +33,7 @@ from indpriv._files import ROW_GROUP_SIZE, sha256
 from indpriv._progress import Progress
 from indpriv.accountant.rdp import Columns, joined
 from indpriv.epsilon_table import Account, EpsilonTable
-from indpriv.errors import InputError
+from indpriv.errors import InputError, check_installed
 from indpriv.norm_log.norm_log import NormLog
 
 _READ_BYTES = 1 << 26  # of codes and batch norms that are read together
@@ -105,10 +105,9 @@ class RayPool:
         Raises:
             InputError: Ray is not installed, the cluster cannot be reached, or workers below 1.
         """
-        try:
-            import ray
-        except ImportError as error:
-            raise InputError('engine="ray" needs Ray: pip install "indpriv[ray]"') from error
+        check_installed("Accounts on a cluster", "ray", "ray")
+        import ray
+
         if not ray.is_initialized():
             _check_answers(os.environ.get("RAY_ADDRESS", ""))
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")

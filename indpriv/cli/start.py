@@ -29,6 +29,9 @@ from indpriv.report.report import print_audit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Files by which a folder is taken for checkpoints where torch is not installed
+_SAVED = ("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*/model.safetensors")
+
 
 def demo(output_dir: Path, seed: int | None, as_json: bool) -> None:
     """Train on UCI Adult with DP-SGD, recording every step, and audit the run."""
@@ -111,7 +114,9 @@ def replay(
 
 
 def _holds_checkpoints(folder: Path) -> bool:
-    if not folder.is_dir() or holds_log(folder) or find_spec("torch") is None:
+    if not folder.is_dir() or holds_log(folder):
+        return False
+    if find_spec("torch") is None and not any(map(folder.glob, _SAVED)):
         return False
     from indpriv.recording.checkpoints.safe_files import is_checkpoint
 

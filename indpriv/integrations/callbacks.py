@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from indpriv._files import write_json
+from indpriv.errors import check_installed
 from indpriv.integrations.metrics import metrics_of, print_epsilons, send
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
@@ -37,6 +38,7 @@ def hugging_face_callback(
         also: see `metrics_of`; sensitive.
         show: whether to print a line about individual epsilons whenever the Trainer logs.
     """
+    check_installed("Callbacks for Hugging Face", "hf", "transformers")
     from transformers import TrainerCallback
 
     class IndprivCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -67,6 +69,7 @@ def lightning_callback(
 
     Arguments, and the generators of noise and batches, are as for `hugging_face_callback`.
     """
+    check_installed("Callbacks for Lightning", "integrations", "lightning")
     from lightning.pytorch import Callback
 
     class IndprivCallback(Callback):  # type: ignore[misc, unused-ignore]

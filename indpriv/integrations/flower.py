@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._storage import bucket_to_write, location_on_disk
-from indpriv.errors import InputError
+from indpriv.errors import InputError, check_installed
 from indpriv.round_recorder import RoundRecorder
 
 _SIDES = ("Server", "Client")
@@ -97,6 +97,7 @@ def recorded(
 
 def _check_strategy(strategy: Any) -> None:
     """InputError unless the sensitivity of what a strategy publishes is known."""
+    check_installed("Records of Flower's rounds", "flower", "flwr")
     from flwr.serverapp import strategy as flower
 
     kind, inner = type(strategy), type(getattr(strategy, "strategy", None))

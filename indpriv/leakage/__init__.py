@@ -11,6 +11,11 @@
 np.float64(1.0)
 """
 
+# ruff: noqa: E402  what is missing is told before the first import that needs it
+from indpriv.errors import check_installed
+
+check_installed("Reconstructions from gradients", "opacus", "torch", "opacus", "safetensors")
+
 from indpriv.leakage.inversion import INVERSIONS, LBFGS, Adam, FirstLayer, Informed, Observation
 from indpriv.leakage.leak import leak
 

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field
 from indpriv import _files, _journal
 from indpriv._folders import refuse_links
 from indpriv._reading import Number, Text, Whole, YesNo, check, table
-from indpriv.errors import InputError
+from indpriv.errors import InputError, check_installed
 
 Line = dict[str, Any]  # of the journal
 MOST_STEPS = 10**7  # settings of all steps are held in memory
@@ -276,10 +276,9 @@ def _read(path: Path) -> bytes:
 
 
 def _cryptography() -> tuple[Any, Any, Any]:
-    try:
-        from cryptography import exceptions
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        raise InputError("signatures need cryptography: pip install 'indpriv[sign]'") from error
+    check_installed("Signatures", "sign", "cryptography")
+    from cryptography import exceptions
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
     return exceptions, serialization, ed25519

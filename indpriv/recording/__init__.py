@@ -1,5 +1,10 @@
 """Recording: sees model and data, writes a NormLog and an ExampleTable. Imports torch."""
 
+# ruff: noqa: E402  what is missing is told before the first import that needs it
+from indpriv.errors import check_installed
+
+check_installed("Recorder and replay", "opacus", "torch", "opacus", "safetensors")
+
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, WhiteBox
 from indpriv.recording.checkpoints.audit_spec import AuditSpec

@@ -11,17 +11,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import opendp.prelude as dp
 from numpy.typing import ArrayLike
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.errors import InputError
+from indpriv.errors import InputError, check_installed
 from indpriv.norm_log.fields import check_norms
-
-dp.enable_features("contrib")
 
 # Values that an answer can take; more cost time and, by the logarithm of their number, accuracy
 N_CELLS = 5000
@@ -33,6 +31,16 @@ _BRANCHES, _LEAVES = 16, 256  # of the tree of counts: a root and two layers
 _NORM_RANGE = (1e-4, 1e6)  # of the norms that an answer can be; neighbours differ by 0.5 %
 _HALF = Fraction(1, 2)
 _SLACK = 1 + 2.0**-40  # on noise scales: OpenDP rounds its privacy maps up
+
+
+@lru_cache
+def opendp() -> Any:
+    """OpenDP, which takes time to import; MissingExtraError where it is not installed."""
+    check_installed("Private releases", "release", "opendp")
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib")
+    return dp
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class LaplaceNoise:
 
     def add(self, values: Sequence[int], sensitivity: int) -> IntArray:
         """Values plus noise; one person changes their L1 norm by `sensitivity` at most."""
+        dp = opendp()
         space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
         laplace = dp.m.make_laplace(*space, scale=sensitivity / self.epsilon * _SLACK)
         _check_cost(laplace.map(sensitivity), self.epsilon)
@@ -67,6 +76,7 @@ class GaussianNoise:
 
     def add(self, values: Sequence[int], sensitivity: int) -> IntArray:
         """Values plus noise; one person changes their Euclidean norm by `sensitivity` at most."""
+        dp = opendp()
         space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
         gaussian = dp.m.make_gaussian(*space, scale=sensitivity * self.scale * _SLACK)
         _check_cost(gaussian.map(float(sensitivity)), 0.5 / self.scale**2)
@@ -82,6 +92,7 @@ def gaussian_scale(epsilon: float, delta: float) -> float:
     The conversion of zCDP is OpenDP's. k answers at sqrt(k) times that scale together cost the
     same.
     """
+    dp = opendp()
 
     def private(scale: float) -> Any:
         gaussian = dp.m.make_gaussian(
@@ -125,6 +136,7 @@ def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int
     `rank_distances`.
     """
     sensitivity, scale = _selection_noise(quantile, epsilon)
+    dp = opendp()
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.linf_distance(T="i64")
     select = dp.m.make_noisy_max(*space, dp.max_divergence(), scale=scale, negate=True)
     _check_cost(select.map(sensitivity), epsilon)
@@ -174,6 +186,7 @@ def noisy_distribution(counts: IntArray, noise: LaplaceNoise) -> tuple[FloatArra
     """
     starts = np.arange(0, len(counts), merged_cells(len(counts)))
     leaves = np.add.reduceat(counts, starts)
+    dp = opendp()
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
     tree = dp.t.make_b_ary_tree(*space, leaf_count=len(leaves), branching_factor=_BRANCHES)
     # OpenDP passes it 32 bits

@@ -69,6 +69,7 @@ def release(
         InputError: values that cannot be released (see `assumptions`), a budget that does not cover
             the cost, a ledger that was cut, or a second process. Nothing is drawn or spent then.
     """
+    mechanisms.opendp()
     directory = Path(path)
     if (directory / SHAREABLE / LEAKAGE).exists():
         raise InputError(
