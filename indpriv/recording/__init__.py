@@ -1,9 +1,14 @@
 """Recording: sees model and data, writes a NormLog and an ExampleTable. Imports torch."""
 
 # ruff: noqa: E402  what is missing is told before the first import that needs it
-from indpriv.errors import check_installed
+import re
+from importlib.metadata import version
+
+from indpriv.errors import InputError, check_installed
 
 check_installed("Recorder and replay", "opacus", "torch", "opacus", "safetensors")
+if [*map(int, re.findall(r"\d+", version("opacus"))[:3])] < [1, 5, 4]:
+    raise InputError(f"Opacus {version('opacus')} is too old: pip install 'opacus>=1.5.4,<1.7'")
 
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, WhiteBox

@@ -4,14 +4,14 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from opacus.data_loader import CollateFnWithEmpty
+from opacus import data_loader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
@@ -24,7 +24,7 @@ from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.norms import batches as of_batches
 from indpriv.recording.norms.batches import LossFn, call, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.opacus.ranks import Ranks, WholeModel, check_together
+from indpriv.recording.opacus.ranks import Ranks, WholeModel, check_together, of_opacus
 from indpriv.recording.random_states import kept_random_state
 
 _FEW = 32  # examples that are read twice
@@ -44,8 +44,12 @@ class Examples:
     ) -> None:
         self.dataset = dataset
         # Opacus wraps the user's collate function to make empty batches; a pass has none.
-        if isinstance(collate_fn, CollateFnWithEmpty):
-            collate_fn = collate_fn.wrapped_collator_fn
+        if isinstance(collate_fn, of_opacus(data_loader, "CollateFnWithEmpty")):
+            collate_fn = collate_fn.wrapped_collator_fn  # type: ignore[attr-defined]
+        elif isinstance(collate_fn, partial) and collate_fn.func is vars(data_loader).get(
+            "collate"
+        ):
+            collate_fn = collate_fn.keywords["collate_fn"]  # Opacus 1.5
         self.collate = collate_fn or default_collate
         self._device, self._unpack = device, unpack
 

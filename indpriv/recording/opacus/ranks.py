@@ -9,6 +9,7 @@ together. Only the first rank writes the log.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,16 +26,18 @@ from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import Found
 from indpriv.recording.norms.shadow_model import make_shadow
 
+
+def of_opacus(module: ModuleType, *names: str) -> tuple[type, ...]:
+    """The classes of these names; Opacus 1.5 lacks those for FSDP2."""
+    return tuple(getattr(module, name) for name in names if hasattr(module, name))
+
+
 # Models that Opacus clips in ghost mode, by norms that it computes without the gradients.
-GHOST_MODELS = (
-    GradSampleModuleFastGradientClipping,
-    grad_sample.GradSampleModuleFastGradientClippingFSDP,
-)
-DISTRIBUTED = (
-    optimizers.DistributedDPOptimizer,
-    optimizers.DistributedDPOptimizerFastGradientClipping,
-    optimizers.FSDPOptimizerFastGradientClipping,
-)
+_GHOST = "GradSampleModuleFastGradientClipping"
+GHOST_MODELS = of_opacus(grad_sample, _GHOST, f"{_GHOST}FSDP")
+FSDP = of_opacus(optimizers, "FSDPOptimizerFastGradientClipping")
+_BY_RANK = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClipping")
+DISTRIBUTED = (*of_opacus(optimizers, *_BY_RANK), *FSDP)
 
 Batch = tuple[IntArray, FloatArray]  # positions and norms
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from indpriv.recording.clipping import AdaClip, ClippingRule
 from indpriv.recording.norms.shadow_model import standard_module
 from indpriv.recording.opacus.draws import sampler_kind
 from indpriv.recording.opacus.gradients import check_memory_format
-from indpriv.recording.opacus.ranks import DISTRIBUTED, GHOST_MODELS, WholeModel
+from indpriv.recording.opacus.ranks import DISTRIBUTED, FSDP, GHOST_MODELS, WholeModel
 from indpriv.recording.random_states import Sources
 
 T = TypeVar("T")
@@ -309,7 +309,7 @@ def _check_distributed(model: nn.Module, optimizer: Any) -> None:
     wrapped = model._module if isinstance(model, AbstractGradSampleModule) else model
     needed: type = DifferentiallyPrivateDistributedDataParallel
     remedy = "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
-    if isinstance(optimizer, optimizers.FSDPOptimizerFastGradientClipping):
+    if isinstance(optimizer, FSDP):
         needed, remedy = FSDPModule, "opacus.utils.fsdp_utils.FSDP2Wrapper(model)"
     if not isinstance(wrapped, needed):
         raise InputError(
