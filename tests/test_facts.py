@@ -69,7 +69,7 @@ def reachable(part, module):
     """A part of a module with the functions and values of this module that it names, and theirs."""
     named = {}
     for one in module.body:
-        for target in getattr(one, "targets", [one]):
+        for target in getattr(one, "targets", [getattr(one, "target", one)]):
             named[getattr(target, "id", getattr(target, "name", None))] = one
     found, waiting = [], [part]
     while waiting:

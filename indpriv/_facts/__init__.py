@@ -104,7 +104,7 @@ class Template:
         texts: what is found, by status or by the case that code names.
         text: the same for all others; None if there are none.
         source: author, year and arXiv number of what the literature says.
-        needs: of a line, the keys of the checks that verify it.
+        needs: of a line, the keys of the checks that verify it; of a rule, the facts it asks for.
         line: of a check, the line of evidence that it confirms, leaves open or refutes; or "".
         optional: where this check was not made, others decide its line.
         refutes: of a comparison, the cases that refute; another leaves it open.

@@ -112,9 +112,13 @@ CASES = {
 }
 
 
-def status_of(rule, changes):
+def found_by(rule, **changes):
     (found,) = [each for each in lint(replace(GOOD, **changes)) if each.key == rule]
-    return found.status
+    return found
+
+
+def status_of(rule, changes):
+    return found_by(rule, **changes).status
 
 
 def cases(place):
@@ -190,7 +194,7 @@ def test_the_noise_that_a_larger_batch_saves_is_what_the_definition_says():
         return sum((p.noise_multiplier / batch / len(steps)) ** 2 for _ in steps)
 
     saved = 1 - (variance(twice) / variance(plan)) ** 0.5
-    figures = RULES["batch_size"](replace(GOOD, plan=plan)).detail
+    figures = found_by("batch_size", plan=plan).detail
     assert f"would be {100 * saved:.0f} % smaller" in figures
 
 
@@ -202,6 +206,6 @@ def test_noise_moves_parameters_as_far_as_the_rule_says():
     for _ in range(plan.total_steps):
         velocity = 0.9 * velocity + generator.normal(0, 2.0 / (0.05 * 60_000), 2000)
         place = place - 0.5 * velocity
-    figures = RULES["learning_rate"](replace(GOOD, plan=plan, sgd=sgd)).detail
+    figures = found_by("learning_rate", plan=plan, sgd=sgd).detail
     shown = float(figures.rsplit(" ", 1)[-1].rstrip("."))
     assert shown == pytest.approx(place.std(), rel=0.1)
