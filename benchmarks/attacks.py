@@ -20,9 +20,8 @@ import numpy as np
 from audits.training.config import AuditConfig
 from audits.training.shadows import train_shadows
 from indpriv.analysis.attacks.rates import ALL, exceeds, parts, rates_of
-from indpriv.attack_signals import AttackSignals
+from indpriv.attack_signals import AttackSignals, open_signals
 from indpriv.attacks import ATTACKS, Material
-from indpriv.attacks.train_references import open_signals
 from indpriv.audit.attacks import attack_study
 
 OVERFITTED = {

@@ -3,10 +3,10 @@
 The models are trained on random subsets of the examples, so that attacks can compare a model with
 others that were trained with an example, or without it. Models are not kept, only their signals.
 
-They lie in an .npz, or in a folder that grows model by model: `signal.f32` and `member.u8` hold one
-row of n_examples for each model, little-endian, without a header. `signals.json` says how many rows
-count, with a checksum of each; it is replaced atomically, so that a row is there whole or not at
-all. `ids.npz` names the examples.
+They lie in an .npz, or in a folder that grows model by model: `member.u8` and a file for each
+signal, such as `confidence.f32`, hold one row of n_examples for each model, little-endian, without
+a header. `signals.json` says how many rows count, with a checksum of each; it is replaced
+atomically, so that a model is there whole or not at all. `ids.npz` names the examples.
 """
 
 from __future__ import annotations
@@ -41,11 +41,16 @@ _MOST_ALIKE = 0.5  # correlation of two memberships; independent coins give 0 +-
 _DEVIATIONS = 5.0  # of that, so that few examples are not refused by chance
 _FACTS = ("kind", "audited", "coins", "share", "fingerprint", "adversary")
 
-SIGNALS = "signals.json"
-_IDS = "ids.npz"
-_ROWS = {"signal.f32": "<f4", "member.u8": "u1"}
-_SCHEMA = 1
-_MODEL = table({list[Whole]: "crc32", dict[str, Any]: "about?"})
+CONFIDENCE, LABELS, CHECKPOINTS = "confidence", "labels", "checkpoints"
+SERIES: dict[str, dict[str, str]] = {  # signals of the same models by name, and what they are
+    CONFIDENCE: {"kind": "confidence"},
+    LABELS: {"kind": "label_robustness"},
+    CHECKPOINTS: {"kind": "confidence", "adversary": "checkpoints"},
+}
+_JSON, _IDS = "signals.json", "ids.npz"
+_ROWS = {"member": ("member.u8", "u1"), **{name: (f"{name}.f32", "<f4") for name in SERIES}}
+_SCHEMA = 2
+_MODEL = table({table({Whole: f"member {CONFIDENCE} {LABELS}? {CHECKPOINTS}?"}): "crc32"})
 _CONTENT = table({dict[str, Any]: "facts settings", list[_MODEL]: "models"})  # type: ignore[valid-type]
 
 
@@ -198,29 +203,14 @@ class AttackSignals:
         """Read signals: a folder that `train_references` wrote (memory-mapped), or an .npz.
 
         Args:
-            path: the folder, or an .npz with the arrays signal, member and optionally example_ids
-                and unit_ids.
+            path: the folder, of which these are the confidences, or an .npz with the arrays signal,
+                member and optionally example_ids and unit_ids.
 
         Raises:
             InputError: no such file, or arrays that do not match.
             EvidenceError: a damaged file, or one that would run code.
         """
-        path = Path(path)
-        if path.is_dir():
-            content, of_rows = read_folder(path)
-            with named(path):
-                more: dict[str, Any] = {**of_rows, **content["facts"]}
-                return cls(*_rows(path, content["models"], len(of_rows["example_ids"])), **more)
-        if not path.is_file():
-            raise InputError(f"{path} does not exist; pass one of train_references, or an .npz")
-        found = read_npz(path)
-        with named(path):
-            facts = parse_json(str(found["facts"]).encode()) if "facts" in found else {}
-            missing = [name for name in ("signal", "member") if name not in found]
-            if missing:
-                raise InputError(f"{path} lacks the array {' and '.join(missing)}")
-            signal, member, ids = found["signal"], found["member"], found.get("example_ids")
-            return cls.from_arrays(signal, member, ids, unit_ids=found.get("unit_ids"), **facts)
+        return open_signals(path)[CONFIDENCE]
 
 
 def split_units(codes: NDArray[np.int64], member: BoolArray) -> int:
@@ -274,7 +264,43 @@ def from_losses(loss: ArrayLike) -> FloatArray:
     return np.where(losses < 1.0, small, large) + 0.0
 
 
-# --- a folder of signals that grows by one model at a time
+def is_signals(path: str | Path) -> bool:
+    """Whether these are signals of `train_references`: an .npz, or a folder."""
+    path = Path(path)
+    of_folder = (path / _JSON).is_file() or (path / CONFIDENCE / _JSON).is_file()
+    return path.is_file() if path.suffix == ".npz" else of_folder
+
+
+def open_signals(path: str | Path) -> dict[str, AttackSignals]:
+    """The signals in a folder of `train_references` by name, or one file of "confidence".
+
+    Errors are those of `AttackSignals.open`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        content, of_rows = read_folder(path)
+        models, n = content["models"], len(of_rows["example_ids"])
+        if not models:
+            raise InputError(f"{path} holds no model yet; run train_references again")
+        rows = {name: _rows(path, name, models, n) for name in _ROWS if name in models[0]["crc32"]}
+        member = rows.pop("member").view(np.bool_)
+        with named(path):
+            more: dict[str, Any] = {**of_rows, **content["facts"]}
+            return {
+                name: AttackSignals(signal, member, **more | SERIES[name])
+                for name, signal in rows.items()
+            }
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; pass one of train_references, or an .npz")
+    found = read_npz(path)
+    with named(path):
+        facts = parse_json(str(found["facts"]).encode()) if "facts" in found else {}
+        missing = [name for name in ("signal", "member") if name not in found]
+        if missing:
+            raise InputError(f"{path} lacks the array {' and '.join(missing)}")
+        signal, member, ids = found["signal"], found["member"], found.get("example_ids")
+        facts["unit_ids"] = found.get("unit_ids")
+        return {CONFIDENCE: AttackSignals.from_arrays(signal, member, ids, **facts)}
 
 
 def new_folder(
@@ -287,87 +313,73 @@ def new_folder(
 ) -> None:
     """Make a folder without models (0700); InputError if it holds anything else.
 
-    Facts are those of `AttackSignals`; settings are what the maker of the models notes about all of
-    them, compared when a series goes on.
+    Facts are those of `AttackSignals` that all signals share; settings are what the maker of the
+    models notes about all of them, compared when a series goes on.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists and holds no signals; choose another folder")
     make_folder(path)
     _write_arrays(path / _IDS, example_ids=example_ids, unit_ids=unit_ids)
     content = {"schema": _SCHEMA, "sensitive": "for the curator only", "facts": facts}
-    write_json(path / SIGNALS, content | {"settings": settings or {}, "models": []})
+    write_json(path / _JSON, content | {"settings": settings or {}, "models": []})
 
 
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What signals.json says, where `models` has an entry for each whole row, and the ids.
-
-    Raises:
-        EvidenceError: a row that counts is cut short.
-    """
-    content = read_json(path / SIGNALS)
-    check(_CONTENT, content, str(path / SIGNALS))
+    """What signals.json says, where `models` has an entry for each whole one, and the ids."""
+    if (path / CONFIDENCE / _JSON).is_file() and not (path / _JSON).is_file():
+        raise EvidenceError(f"{path} was written by an earlier version; make the signals again")
+    content = read_json(path / _JSON)
+    check(_CONTENT, content, str(path / _JSON))
     if content.get("schema") != _SCHEMA:
-        raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
-    found, n_models = read_npz(path / _IDS), len(content["models"])
+        raise EvidenceError(f"{path / _JSON} is of another schema; make the signals again")
+    found = read_npz(path / _IDS)
     with named(path / _IDS):
         units = {"unit_ids": found["unit_ids"]} if "unit_ids" in found else {}
-        ids = {"example_ids": found["example_ids"], **units}
-    for name, dtype in _ROWS.items():
-        needed = n_models * len(ids["example_ids"]) * np.dtype(dtype).itemsize
-        if needed and (not (path / name).is_file() or (path / name).stat().st_size < needed):
-            raise EvidenceError(
-                f"{path / name} is shorter than the {n_models} models in {SIGNALS}; make the "
-                "signals again"
-            )
-    return content, ids
+        return content, {"example_ids": found["example_ids"], **units}
 
 
-def add_model(
-    path: Path, signal: NDArray[np.float32], member: BoolArray, number: int | None = None
-) -> None:
-    """Add one model to a folder, durably. A row that was cut short is overwritten.
+def add_model(path: Path, signals: Mapping[str, NDArray[np.float32]], member: BoolArray) -> None:
+    """Add one model to a folder, durably: signals by name. A row that was cut short is overwritten.
 
-    With a number, it becomes that model, counted from 0, and later ones no longer count.
+    InputError for rows of another length, or other signals than those of earlier models.
     """
     content, ids = read_folder(path)
-    n, models = len(ids["example_ids"]), content["models"][:number]
-    if signal.shape != (n,) or member.shape != (n,):
+    n, models, checksums = len(ids["example_ids"]), content["models"], dict[str, int]()
+    rows = {"member": member, **signals}
+    if wrong := [values.shape for values in rows.values() if values.shape != (n,)]:
+        raise InputError(f"a row of a model is {wrong[0]}, for {n} examples")
+    if models and rows.keys() != models[0]["crc32"].keys():
         raise InputError(
-            f"a model has {signal.shape} signals and {member.shape} memberships, for {n} examples"
+            f"a model has the signals {', '.join(signals)}, and earlier ones in {path} have others"
         )
-    checksums = []
-    for (name, dtype), values in zip(_ROWS.items(), (signal, member), strict=True):
+    for name, values in rows.items():
+        file_name, dtype = _ROWS[name]
         row = np.ascontiguousarray(values, dtype).tobytes()
-        checksums.append(zlib.crc32(row))
-        with os.fdopen(open_file(path / name, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        checksums[name] = zlib.crc32(row)
+        with os.fdopen(open_file(path / file_name, os.O_WRONLY | os.O_CREAT), "wb") as file:
             file.seek(len(models) * len(row))  # fdopen did not truncate
             file.write(row)
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
-    write_json(path / SIGNALS, {**content, "models": [*models, {"crc32": checksums}]})
+    write_json(path / _JSON, {**content, "models": [*models, {"crc32": checksums}]})
 
 
-def _rows(
-    path: Path, models: Sequence[Mapping[str, Any]], n: int
-) -> tuple[NDArray[np.float32], BoolArray]:
-    """Signals and memberships, (n_models, n) each, mapped from the files.
-
-    InputError without a model; EvidenceError for a row that does not match its checksum.
-    """
-    if not models:
-        raise InputError(f"{path} holds no model yet; run train_references again")
-    for name in _ROWS:
-        refuse_links(path / name)
-    signal, member = (
-        np.memmap(path / name, dtype, "r", shape=(len(models), n)) for name, dtype in _ROWS.items()
-    )
+def _rows(path: Path, name: str, models: Sequence[Mapping[str, Any]], n: int) -> NDArray[Any]:
+    """(n_models, n) of one file, mapped; EvidenceError if one is cut short or was changed."""
+    path, dtype = path / _ROWS[name][0], np.dtype(_ROWS[name][1])
+    refuse_links(path)
+    if not path.is_file() or path.stat().st_size < len(models) * n * dtype.itemsize:
+        raise EvidenceError(
+            f"{path} is shorter than the {len(models)} models in {_JSON}; make the signals again"
+        )
+    found = np.memmap(path, dtype, "r", shape=(len(models), n))
     for model, entry in enumerate(models):
-        if [zlib.crc32(part[model].tobytes()) for part in (signal, member)] != entry["crc32"]:
+        if zlib.crc32(found[model].tobytes()) != entry["crc32"].get(name):
             raise EvidenceError(
                 f"model {model} in {path} does not match its checksum; make the signals again"
             )
-    return signal, member.view(np.bool_)
+    return found
 
 
 def _write_arrays(path: Path, **arrays: NDArray[Any] | None) -> None:

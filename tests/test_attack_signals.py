@@ -1,14 +1,16 @@
 import numpy as np
 import pytest
 
-from indpriv._files import OneWriter
+from indpriv._files import OneWriter, read_json, write_json
 from indpriv.attack_signals import (
     AttackSignals,
     add_model,
     from_losses,
+    is_signals,
     new_folder,
+    open_signals,
 )
-from indpriv.attacks.train_references import train_references
+from indpriv.attacks.train_references import Pool, train_references
 from indpriv.errors import EvidenceError, InputError
 from synthetic import signals_with_effect
 
@@ -16,7 +18,7 @@ from synthetic import signals_with_effect
 def folder_of(signals, path):
     new_folder(path, signals.example_ids, signals.facts, unit_ids=signals.unit_ids)
     for model in range(signals.n_models):
-        add_model(path, signals.signal[model], signals.member[model])
+        add_model(path, {"confidence": signals.signal[model]}, signals.member[model])
 
 
 @pytest.mark.parametrize("kind", ["npz", "folder"])
@@ -38,27 +40,23 @@ def test_what_is_written_is_read(tmp_path, kind):
 def test_a_row_that_was_cut_short_does_not_count(tmp_path):
     signals = signals_with_effect(1.0, 3, 8)
     folder_of(signals, tmp_path / "s")
-    with (tmp_path / "s" / "signal.f32").open("ab") as file:
+    with (tmp_path / "s" / "confidence.f32").open("ab") as file:
         file.write(b"half a row")  # as if the process had ended here
     assert np.array_equal(AttackSignals.open(tmp_path / "s").signal, signals.signal)
-    add_model(tmp_path / "s", signals.signal[0] + 1, signals.member[1])
+    add_model(tmp_path / "s", {"confidence": signals.signal[0] + 1}, signals.member[1])
     found = AttackSignals.open(tmp_path / "s")
     assert found.n_models == 4
     assert np.array_equal(found.signal[3], signals.signal[0] + 1)
-    add_model(tmp_path / "s", signals.signal[0] + 2, signals.member[1], 1)
-    found = AttackSignals.open(tmp_path / "s")
-    assert found.n_models == 2  # later ones no longer count
-    assert np.array_equal(found.signal, [signals.signal[0], signals.signal[0] + 2])
 
 
 def test_damage_is_found(tmp_path):
     folder_of(signals_with_effect(1.0, 3, 8), tmp_path / "s")
-    content = bytearray((tmp_path / "s" / "signal.f32").read_bytes())
+    content = bytearray((tmp_path / "s" / "confidence.f32").read_bytes())
     content[40] ^= 1
-    (tmp_path / "s" / "signal.f32").write_bytes(content)
+    (tmp_path / "s" / "confidence.f32").write_bytes(content)
     with pytest.raises(EvidenceError, match=r"model 1 .* does not match its checksum"):
         AttackSignals.open(tmp_path / "s")
-    (tmp_path / "s" / "signal.f32").write_bytes(content[:50])
+    (tmp_path / "s" / "confidence.f32").write_bytes(content[:50])
     with pytest.raises(EvidenceError, match="shorter than the 3 models"):
         AttackSignals.open(tmp_path / "s")
 
@@ -67,11 +65,55 @@ def test_one_process_adds_models_at_a_time(tmp_path):
     folder = tmp_path / "signals"
     more = {"signal_fn": lambda _, positions: np.ones(len(positions)), "pool": 20, "output": folder}
     train_references(lambda *_: None, 1, seed=1, **more)
-    holder = OneWriter(folder / "confidence")
+    holder = OneWriter(folder)
     with pytest.raises(InputError, match="being written by process"):
         train_references(lambda *_: None, 2, seed=1, **more)
     holder.close()
     assert train_references(lambda *_: None, 2, seed=1, **more).n_models == 2
+
+
+def test_the_signals_of_a_series_are_of_the_same_models(tmp_path):
+    rng, folder = np.random.default_rng(0), tmp_path / "s"
+    one, two = rng.random((2, 4)).astype("f4")
+    member = np.array([True, False, True, False])
+    new_folder(folder, np.arange(4), {"coins": True})
+    add_model(folder, {"confidence": one, "labels": two, "checkpoints": one}, member)
+    found = open_signals(folder)
+    assert {name: (of.kind, of.adversary) for name, of in found.items()} == {
+        "confidence": ("confidence", "final_model"),
+        "labels": ("label_robustness", "final_model"),
+        "checkpoints": ("confidence", "checkpoints"),
+    }
+    assert np.array_equal(found["labels"].signal, [two])
+    with pytest.raises(InputError, match=r"signals confidence, and earlier ones in .* have others"):
+        add_model(folder, {"confidence": one}, member)
+    with pytest.raises(InputError, match=r"\(3,\), for 4 examples"):
+        add_model(folder, {"confidence": one, "labels": two[:3], "checkpoints": one}, member)
+    content = read_json(folder / "signals.json")
+    del content["models"][0]["crc32"]["confidence"]
+    write_json(folder / "signals.json", content)
+    with pytest.raises(EvidenceError, match=r"lacks models\.0\.crc32\.confidence"):
+        open_signals(folder)
+
+
+def test_a_series_that_was_killed_before_its_first_model_starts_with_the_run(tmp_path):
+    """The row of the run is missing, and no reference may take its place."""
+    own, member = np.full(4, 9.0), np.array([True, True, False, False])
+    pool = Pool(4, np.arange(4), np.arange(4), audited=({"confidence": own}, member))
+    facts = {"audited": 0, "coins": True, "share": 0.5, "fingerprint": ""}
+    new_folder(tmp_path / "s", pool.example_ids, facts)  # as if the process had ended here
+    more = {"signal_fn": lambda _, positions: np.ones(len(positions)), "seed": 1}
+    found = train_references(lambda *_: None, 2, pool=pool, output=tmp_path / "s", **more)
+    assert found.signal.tolist() == [[9.0] * 4, [1.0] * 4, [1.0] * 4]
+    assert found.member[0].tolist() == member.tolist()
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "s" / "confidence").mkdir(parents=True)
+    (tmp_path / "s" / "confidence" / "signals.json").write_text("{}")
+    assert is_signals(tmp_path / "s")
+    with pytest.raises(EvidenceError, match="earlier version; make the signals again"):
+        open_signals(tmp_path / "s")
 
 
 def test_a_folder_without_models_and_one_that_holds_something_else(tmp_path):

@@ -792,11 +792,11 @@ def test_links_among_checkpoints_signals_and_arrays_are_not_read(tmp_path):
     assert "step_5.pt is a link" in " ".join(discover(saved).problems)
     folder = tmp_path / "signals"
     new_folder(folder, np.arange(3), {})
-    add_model(folder, np.zeros(3, "f4"), np.zeros(3, bool))
+    add_model(folder, {"confidence": np.zeros(3, "f4")}, np.zeros(3, bool))
     named_by_person(folder)
     for name, read in (
         ("ids.npz", lambda: read_npz(folder / "ids.npz")),
-        ("signal.f32", lambda: AttackSignals.open(folder)),
+        ("confidence.f32", lambda: AttackSignals.open(folder)),
         ("member.u8", lambda: AttackSignals.open(folder)),
         ("resume.state", lambda: TrainingState.read(folder)),
     ):

@@ -307,8 +307,8 @@ SAMPLE = (
     ("publish", "statements", "folder"),
     ("rounds", "journal.jsonl", "file"),
     ("rounds", "records", "folder"),
-    ("more references", "confidence/signal.f32", "file"),
-    ("more references", "labels", "folder"),
+    ("more references", "confidence.f32", "file"),
+    ("more references", "labels.f32", "nowhere"),
 )
 
 
@@ -769,5 +769,5 @@ def test_signals_are_not_written_through_links(tmp_path):
     (tmp_path / "precious").write_bytes(PRECIOUS)
     (tmp_path / "s/member.u8").symlink_to(tmp_path / "precious")
     with pytest.raises(InputError, match="u8 is a link"):
-        add_model(tmp_path / "s", np.zeros(8, np.float32), np.zeros(8, bool))
+        add_model(tmp_path / "s", {"confidence": np.zeros(8, "f4")}, np.zeros(8, bool))
     assert (tmp_path / "precious").read_bytes() == PRECIOUS

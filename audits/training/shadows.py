@@ -34,15 +34,8 @@ from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import to_floats
 from indpriv._files import first_at
 from indpriv._progress import StageProgress
-from indpriv.attack_signals import AttackSignals, from_losses
-from indpriv.attacks.train_references import (
-    CHECKPOINTS,
-    CONFIDENCE,
-    LABELS,
-    Pool,
-    study_pool,
-    train_references,
-)
+from indpriv.attack_signals import CHECKPOINTS, CONFIDENCE, LABELS, AttackSignals, from_losses
+from indpriv.attacks.train_references import Pool, study_pool, train_references
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, RUN_JSON, read_run_json

@@ -20,9 +20,8 @@ from indpriv.analysis.schedule import Curve
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import AttackSignals, from_losses
+from indpriv.attack_signals import CONFIDENCE, AttackSignals, from_losses, open_signals
 from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
-from indpriv.attacks.train_references import CONFIDENCE, open_signals
 from indpriv.epsilon_table import Epsilons
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples

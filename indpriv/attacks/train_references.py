@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing import get_context
@@ -19,22 +19,26 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import attack_signals
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._files import OneWriter
 from indpriv._folders import named_by_person
 from indpriv._progress import StageProgress, silent
-from indpriv.attack_signals import SIGNALS, AttackSignals, plain_ids, read_folder
+from indpriv.attack_signals import (
+    CHECKPOINTS,
+    CONFIDENCE,
+    LABELS,
+    SERIES,
+    AttackSignals,
+    add_model,
+    is_signals,
+    new_folder,
+    plain_ids,
+    read_folder,
+)
 from indpriv.errors import InputError
 
-CONFIDENCE, LABELS, CHECKPOINTS = "confidence", "labels", "checkpoints"
 TRAINING = "training reference models"
-_FACTS: dict[str, dict[str, str]] = {
-    CONFIDENCE: {"kind": "confidence"},
-    LABELS: {"kind": "label_robustness"},
-    CHECKPOINTS: {"kind": "confidence", "adversary": "checkpoints"},
-}
 
 TrainFn = Callable[[IntArray, int], Any]
 SignalFn = Callable[[Any, IntArray], "ArrayLike | Mapping[str, ArrayLike]"]
@@ -110,8 +114,8 @@ def study_pool(
     chosen = np.zeros(len(names), dtype=bool)
     chosen[order[: int(np.searchsorted(held, wanted)) + 1]] = True
     positions = np.flatnonzero(chosen[codes])
-    if output is not None and (Path(output) / CONFIDENCE / SIGNALS).is_file():
-        earlier = read_folder(Path(output) / CONFIDENCE)[1]["example_ids"]
+    if output is not None and is_signals(output):
+        earlier = read_folder(Path(output))[1]["example_ids"]
         positions = np.flatnonzero(np.isin(ids, earlier))
     return Pool(
         n_examples,
@@ -157,7 +161,7 @@ def train_references(
         tell: called with an estimate of the time that is left, after the first model.
 
     Returns:
-        the signals called "confidence"; `AttackSignals.open` reads each folder in output.
+        the signals called "confidence"; `indpriv.attack_signals.open_signals` reads all of them.
 
     Raises:
         InputError: a folder of another pool or of other settings, or signals of a wrong shape.
@@ -165,23 +169,29 @@ def train_references(
     check_positive_int("n_models", n_models)
     check_positive_int("workers", workers)
     pool = pool if isinstance(pool, Pool) else study_pool(pool, seed=seed, output=output)
-    main = Path(output) / CONFIDENCE
-    _start(main, pool, dict(settings or {}))
-    report, rows = progress or silent, int(pool.audited is not None)
-    with closing(OneWriter(main)):  # one process adds models at a time
-        done = len(read_folder(main)[0]["models"]) - rows
+    path, report = Path(output), progress or silent
+    named_by_person(path)
+    if not is_signals(path):
+        audited = None if pool.audited is None else 0
+        facts: dict[str, Any] = {"audited": audited, "coins": True, "share": pool.share}
+        facts["fingerprint"] = pool.fingerprint
+        more: dict[str, Any] = {"unit_ids": pool.unit_ids, "settings": dict(settings or {})}
+        new_folder(path, pool.example_ids, facts, **more)
+    with closing(OneWriter(path)):  # one process adds models at a time
+        done = _models_of(path, pool, dict(settings or {}))
+        if pool.audited is not None and not done:
+            add_model(path, _named(pool.audited[0]), pool.audited[1])
+        done = max(0, done - int(pool.audited is not None))
         report(TRAINING, done, n_models)
         started, numbers = time.monotonic(), range(done, n_models)
         train = partial(_train_one, train_fn, signal_fn, pool, seed)
-        for number, (signals, member) in zip(
-            numbers, _all_of(train, numbers, workers), strict=True
-        ):
-            _add(main, pool, signals, member, number + rows)
+        for number, trained in zip(numbers, _all_of(train, numbers, workers), strict=True):
+            add_model(path, *trained)
             report(TRAINING, number + 1, n_models)
             if number == done and tell is not None and number + 1 < n_models:
                 seconds = (time.monotonic() - started) * (n_models - number - 1) / workers
                 tell(f"about {timedelta(seconds=round(seconds))} for the models that are left")
-    return AttackSignals.open(main)
+    return AttackSignals.open(path)
 
 
 def _train_one(
@@ -205,48 +215,9 @@ def _all_of(
         yield from executor.map(train, numbers)
 
 
-def is_signals(path: str | Path) -> bool:
-    """Whether these are signals of `train_references`: an .npz, or a folder of one kind or more."""
-    path = Path(path)
-    if path.suffix == ".npz":
-        return path.is_file()
-    return any((folder / SIGNALS).is_file() for folder in (path, *(path / name for name in _FACTS)))
-
-
-def open_signals(path: str | Path) -> dict[str, AttackSignals]:
-    """The signals in a folder of `train_references` by name, or one file of "confidence".
-
-    Raises:
-        InputError: no signals, or signals of several series in one folder.
-        EvidenceError: damaged files.
-    """
-    path = Path(path)
-    folders = [path / name for name in _FACTS if (path / name / SIGNALS).is_file()]
-    if not folders:
-        return {CONFIDENCE: AttackSignals.open(path)}
-    found = {folder.name: AttackSignals.open(folder) for folder in folders}
-    if CONFIDENCE not in found:
-        raise InputError(f"{path} lacks the folder {CONFIDENCE}, which says how many models count")
-    main = found[CONFIDENCE]
-    n = main.n_models
-    for name, part in found.items():  # a model that an interruption left over does not count
-        if not (
-            part.n_models >= n
-            and np.array_equal(part.example_ids, main.example_ids)
-            and np.array_equal(part.member[:n], main.member)
-            and (part.fingerprint, part.audited) == (main.fingerprint, main.audited)
-        ):
-            raise InputError(
-                f"{path / name} holds signals of other models than {path / CONFIDENCE}; do not mix "
-                "the folders of two series"
-            )
-        found[name] = replace(part, signal=part.signal[:n], member=part.member[:n])
-    return found
-
-
 def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float32]]:
     found = signals if isinstance(signals, Mapping) else {CONFIDENCE: signals}
-    if CONFIDENCE not in found or not set(found) <= set(_FACTS):
+    if CONFIDENCE not in found or not found.keys() <= SERIES.keys():
         raise InputError(
             f"signal_fn returned {', '.join(found)}; it returns {CONFIDENCE} and optionally "
             f"{LABELS} and {CHECKPOINTS}"
@@ -254,51 +225,19 @@ def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np
     return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
 
 
-def _start(main: Path, pool: Pool, settings: Mapping[str, Any]) -> None:
-    """Make the folder that says how many models of a series count, unless it is there.
-
-    Raises:
-        InputError: it is there, and is of other examples or settings.
-    """
-    named_by_person(main.parent)
-    if not (main / SIGNALS).is_file():
-        _new(main, pool, settings)
-        if pool.audited is not None:
-            _add(main, pool, _named(pool.audited[0]), pool.audited[1], 0)
-        return
-    content, ids = read_folder(main)
+def _models_of(path: Path, pool: Pool, settings: Mapping[str, Any]) -> int:
+    """Number of models of a series; InputError if it is of other examples or settings."""
+    content, ids = read_folder(path)
     facts, earlier = content["facts"], content["settings"]
     if not (
         np.array_equal(ids["example_ids"], pool.example_ids)
         and (facts["fingerprint"], facts["share"]) == (pool.fingerprint, pool.share)
     ):
-        raise InputError(f"{main.parent} holds signals of other examples; choose another folder")
+        raise InputError(f"{path} holds signals of other examples; choose another folder")
     keys = sorted({*settings, *earlier})
     if changed := [key for key in keys if earlier.get(key) != settings.get(key)]:
         raise InputError(
-            f"the models in {main.parent} were trained with another {', '.join(changed)}; choose "
-            "another folder"
+            f"the models in {path} were trained with another {', '.join(changed)}; choose another "
+            "folder"
         )
-
-
-def _new(folder: Path, pool: Pool, settings: Mapping[str, Any]) -> None:
-    audited = None if pool.audited is None else 0
-    facts: dict[str, Any] = {"audited": audited, "coins": True, "share": pool.share}
-    facts |= {"fingerprint": pool.fingerprint, **_FACTS[folder.name]}
-    ids, units = pool.example_ids, pool.unit_ids
-    attack_signals.new_folder(folder, ids, facts, unit_ids=units, settings=settings)
-
-
-def _add(
-    main: Path,
-    pool: Pool,
-    signals: Mapping[str, NDArray[np.float32]],
-    member: BoolArray,
-    number: int,
-) -> None:
-    """Add a model to every folder of a series; last to the one that says how many count."""
-    for folder in (main.with_name(name) for name in signals if name != CONFIDENCE):
-        if number == 0 and not (folder / SIGNALS).is_file():
-            _new(folder, pool, read_folder(main)[0]["settings"])
-        attack_signals.add_model(folder, signals[folder.name], member, number)
-    attack_signals.add_model(main, signals[CONFIDENCE], member)
+    return len(content["models"])

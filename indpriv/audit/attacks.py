@@ -20,10 +20,9 @@ from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.analysis.recorded_run import RecordedRun, knowledge_of
 from indpriv.analysis.summary import Audit
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import AttackSignals
+from indpriv.attack_signals import CONFIDENCE, AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.references import finite_signal, scores_of_target
-from indpriv.attacks.train_references import CONFIDENCE
 from indpriv.audit.pipeline import method_of_run
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable

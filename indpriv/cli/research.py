@@ -19,7 +19,7 @@ from indpriv.analysis.attacks.rates import ALL, parts
 from indpriv.analysis.reconstruction import reconstructions_of
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.attack_scores import AttackScores
-from indpriv.attacks.train_references import CONFIDENCE, is_signals, open_signals
+from indpriv.attack_signals import CONFIDENCE, is_signals, open_signals
 from indpriv.audit import read_audit
 from indpriv.audit.advice import advise_on_run, check_question
 from indpriv.audit.attacks import attack_study, attributes_of_run, results_of_run

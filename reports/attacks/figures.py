@@ -15,9 +15,8 @@ from indpriv.analysis.attacks.effects import membership_effects
 from indpriv.analysis.attacks.membership import material_of
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, rates_over_models
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import AttackSignals
+from indpriv.attack_signals import CONFIDENCE, AttackSignals, open_signals
 from indpriv.attacks import ATTACKS
-from indpriv.attacks.train_references import CONFIDENCE, open_signals
 from indpriv.audit import read_audit, read_summary
 from indpriv.audit.attacks import attack_study
 from indpriv.example_table import ExampleTable

@@ -16,7 +16,8 @@ def test_memory_grows_with_examples_and_not_with_models(attack, tmp_path):
     peaks = []
     for _ in range(2):
         for _ in range(6):
-            add_model(tmp_path / "s", rng.normal(size=n).astype("f4"), rng.random(n) < 0.5)
+            signal = rng.normal(size=n).astype("f4")
+            add_model(tmp_path / "s", {"confidence": signal}, rng.random(n) < 0.5)
         tracemalloc.start()
         attack(AttackSignals.open(tmp_path / "s"), 0)
         peaks.append(tracemalloc.get_traced_memory()[1])

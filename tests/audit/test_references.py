@@ -15,7 +15,7 @@ from indpriv.analysis.attacks.rates import ALL, parts
 from indpriv.analysis.recorded_run import RecordedRun, read_references
 from indpriv.analysis.summary import attacks_on
 from indpriv.attack_scores import RUNGS
-from indpriv.attack_signals import AttackSignals, add_model, from_losses, new_folder
+from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.references import rmia as rmia_of
 from indpriv.audit import audit
@@ -199,28 +199,6 @@ def test_attacks_that_signals_of_another_kind_cannot_serve_are_left_out(run_dir,
     assert {"lira", "calibrated"} <= names
     assert not {"rmia", "rmia_offline"} & names
     assert "are no confidences" in " ".join(unchecked)
-
-
-def test_signals_of_another_series_are_refused(run_dir, signals, tmp_path):
-    def write(name, part):
-        new_folder(tmp_path / "s" / name, part.example_ids, part.facts)
-        for signal, member in zip(part.signal, part.member, strict=True):
-            add_model(tmp_path / "s" / name, signal, member)
-
-    write("confidence", signals)
-    shares = np.clip(signals.signal, 0, 20) / 21
-    labels = replace(signals, signal=shares, kind="label_robustness")
-    longer = np.concatenate([labels.member, labels.member[:1]])
-    left_over = replace(labels, signal=np.concatenate([shares, shares[:1]]), member=longer)
-    write("labels", left_over)  # one model more, of an interruption
-    table = ExampleTable.from_parquet(run_dir / "examples.parquet")
-    read, _ = read_references(tmp_path / "s", run_dir, table)
-    assert {name: part.n_models for name, part in read.items()} == {"confidence": 5, "labels": 5}
-    other = np.array(labels.member)
-    other[2:] = ~other[2:]
-    write("checkpoints", replace(signals, member=other, adversary="checkpoints"))
-    with pytest.raises(InputError, match="of other models than"):
-        read_references(tmp_path / "s", run_dir, table)
 
 
 def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):

@@ -32,10 +32,9 @@ from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.analysis.statistics.intervals import clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, attacks_on
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import AttackSignals, split_units
+from indpriv.attack_signals import CHECKPOINTS, CONFIDENCE, LABELS, AttackSignals, split_units
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.attributes import AttributeKnowledge
-from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable

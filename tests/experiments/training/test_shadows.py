@@ -11,8 +11,7 @@ from audits.training.dp_sgd import train
 from audits.training.robustness import COPIES, robustness
 from audits.training.shadows import train_shadows
 from indpriv._files import read_json
-from indpriv.attack_signals import AttackSignals, from_losses
-from indpriv.attacks.train_references import open_signals
+from indpriv.attack_signals import AttackSignals, from_losses, open_signals
 from indpriv.errors import InputError
 
 TABLES = {
@@ -100,7 +99,7 @@ def test_an_interrupted_series_goes_on(tmp_path):
     options = {"targets": 300, "labels": True, "checkpoints": True, "seed": 3}
     with pytest.raises(StopError):
         train_shadows(CONFIG, tmp_path / "s", 3, progress=stop, **options)
-    kept = np.array(AttackSignals.open(tmp_path / "s" / "confidence").signal)
+    kept = np.array(AttackSignals.open(tmp_path / "s").signal)
     assert len(kept) == 1
     train_shadows(CONFIG, tmp_path / "s", 3, **options)
     whole = train_shadows(CONFIG, tmp_path / "whole", 3, **options)
@@ -110,7 +109,6 @@ def test_an_interrupted_series_goes_on(tmp_path):
     assert found["labels"].kind == "label_robustness"
     assert found["checkpoints"].adversary == "checkpoints"
     assert np.array_equal(found["labels"].member, found["confidence"].member)
-    # A signal of a crash between two folders is written again.
     last = open_signals(tmp_path / "whole")
     for name in found:
         assert np.array_equal(found[name].signal, last[name].signal), name
