@@ -80,7 +80,7 @@ def memory(n_examples: int = 1_000_000, n_models: int = 64) -> None:
     for row in signal:
         row[:] = rng.normal(size=n_examples)
     member = rng.random((n_models, n_examples), dtype=np.float32) < 0.5
-    material = Material(signals=AttackSignals(signal, member, np.arange(n_examples), audited=0))
+    material = Material(confidence=AttackSignals(signal, member, np.arange(n_examples), audited=0))
     started = time.process_time()
     used = [attack for attack in ATTACKS.values() if attack.can_use(material)]
     for attack in used:

@@ -18,6 +18,10 @@ from indpriv.example_table import ExampleTable
 _MOST_VALUES = 50  # of a column that becomes one indicator for each value
 _LEAST = 20  # hold-out examples to regress on
 _RIDGE = 1e-3
+_SIDES = {
+    "loss": "a loss of a training and of a test example",
+    "correct": "training and test predictions that are right or wrong",
+}
 _SEED = 0  # of the half of the hold-out that the regression uses
 
 
@@ -37,12 +41,6 @@ def loss_scores(examples: ExampleTable) -> AttackScores:
     return _scores(examples, scores, ~np.isnan(scores))
 
 
-def lacks_losses(examples: ExampleTable) -> str | None:
-    """What `loss_scores` needs and the examples lack; None if nothing."""
-    known = all(split["loss"].notna().any() for split in (examples.train, examples.test))
-    return None if known else "a loss of a training and of a test example"
-
-
 def label_scores(examples: ExampleTable) -> AttackScores:
     """1 or 0 for each example: whether the model gets its label right, where that is known.
 
@@ -52,10 +50,10 @@ def label_scores(examples: ExampleTable) -> AttackScores:
     return _scores(examples, scores, ~np.isnan(scores))
 
 
-def lacks_labels(examples: ExampleTable) -> str | None:
-    """What `label_scores` needs and the examples lack, as in a task without accuracy."""
-    known = all(split["correct"].notna().any() for split in (examples.train, examples.test))
-    return None if known else "training and test predictions that are right or wrong"
+def lacks(examples: ExampleTable, column: str) -> str | None:
+    """What the attack on a column lacks: correct is not known in a task without accuracy."""
+    known = all(split[column].notna().any() for split in (examples.train, examples.test))
+    return None if known else _SIDES[column]
 
 
 def quantile_scores(examples: ExampleTable) -> AttackScores:
@@ -87,7 +85,7 @@ def lacks_for_regression(examples: ExampleTable) -> str | None:
     if (losses < 0).any() or (to_floats(examples.train["loss"]) < 0).any():
         return "cross-entropy losses, none of them below 0"
     if fitted >= 2 * _LEAST:
-        return lacks_losses(examples)
+        return lacks(examples, "loss")
     return f"{2 * _LEAST} test examples with a finite loss above 0 (there are {fitted})"
 
 

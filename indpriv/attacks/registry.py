@@ -24,13 +24,7 @@ from indpriv.attacks.attributes import AttributeKnowledge, attribute_scores
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
-_SIGNALS = (
-    "signals of reference models and the audited run among them: indpriv.attacks.train_references"
-)
-_NEEDED = {
-    "final_losses": "the losses of the final model, which are not known",
-    "attributes": "to know of attributes, and nothing is known of them",
-}
+_NEEDED = {"losses": "the losses of the final model", "attributes": "to know of attributes"}
 
 
 @dataclass(frozen=True)
@@ -38,19 +32,18 @@ class Material:
     """What is known about one model; a field is None where it is not known. Sensitive.
 
     Attributes:
-        final_losses: losses of the final model on its training examples (members) and on test
-            examples (non-members).
-        signals: confidences of the model (row `audited`) and of reference models.
-        label_signals: shares of perturbed copies of each example that get its label, of the same
-            models.
-        checkpoint_signals: mean confidences over the checkpoints, of the same models.
+        losses: of the final model on its training examples (members) and on test examples
+            (non-members).
+        confidence: of the model (row `audited`) and of reference models.
+        labels: shares of perturbed copies of each example that get its label, of the same models.
+        checkpoints: mean confidences over the checkpoints, of the same models.
         attributes: what speaks for each value of attributes of its examples.
     """
 
-    final_losses: ExampleTable | None = None
-    signals: AttackSignals | None = None
-    label_signals: AttackSignals | None = None
-    checkpoint_signals: AttackSignals | None = None
+    losses: ExampleTable | None = None
+    confidence: AttackSignals | None = None
+    labels: AttackSignals | None = None
+    checkpoints: AttackSignals | None = None
     attributes: tuple[AttributeKnowledge, ...] | None = None
 
     def groups(
@@ -66,9 +59,9 @@ class Material:
         Raises:
             InputError: the examples are not known, or an id is not among them.
         """
-        if self.final_losses is None:
+        if self.losses is None:
             raise InputError(f"there is no example table, which holds the groups by {by}")
-        train, test = self.final_losses.train, self.final_losses.test
+        train, test = self.losses.train, self.losses.test
         parts = partition(train, test, by)
         names = np.array(parts.names, dtype=object)
         found = np.empty(len(example_ids), dtype=object)
@@ -108,24 +101,19 @@ class Attack:
     title: str
     source: str
     caveat: str
-    need: str = "final_losses"
+    need: str = "losses"
     sees: str = "losses"
     references: int = 0
 
     def scores(self, material: Material) -> AttackScores:
         """Scores of the attack; InputError where what it needs is not known."""
-        known, lacking = getattr(material, self.need), self.lacks(material)
-        if known is None:
-            raise InputError(f"this attack needs {_NEEDED.get(self.need, _SIGNALS)}")
-        used: list[Any] = [known]
-        if isinstance(known, AttackSignals):
-            if known.audited is None:
-                raise InputError(f"this attack needs {_SIGNALS}")
-            known.check_references(known.audited, self.references)
-            used.append(known.audited)
-        if lacking is not None:
+        known: list[Any] = [getattr(material, self.need)]
+        if isinstance(known[0], AttackSignals) and known[0].audited is not None:
+            known[0].check_references(known[0].audited, self.references)
+            known.append(known[0].audited)
+        if (lacking := self.lacks(material)) is not None:
             raise InputError(f"this attack ({self.title}) needs {lacking}")
-        return replace(self.attack(*used), method=self.title)
+        return replace(self.attack(*known), method=self.title)
 
     def can_use(self, material: Material) -> bool:
         """Whether everything that the attack needs is known."""
@@ -133,18 +121,16 @@ class Attack:
 
     def lacks(self, material: Material) -> str | None:
         """What the attack needs and does not have, in words; None if it can run."""
+        known = getattr(material, self.need)
         if not self.references:
-            known = getattr(material, self.need)
-            return self.need if known is None else self.lacking(known)
-        if self.references_in(material) < self.references:
-            return f"{self.need} of at least {self.references} references"
-        signals: AttackSignals = getattr(material, self.need)
-        if signals.audited is None:
-            return None
-        known, member = ~np.isnan(signals.signal[signals.audited]), signals.member[signals.audited]
-        if min(np.sum(known & member), np.sum(known & ~member)) < 2:
+            return _NEEDED[self.need] if known is None else self.lacking(known)
+        if known is None or known.audited is None or known.n_models <= self.references:
+            models = f"the audited model and of reference models, {self.references} at least"
+            return f"the signal {self.need!r} of {models}"
+        member = known.member[known.audited][~np.isnan(known.signal[known.audited])]
+        if min(member.sum(), (~member).sum()) < 2:
             return "two members and two non-members with a signal of the attacked model"
-        return self.lacking(signals)
+        return self.lacking(known)
 
     def references_in(self, material: Material) -> int:
         """Number of reference models among what the attack uses."""
@@ -159,8 +145,8 @@ def _nothing(_: Any) -> None:
 _RMIA = (references.rmia, references.lacks_for_rmia)
 # The function of each attack, and what it lacks; texts and needs stand in attacks.toml.
 _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | None]]] = {
-    "loss_threshold": (losses.loss_scores, losses.lacks_losses),
-    "label_gap": (losses.label_scores, losses.lacks_labels),
+    "loss_threshold": (losses.loss_scores, partial(losses.lacks, column="loss")),
+    "label_gap": (losses.label_scores, partial(losses.lacks, column="correct")),
     "quantile": (losses.quantile_scores, losses.lacks_for_regression),
     "attributes": (attribute_scores, lambda known: None if known else "an attribute"),
     "rmia": _RMIA,

@@ -120,8 +120,7 @@ def attack_study(
 
 def _attacked(signals: Mapping[str, AttackSignals], target: int) -> Material:
     """What attacks know of one model of a study."""
-    of = {name: replace(part, audited=target) for name, part in signals.items()}
-    return membership.material_of(None, of)
+    return Material(**{name: replace(part, audited=target) for name, part in signals.items()})
 
 
 def _scores(

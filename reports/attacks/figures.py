@@ -12,11 +12,10 @@ import pandas as pd
 from indpriv._files import read_json
 from indpriv._plain import records, to_json
 from indpriv.analysis.attacks.effects import membership_effects
-from indpriv.analysis.attacks.membership import material_of
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, rates_over_models
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, AttackSignals, open_signals
-from indpriv.attacks import ATTACKS
+from indpriv.attacks import ATTACKS, Material
 from indpriv.audit import read_audit, read_summary
 from indpriv.audit.attacks import attack_study
 from indpriv.example_table import ExampleTable
@@ -124,4 +123,4 @@ def few(signals: AttackSignals, name: str, references: int) -> Iterator[AttackSc
     for target in range(signals.n_models):
         rows = [(target + k) % signals.n_models for k in range(references + 1)]
         part = replace(signals, signal=signals.signal[rows], member=signals.member[rows], audited=0)
-        yield ATTACKS[name].scores(material_of(None, {CONFIDENCE: part}))
+        yield ATTACKS[name].scores(Material(confidence=part))

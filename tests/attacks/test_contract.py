@@ -36,10 +36,10 @@ def material(examples: ExampleTable, order: np.ndarray | None = None) -> Materia
         of.signal[:, order], member[:, order], ids[order], adversary="checkpoints", **facts
     )
     return Material(
-        final_losses=ExampleTable(frame),
-        signals=signals,
-        label_signals=labels,
-        checkpoint_signals=checkpoints,
+        losses=ExampleTable(frame),
+        confidence=signals,
+        labels=labels,
+        checkpoints=checkpoints,
         attributes=(_in_order(knowledge(n, member=member[0], example_ids=ids), order),),
     )
 
@@ -76,7 +76,7 @@ def test_it_runs_only_with_all_that_it_needs(attack: Attack):
     assert attack.can_use(EVERYTHING)
     without = replace(EVERYTHING, **{attack.need: None})
     assert not attack.can_use(without)
-    with pytest.raises(InputError, match="this attack needs"):
+    with pytest.raises(InputError, match=r"this attack \(.*\) needs"):
         attack.scores(without)
 
 
@@ -124,11 +124,11 @@ def test_scores_do_not_depend_on_the_order_of_the_examples(attack: Attack):
 
 @pytest.mark.parametrize("side", [True, False])
 def test_audits_leave_out_attacks_with_references_where_a_side_has_one_signal(side):
-    full = material(EXAMPLES).signals
+    full = material(EXAMPLES).confidence
     signal = np.array(full.signal)
     members = np.flatnonzero(full.member[0] == side)
     signal[0, members[1:]] = np.nan
     known = AttackSignals.from_arrays(signal, full.member, full.example_ids, audited=0, coins=True)
     rmia = ATTACKS["rmia"]
-    assert rmia.can_use(Material(signals=full))
-    assert "two members and two non-members" in rmia.lacks(Material(signals=known))
+    assert rmia.can_use(Material(confidence=full))
+    assert "two members and two non-members" in rmia.lacks(Material(confidence=known))

@@ -138,10 +138,10 @@ def test_too_few_references_are_refused():
     two = AttackSignals.from_arrays(signals.signal[:2], signals.member[:2], audited=0)
     for name in ("lira", "lira_plain", "lira_fixed"):
         with pytest.raises(InputError, match=r"models is 3, and this attack needs 4.*rmia"):
-            ATTACKS[name].scores(Material(signals=signals))
+            ATTACKS[name].scores(Material(confidence=signals))
     for name in ("lira_offline", "calibrated"):
         with pytest.raises(InputError, match="models is 1, and this attack needs 2"):
-            ATTACKS[name].scores(Material(signals=two))
+            ATTACKS[name].scores(Material(confidence=two))
 
 
 @every_variant

@@ -12,7 +12,7 @@ def losses(train_loss, test_loss, **columns):
     train = rows("train", [0] * len(train_loss), loss=train_loss)
     test = rows("test", [0] * len(test_loss), loss=test_loss)
     examples = ExampleTable(pd.concat([train, test], ignore_index=True).assign(**columns))
-    return Material(final_losses=examples)
+    return Material(losses=examples)
 
 
 def scores_of(name, *args, **columns):

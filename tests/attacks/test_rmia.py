@@ -85,7 +85,7 @@ def test_examples_and_references_in_another_order_keep_their_scores():
 
 def refused(signal, member, **facts):
     signals = AttackSignals.from_arrays(signal, member, audited=0, **facts)
-    ATTACKS["rmia"].scores(Material(signals=signals))
+    ATTACKS["rmia"].scores(Material(confidence=signals))
 
 
 def test_what_it_does_not_hold_for_is_refused():

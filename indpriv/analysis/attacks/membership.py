@@ -32,12 +32,10 @@ from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.analysis.statistics.intervals import clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, attacks_on
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import CHECKPOINTS, CONFIDENCE, LABELS, AttackSignals, split_units
+from indpriv.attack_signals import split_units
 from indpriv.attacks import ATTACKS, Attack, Material
-from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.example_table import ExampleTable
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 TARGET_RATES = (0.01, 0.1, 0.5)  # false-positive rates that the thresholds aim at, fixed beforehand
@@ -71,26 +69,18 @@ class ScoredAttack:
 
 def materials(run: RecordedRun) -> dict[str, Material]:
     """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
-    return {
-        "dp": material_of(run.examples, run.references, run.attributes),
-        "non_dp": material_of(run.non_dp, run.baseline_references, run.baseline_attributes),
+    found = {
+        "dp": (run.examples, run.attributes, run.references),
+        "non_dp": (run.non_dp, run.baseline_attributes, run.baseline_references),
     }
-
-
-def material_of(
-    examples: ExampleTable | None,
-    references: Mapping[str, AttackSignals],
-    attributes: tuple[AttributeKnowledge, ...] | None = None,
-) -> Material:
-    """What attacks can use of a model: losses, signals by name, and what is known of attributes."""
-    known = examples is not None and not examples.test.empty
-    return Material(
-        final_losses=examples if known else None,
-        signals=references.get(CONFIDENCE),
-        label_signals=references.get(LABELS),
-        checkpoint_signals=references.get(CHECKPOINTS),
-        attributes=attributes,
-    )
+    return {
+        model: Material(
+            losses=None if examples is None or examples.test.empty else examples,
+            attributes=attributes,
+            **references,
+        )
+        for model, (examples, attributes, references) in found.items()
+    }
 
 
 def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[ScoredAttack]:
