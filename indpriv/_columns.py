@@ -7,18 +7,23 @@ pass over the training rows. Which group a row is in is then asked of any part o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from itertools import pairwise
-from typing import Any, Protocol
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import accumulate, pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv import _files
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._reading import check_columns
 from indpriv.errors import InputError
 
 FIXED_COLUMNS = ("example_id", "unit_id", "split", "label", "loss", "correct")
@@ -34,94 +39,99 @@ _MOST_VALUES = 1 << 20  # distinct values of a column that are kept
 _SIGNIFICAND, _FEWEST_BITS = 52, 8
 
 
-class Rows(Protocol):
-    """Rows in one order."""
+@dataclass(frozen=True)
+class Rows:
+    """Rows in one order, in memory or in files, of which a range at a time is read.
 
-    @property
-    def columns(self) -> Sequence[str]:
-        """Names of the columns."""
-        ...
+    Attributes:
+        columns: their names.
+        starts: (n_ranges + 1,) the first row of each range, and the number of all rows.
+        source: (start, stop, columns or None for all) -> the rows from start to stop.
+        schema: of pyarrow, where they lie in a file.
+    """
 
-    def __len__(self) -> int: ...
+    columns: Sequence[str]
+    starts: Sequence[int]
+    source: Callable[[int, int, Sequence[str] | None], pd.DataFrame]
+    schema: Any = None
+
+    @classmethod
+    def open(cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})) -> Rows:
+        """Those of a Parquet file; kinds: what it must hold, see `check_columns`.
+
+        Raises:
+            InputError: there is no such file.
+            EvidenceError: it is damaged.
+        """
+        with _files.opened_parquet(path) as file:
+            check_columns(path, file.schema_arrow, kinds)
+            groups = (file.metadata.row_group(k).num_rows for k in range(file.num_row_groups))
+            starts = tuple(accumulate(groups, initial=0))
+            names = list(file.schema_arrow.names)
+            return cls(names, starts, partial(_read_groups, path, starts), file.schema_arrow)
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(start, stop) of ranges that are read one after the other; one for rows in memory."""
+        return list(pairwise(self.starts))
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The rows from start to stop; columns: by default all."""
-        ...
+        return self.source(start, stop, columns)
 
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        """(start, stop) of ranges that are read one after the other; one for rows in memory."""
-        ...
+    def part(
+        self, first: int, stop: int, then: Callable[[pd.DataFrame], pd.DataFrame] = lambda one: one
+    ) -> Rows:
+        """Those from first to stop; then: what is done to each frame that is read."""
 
+        def read(start: int, end: int, columns: Sequence[str] | None) -> pd.DataFrame:
+            return then(self.source(first + start, first + end, columns))
 
-@dataclass(frozen=True)
-class FrameRows:
-    """Rows in memory."""
-
-    frame: pd.DataFrame
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """See Rows."""
-        return list(self.frame.columns)
-
-    def __len__(self) -> int:
-        return len(self.frame)
-
-    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """See Rows."""
-        frame = self.frame if columns is None else self.frame[list(columns)]
-        return frame if (start, stop) == (0, len(frame)) else frame.iloc[start:stop]
-
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        """See Rows."""
-        return [(0, len(self.frame))]
+        inside = [start - first for start in self.starts if first < start < stop]
+        return replace(self, starts=[0, *inside, stop - first], source=read)
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """The n rows from row `first` on of tables that follow each other; see Rows.
-
-    then: what is done to each frame that is read.
-    """
-
-    tables: Sequence[Rows]
-    first: int
-    n: int
-    then: Callable[[pd.DataFrame], pd.DataFrame] | None = None
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """See Rows."""
-        return self.tables[0].columns
-
-    def __len__(self) -> int:
-        return self.n
-
-    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """See Rows."""
-        found: list[pd.DataFrame] = []
-        start, stop = self.first + start, self.first + min(stop, self.n)
-        for table in self.tables:
-            if start < len(table) and stop > max(start, 0):
-                found.append(table.read(max(0, start), min(stop, len(table)), columns))
-            start, stop = start - len(table), stop - len(table)
-        found = found or [self.tables[0].read(0, 0, columns)]
-        frame = found[0] if len(found) == 1 else pd.concat(found, ignore_index=True)
-        return frame if self.then is None else self.then(frame)
-
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        """See Rows."""
-        found, at = [], -self.first
-        for table in self.tables:
-            parts = [(max(0, at + start), min(self.n, at + stop)) for start, stop in table.ranges()]
-            found += [(start, stop) for start, stop in parts if start < stop]
-            at += len(table)
-        return found
+def _read_groups(
+    path: Path, starts: Sequence[int], start: int, stop: int, columns: Sequence[str] | None
+) -> pd.DataFrame:
+    """Rows of a Parquet file whose row groups begin at these rows."""
+    first = bisect_right(starts, start) - 1
+    groups = range(first, bisect_left(starts, stop))
+    with _files.opened_parquet(path) as file:
+        table = file.read_row_groups(list(groups), columns)
+        return _files.frame_of(table.slice(start - starts[first], max(0, stop - start)))
 
 
 def as_rows(rows: pd.DataFrame | Rows) -> Rows:
     """A DataFrame as rows in memory; rows as they are."""
-    return FrameRows(rows) if isinstance(rows, pd.DataFrame) else rows
+    if isinstance(rows, Rows):
+        return rows
+
+    def read(start: int, stop: int, columns: Sequence[str] | None) -> pd.DataFrame:
+        frame = rows if columns is None else rows[list(columns)]
+        return frame if (start, stop) == (0, len(frame)) else frame.iloc[start:stop]
+
+    return Rows(list(rows.columns), (0, len(rows)), read)
+
+
+def joined(tables: Sequence[Rows]) -> Rows:
+    """The rows of tables with the same columns, one after the other."""
+    firsts = list(accumulate(map(len, tables), initial=0))
+
+    def read(start: int, stop: int, columns: Sequence[str] | None) -> pd.DataFrame:
+        found = [
+            table.read(max(start - first, 0), min(stop - first, len(table)), columns)
+            for table, first in zip(tables, firsts, strict=False)
+            if start < first + len(table) and first < stop
+        ]
+        found = found or [tables[0].read(0, 0, columns)]
+        return found[0] if len(found) == 1 else pd.concat(found, ignore_index=True)
+
+    pairs = zip(tables, firsts, strict=False)
+    starts = [0, *(first + start for table, first in pairs for start in table.starts[1:])]
+    return Rows(tables[0].columns, starts, read)
 
 
 def frames_of(rows: Rows, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
@@ -162,17 +172,12 @@ def groupable_columns(frame: pd.DataFrame | Rows) -> list[str]:
 
 def to_floats(column: pd.Series[Any]) -> NDArray[np.float64]:
     """A column of numbers or booleans, with missing values of any kind, as float64 with NaN."""
-    if _is_plain(column):
-        return column.to_numpy(dtype=np.float64, copy=True)
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf":
+        return column.to_numpy(dtype=np.float64, copy=True)  # without a Python object each
     values = column.to_numpy(dtype=object, copy=True)
     values[column.isna().to_numpy()] = np.nan
     floats: NDArray[np.float64] = values.astype(np.float64)
     return floats
-
-
-def _is_plain(column: pd.Series[Any]) -> bool:
-    """Whether it holds numbers or booleans of numpy, which need no Python object each."""
-    return isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
 
 
 def to_texts(column: pd.Series[Any]) -> NDArray[np.object_]:
@@ -203,41 +208,33 @@ class CountedValues:
     Of more than 2^20 distinct values, only the first bits of their significand are kept, so that
     memory does not grow: 2^-8 (0.4 %) is the most by which a value is then too close to zero.
 
-    Attributes:
-        n: number of values.
-        least: the smallest; infinity without any.
+    counts: value -> how often it came, in the order of the values.
     """
 
     def __init__(self) -> None:
-        self.n, self.least, self._bits = 0, np.inf, _SIGNIFICAND
-        self._values: FloatArray = np.zeros(0)
-        self._counts: IntArray = np.zeros(0, np.int64)
+        self._bits, self.counts = _SIGNIFICAND, pd.Series([], np.zeros(0), dtype=np.int64)
 
     def add(self, values: FloatArray) -> None:
         """Count values (n,)."""
-        self.n += len(values)
-        self.least = min(self.least, float(values.min(initial=np.inf)))
-        self._merge(values, np.ones(len(values), np.int64))
-        while len(self._values) > _MOST_VALUES and self._bits > _FEWEST_BITS:
+        self._merge(pd.concat([self.counts, pd.Series(1, values)]))
+        while len(self.counts) > _MOST_VALUES and self._bits > _FEWEST_BITS:
             self._bits -= 4
-            self._merge(np.zeros(0), np.zeros(0, np.int64))
+            self._merge(self.counts)
 
     def observations(self, probabilities: FloatArray) -> FloatArray:
         """The values closest to these quantiles, as numpy's method "closest_observation" has it."""
-        place = self.n * probabilities - 1.5
+        up_to = self.counts.to_numpy().cumsum()
+        place = up_to[-1] * probabilities - 1.5
         before = np.floor(place).astype(np.int64)
         tied = (place == before) & (before % 2 == 1)  # as Hyndman and Fan 1996 have it
-        rank = np.clip(np.where(tied, before, before + 1), 0, self.n - 1)
-        return self._values[np.searchsorted(np.cumsum(self._counts), rank, side="right")]
+        rank = np.clip(np.where(tied, before, before + 1), 0, up_to[-1] - 1)
+        values: FloatArray = self.counts.index.to_numpy(np.float64)
+        return values[np.searchsorted(up_to, rank, side="right")]
 
-    def _merge(self, values: FloatArray, counts: IntArray) -> None:
-        every = np.concatenate([self._values, values]) + 0.0  # no -0.0
-        if self._bits < _SIGNIFICAND:
-            kept = np.int64(-1) << np.int64(_SIGNIFICAND - self._bits)
-            every = (every.view(np.int64) & kept).view(np.float64)
-        self._values, codes = np.unique(every, return_inverse=True)
-        weights = np.concatenate([self._counts, counts])
-        self._counts = np.bincount(codes, weights, minlength=len(self._values)).astype(np.int64)
+    def _merge(self, counts: pd.Series[Any]) -> None:
+        kept = np.int64(-1) << np.int64(_SIGNIFICAND - self._bits)
+        values = counts.index.to_numpy(np.float64) + 0.0  # no -0.0
+        self.counts = counts.groupby((values.view(np.int64) & kept).view(np.float64)).sum()
 
 
 class TooManyGroupsError(InputError):
@@ -279,7 +276,7 @@ def partition(
     train: pd.DataFrame, test: pd.DataFrame, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
 ) -> Partition:
     """Split training and test rows in memory; see `grouping_of`."""
-    found = grouping_of(FrameRows(train), test, by, max_values=max_values)
+    found = grouping_of(as_rows(train), test, by, max_values=max_values)
     return Partition(found.columns, found.names, found.codes(train), found.codes(test))
 
 
@@ -408,12 +405,12 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
             counted.add(finite)
     if boolean:
         raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
-    if not counted.n:
+    if counted.counts.empty:
         raise InputError(
             f"{column} has no finite value in the training examples, so it has no bins"
         )
     cuts = np.unique(counted.observations(np.linspace(0, 1, bins + 1)[1:-1]))
-    cuts = cuts[cuts > counted.least]  # otherwise the first bin would be empty
+    cuts = cuts[cuts > counted.counts.index[0]]  # otherwise the first bin would be empty
     texts = [f"{cut:.12g}" for cut in cuts]
     names = [f"{low} to <{high}" for low, high in pairwise(texts)]
     names = [f"< {texts[0]}", *names, f">= {texts[-1]}"] if texts else ["all"]

@@ -8,12 +8,9 @@ import os
 import secrets
 import stat
 import threading
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -239,7 +236,7 @@ def read_parquet(
     """
     with opened_parquet(path, sha256) as file:
         check_columns(path, file.schema_arrow, kinds)
-        return _frame(file.read(columns))
+        return frame_of(file.read(columns))
 
 
 @contextmanager
@@ -259,63 +256,7 @@ def opened_parquet(path: Path, sha256: str | None = None) -> Iterator[Any]:
             yield file
 
 
-@dataclass(frozen=True)
-class ParquetRows:
-    """The rows of a Parquet file, of which only the row groups that are asked for are read.
-
-    Attributes:
-        path: the file.
-        starts: (n_row_groups + 1,) the first row of each row group, and the number of all rows.
-        schema: its columns, as pyarrow has them.
-    """
-
-    path: Path
-    starts: tuple[int, ...]
-    schema: Any
-
-    @classmethod
-    def open(cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})) -> ParquetRows:
-        """Open a file; kinds: what it must hold, see `check_columns`.
-
-        Raises:
-            InputError: there is no such file.
-            EvidenceError: it is damaged.
-        """
-        with opened_parquet(path) as file:
-            check_columns(path, file.schema_arrow, kinds)
-            groups = (file.metadata.row_group(k).num_rows for k in range(file.num_row_groups))
-            starts = tuple(accumulate(groups, initial=0))
-            return cls(path, starts, file.schema_arrow)
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns."""
-        return list(self.schema.names)
-
-    @property
-    def empty(self) -> pd.DataFrame:
-        """A DataFrame with the columns and attrs alone."""
-        with named(self.path):
-            return _frame(self.schema.empty_table())
-
-    def __len__(self) -> int:
-        return self.starts[-1]
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """(start, stop) of the row groups."""
-        return list(pairwise(self.starts))
-
-    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """The rows from start to stop as `read_parquet` reads the whole; columns: default all."""
-        first = bisect_right(self.starts, start) - 1
-        groups = range(first, bisect_left(self.starts, stop))
-        with opened_parquet(self.path) as file:
-            table = file.read_row_groups(list(groups), columns)
-            offset = start - self.starts[first]
-            return _frame(table.slice(offset, max(0, stop - start)))
-
-
-def _frame(table: Any) -> pd.DataFrame:
+def frame_of(table: Any) -> pd.DataFrame:
     """A pyarrow table as a DataFrame with its attrs."""
     frame: pd.DataFrame = table.to_pandas()
     attrs = (table.schema.metadata or {}).get(METADATA_KEY.encode())

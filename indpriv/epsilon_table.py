@@ -24,7 +24,7 @@ from pydantic import Field
 
 from indpriv import _files
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._columns import Rows, Stretch, as_rows, rows_at
+from indpriv._columns import Rows, as_rows, joined, rows_at
 from indpriv._folders import make_folder, remove_file
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import from_json
@@ -383,13 +383,13 @@ class EpsilonParts(Stated):
             EvidenceError: a part is missing, or what is read is damaged.
         """
         one = not path.is_dir()
-        tables = [_files.ParquetRows.open(path, _KINDS)] if one else _tables_in(path)
+        tables = [Rows.open(path, _KINDS)] if one else _tables_in(path)
         with named(path):
             if not any(map(len, tables)):
                 raise EvidenceError("it has no rows")
-            empty = EpsilonTable.from_frame(tables[0].empty)
+            empty = EpsilonTable.from_frame(tables[0].read(0, 0))
         stated = {name: getattr(empty, name) for name in _STATED}
-        return cls(path=path, rows=Stretch(tables, 0, sum(map(len, tables))), **stated)
+        return cls(path=path, rows=joined(tables), **stated)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -421,7 +421,7 @@ class EpsilonParts(Stated):
             return EpsilonTable.from_frame(frame, frame.columns[4:])
 
 
-def _tables_in(folder: Path) -> list[_files.ParquetRows]:
+def _tables_in(folder: Path) -> list[Rows]:
     marker = _files.read_json(folder / MARKER)
     check(_PARTS, marker, str(folder / MARKER))
     found, expected = [], ranges(marker["rows"])
@@ -432,7 +432,7 @@ def _tables_in(folder: Path) -> list[_files.ParquetRows]:
                 f"{folder} lacks {part.name} of {len(expected)} parts; restore it, or type the "
                 "command again that makes the audit"
             )
-        rows = _files.ParquetRows.open(part, _KINDS)
+        rows = Rows.open(part, _KINDS)
         if len(rows) != stop - start:
             raise EvidenceError(
                 f"{part} has {len(rows):,} rows instead of {stop - start:,}; make the audit again"
@@ -502,7 +502,7 @@ class PartsWriter:
     def share_worst_case(self) -> None:
         """Give each part the worst case of all, once all are there: the largest of theirs."""
         paths = [self.folder / part_name(number) for number in range(len(self._ranges))]
-        own = [_files.ParquetRows.open(path).empty.attrs["worst_case_epsilon"] for path in paths]
+        own = [Rows.open(path).read(0, 0).attrs["worst_case_epsilon"] for path in paths]
         for path, worst in zip(paths, own, strict=True):
             if worst != max(own):
                 frame = _files.read_parquet(path)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from indpriv import _columns, _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
-from indpriv._columns import FrameRows, Rows, Stretch, frames_at, frames_of, rows_at
+from indpriv._columns import Rows, as_rows, frames_at, frames_of, rows_at
 from indpriv._reading import named
 from indpriv.errors import InputError
 
@@ -37,11 +37,10 @@ class ExampleTable:
     then any metadata columns.
 
     Attributes:
-        file: that they lie in, training examples first; None if they are in memory. What asks for
-            all rows of a split, such as `frame`, gets them in memory.
+        in_file: whether they lie in a file, training examples first, and not in memory. What asks
+            for all rows of a split, such as `frame`, gets them in memory.
     """
 
-    file: _files.ParquetRows | None = None
     _splits: Mapping[str, Rows]
 
     def __init__(self, frame: pd.DataFrame) -> None:
@@ -56,9 +55,9 @@ class ExampleTable:
         self._check_ids()
 
     @classmethod
-    def _of(cls, train: Rows, test: Rows, file: _files.ParquetRows | None) -> ExampleTable:
+    def _of(cls, train: Rows, test: Rows) -> ExampleTable:
         found = cls.__new__(cls)
-        found._splits, found.file = {"train": train, "test": test}, file
+        found._splits = {"train": train, "test": test}
         return found
 
     def _check_ids(self) -> None:
@@ -89,6 +88,11 @@ class ExampleTable:
         """Rows of the test examples."""
         rows = self.rows("test")
         return rows.read(0, len(rows)).reset_index(drop=True)
+
+    @property
+    def in_file(self) -> bool:
+        """Whether rows are read from a file when they are asked for."""
+        return self.rows("train").schema is not None
 
     @property
     def n_train(self) -> int:
@@ -127,7 +131,7 @@ class ExampleTable:
             )
             for part in rows.ranges()
         )
-        return rows if same else FrameRows(self.aligned(np.asarray(example_ids)))
+        return rows if same else as_rows(self.aligned(np.asarray(example_ids)))
 
     @cached_property
     def has_unit_for_each_row(self) -> bool:
@@ -146,10 +150,9 @@ class ExampleTable:
                 return frame
             return frame.assign(label=named_labels(frame["label"], names))
 
-        if self.file is None:
+        if not self.in_file:
             return ExampleTable(with_names(self.frame))
-        train, test = (Stretch([rows], 0, len(rows), with_names) for rows in splits)
-        return self._of(train, test, self.file)
+        return self._of(*(rows.part(0, len(rows), with_names) for rows in splits))
 
     def aligned(self, example_ids: np.ndarray) -> pd.DataFrame:
         """Training rows in the order of example_ids; InputError if one is missing."""
@@ -228,11 +231,11 @@ class ExampleTable:
 
     def to_parquet(self, path: Path) -> None:
         """Write the table, readable by its owner only (0600)."""
-        if self.file is None:
+        if not self.in_file:
             _files.write_private_parquet(self.frame, path)
         else:
             every = chain(*map(frames_of, self._splits.values()))
-            _files.write_private_frames(every, path, self.file.schema)
+            _files.write_private_frames(every, path, self.rows("train").schema)
 
     @classmethod
     def from_parquet(cls, path: Path) -> ExampleTable:
@@ -245,8 +248,8 @@ def _rows_in(frame: pd.DataFrame, split: str) -> Rows:
     inside = (frame["split"] == split).to_numpy()
     first, count = int(inside.argmax()) if len(inside) else 0, int(inside.sum())
     if inside[first : first + count].all():  # as files are written: a slice copies nothing
-        return FrameRows(frame.iloc[first : first + count].reset_index(drop=True))
-    return FrameRows(frame[inside].reset_index(drop=True))
+        return as_rows(frame.iloc[first : first + count].reset_index(drop=True))
+    return as_rows(frame[inside].reset_index(drop=True))
 
 
 def open_examples(path: Path) -> ExampleTable:
@@ -256,17 +259,16 @@ def open_examples(path: Path) -> ExampleTable:
         InputError: there is no such file, or an id occurs twice within a split.
         EvidenceError: it is damaged.
     """
-    file = _files.ParquetRows.open(path, KINDS)
+    file = Rows.open(path, KINDS)
     n_train = None if len(file) <= LARGEST_IN_MEMORY else _n_before_test(file)
     if n_train is None:
         return ExampleTable.from_parquet(path)
-    train, test = Stretch([file], 0, n_train), Stretch([file], n_train, len(file) - n_train)
-    found = ExampleTable._of(train, test, file)
+    found = ExampleTable._of(file.part(0, n_train), file.part(n_train, len(file)))
     found._check_ids()
     return found
 
 
-def _n_before_test(file: _files.ParquetRows) -> int | None:
+def _n_before_test(file: Rows) -> int | None:
     """The number of training rows, if all of them lie before the test rows; else None."""
     n_train, test_began = 0, False
     for start, stop in file.ranges():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,7 @@ from indpriv import _columns
 from indpriv._columns import (
     MISSING,
     CountedValues,
-    FrameRows,
+    as_rows,
     frames_of,
     groupable_columns,
     grouping_of,
@@ -209,11 +211,9 @@ def test_rows_come_in_the_order_of_the_ids(order):
     assert found.index.equals(pd.RangeIndex(3))
 
 
-class InRanges(FrameRows):
+def in_ranges(frame):
     """Rows in memory that are read seven at a time."""
-
-    def ranges(self):
-        return [(start, min(start + 7, len(self))) for start in range(0, len(self), 7)]
+    return replace(as_rows(frame), starts=[*range(0, len(frame), 7), len(frame)])
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,10 @@ def test_groups_found_range_by_range_are_those_of_all_rows(by):
         for split, n in (("train", 40), ("test", 11))
     ]
     whole = partition(*frames, by)
-    found = grouping_of(InRanges(frames[0]), InRanges(frames[1]), by)
+    found = grouping_of(in_ranges(frames[0]), in_ranges(frames[1]), by)
     assert (found.columns, found.names) == (whole.columns, whole.names)
     assert found.codes(frames[1]).tolist() == whole.test_codes.tolist()
-    codes = [found.codes(frame) for frame in frames_of(InRanges(frames[0]))]
+    codes = [found.codes(frame) for frame in frames_of(in_ranges(frames[0]))]
     assert [len(part) for part in codes] == [7, 7, 7, 7, 7, 5]
     assert np.concatenate(codes).tolist() == whole.train_codes.tolist()
 
@@ -244,15 +244,15 @@ def test_groups_found_range_by_range_are_those_of_all_rows(by):
 def test_many_values_range_by_range_are_refused(monkeypatch):
     monkeypatch.setattr(_columns, "MOST_GROUPS", 20)
     train = rows("train", np.arange(40) / 7, group=[f"g{k}" for k in range(40)])
-    for found in (InRanges(train), FrameRows(train)):
+    for found in (in_ranges(train), as_rows(train)):
         several = len(found.ranges()) > 1
         assert (label_grouping(found, train[:0]) is None) == several
     with pytest.raises(InputError, match="group has more than 20 distinct values"):
-        grouping_of(InRanges(train), train[:0], "group")
+        grouping_of(in_ranges(train), train[:0], "group")
     with pytest.raises(InputError, match="group has more than 20 distinct values"):
-        grouping_of(FrameRows(train[:2]), InRanges(train), "group")
+        grouping_of(as_rows(train[:2]), in_ranges(train), "group")
     with pytest.raises(InputError, match="label is numeric with at least 14 distinct values"):
-        grouping_of(InRanges(train), train[:0], "label", max_values=10)
+        grouping_of(in_ranges(train), train[:0], "label", max_values=10)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 40, 41, 99, 100])
@@ -265,7 +265,7 @@ def test_quantiles_of_counted_values_are_numpys_observations(n):
         places = np.linspace(0, 1, bins + 1)[1:-1]
         expected = np.quantile(values, places, method="closest_observation")
         assert counted.observations(places).tolist() == expected.tolist()
-    assert (counted.n, counted.least) == (n, values.min())
+    assert (counted.counts.sum(), counted.counts.index[0]) == (n, values.min())
 
 
 def test_more_distinct_values_are_kept_with_fewer_bits(monkeypatch):
@@ -274,7 +274,7 @@ def test_more_distinct_values_are_kept_with_fewer_bits(monkeypatch):
     counted = CountedValues()
     for part in np.array_split(exact, 9):
         counted.add(part)
-        assert len(counted._values) <= 8000  # 2^8 in each octave at least
+        assert len(counted.counts) <= 8000  # 2^8 in each octave at least
     places = np.linspace(0.05, 0.95, 10)
     expected = np.quantile(exact, places, method="closest_observation")
     assert counted.observations(places) == pytest.approx(expected, rel=2**-8)

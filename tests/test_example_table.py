@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv import _files, example_table
+from indpriv import _columns, _files, example_table
 from indpriv._arrays import all_distinct
 from indpriv._columns import frames_of
 from indpriv.errors import InputError
@@ -74,7 +74,7 @@ def many(n=34, **columns):
 def test_a_table_in_a_file_is_the_one_in_memory(in_a_file, tmp_path):
     plain = ExampleTable(many())
     found = in_a_file(many())
-    assert found.file is not None
+    assert found.in_file
     for name in ("train", "test", "frame"):
         pd.testing.assert_frame_equal(getattr(found, name), getattr(plain, name))
     assert (found.n_train, found.metadata_columns) == (34, ["sex"])
@@ -92,7 +92,7 @@ def test_a_table_in_a_file_is_the_one_in_memory(in_a_file, tmp_path):
     assert [len(part) for part in frames_of(found.rows("train"), ["loss"])] == [10, 10, 10, 4]
     named = found.with_label_names(["a", "b", "c"])
     named.to_parquet(tmp_path / "copy.parquet")
-    assert _files.ParquetRows.open(tmp_path / "copy.parquet").starts == (0, 10, 20, 30, 34, 37)
+    assert _columns.Rows.open(tmp_path / "copy.parquet").starts == (0, 10, 20, 30, 34, 37)
     copy = ExampleTable.from_parquet(tmp_path / "copy.parquet")
     pd.testing.assert_frame_equal(copy.frame, named.frame, check_dtype=False)
     assert (tmp_path / "copy.parquet").stat().st_mode & 0o077 == 0
@@ -112,11 +112,11 @@ def test_its_training_rows_are_read_by_ranges_in_the_order_of_the_log(in_a_file)
 
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("place", [(3, 31), (9, 10), (35, 36)])
-def test_ids_that_occur_twice_are_refused_there_too(in_a_file, place, as_text):
+def test_ids_that_occur_twice_are_refused_there_too(in_a_file, tmp_path, place, as_text):
     frame = many()
     frame.loc[place[1], "example_id"] = frame.loc[place[0], "example_id"]
     frame = frame.astype({"example_id": str}) if as_text else frame
-    path = in_a_file(many()).file.path
+    path = tmp_path / "examples.parquet"
     frame.to_parquet(path, row_group_size=10)
     with pytest.raises(InputError, match="1 example ids occur twice within a split"):
         open_examples(path)
@@ -124,7 +124,7 @@ def test_ids_that_occur_twice_are_refused_there_too(in_a_file, place, as_text):
 
 def test_a_table_in_a_file_may_have_no_test_rows(in_a_file):
     found = in_a_file(rows("train", np.arange(34) % 3))
-    assert (found.file is not None, found.n_train) == (True, 34)
+    assert (found.in_file, found.n_train) == (True, 34)
     assert found.test.empty
     assert list(found.test) == list(found.train)
     assert len(found.at(np.array([3, 30]), None).train) == 2
@@ -136,14 +136,14 @@ def test_units_of_several_rows_are_seen(in_a_file):
     assert not in_a_file(many(unit_id=units)).has_unit_for_each_row
 
 
-def test_files_of_another_order_are_read_whole(in_a_file):
+def test_files_of_another_order_are_read_whole(in_a_file, tmp_path):
     mixed = many().sample(frac=1, random_state=1).reset_index(drop=True)
-    assert in_a_file(mixed).file is None
+    assert not in_a_file(mixed).in_file
     few = many()[:20].reset_index(drop=True)
-    assert in_a_file(few).file is None
+    assert not in_a_file(few).in_file
+    path = tmp_path / "examples.parquet"
+    many(split="valid").to_parquet(path)
     with pytest.raises(InputError, match="'valid'"):
-        path = in_a_file(many()).file.path
-        many(split="valid").to_parquet(path)
         open_examples(path)
 
 

@@ -17,6 +17,7 @@ from pydantic import Field
 from indpriv import _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._checks import check_choice
+from indpriv._columns import Rows
 from indpriv._facts import text
 from indpriv._folders import is_remote
 from indpriv._journal import NAME, read_journal
@@ -432,7 +433,7 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
         exact = np.flatnonzero(frame["exact"].to_numpy())
     else:
         _files.check_hash(path, sha256)
-        rows = _files.ParquetRows.open(path, ID_COLUMNS)
+        rows = Rows.open(path, ID_COLUMNS)
         ids = records.StoredIds(rows, "example_id")
         repeated = _repeats.repeated(lambda start, stop: ids[start:stop], rows.ranges())
         suspects = ids[repeated]  # their hashes are equal

@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _files
 from indpriv._arrays import IntArray
 from indpriv._checks import check_choice, check_rounding
+from indpriv._columns import Rows
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSettings, check_norms
 
@@ -145,7 +146,7 @@ def dtype_of(levels: Levels | None) -> Any:
 class StoredIds:
     """A column of a Parquet file as an array whose rows are read when they are asked for."""
 
-    rows: _files.ParquetRows
+    rows: Rows
     column: str
 
     @cached_property

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv._columns import FrameRows
+from indpriv._columns import as_rows
 from indpriv._plain import to_json
 from indpriv.analysis.groups import group_table
 from indpriv.analysis.loss import relate_to_loss, relation_of
@@ -69,7 +69,7 @@ def test_group_tables_are_those_of_all_examples(both):
 def test_the_relation_to_loss_is_that_of_all_examples(both):
     epsilon, loss, _, _ = drawn()
     table = epsilon_table(epsilon, worst_case=0.22)
-    exact, binned = both(lambda: relate_to_loss(table, FrameRows(pd.DataFrame({"loss": loss}))))
+    exact, binned = both(lambda: relate_to_loss(table, as_rows(pd.DataFrame({"loss": loss}))))
     for name in ("floored", "floor", "left_out", "undefined_reason"):
         assert getattr(binned, name) == getattr(exact, name)
     assert (binned.n, binned.n_below_worst_case) == (exact.n, exact.n_below_worst_case)

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from indpriv._columns import FrameRows
+from indpriv._columns import as_rows
 from indpriv.analysis.loss import relate_to_loss
 from synthetic import epsilon_table
 
 
 def related(table, loss):
-    return relate_to_loss(table, FrameRows(pd.DataFrame({"loss": loss})))
+    return relate_to_loss(table, as_rows(pd.DataFrame({"loss": loss})))
 
 
 def test_a_logarithm_is_found():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import synthetic
-from indpriv import EvidenceError, NormLog, _files, account
+from indpriv import EvidenceError, NormLog, _columns, _files, account
 from indpriv._files import read_verified
 from indpriv.norm_log import records
 from indpriv.norm_log.norm_log import open_run
@@ -149,9 +149,9 @@ def stored_ids(request, tmp_path, monkeypatch):
 def test_many_ids_are_read_when_they_are_asked_for(stored_ids, monkeypatch):
     run_dir, ids = stored_ids
     log, read = NormLog.open(run_dir), []
-    plain = _files.ParquetRows.read
+    plain = _columns.Rows.read
     monkeypatch.setattr(
-        _files.ParquetRows, "read", lambda rows, *part: read.append(part[:2]) or plain(rows, *part)
+        _columns.Rows, "read", lambda rows, *part: read.append(part[:2]) or plain(rows, *part)
     )
     assert isinstance(log.example_ids, records.StoredIds)
     assert (len(log.example_ids), log.n_examples, read) == (N, N, [])
