@@ -26,7 +26,7 @@ from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method
 from indpriv.accountant.account import row_account
 from indpriv.accountant.blocks import in_blocks
-from indpriv.norm_log.records import ArrayBatchNorms, BatchNormEntries
+from indpriv.norm_log.records import BatchNormEntries, BatchNorms, Records
 
 CIFAR = {
     "total_steps": 3660,
@@ -106,15 +106,14 @@ def synthetic_log(
     )
 
 
-class TiledRecords:
+def tiled(log: NormLog) -> Records:
     """Records of very many examples that repeat those of a small log: what a log on disk is to the accountant."""
+    codes = log.read()
 
-    def __init__(self, log: NormLog) -> None:
-        self._rows, self._period = log.read(), log.n_examples
+    def read(rows: np.ndarray, start: int, stop: int) -> np.ndarray:
+        return codes[rows][:, np.arange(start, stop) % log.n_examples]
 
-    def read(self, rows: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Codes of a block."""
-        return self._rows[rows][:, np.arange(start, stop) % self._period]
+    return Records(np.arange(log.n_records), read)
 
 
 @benchmark
@@ -209,7 +208,7 @@ def rdp_memory(full: bool) -> list[bool]:
 
 def _child_memory(n_examples: int) -> None:
     small = synthetic_log(200, 50_000)
-    log = replace(small, example_ids=np.arange(n_examples), records=TiledRecords(small))
+    log = replace(small, example_ids=np.arange(n_examples), records=tiled(small))
     start = time.perf_counter()
     table = account(log, delta=DELTA)
     seconds = time.perf_counter() - start
@@ -333,7 +332,7 @@ def known_participation(full: bool) -> list[bool]:
     empty = NormLog.from_arrays(
         np.zeros((0, n)), [], sampler="shuffled", **{**CIFAR, "total_steps": 50 * epochs}
     )
-    log = replace(empty, batch_norms=ArrayBatchNorms(np.arange(50 * epochs), entries))
+    log = replace(empty, batch_norms=BatchNorms(np.arange(50 * epochs), [entries.block]))
 
     def read() -> list[int]:
         return list(in_blocks(log, lambda block: block.n_examples, size=1 << 15, workers=1))

@@ -34,7 +34,7 @@ from indpriv import NormLog, account
 from indpriv.analysis.fidelity import compare_with_exact
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
-from indpriv.norm_log.records import ArrayBatchNorms
+from indpriv.norm_log.records import BatchNorms
 
 AUDITS = Path(__file__).parents[1] / "audits"
 # Targets of bias and of mean absolute error, in per cent of the median.
@@ -94,7 +94,7 @@ def second_half(log: NormLog) -> NormLog:
         log,
         settings=StepSettings(**columns),
         recorded_steps=steps,
-        rows=log.rows[start:],
+        records=log.records[start:],
         batch_norms=None,
     )
     if log.batch_norms is None:
@@ -103,7 +103,9 @@ def second_half(log: NormLog) -> NormLog:
     entries = entries.select(entries.step >= start)
     return replace(
         half,
-        batch_norms=ArrayBatchNorms(steps, replace(entries, step=entries.step - np.int32(start))),
+        batch_norms=BatchNorms(
+            steps, [replace(entries, step=entries.step - np.int32(start)).block]
+        ),
     )
 
 
@@ -122,7 +124,7 @@ def measure(name: str, log: NormLog, delta: float, *, hold: bool = True) -> dict
     reached = {}
     for passes, policy, target in policies_of(epoch):
         steps = np.flatnonzero([policy.due(step) for step in range(log.total_steps)])
-        thinned = replace(log, recorded_steps=steps, rows=log.rows[steps])  # the log has every step
+        thinned = log.only(steps)  # the log has every step
         for rule in ("last", "closest"):
             for free in (False, True):
                 found = compare_with_exact(

@@ -3,22 +3,13 @@
 import math
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import FloatArray
 from indpriv.errors import InputError, PrivacyWarning
-
-# Keys of audit files that had another name before 0.2, and in the headers of logs still have it.
-FORMER_NAMES = {
-    "free_records": "batch_norms",
-    "exact_examples": "reference_examples",
-    "non_dp_twin": "non_private_baseline",
-    "non_dp_learning_rate": "non_private_learning_rate",
-}
 
 
 def check_delta(delta: float) -> float:
@@ -44,22 +35,29 @@ def check_positive_int(name: str, value: int, *, minimum: int = 1) -> int:
     return int(value)
 
 
-def check_noise_multiplier(value: ArrayLike) -> FloatArray:
-    """Return noise multipliers as float64, finite and above 0 (NaN makes an accountant hang)."""
-    expected = "a finite number above 0; a run without noise has no finite epsilon"
-    return _check_each("noise_multiplier", value, math.inf, expected)
+_ABOVE_0 = "a finite number above 0"
+# Name of a setting of a step -> the most that it can be, and what it is. NaN would make an
+# accountant hang.
+_SETTINGS = {
+    "noise_multiplier": (math.inf, f"{_ABOVE_0}; a run without noise has no finite epsilon"),
+    "max_grad_norm": (math.inf, f"{_ABOVE_0}; pass the clipping norm of the optimizer"),
+    "sample_rate": (1.0, "in (0, 1]; pass the Poisson rate, e.g. batch_size / n"),
+}
 
 
-def check_max_grad_norm(value: ArrayLike) -> FloatArray:
-    """Return clipping norms as float64: finite and above 0."""
-    expected = "a finite number above 0; pass the clipping norm of the optimizer"
-    return _check_each("max_grad_norm", value, math.inf, expected)
-
-
-def check_sample_rate(value: ArrayLike) -> FloatArray:
-    """Return Poisson sampling rates as float64 in (0, 1]."""
-    expected = "in (0, 1]; pass the Poisson rate, e.g. batch_size / n"
-    return _check_each("sample_rate", value, 1.0, expected)
+def check_setting(name: str, value: ArrayLike) -> FloatArray:
+    """Return one of _SETTINGS, or values of each step, as float64; InputError out of range."""
+    most, expected = _SETTINGS[name]
+    try:
+        array: FloatArray = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}={value!r} is not a number") from error
+    good = np.isfinite(array) & (array > 0) & (array <= most)
+    if not np.all(good):
+        bad = array[~good].flat[0] if array.ndim else array.item()
+        where = f" at step {int(np.flatnonzero(~good)[0])}" if array.ndim else ""
+        raise InputError(f"{name}={bad}{where} is not {expected}")
+    return array
 
 
 def check_row(
@@ -105,20 +103,6 @@ def check_rounding(rounding: float) -> float:
     return float(rounding)
 
 
-def _check_each(name: str, value: ArrayLike, most: float, expected: str) -> FloatArray:
-    """Return finite values above 0 and at most `most`, as float64."""
-    try:
-        array: FloatArray = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}={value!r} is not a number") from error
-    good = np.isfinite(array) & (array > 0) & (array <= most)
-    if not np.all(good):
-        bad = array[~good].flat[0] if array.ndim else array.item()
-        where = f" at step {int(np.flatnonzero(~good)[0])}" if array.ndim else ""
-        raise InputError(f"{name}={bad}{where} is not {expected}")
-    return array
-
-
 def warn_caller(message: str) -> None:
     """Warn with PrivacyWarning at the line outside this package that led here."""
     level, frame = 1, sys._getframe()
@@ -128,18 +112,6 @@ def warn_caller(message: str) -> None:
     ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, PrivacyWarning, stacklevel=level)
-
-
-def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values under current names; InputError if both names of one are given."""
-    renamed = {FORMER_NAMES.get(name, name): value for name, value in values.items()}
-    if len(renamed) < len(values):
-        former, current = next(pair for pair in FORMER_NAMES.items() if set(pair) <= set(values))
-        raise InputError(
-            f"{former} and {current} are both given, but {former} is the former name of {current}: "
-            f"pass only {current}"
-        )
-    return renamed
 
 
 def check_orders(orders: ArrayLike) -> FloatArray:

@@ -43,11 +43,8 @@ _SIGNIFICAND, _FEWEST_BITS = 52, 8
 class Rows:
     """Rows in one order, in memory or in files, of which a range at a time is read.
 
-    Attributes:
-        columns: their names.
-        starts: (n_ranges + 1,) the first row of each range, and the number of all rows.
-        source: (start, stop, columns or None for all) -> the rows from start to stop.
-        schema: of pyarrow, where they lie in a file.
+    starts: (n_ranges + 1,) the first row of each range, and the number of all rows. source: (start,
+    stop, columns or None for all) -> the rows. schema: of pyarrow, where they lie in a file.
     """
 
     columns: Sequence[str]
@@ -57,12 +54,7 @@ class Rows:
 
     @classmethod
     def open(cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})) -> Rows:
-        """Those of a Parquet file; kinds: what it must hold, see `check_columns`.
-
-        Raises:
-            InputError: there is no such file.
-            EvidenceError: it is damaged.
-        """
+        """Those of a Parquet file; kinds: what it must hold, see `check_columns`."""
         with _files.opened_parquet(path) as file:
             check_columns(path, file.schema_arrow, kinds)
             groups = (file.metadata.row_group(k).num_rows for k in range(file.num_row_groups))
@@ -228,8 +220,9 @@ class CountedValues:
         before = np.floor(place).astype(np.int64)
         tied = (place == before) & (before % 2 == 1)  # as Hyndman and Fan 1996 have it
         rank = np.clip(np.where(tied, before, before + 1), 0, up_to[-1] - 1)
-        values: FloatArray = self.counts.index.to_numpy(np.float64)
-        return values[np.searchsorted(up_to, rank, side="right")]
+        values = self.counts.index.to_numpy(np.float64)
+        found: FloatArray = values[np.searchsorted(up_to, rank, side="right")]
+        return found
 
     def _merge(self, counts: pd.Series[Any]) -> None:
         kept = np.int64(-1) << np.int64(_SIGNIFICAND - self._bits)
@@ -243,13 +236,7 @@ class TooManyGroupsError(InputError):
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups by one column or several.
-
-    Attributes:
-        columns: the columns.
-        names: of the groups.
-        codes: gives (n_rows,) the group of each row of a frame, as an index into names.
-    """
+    """Groups by columns; codes: the group of each row (n_rows,) of a frame, an index into names."""
 
     columns: tuple[str, ...]
     names: tuple[str, ...]
@@ -258,13 +245,7 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Partition:
-    """Groups by one column or several.
-
-    Attributes:
-        columns: the columns.
-        names: of the groups.
-        train_codes, test_codes: (n_examples,) the group of each example, as an index into names.
-    """
+    """Groups by columns; codes (n_examples,): the group of each example, as an index into names."""
 
     columns: tuple[str, ...]
     names: tuple[str, ...]
@@ -283,24 +264,20 @@ def partition(
 def grouping_of(
     train: Rows, test: pd.DataFrame | Rows, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
 ) -> Grouping:
-    """Groups of training and test rows by a column, or by the combinations of several.
+    """Groups of training and test rows by a column, or by the combinations of several that occur.
+
+    Names of groups are values in sorted order; missing values are the group "(missing)".
 
     Args:
         train: training rows.
         test: test rows, with the same columns; may be empty.
-        by: "label", "correct", "loss" or a metadata column; "column:bins=10" cuts a numeric column
-            at quantiles of the training rows; "race,age:bins=4" makes a group of every combination
-            that occurs.
-        max_values: largest number of distinct values of a numeric column without bins; None for no
-            limit.
-
-    Returns:
-        groups named by their values in sorted order; missing values are the group "(missing)".
+        by: "label", "correct", "loss" or a metadata column; "age:bins=10" cuts a numeric one at
+            quantiles of the training rows; "race,age:bins=4" asks for combinations.
+        max_values: most distinct values of a numeric column without bins; None for no limit.
 
     Raises:
         TooManyGroupsError: rows that are read in several ranges have more than 65,536 groups.
-        InputError: there is no such column, a column with bins is not numeric, or it has too many
-            numeric values.
+        InputError: there is no such column, one with bins is not numeric, or max_values is passed.
     """
     columns = [*groupable_columns(train), *(name for name in RESULTS if name in train.columns)]
     others = as_rows(test)

@@ -53,12 +53,9 @@ def check_hash(path: Path, expected: str, content: bytes | None = None) -> None:
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
-    """The content of a file, compared with its hash while it is read. Sensitive: it is kept.
+    """The content of a file, compared with its hash (EvidenceError) while it is read. Sensitive.
 
     What was read is kept as long as there is room, so that each byte is read once.
-
-    Raises:
-        EvidenceError: the file is missing, or its hash is another.
     """
     key = (str(path), sha256)
     with _keeping:
@@ -113,15 +110,7 @@ class OneWriter:
     """The lock of a folder that one process writes at a time, until it closes it or dies."""
 
     def __init__(self, folder: Path, shown: Path | None = None) -> None:
-        """Take the lock.
-
-        Args:
-            folder: where the lock lies.
-            shown: the folder that messages name, if it is another.
-
-        Raises:
-            InputError: another process has it.
-        """
+        """Take the lock; InputError, with `shown` or the folder, if another process has it."""
         # On some systems a locked file cannot be read, so the process id has a file of its own.
         with suppress(FileNotFoundError):
             os.close(open_file(folder / _LOCK, os.O_RDONLY))  # it is a file of its own
@@ -164,11 +153,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_private_parquet(frame: pd.DataFrame, path: Path) -> None:
-    """Write a DataFrame to a Parquet file that only its owner can read.
-
-    Its attrs go into pandas's own metadata and, for every other reader, as JSON under the key
-    `indpriv`.
-    """
+    """Write a DataFrame, readable by its owner only; its attrs also as JSON under METADATA_KEY."""
     table = pa.Table.from_pandas(frame, preserve_index=False)
     if frame.attrs:
         table = table.replace_schema_metadata(
@@ -226,14 +211,7 @@ def read_parquet(
     sha256: str | None = None,
     kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> pd.DataFrame:
-    """Read a Parquet file, or some columns, with its attrs.
-
-    kinds: what it must hold, see `check_columns`.
-
-    Raises:
-        InputError: there is no such file.
-        EvidenceError: it is damaged, or its hash is not sha256, where that is passed.
-    """
+    """Read a Parquet file, or some columns, with its attrs; kinds: see `check_columns`."""
     with opened_parquet(path, sha256) as file:
         check_columns(path, file.schema_arrow, kinds)
         return frame_of(file.read(columns))

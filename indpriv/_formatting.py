@@ -10,6 +10,11 @@ _NO_LIMIT = 1e6  # from here on, the end of an interval of epsilons or their rat
 _FLOAT_NOISE = 1e-9  # relative; 1.5500000000000003 is shown as 1.55
 
 
+def _up(value: float, digits: int) -> str:
+    scale = 10.0**digits
+    return f"{math.ceil(value * scale * (1 - _FLOAT_NOISE)) / scale:.{digits}f}"
+
+
 def format_epsilon(value: float | None) -> str:
     """An epsilon rounded up: two decimals, or two significant digits below 0.1; a dash for None.
 
@@ -20,10 +25,7 @@ def format_epsilon(value: float | None) -> str:
         return "–"
     if value <= 0:
         return "0"
-    digits = 2 if value >= 0.1 else 1 - math.floor(math.log10(value))
-    scale = 10.0**digits
-    rounded = math.ceil(value * scale * (1 - _FLOAT_NOISE)) / scale
-    return f"{rounded:.{digits}f}"
+    return _up(value, 2 if value >= 0.1 else 1 - math.floor(math.log10(value)))
 
 
 def format_delta(value: float) -> str:
@@ -43,8 +45,7 @@ def format_edges(edges: Sequence[float]) -> list[str]:
     (['0.000', '0.075', '0.150'], ['0.0000', '0.0021'])
     """
     digits = max(2, 1 - math.floor(math.log10(edges[1] - edges[0])))
-    scale = 10.0**digits
-    return [f"{math.ceil(edge * scale * (1 - _FLOAT_NOISE)) / scale:.{digits}f}" for edge in edges]
+    return [_up(edge, digits) for edge in edges]
 
 
 def format_rows(least: int, most: int) -> str:
@@ -103,8 +104,7 @@ def format_p_value(value: float) -> str:
     >>> format_p_value(0.001), format_p_value(0.0312), format_p_value(0.9999)
     ('0.0010', '0.032', '1.00')
     """
-    digits = 1 - math.floor(math.log10(value)) if value < 0.1 else 2
-    return f"{math.ceil(value * 10.0**digits * (1 - _FLOAT_NOISE)) / 10.0**digits:.{digits}f}"
+    return _up(value, 1 - math.floor(math.log10(value)) if value < 0.1 else 2)
 
 
 def format_lower_bound(value: float) -> str:

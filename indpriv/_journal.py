@@ -32,11 +32,7 @@ def chains(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Entries of a journal, and whether a torn last line (a crash while appending) was dropped.
-
-    Raises:
-        EvidenceError: no journal, or a whole line that is broken, changed or out of order.
-    """
+    """Entries, and whether a torn last line (of a crash) was dropped; EvidenceError if damaged."""
     entries, _, content = _read(run_dir)
     return entries, not content.endswith(b"\n") and bool(content)
 

@@ -111,11 +111,7 @@ def records(frame: pd.DataFrame) -> Iterator[Any]:
 
 
 def to_json(value: Any) -> Any:
-    """A dataclass, mapping, sequence or scalar as JSON values.
-
-    Raises:
-        InputError: a number that is not finite.
-    """
+    """A dataclass, mapping, sequence or scalar as JSON values; InputError for one not finite."""
     if hasattr(value, "as_json"):
         return to_json(value.as_json())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -139,16 +135,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
-    """Read what `to_json` wrote.
-
-    Args:
-        kind: the dataclass.
-        content: JSON values.
-        where: names the document in error messages.
-
-    Raises:
-        InputError: a key is absent, or a value is of another kind.
-    """
+    """Read what `to_json` wrote as a dataclass; InputError names the document and what is wrong."""
     try:
         value: T = _validator(typing.cast(Any, kind)).validate_python(content)
     except ValidationError as error:
@@ -203,11 +190,7 @@ def empty(kind: Any) -> Any:
 
 
 def fields_schema(kinds: Kinds) -> dict[str, Any]:
-    """The JSON Schema of what `read_fields` reads.
-
-    The first line of a class's docstring describes the class; its Attributes section describes the
-    fields.
-    """
+    """The JSON Schema of what `read_fields` reads, described by the docstrings of its classes."""
     kind: Any = _top(tuple(kinds.items()))
     return TypeAdapter(kind).json_schema(schema_generator=_Schema, mode="validation")
 
@@ -249,10 +232,7 @@ class _Schema(GenerateJsonSchema):
 
 @functools.cache
 def _descriptions(kind: Any) -> dict[str, str]:
-    """Field -> its text in the Attributes section of the docstring; fields may share a text.
-
-    Classes that it inherits from describe the fields that they have.
-    """
+    """Field -> its text in the Attributes section of a class, or of one that it inherits from."""
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         doc = inspect.cleandoc(each.__doc__ or "")

@@ -96,11 +96,7 @@ def table(keys: Mapping[Any, str]) -> Schema:
 
 
 def check(kind: type[Model], content: object, where: str) -> Model:
-    """JSON values as a schema has them.
-
-    Raises:
-        EvidenceError: names the first value that is wrong, and what it should be.
-    """
+    """JSON values as a schema has them; EvidenceError names the first that is wrong."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -109,10 +105,7 @@ def check(kind: type[Model], content: object, where: str) -> Model:
 
 
 def first_wrong(error: ValidationError, where: str, remedy: str) -> str:
-    """What a message says of the first value that pydantic refused: it, its key, what it should be.
-
-    where: names the document.
-    """
+    """What to say of the first value in a document that pydantic refused: key, value, remedy."""
     wrong = error.errors(include_url=False)[0]
     place = ".".join(map(str, wrong["loc"])) or "the content"
     if wrong["type"] == "missing":
@@ -126,11 +119,7 @@ def first_wrong(error: ValidationError, where: str, remedy: str) -> str:
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON values of UTF-8 text: finite numbers of sensible length, and not deeply nested.
-
-    Raises:
-        ValueError: it is anything else.
-    """
+    """JSON values of UTF-8: finite numbers of sensible length, no deep nesting; else ValueError."""
     try:
         value = _DECODER.decode(content.decode("utf-8"))
     except RecursionError as error:
@@ -165,12 +154,7 @@ _DECODER = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=_
 
 
 def read_npz(path: Path, remedy: str = "write it again, with np.savez") -> dict[str, NDArray[Any]]:
-    """All arrays of an npz file of numbers and texts; nothing in it is unpickled.
-
-    Raises:
-        EvidenceError: it is damaged, an array is not as long as its header says, or it would take
-            far more memory than its size.
-    """
+    """All arrays of an npz file of numbers and texts, none unpickled; EvidenceError if broken."""
     refuse_links(path)
     with named(path, remedy):
         with zipfile.ZipFile(path) as archive:
@@ -307,38 +291,31 @@ def _thrift(content: bytes, at: int) -> tuple[dict[int, Any], int]:
     return found, at + 1
 
 
-_WORDS = {"i": "whole numbers", "f": "numbers", "b": "true or false", "t": "texts", "n": "nothing"}
+_KINDS = {  # letter -> what a column holds, and its types of pyarrow
+    "i": ("whole numbers", r"u?int\d+"),
+    "f": ("numbers", "(half)?float|double"),
+    "b": ("true or false", "bool"),
+    "t": ("texts", "(large_)?string"),
+    "n": ("nothing", "null"),
+}
 
 
 def check_columns(path: Path, schema: Any, kinds: Mapping[str, str]) -> None:
-    """Compare the columns of a Parquet file with those that it should have.
+    """Raise EvidenceError unless a Parquet file has the columns that it should.
 
-    kinds: name -> letters of what it may hold (see `_WORDS`), "" for anything; a name that ends in
+    kinds: name -> letters of what it may hold (see `_KINDS`), "" for anything; a name that ends in
     "?" may be absent.
-
-    Raises:
-        EvidenceError: a column is absent, or holds something else.
     """
     for name, letters in kinds.items():
         column = name.removesuffix("?")
         if column not in schema.names:
             if column == name:
                 raise EvidenceError(f"{path} lacks the column {column}; write it again")
-        elif letters and _letter(kind := schema.field(column).type) not in letters:
-            allowed = " or ".join(_WORDS[letter] for letter in letters)
+            continue
+        kind, allowed = schema.field(column).type, [_KINDS[letter] for letter in letters]
+        values = str(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        if letters and not any(re.fullmatch(types, values) for _, types in allowed):
             raise EvidenceError(
-                f"{path}: the column {column} is of type {kind}; it holds {allowed}: write it again"
+                f"{path}: the column {column} is of type {kind}; it holds "
+                f"{' or '.join(words for words, _ in allowed)}: write it again"
             )
-
-
-def _letter(kind: Any) -> str:
-    """The key of `_WORDS` of a type of pyarrow; "?" without one."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    tests = {
-        "i": pa.types.is_integer,
-        "f": pa.types.is_floating,
-        "b": pa.types.is_boolean,
-        "t": lambda one: pa.types.is_string(one) or pa.types.is_large_string(one),
-        "n": pa.types.is_null,
-    }
-    return next((letter for letter, test in tests.items() if test(kind)), "?")

@@ -123,11 +123,9 @@ def numbers_of(values: NDArray[np.generic] | pd.Series[Any]) -> NDArray[np.uint6
 
 
 def repeated(ids: Reader, ranges: Sequence[tuple[int, int]]) -> IntArray:
-    """Increasing positions of rows whose number occurs in another row.
+    """Increasing positions of rows whose number occurs in another row; ranges cover all in order.
 
     Whole numbers in order, as ids often are, are only looked at.
-
-    ranges: that cover all rows in order.
     """
     if _increasing(ids, ranges):
         return np.zeros(0, np.int64)

@@ -153,12 +153,7 @@ class RemotePath(_Base):
         return self._asked("read", lambda system, key: system.get_file_info(key))
 
     def _asked(self, what: str, call: Callable[[Any, str], Any]) -> Any:
-        """What a call with file system and key returns, repeated while the server does not answer.
-
-        Raises:
-            StorageError: the storage error.
-            FileNotFoundError: the object does not exist.
-        """
+        """What a call with file system and key returns; repeated while the server is silent."""
         _, scheme, options, bucket, *rest = self.parts
         system, root = _file_system(scheme, bucket, unquote(options[1:]))
         for pause in (*_PAUSES, None):
@@ -182,13 +177,9 @@ def _reason_of(error: OSError, bucket: str) -> str:
 
 
 def location(path: str | Path) -> Path:
-    """The path of a directory that is given as a path or as an address with a scheme.
+    """The path of a directory, given as a path or as an address; InputError for another address.
 
     A Path that an address was made into has lost a slash, which is put back.
-
-    Raises:
-        InputError: a scheme that is not known, no bucket, or credentials in the address, which
-            reports would repeat.
     """
     if isinstance(path, RemotePath):
         return path
@@ -217,11 +208,7 @@ def location(path: str | Path) -> Path:
 
 
 def location_on_disk(path: str | Path, what: str) -> Path:
-    """The path of a directory that can only be written on a disk; see `location`.
-
-    Raises:
-        InputError: as `location`; or object storage. what: that is written there, with a verb.
-    """
+    """The `location` of a directory on a disk, else InputError; what: "a run is", say."""
     found = location(path)
     if isinstance(found, RemotePath):
         raise InputError(
@@ -235,11 +222,7 @@ def location_on_disk(path: str | Path, what: str) -> Path:
 def bucket_to_write(
     address: str | Path | None, bucket_is_private: bool = False
 ) -> RemotePath | None:
-    """The place in object storage that sensitive files are sent to; None for None.
-
-    Raises:
-        InputError: as `location`; or no address, or storage that nobody said is private.
-    """
+    """The `location` that sensitive files are sent to, None for None; InputError unless private."""
     found = None if address is None else location(address)
     if found is None or (isinstance(found, RemotePath) and bucket_is_private):
         return found
@@ -358,10 +341,8 @@ def _first_line(path: Path) -> bytes:
 def uploaded(folder: Path, to: RemotePath | None, *, or_warn: bool = False) -> Iterator[None]:
     """Send what the block wrote to a folder, also after an error or Ctrl-C, as far as it got.
 
-    Args:
-        folder: on a disk, where it stays.
-        to: None to send nothing; an audit that failed is not sent.
-        or_warn: warn where the bucket cannot be written, as after an error; otherwise raise.
+    to: None to send nothing; an audit that failed is not sent. or_warn: warn where the bucket
+    cannot be written, as after an error; otherwise raise.
     """
     ended = False
     try:

@@ -205,19 +205,16 @@ class ExampleTable:
         """
         train, test = self.train, self.test
         codes, units = pd.factorize(train["unit_id"])
-        first = np.unique(codes, return_index=True)[1]
+        groups, first = train.groupby(codes), np.unique(codes, return_index=True)[1]
         columns: dict[str, object] = {}
         for name in self.frame.columns:
             if name in ("example_id", "unit_id"):
                 columns[name] = units
             elif name in ("loss", "correct"):
-                columns[name] = (
-                    train[name].astype("Float64").groupby(codes).mean().astype("float64").to_numpy()
-                )
+                values = train[name].astype("Float64").groupby(codes).mean()
+                columns[name] = values.astype("float64").to_numpy()
             else:
-                values = pd.factorize(train[name], use_na_sentinel=True)[0]
-                mixed = np.zeros(len(units), dtype=bool)
-                mixed[codes[values != values[first][codes]]] = True
+                mixed = groups[name].nunique(dropna=False).gt(1).to_numpy()
                 columns[name] = train[name].iloc[first].reset_index(drop=True).mask(mixed)
         grouped = pd.DataFrame(columns)
         if test.empty:
@@ -253,12 +250,7 @@ def _rows_in(frame: pd.DataFrame, split: str) -> Rows:
 
 
 def open_examples(path: Path) -> ExampleTable:
-    """The table that `ExampleTable.to_parquet` wrote; above LARGEST_IN_MEMORY rows it stays there.
-
-    Raises:
-        InputError: there is no such file, or an id occurs twice within a split.
-        EvidenceError: it is damaged.
-    """
+    """The table that `to_parquet` wrote; above LARGEST_IN_MEMORY rows it stays in its file."""
     file = Rows.open(path, KINDS)
     n_train = None if len(file) <= LARGEST_IN_MEMORY else _n_before_test(file)
     if n_train is None:

@@ -195,11 +195,10 @@ class RoundRecorder:
         if sample_rate is None:
             most = max((np.size(who) for who in participants), default=0)
             sample_rate = min(1.0, max(most, 1) / len(self._ids))
-        setting = {
-            "noise_multiplier": _checks.check_noise_multiplier(noise_multiplier),
-            "max_grad_norm": _checks.check_max_grad_norm(max_grad_norm),
-            "sample_rate": _checks.check_sample_rate(sample_rate),
-        }
+        values = zip(
+            fields.SETTING_NAMES, (noise_multiplier, max_grad_norm, sample_rate), strict=True
+        )
+        setting = {name: _checks.check_setting(name, value) for name, value in values}
         for name, value in setting.items():
             if value.ndim:
                 raise InputError(

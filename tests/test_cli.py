@@ -33,7 +33,7 @@ learning_rate = 0.5
 max_grad_norm = 1.0
 noise_multiplier = 1.0
 delta = 1e-5
-non_dp_twin = true
+non_private_baseline = true
 [recording]
 every = 1
 [checkpoints]
@@ -284,7 +284,7 @@ def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
     filtered = SMALL.replace(
         "noise_multiplier = 1.0", "noise_multiplier = 0.5\nfilter_epsilon = 3.0"
     )
-    (tmp_path / "filtered.toml").write_text(filtered.replace("non_dp_twin = true", ""))
+    (tmp_path / "filtered.toml").write_text(filtered.replace("non_private_baseline = true", ""))
     shown = in_process(
         "audits", "train", tmp_path / "filtered.toml", "--run-dir", tmp_path / "run"
     ).stdout
@@ -318,7 +318,7 @@ def test_train_names_the_relation_that_its_updates_leave(
     size = -(-1438 // batches)
     lines = [
         f"batch_size = {size}" if line.startswith("batch_size") else line
-        for line in SMALL.replace("non_dp_twin = true", "").splitlines()
+        for line in SMALL.replace("non_private_baseline = true", "").splitlines()
     ]
     (tmp_path / "small.toml").write_text("\n".join(lines).replace("epochs = 2", "epochs = 1"))
     shown = in_process(
@@ -331,7 +331,7 @@ def test_train_names_the_relation_that_its_updates_leave(
 
 def test_a_non_private_baseline_on_request(in_process, tmp_path):
     (tmp_path / "plain.toml").write_text(
-        SMALL.replace("non_dp_twin = true", "").replace("epochs = 2", "epochs = 1")
+        SMALL.replace("non_private_baseline = true", "").replace("epochs = 2", "epochs = 1")
     )
     in_process("audits", "train", tmp_path / "plain.toml", "--run-dir", tmp_path / "without")
     in_process(

@@ -363,9 +363,7 @@ def _fixed_size_account(log: NormLog, method: Method) -> BlockAccount:
     """The account of fixed-size batches under replace-one, whose norms are not read."""
     warn_of_delta(log, method)
     worst = _worst_of_pairs(log, method)
-    nothing = replace(
-        log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0], batch_norms=None
-    )
+    nothing = replace(log.only(slice(0)), batch_norms=None)
     account, claim = account_of(log, method), claim_of(log, method)
     table = partial(epsilon_table, float(worst["epsilon"][0]), claim, account)
     work = partial(_same_for_all, worst)

@@ -64,8 +64,8 @@ def composed_epsilons(
     """
     steps = _checks.check_positive_int("total_steps", total_steps)
     delta = _checks.check_delta(delta)
-    noise = _checks.check_noise_multiplier(noise_multiplier)
-    rate = _checks.check_sample_rate(sample_rate)
+    noise = _checks.check_setting("noise_multiplier", noise_multiplier)
+    rate = _checks.check_setting("sample_rate", sample_rate)
     for name, column in (("noise_multiplier", noise), ("sample_rate", rate)):
         if column.shape not in ((), (steps,)):
             raise InputError(

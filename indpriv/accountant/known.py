@@ -45,7 +45,7 @@ def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAcco
     units: those of a log whose unit is not the example.
     """
     # Full records are not read: they hold norms of steps that an example took no part in.
-    log = replace(log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0])
+    log = log.only(slice(0))
     first_row = None
     if units is None:
         log = replace(log, unit_ids=None)

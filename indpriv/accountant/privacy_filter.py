@@ -172,7 +172,7 @@ class PrivacyFilter:
             for start, stop in settings.spans(begin, end):
                 at, norms = settings.at(start), np.ones(n)
                 if record >= 0:
-                    kept = codes.read(log.records.read(log.rows[[record]], 0, n), clips[[record]])
+                    kept = codes.read(log.records[[record]].read(0, n), clips[[record]])
                     norms = codes.relative(kept[0], norms * at.max_grad_norm)
                 step = {"noise_multiplier": at.noise_multiplier, "sample_rate": at.sample_rate}
                 charge = self.charges(norms, units=units, **step)

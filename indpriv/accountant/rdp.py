@@ -69,8 +69,8 @@ def compute_rdp(
     array([[0.  , 0.  ],
            [0.25, 1.  ]])
     """
-    rate = float(_checks.check_sample_rate(sample_rate))
-    sigma = float(_checks.check_noise_multiplier(noise_multiplier))
+    rate = float(_checks.check_setting("sample_rate", sample_rate))
+    sigma = float(_checks.check_setting("noise_multiplier", noise_multiplier))
     norms = np.atleast_1d(np.asarray(relative_norms, dtype=np.float64))
     if norms.ndim != 1 or not np.all((norms >= 0) & (norms <= 1)):
         raise InputError(

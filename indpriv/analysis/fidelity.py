@@ -367,7 +367,7 @@ def effect_of_spacing(
     if not carried or log.individually_clipped or log.n_records < 3:
         return None
     log, table = _compared(log, epsilons, weighted.MOST_EXACT)
-    sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
+    sparser = log.only(slice(None, None, 2))
     kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
     return spacing_of(
         table,

@@ -113,7 +113,7 @@ def read_one(log: NormLog, row: int) -> tuple[NDArray[np.integer], FloatArray, B
     Returns:
         (n_examples,) codes of norms, the norms over max_grad_norm, and which are above it.
     """
-    found = log.records.read(log.rows[[row]], 0, log.n_examples)[0]
+    found = log.records[[row]].read(0, log.n_examples)[0]
     if log.levels is not None:
         every_code: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)
         return found, log.levels.norms(every_code, 1.0), every_code > log.levels.top
@@ -145,7 +145,7 @@ def _norms_at(
             clip = float(log.settings.max_grad_norm[log.recorded_steps[row]])
             found = Condensed("norm", n=log.n_examples)
             for start, stop, of_class in classes():
-                read = log.records.read(log.rows[[row]], start, stop)[0]
+                read = log.records[[row]].read(start, stop)[0]
                 norms = np.minimum(read.astype(np.float64) / clip, np.finfo(np.float64).max)
                 found.add(2 * of_class + (norms > 1), norms)
             yield found.frame()
@@ -153,7 +153,7 @@ def _norms_at(
     codes: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)
     counts = np.zeros((len(shown), n_classes * len(codes)), np.int64)
     for start, stop, of_class in classes():
-        read = log.records.read(log.rows[list(shown)], start, stop)
+        read = log.records[list(shown)].read(start, stop)
         for weight, one in zip(counts, read, strict=True):
             weight += np.bincount(of_class * len(codes) + one, minlength=len(weight))
     above = np.tile(codes > log.levels.top, n_classes)

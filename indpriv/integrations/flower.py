@@ -122,8 +122,8 @@ def _check_strategy(strategy: Any) -> None:
             "client moves its result is unknown, and Flower's noise does not fit it. Wrap FedAvg, "
             "or a strategy that averages as it does (FedProx)."
         )
-    _checks.check_max_grad_norm(strategy.clipping_norm)
-    _checks.check_noise_multiplier(strategy.noise_multiplier)
+    _checks.check_setting("max_grad_norm", strategy.clipping_norm)
+    _checks.check_setting("noise_multiplier", strategy.noise_multiplier)
 
 
 class _Rounds:

@@ -55,11 +55,7 @@ _FOURTH = 3.0  # mean fourth power of standard normal numbers, whose variance is
 
 
 def session_checks(state: LogState) -> list[Fact]:
-    """Compare settings and the counts of all sessions with what an account assumes.
-
-    Raises:
-        EvidenceError: a session that watched training has no counts of it.
-    """
+    """Compare settings and the counts of all sessions with what an account assumes."""
     sessions, voided = state.sessions, state.voided_steps
     checks = [fact("check.closed", PASSED if state.closed else FAILED)]
     if unwatched := [one for one in sessions if one.converted or one.replayed or one.rounds]:

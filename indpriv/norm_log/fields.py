@@ -46,10 +46,7 @@ CONTRIBUTIONS = {
 
 @dataclass(frozen=True)
 class Truncation:
-    """A cap on batches of Poisson sampling; which examples are left out is drawn at random.
-
-    max_batch_size: the cap. n_examples: of the whole training set.
-    """
+    """The cap on batches of Poisson sampling from n_examples; whom it leaves out is random."""
 
     max_batch_size: int
     n_examples: int
@@ -62,12 +59,7 @@ def check_words(
     max_batch_size: int | None = None,
     n_examples: int = 0,
 ) -> Truncation | None:
-    """Check what a log says of itself, and return how its batches of n_examples were truncated.
-
-    Raises:
-        InputError: a word that a log may not use; a cap on batches that is missing, not positive,
-            or of a sampler that has none.
-    """
+    """Check what a log says of itself (InputError), and return how its batches were truncated."""
     _checks.check_choice("sampler", sampler, SAMPLERS)
     _checks.check_choice("unit", unit, UNITS)
     _checks.check_choice("neighbouring", neighbouring, NEIGHBOURING)
@@ -127,11 +119,7 @@ def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
 def check_unit_ids(
     unit_ids: ArrayLike | None, n_examples: int, unit: str
 ) -> NDArray[np.generic] | None:
-    """Unit ids as an array (n_examples,). None is allowed only if the unit is the example.
-
-    Raises:
-        InputError: units other than examples without ids, another shape, or missing ids.
-    """
+    """Unit ids (n_examples,), none missing; None is allowed only if the unit is the example."""
     if unit_ids is None:
         if unit != "example":
             raise InputError(
@@ -155,12 +143,7 @@ def check_unit_ids(
 
 
 def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
-    """Check that values (..., n_examples) can be norms; messages name example ids.
-
-    Raises:
-        InputError: NaN or negative norms. Infinite norms only cause a warning: they count as
-            clipped, which they are.
-    """
+    """Raise InputError for NaN or negative norms (..., n_examples), by ids; infinite ones pass."""
     values: NDArray[Any] = rows
     for what, bad in (
         ("NaN", np.isnan(values)),
@@ -233,17 +216,10 @@ class StepSettings:
         max_grad_norm: ArrayLike,
         sample_rate: ArrayLike,
     ) -> StepSettings:
-        """Check scalars or (total_steps,) arrays and broadcast them.
-
-        Raises:
-            InputError: no steps, any other shape, or a value out of range.
-        """
+        """Scalars or (total_steps,) arrays, checked and broadcast; InputError for any other."""
         total_steps = _checks.check_positive_int("total_steps", total_steps)
-        columns = {
-            "noise_multiplier": _checks.check_noise_multiplier(noise_multiplier),
-            "max_grad_norm": _checks.check_max_grad_norm(max_grad_norm),
-            "sample_rate": _checks.check_sample_rate(sample_rate),
-        }
+        values = zip(SETTING_NAMES, (noise_multiplier, max_grad_norm, sample_rate), strict=True)
+        columns = {name: _checks.check_setting(name, value) for name, value in values}
         for name, column in columns.items():
             if column.shape not in ((), (total_steps,)):
                 raise InputError(

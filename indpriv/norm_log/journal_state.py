@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from pydantic import Field
 from indpriv import _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._checks import check_choice
-from indpriv._columns import Rows
+from indpriv._columns import Rows, as_rows
 from indpriv._facts import text
 from indpriv._folders import is_remote
 from indpriv._journal import NAME, read_journal
@@ -209,11 +210,7 @@ class LogState:
 
 
 def _check_line(line: Line, where: str) -> None:
-    """Compare a line of a journal with the schema of its kind; one of no known kind has none.
-
-    Raises:
-        EvidenceError: what it lacks, or a value that it may not have.
-    """
+    """Compare a line with the schema of its kind (EvidenceError); one of no known kind has none."""
     if (kind := _LINES.get(line["kind"])) is None:
         return
     check(kind, line, where)
@@ -227,12 +224,7 @@ def _check_line(line: Line, where: str) -> None:
 
 
 def read_state(run_dir: Path) -> LogState:
-    """Replay the journal of a run.
-
-    Raises:
-        EvidenceError: a damaged line, a newer schema, steps that go back or leave a gap, a repeated
-            record, or counts that cannot be read.
-    """
+    """Replay the journal of a run; EvidenceError if it is damaged, newer, or contradicts itself."""
     lines, torn = read_journal(run_dir)
     if not lines or lines[0]["kind"] != "header":
         raise EvidenceError(
@@ -266,11 +258,7 @@ def read_state(run_dir: Path) -> LogState:
 
 
 def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
-    """The log that recording continues at a step, or None where it begins a new one.
-
-    Raises:
-        InputError: there is a log and no step, or the log does not reach that step.
-    """
+    """The log that recording continues at a step, else InputError; None where it begins one."""
     if step is None:
         if (run_dir / NAME).is_file():
             raise InputError(
@@ -335,9 +323,9 @@ def _add(state: LogState, line: Line) -> None:
 
 
 def record_faults(state: LogState, *, hash_all: bool) -> dict[str, str]:
-    """What is wrong with each record file that is missing, cut, changed or of other examples.
+    """What is wrong with each record file that is missing, cut or changed.
 
-    hash_all: whether changes are looked for in files too whose hash is compared when they are read.
+    hash_all: also hash those whose hash is compared when they are read.
     """
     faults: dict[str, str] = {}
     folder = state.run_dir / RECORDS
@@ -418,28 +406,20 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     """Ids and units of the examples, and positions of the reference examples.
 
     Many ids on a disk are hashed here and read later; checksums of their pages are compared then.
-
-    Raises:
-        EvidenceError: an id occurs twice, or there are more or fewer than examples.
     """
     path, sha256 = state.run_dir / IDS, state.header["ids_sha256"]
     n = state.header["n_examples"]
-    ids: Ids
-    units = None
-    if is_remote(path) or n <= records.LARGEST_FILE:
-        frame = _files.read_parquet(path, sha256=sha256, kinds=ID_COLUMNS)
-        suspects = ids = frame["example_id"].to_numpy()
-        units = frame["unit_id"].to_numpy() if "unit_id" in frame else None
-        exact = np.flatnonzero(frame["exact"].to_numpy())
+    if in_memory := is_remote(path) or n <= records.LARGEST_FILE:
+        rows = as_rows(_files.read_parquet(path, sha256=sha256, kinds=ID_COLUMNS))
     else:
         _files.check_hash(path, sha256)
         rows = Rows.open(path, ID_COLUMNS)
-        ids = records.StoredIds(rows, "example_id")
-        repeated = _repeats.repeated(lambda start, stop: ids[start:stop], rows.ranges())
-        suspects = ids[repeated]  # their hashes are equal
-        if "unit_id" in rows.columns:
-            units = np.asarray(records.StoredIds(rows, "unit_id"))
-        exact = np.flatnonzero(np.asarray(records.StoredIds(rows, "exact")))
+    stored = records.StoredIds(rows, "example_id")
+    ids: Ids = stored[:] if in_memory else stored
+    units = records.StoredIds(rows, "unit_id")[:] if "unit_id" in rows.columns else None
+    exact = np.flatnonzero(records.StoredIds(rows, "exact")[:])
+    # Their hashes are equal.
+    suspects = ids[_repeats.repeated(lambda start, stop: ids[start:stop], rows.ranges())]
     distinct = all_distinct(suspects)
     if len(ids) != n or not distinct:
         twice = "" if distinct else ", some of them twice"
@@ -448,11 +428,6 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
             "of its own: restore the file from a copy"
         )
     return ids, units, exact
-
-
-def read_reference_positions(run_dir: Path) -> IntArray:
-    """Positions of the examples that the log of a run records at every step."""
-    return np.flatnonzero(_files.read_parquet(run_dir / IDS, ["exact"], kinds=ID_COLUMNS)["exact"])
 
 
 def read_left_out(state: LogState) -> IntArray:
@@ -469,15 +444,20 @@ def read_left_out(state: LogState) -> IntArray:
     return left_out_at
 
 
-def batch_norms_of(state: LogState, faults: Faults) -> records.FileBatchNorms | None:
-    """The batch norms of a log that has any; steps of unreadable files have none."""
-    steps, found = [], list[tuple[records.RecordFile, int, int]]()
+def batch_norms_of(
+    state: LogState, faults: Faults, within: range | None = None
+) -> records.BatchNorms | None:
+    """The batch norms of a log, if it has any; within: of these steps, perhaps with others."""
+    levels, steps, found = state.levels, [], list[partial[records.BatchNormEntries]]()
     for line in state.lines["free"]:
         first, stop = line["first"], min(line["first"] + line["count"], state.total_steps)
         files = record_of(state, line, faults)
-        if first < stop and None not in files:
+        needed = within is None or (first < within.stop and within.start < stop)
+        if first < stop and None not in files and needed:
             steps.append(np.setdiff1d(np.arange(first, stop), line["missing"]))
-            found += [(file, first, stop - first) for file in files if file is not None]
-    if not found:
-        return None
-    return records.FileBatchNorms(np.concatenate(steps), tuple(found), state.levels)
+            found += [
+                partial(records.read_entries, file, first, stop - first, levels)
+                for file in files
+                if file is not None
+            ]
+    return records.BatchNorms(np.concatenate(steps), found) if found else None

@@ -5,9 +5,9 @@ Records are read in blocks of examples, so that a log may be larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from indpriv.norm_log import records as stored
 from indpriv.norm_log.evidence import caveats_of, session_checks
 from indpriv.norm_log.fields import StepSettings, Truncation
 from indpriv.norm_log.journal_state import Faults, LogState
-from indpriv.norm_log.records import ArrayBatchNorms, BatchNormEntries, BatchNorms, Levels, Records
+from indpriv.norm_log.records import BatchNormEntries, BatchNorms, Levels, Records
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ class NormLog:
         truncation: the cap on batches, of sampler "truncated_poisson"; else None.
         unit: what one person contributes.
         neighbouring: the neighbouring relation: "add_remove", "zero_out" or "replace_one".
-        records: where the rows live.
-        rows: which of them belong to this view.
+        records: the full records.
         unit_ids: (n_examples,) the unit of each row, or None.
         individually_clipped: training clipped each example at its last record, which holds that
             level.
@@ -93,7 +92,6 @@ class NormLog:
     unit: str
     neighbouring: str
     records: Records
-    rows: IntArray
     unit_ids: NDArray[np.generic] | None = None
     individually_clipped: bool = False
     caveats: tuple[str, ...] = ()
@@ -179,8 +177,7 @@ class NormLog:
             sampler=sampler,
             unit=unit,
             neighbouring=neighbouring,
-            records=stored.ArrayRecords(coded),
-            rows=np.arange(len(steps)),
+            records=Records.of(coded),
             truncation=fields.check_words(sampler, unit, neighbouring, max_batch_size, n),
             unit_ids=fields.check_unit_ids(unit_ids, n, unit),
             individually_clipped=bool(individually_clipped),
@@ -237,15 +234,13 @@ class NormLog:
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.generic]:
         """(n_records, stop - start) codes of a block of examples; norms if levels is None."""
-        return self.records.read(self.rows, start, self.n_examples if stop is None else stop)
-
-    def blocks(self, size: int) -> Iterator[tuple[int, int, NDArray[np.generic]]]:
-        """Yield (start, stop, rows of that block) over all examples, at most `size` at a time."""
-        for start in range(0, self.n_examples, size):
-            stop = min(start + size, self.n_examples)
-            yield start, stop, self.read(start, stop)
+        return self.records.read(start, self.n_examples if stop is None else stop)
 
     # --- other logs that the same run could have left; for more see `coarser` and so on below
+
+    def only(self, index: Any) -> NormLog:
+        """The log with some of its records, by mask, indices or slice."""
+        return replace(self, recorded_steps=self.recorded_steps[index], records=self.records[index])
 
     def thin(self, every: int) -> NormLog:
         """The log that recording only at steps 0, every, 2 * every, ... would have left.
@@ -266,45 +261,42 @@ class NormLog:
             )
         same = bool(keep.all())
         return replace(
-            self,
-            recorded_steps=self.recorded_steps[keep],
-            rows=self.rows[keep],
+            self.only(keep),
             individually_clipped=self.individually_clipped and same,
             filtered=None if self.individually_clipped and not same else self.filtered,
         )
 
     def part(self, start: int, stop: int) -> NormLog:
         """The log of the examples at positions start to stop, in memory."""
-        norms, nothing = self.batch_norms, BatchNormEntries.joined([], self.levels)
-        entries = nothing if norms is None else norms.read(start, stop)
+        norms = self.batch_norms
+        entries = None if norms is None else norms.read(start, stop)
         return self._of_some(slice(start, stop), self.read(start, stop), entries)
 
     def take(self, positions: ArrayLike) -> NormLog:
         """The log of the examples at these positions only, in memory."""
         index = np.asarray(positions, dtype=np.int64)
         rows: NDArray[Any] = np.empty((self.n_records, len(index)), stored.dtype_of(self.levels))
-        entries, group = list[BatchNormEntries](), index // ROW_GROUP_SIZE
+        norms, group = self.batch_norms, index // ROW_GROUP_SIZE
+        entries = [] if norms is None else [norms.read(0, 0)]
         for number in np.unique(group).tolist():  # of a row group all is read
             start = number * ROW_GROUP_SIZE
             stop = min(start + ROW_GROUP_SIZE, self.n_examples)
             here = np.flatnonzero(group == number)
             rows[:, here] = self.read(start, stop)[:, index[here] - start]
-            if self.batch_norms is not None:
-                some = self.batch_norms.read(start, stop).take(index[here] - start, stop - start)
+            if norms is not None:
+                some = norms.read(start, stop).take(index[here] - start, stop - start)
                 entries.append(replace(some, position=here[some.position].astype(np.int32)))
-        return self._of_some(index, rows, BatchNormEntries.joined(entries, self.levels))
+        return self._of_some(index, rows, BatchNormEntries.joined(entries) if entries else None)
 
     def reference_examples(self) -> NormLog | None:
         """The log of the reference examples, with a record at every step; None without any."""
         if self.reference_positions is None or self.reference_records is None:
             return None
-        every_step, none = np.arange(self.total_steps), self.rows[:0]
         return replace(
-            replace(self, recorded_steps=none, rows=none).take(self.reference_positions),
-            recorded_steps=every_step,
+            self.only(slice(0)).take(self.reference_positions),
+            recorded_steps=np.arange(self.total_steps),
             unreadable_steps=(),
             records=self.reference_records,
-            rows=every_step,
             filtered=None,  # levels of every step are not those that the filter charged
         )
 
@@ -312,19 +304,20 @@ class NormLog:
         self,
         chosen: IntArray | slice,
         rows: NDArray[np.generic],
-        entries: BatchNormEntries,
+        entries: BatchNormEntries | None,
     ) -> NormLog:
         """The log of some examples, with their records and batch norms."""
         norms, filtered = self.batch_norms, self.filtered
+        if norms is not None and entries is not None:
+            norms = BatchNorms(norms.steps, [entries.block])
         return replace(
             self,
             example_ids=self.example_ids[chosen],
             unit_ids=None if self.unit_ids is None else self.unit_ids[chosen],
-            records=stored.ArrayRecords(rows),
-            rows=np.arange(len(rows)),
+            records=Records.of(rows),
             reference_positions=None,
             reference_records=None,
-            batch_norms=norms and ArrayBatchNorms(norms.steps, entries),
+            batch_norms=norms,
             filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[chosen]),
         )
 
@@ -342,10 +335,7 @@ def _coded(
 
 
 def coarser(log: NormLog, rounding: float) -> NormLog:
-    """The log that a coarser rounding would have left.
-
-    rounding: as a fraction of max_grad_norm, above that of the log.
-    """
+    """The log that a coarser rounding, as a fraction of max_grad_norm, would have left."""
     if (finer := log.levels) is None:
         return recoded(log, Levels(rounding, "up"))
     levels = Levels(rounding, finer.rounding_mode)
@@ -364,9 +354,7 @@ def clipped_lower(log: NormLog, share: float) -> NormLog:
     The standard deviation of the noise stays, so that noise_multiplier rises as max_grad_norm
     falls. What an unclipped example contributes beside the noise does not change.
 
-    Args:
-        log: the log.
-        share: of max_grad_norm, in (0, 1]; one of `log.levels.fractions` where norms are rounded.
+    share: of max_grad_norm, in (0, 1]; one of `log.levels.fractions` where norms are rounded.
     """
     given, finer = log.settings, log.levels
     settings = replace(
@@ -398,35 +386,33 @@ def recoded(log: NormLog, levels: Levels, codes: stored.Codes | None = None) -> 
         entries = norms.read(0, log.n_examples)
         values: NDArray[Any] = entries.norm
         kept = levels.encode(values, clip[entries.step]) if codes is None else codes[values]
-        norms = ArrayBatchNorms(norms.steps, replace(entries, norm=kept))
-    of_rows = np.zeros(int(log.rows.max(initial=-1)) + 1)
-    of_rows[log.rows] = clip[log.recorded_steps]
+        norms = BatchNorms(norms.steps, [replace(entries, norm=kept).block])
+    read = partial(_recoded, log.records, clip[log.recorded_steps], levels, codes)
     return replace(
         log,
         levels=levels,
-        records=_RecodedRecords(log.records, levels, codes, of_rows),
+        records=Records(np.arange(log.n_records), read),
         reference_positions=None,
         reference_records=None,
         batch_norms=norms,
     )
 
 
-@dataclass(frozen=True)
-class _RecodedRecords:
-    """Records as codes of other levels; see `recoded`."""
-
-    records: Records
-    levels: Levels
-    codes: stored.Codes | None
-    max_grad_norm: FloatArray  # of each row
-
-    def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
-        """See Records."""
-        found: NDArray[Any] = self.records.read(rows, start, stop)
-        if self.codes is None:
-            return _coded(found.astype(np.float64), self.max_grad_norm[rows], self.levels)
-        kept: stored.Codes = self.codes[found.astype(np.int64)]
-        return kept
+def _recoded(
+    records: Records,
+    max_grad_norms: FloatArray,
+    levels: Levels,
+    codes: stored.Codes | None,
+    rows: IntArray,
+    start: int,
+    stop: int,
+) -> NDArray[np.generic]:
+    """Some rows of records as codes of other levels; see `recoded`."""
+    found: NDArray[Any] = records[rows].read(start, stop)
+    if codes is None:
+        return _coded(found.astype(np.float64), max_grad_norms[rows], levels)
+    kept: stored.Codes = codes[found.astype(np.int64)]
+    return kept
 
 
 @dataclass(frozen=True)
@@ -469,8 +455,7 @@ class OpenedRun:
             sampler=words[0],
             unit=words[1],
             neighbouring=words[2],
-            records=stored.FileRecords([(files, "norm") for files in rows], state.levels),
-            rows=np.arange(len(rows)),
+            records=Records.stored([(files, "norm") for files in rows], state.levels),
             unit_ids=fields.check_unit_ids(units, len(ids), header["unit"]),
             individually_clipped=header["individually_clipped"],
             caveats=caveats_of(state, checks),
@@ -478,7 +463,7 @@ class OpenedRun:
                 step for step, files in zip(used, rows, strict=True) if None in files
             ),
             reference_positions=reference if whole else None,
-            reference_records=stored.FileRecords(reference_rows, state.levels) if whole else None,
+            reference_records=Records.stored(reference_rows, state.levels) if whole else None,
             batch_norms=journal_state.batch_norms_of(state, faults),
             filtered=_filtered(state, faults, checks),
             most_participations=state.most_participations,
@@ -507,17 +492,9 @@ def _filtered(state: LogState, faults: Faults, checks: list[Fact]) -> Filtered |
 
 
 def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = False) -> OpenedRun:
-    """Replay the journal of a run directory and compare every record with its hash.
+    """Replay the journal of a run directory and compare its records with their hashes, see `open`.
 
-    Files in object storage, and parts of long records, are compared when they are read.
-
-    Args:
-        path: the run directory, or its address, e.g. s3://bucket/runs/adult.
-        unreadable: as in `NormLog.open`; to count records at "worst_case", all are hashed here.
-        hash_all: hash all files here.
-
-    Raises:
-        EvidenceError: the journal cannot be replayed.
+    To count records at "worst_case", or with hash_all, all are hashed here.
     """
     named_by_person(run_dir := location(path))
     state = journal_state.read_state(run_dir)

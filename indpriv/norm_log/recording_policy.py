@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from indpriv._checks import FORMER_NAMES, check_positive_int, with_current_names
+from indpriv._checks import check_positive_int
 from indpriv.errors import EvidenceError, InputError
 
 EPOCH, ONCE = "epoch", "once"
 _EPOCHS = re.compile("([2-9]|[1-9][0-9]{1,5}) epochs")
+_IN_LOGS = {"batch_norms": "free_records", "reference_examples": "exact_examples"}
 _LARGEST_GROWTH = 10.0  # beyond it, a run hardly gets a second record
 _WHOLE = 1 + 1e-12  # a whole number of steps may come out slightly too small
 
@@ -107,16 +108,15 @@ class RecordingPolicy:
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> RecordingPolicy:
         """The policy in the header of a log."""
+        names = {_IN_LOGS.get(one.name, one.name): one.name for one in fields(cls)}
         try:
-            return cls(**with_current_names(header["policy"]))
-        except TypeError as error:
+            return cls(**{names[name]: value for name, value in header["policy"].items()})
+        except (KeyError, TypeError) as error:
             raise EvidenceError(f"the policy in the header of a log is none: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, under the names that run directories use."""
-        fields = asdict(self)
-        former = {name: fields.pop(now) for name, now in FORMER_NAMES.items() if now in fields}
-        return fields | former
+        """The fields, under the names that they have in logs."""
+        return {_IN_LOGS.get(name, name): value for name, value in asdict(self).items()}
 
     def in_steps(self, steps_per_epoch: int) -> RecordingPolicy:
         """The same policy with epochs as numbers of steps; the first gap is at most the longest.

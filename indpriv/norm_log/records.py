@@ -17,11 +17,11 @@ entry takes about two bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -90,15 +90,9 @@ class Levels:
     def encode(
         self, norms: NDArray[np.floating], max_grad_norm: float | NDArray[np.floating]
     ) -> Codes:
-        """Round norms to codes.
+        """Codes of norms, before clipping and without NaN; infinity counts as clipped.
 
-        Args:
-            norms: gradient norms before clipping, of any shape, at least 0, without NaN; infinity
-                counts as clipped.
-            max_grad_norm: the clipping norm of all, or of each.
-
-        Returns:
-            codes of the same shape. With mode "up" the level of a code is never below its norm.
+        max_grad_norm: of all, or of each. In mode "up" the level of a code is not below its norm.
         """
         relative = np.asarray(norms, dtype=np.float64) / max_grad_norm
         inside = np.minimum(relative, 1.0)
@@ -161,14 +155,9 @@ class StoredIds:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             return self._read(start, max(start, stop))[::step]
+        _ = np.broadcast_to(0, len(self))[key]  # an IndexError, as of an array
         index = np.asarray(key)
-        if index.dtype == bool:
-            if index.shape != (len(self),):
-                raise IndexError(f"a mask of shape {index.shape} for {len(self)} ids")
-            index = np.flatnonzero(index)
-        index = np.where(index < 0, index + len(self), index).astype(np.int64)
-        if ((index < 0) | (index >= len(self))).any():
-            raise IndexError(f"a position out of range for {len(self)} ids")
+        index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64) % len(self)
         found: NDArray[Any] = np.empty(index.shape, self.dtype)
         for start, stop in self.rows.ranges():
             here = (index >= start) & (index < stop)
@@ -184,26 +173,6 @@ class StoredIds:
         return values
 
 
-class Records(Protocol):
-    """Rows of a log."""
-
-    def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
-        """(len(rows), stop - start) codes, or float64 norms if rounding is 0."""
-        ...
-
-
-@dataclass(frozen=True)
-class ArrayRecords:
-    """Rows (n_rows, n_examples) in memory."""
-
-    rows: NDArray[np.generic]
-
-    def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
-        """See Records."""
-        block = self.rows[:, start:stop]
-        return block if len(rows) == len(self.rows) else block[rows]
-
-
 class RecordFile(NamedTuple):
     """A file of a log; sha256: what its hash must be when it is read, or None."""
 
@@ -211,51 +180,82 @@ class RecordFile(NamedTuple):
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class FileRecords:
-    """Rows in Parquet files; reads only the row groups that a block of examples needs.
+# Files and column of a record: one file, or those of each of the next PART_SIZE examples. None is
+# an unreadable file, whose examples count at max_grad_norm.
+StoredRecord = tuple[Sequence[RecordFile | None], str]
 
-    Attributes:
-        rows: files and column of each row: one file, or those of each of the next PART_SIZE
-            examples. None is an unreadable file, whose examples count at max_grad_norm.
-        levels: of the log; None if rounding is 0.
+
+@dataclass(frozen=True)
+class Records:
+    """Full records, in memory or in files, of which a block of examples at a time is read.
+
+    rows: (n_records,) the row of each record in what `source` reads. source: gives (len(rows),
+    stop - start) codes, or float64 norms if rounding is 0.
     """
 
-    rows: Sequence[tuple[Sequence[RecordFile | None], str]]
-    levels: Levels | None
+    rows: IntArray
+    source: Callable[[IntArray, int, int], NDArray[np.generic]]
 
-    def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
-        """See Records."""
-        block: NDArray[Any] = np.empty((len(rows), stop - start), dtype_of(self.levels))
-        for out, row in enumerate(rows):
-            files, column = self.rows[row]
-            size = PART_SIZE if len(files) > 1 else max(stop, 1)
-            for number in range(start // size, -(-stop // size)):
-                first, end = max(start, number * size), min(stop, (number + 1) * size)
-                found = block[out, first - start : end - start]
-                self._read(files[number], column, first - number * size, found)
-        return block
+    @classmethod
+    def of(cls, norms: NDArray[np.generic]) -> Records:
+        """Records (n_records, n_examples) in memory."""
+        return cls(np.arange(len(norms)), partial(_read_rows, norms))
 
-    def _read(
-        self, file: RecordFile | None, column: str, start: int, out: NDArray[np.generic]
-    ) -> None:
-        """Fill `out` with the values of a file from the row `start` on."""
-        if file is None:
-            out[:] = np.inf if self.levels is None else self.levels.max_code
-            return
-        size, stop = _files.ROW_GROUP_SIZE, start + len(out)
-        with _files.opened_parquet(file.path, file.sha256) as opened:
-            groups = list(range(start // size, -(-stop // size)))
-            table = opened.read_row_groups(groups, columns=[column], use_threads=False)
-        offset = start - groups[0] * size
-        values: Any = table.column(column).to_numpy()[offset : offset + len(out)]
-        if values.shape != out.shape or values.dtype != out.dtype:
-            raise EvidenceError(
-                f"{file.path} holds {values.shape} values of {values.dtype} instead of "
-                f"{out.shape} of {out.dtype}; restore it from a copy"
-            )
-        check_codes(file.path, values, self.levels)
-        out[:] = values
+    @classmethod
+    def stored(cls, records: Sequence[StoredRecord], levels: Levels | None) -> Records:
+        """Records in Parquet files; reads only the row groups that a block of examples needs."""
+        return cls(np.arange(len(records)), partial(_read_files, records, levels))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Records:
+        """Some of the records, by mask, indices or slice."""
+        return replace(self, rows=self.rows[index])
+
+    def read(self, start: int, stop: int) -> NDArray[np.generic]:
+        """(n_records, stop - start) codes, or norms if rounding is 0."""
+        return self.source(self.rows, start, stop)
+
+
+def _read_rows(
+    norms: NDArray[np.generic], rows: IntArray, start: int, stop: int
+) -> NDArray[np.generic]:
+    block = norms[:, start:stop]
+    return block if len(rows) == len(norms) else block[rows]
+
+
+def _read_files(
+    records: Sequence[StoredRecord], levels: Levels | None, rows: IntArray, start: int, stop: int
+) -> NDArray[np.generic]:
+    block: NDArray[Any] = np.empty((len(rows), stop - start), dtype_of(levels))
+    for out, row in enumerate(rows):
+        files, column = records[row]
+        size = PART_SIZE if len(files) > 1 else max(stop, 1)
+        for number in range(start // size, -(-stop // size)):
+            first, end = max(start, number * size), min(stop, (number + 1) * size)
+            part, before = block[out, first - start : end - start], number * size
+            if (file := files[number]) is None:
+                part[:] = np.inf if levels is None else levels.max_code
+            else:
+                _read_file(file, column, first - before, end - before, part)
+                check_codes(file.path, part, levels)
+    return block
+
+
+def _read_file(file: RecordFile, column: str, start: int, stop: int, out: NDArray[Any]) -> None:
+    """Fill `out` with the values of a file from row start to row stop."""
+    size = _files.ROW_GROUP_SIZE
+    with _files.opened_parquet(file.path, file.sha256) as opened:
+        groups = list(range(start // size, -(-stop // size)))
+        table = opened.read_row_groups(groups, columns=[column], use_threads=False)
+    values: Any = table.column(column).to_numpy()[start % size : start % size + len(out)]
+    if values.shape != out.shape or values.dtype != out.dtype:
+        raise EvidenceError(
+            f"{file.path} holds {values.shape} values of {values.dtype} instead of "
+            f"{out.shape} of {out.dtype}; restore it from a copy"
+        )
+    out[:] = values
 
 
 def check_codes(path: Path, values: NDArray[Any], levels: Levels | None) -> None:
@@ -273,12 +273,10 @@ def check_codes(path: Path, values: NDArray[Any], levels: Levels | None) -> None
 
 @dataclass(frozen=True)
 class BatchNormEntries:
-    """Entries of a block of examples, ordered by position and then by step.
+    """Entries of a block of examples, ordered by position and then by step; each is (n_entries,).
 
-    Attributes:
-        position: (n_entries,) of the example, counted from the start of the block.
-        step: (n_entries,) at which it was sampled.
-        norm: (n_entries,) codes, or float64 norms if rounding is 0, as in full records.
+    position: of the example, from the start of the block. step: at which it was sampled. norm:
+    codes, or float64 norms if rounding is 0, as in full records.
     """
 
     position: Int32Array
@@ -297,16 +295,16 @@ class BatchNormEntries:
         return self.select(np.lexsort((self.step, self.position)))
 
     @classmethod
-    def joined(cls, parts: Sequence[BatchNormEntries], levels: Levels | None) -> BatchNormEntries:
-        """Entries of parts with ascending steps, by position; levels: of all."""
-        position, step = (
-            np.concatenate([np.zeros(0, np.int32), *(getattr(part, name) for part in parts)])
-            for name in ("position", "step")
-        )
-        norm = np.concatenate([np.zeros(0, dtype_of(levels)), *(part.norm for part in parts)])
+    def joined(cls, parts: Sequence[BatchNormEntries]) -> BatchNormEntries:
+        """Entries of one part or more with ascending steps, by position."""
+        if len(parts) == 1:
+            return parts[0]
+        names = ("position", "step", "norm")
+        every = cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        position = every.position
         # numpy sorts 16-bit numbers by radix.
         small = position.astype(np.uint16) if position.max(initial=0) < 1 << 16 else position
-        return cls(position, step, norm).select(np.argsort(small, kind="stable"))
+        return every.select(np.argsort(small, kind="stable"))
 
     def block(self, start: int, stop: int) -> BatchNormEntries:
         """Entries of the examples at positions start to stop, which are then counted from start."""
@@ -332,18 +330,30 @@ class BatchNormEntries:
 
 
 @dataclass(frozen=True)
-class ArrayBatchNorms:
-    """Batch norms in memory.
+class BatchNorms:
+    """Batch norms in memory, or in files of which a block of examples at a time is read.
 
-    steps: (n_steps,) ascending, those whose whole batch is recorded, even if it is empty.
+    steps: (n_steps,) ascending, those whose whole batch is recorded, even if it is empty. parts: in
+    their order; each gives the entries of the examples at positions start to stop.
     """
 
-    steps: NDArray[np.int64]
-    entries: BatchNormEntries
+    steps: IntArray
+    parts: Sequence[Callable[[int, int], BatchNormEntries]]
 
     def read(self, start: int, stop: int) -> BatchNormEntries:
         """Entries of the examples at positions start to stop."""
-        return self.entries.block(start, stop)
+        return BatchNormEntries.joined([part(start, stop) for part in self.parts])
+
+    def participations(self, steps: range, n_examples: int) -> Iterator[IntArray]:
+        """Number of entries of each example at these steps, in parts of consecutive examples."""
+        for start in range(0, n_examples, PART_SIZE):
+            stop = min(start + PART_SIZE, n_examples)
+            counts = np.zeros(stop - start, np.int64)
+            for part in self.parts:  # one at a time, for memory
+                entries = part(start, stop)
+                inside = (entries.step >= steps.start) & (entries.step < steps.stop)
+                counts += np.bincount(entries.position[inside], minlength=len(counts))
+            yield counts
 
 
 def in_memory(
@@ -351,12 +361,8 @@ def in_memory(
     ids: NDArray[np.generic],
     settings: StepSettings,
     levels: Levels | None,
-) -> ArrayBatchNorms:
-    """Batch norms of every step from arrays of (steps, positions, norms).
-
-    Raises:
-        InputError: lengths differ, a value is out of range, or entries repeat.
-    """
+) -> BatchNorms:
+    """Batch norms of every step from arrays (steps, positions, norms), checked."""
     if len(batch_norms) != 3:
         raise InputError(
             f"batch_norms has {len(batch_norms)} parts; pass three: (steps, positions, norms)"
@@ -383,7 +389,7 @@ def in_memory(
     check_norms(norms, ids[positions])
     kept = norms if levels is None else levels.encode(norms, settings.max_grad_norm[steps])
     entries = BatchNormEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
-    return ArrayBatchNorms(np.arange(total_steps), entries.ordered())
+    return BatchNorms(np.arange(total_steps), [entries.ordered().block])
 
 
 def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
@@ -397,62 +403,28 @@ def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
     return _files.parquet_bytes(table, delta_encoded=delta, row_group_size=_ROW_GROUP)
 
 
-@dataclass(frozen=True)
-class FileBatchNorms:
-    """Batch norms in files with ascending steps; reads only the row groups that a block needs.
-
-    Attributes:
-        steps: as of `ArrayBatchNorms`.
-        parts: each file, its first step and the number of steps; later entries in it are void.
-        levels: of the log; None if rounding is 0.
-    """
-
-    steps: NDArray[np.int64]
-    parts: Sequence[tuple[RecordFile, int, int]]
-    levels: Levels | None
-
-    def read(self, start: int, stop: int) -> BatchNormEntries:
-        """Entries of the examples at positions start to stop."""
-        parts = [self._read(*part, start, stop) for part in self.parts]
-        return BatchNormEntries.joined(parts, self.levels)
-
-    def participations(self, steps: range, n_examples: int) -> Iterator[NDArray[np.int64]]:
-        """Number of entries of each example at these steps, in parts of consecutive examples."""
-        for start in range(0, n_examples, PART_SIZE):
-            end = min(start + PART_SIZE, n_examples)
-            counts = np.zeros(end - start, np.int64)
-            for file, first, count in self.parts:
-                if first < steps.stop and steps.start < first + count:
-                    entries = self._read(file, first, count, start, end)
-                    inside = (entries.step >= steps.start) & (entries.step < steps.stop)
-                    counts += np.bincount(entries.position[inside], minlength=len(counts))
-            yield counts
-
-    def _read(
-        self, file: RecordFile, first: int, count: int, start: int, stop: int
-    ) -> BatchNormEntries:
-        with _files.opened_parquet(file.path, file.sha256) as parquet:
-            table = parquet.read_row_groups(_groups(parquet, start, stop), use_threads=False)
-            position, step, norm = (
-                table.column(name).to_numpy() for name in ("position", "step", "norm")
-            )
-        dtype = np.dtype(dtype_of(self.levels))
-        if position.dtype != np.int32 or step.dtype.kind not in "iu" or norm.dtype != dtype:
-            raise EvidenceError(
-                f"{file.path} holds positions, steps and norms of {position.dtype}, {step.dtype} "
-                f"and {norm.dtype} instead of int32, whole numbers and {dtype}; restore it from a "
-                "copy"
-            )
-        if not np.all(position[1:] >= position[:-1]) or (len(step) and step.min() < 0):
-            raise EvidenceError(f"{file.path} has entries out of order; restore it from a copy")
-        entries = BatchNormEntries(position, step, norm).block(start, stop)
-        check_codes(file.path, entries.norm, self.levels)
-        if len(entries) and int(entries.step.max()) >= count:
-            entries = entries.select(entries.step < count)
-        return replace(entries, step=entries.step.astype(np.int32) + np.int32(first))
-
-
-BatchNorms = ArrayBatchNorms | FileBatchNorms
+def read_entries(
+    file: RecordFile, first: int, count: int, levels: Levels | None, start: int, stop: int
+) -> BatchNormEntries:
+    """Entries of some examples in the file of `count` steps from first on; later ones are void."""
+    with _files.opened_parquet(file.path, file.sha256) as parquet:
+        table = parquet.read_row_groups(_groups(parquet, start, stop), use_threads=False)
+        position, step, norm = (
+            table.column(name).to_numpy() for name in ("position", "step", "norm")
+        )
+    dtype = np.dtype(dtype_of(levels))
+    if position.dtype != np.int32 or step.dtype.kind not in "iu" or norm.dtype != dtype:
+        raise EvidenceError(
+            f"{file.path} holds positions, steps and norms of {position.dtype}, {step.dtype} "
+            f"and {norm.dtype} instead of int32, whole numbers and {dtype}; restore it from a copy"
+        )
+    if not np.all(position[1:] >= position[:-1]) or (len(step) and step.min() < 0):
+        raise EvidenceError(f"{file.path} has entries out of order; restore it from a copy")
+    entries = BatchNormEntries(position, step, norm).block(start, stop)
+    check_codes(file.path, entries.norm, levels)
+    if len(entries) and int(entries.step.max()) >= count:
+        entries = entries.select(entries.step < count)
+    return replace(entries, step=entries.step.astype(np.int32) + np.int32(first))
 
 
 def _groups(parquet: Any, start: int, stop: int) -> list[int]:

@@ -196,12 +196,7 @@ def signing_key(path: str | Path | None) -> Any:
 def read_signature(path: Path, digests: Iterable[tuple[int, bytes]]) -> tuple[bytes, int]:
     """The public key that signed, and the number of the last content with its signature, or 0.
 
-    Args:
-        path: of the signature.
-        digests: number and SHA-512 of each content that it may be of.
-
-    Raises:
-        InputError: it is none of a log by an ed25519 key, or cryptography is not installed.
+    digests: number and SHA-512 of each content that it may be of.
     """
     exceptions, _, ed25519 = _cryptography()
     text = _read(path).decode("ascii", "replace").strip()

@@ -179,8 +179,7 @@ class RoundCounts(_Counts):
 class SessionCounts(_Counts):
     """What one session says about the steps that it logged.
 
-    Where its norms come from: converted, replayed and rounds are all None if a recorder watched
-    training.
+    Converted, replayed and rounds are all None if a recorder watched training.
     """
 
     from_step: int  # the first of its steps
@@ -195,10 +194,7 @@ class SessionCounts(_Counts):
     noise: NoiseCounts | None = None  # None if it was not measured
 
     def to_json(self) -> dict[str, Any]:
-        """As the journal holds them, those of draws and training among the others.
-
-        What is not known is left out.
-        """
+        """As the journal holds them: what is known, that of draws and training among the others."""
         parts = [part.model_dump() for part in (self, self.draws, self.training) if part]
         content = {key: value for part in parts for key, value in part.items() if value is not None}
         if self.training is not None:
@@ -207,11 +203,7 @@ class SessionCounts(_Counts):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SessionCounts:
-        """Read what `to_json` wrote.
-
-        Raises:
-            EvidenceError: a count is absent, or it is of another kind.
-        """
+        """Read what `to_json` wrote; EvidenceError for counts of another kind, or too few."""
         where = "the counts of a session in the journal"
         parts: dict[str, type[_Counts]] = {"draws": DrawCounts, "training": TrainingCounts}
         nested: dict[str, BaseModel | None] = {}

@@ -25,13 +25,9 @@ from indpriv.norm_log.writer import hash_of
 
 
 def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
-    """Check everything that the log of a run can prove.
+    """Check all that the log of a run can prove; signed_by: public keys of who may have signed.
 
-    signed_by: a file with the public keys of those who may have signed it; see `journal_check`.
-
-    Returns:
-        one check or more per assumption. If one fails, an account of the run is an estimate, or it
-        is refused.
+    Where a check fails, an account of the run is an estimate, or it is refused.
     """
     state = run.state
     return [
@@ -47,11 +43,7 @@ def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
 
 
 def journal_check(state: LogState, signed_by: Path | None = None) -> Fact:
-    """Whether log and files beside it are as they were closed, and signed by a key in signed_by.
-
-    Raises:
-        InputError: signed_by or the signature cannot be read, or cryptography is not installed.
-    """
+    """Whether log and files beside it are as they were closed, and signed by a key in signed_by."""
     there, said = run_files.files_beside(state.run_dir), state.beside or {}
     faults = [
         f"{name} is not as it was when the log was closed: restore it from a copy"
@@ -153,7 +145,8 @@ def _took_part(state: LogState, faults: Faults) -> Iterator[Fact]:
             continue  # where steps differ, resuming declared some void
         if session.rounds is not None:
             kind = session.rounds.of
-        norms, steps = batch_norms_of(state, faults), range(first, stop)
+        steps = range(first, stop)
+        norms = batch_norms_of(state, faults, steps)
         if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
             yield fact("check.took_part", NOT_CHECKED)
             continue

@@ -11,7 +11,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
         hash
     steps     realised settings of consecutive steps, and counts of the session ("evidence")
     truncate  training was resumed from a checkpoint at this step: what was logged beyond it is void
-    close     the run ended as intended; "files": hashes of those beside the log, see sealing.py
+    close     the run ended as intended; "files": hashes of those beside it, see `run_files.seal`
 """
 
 import hashlib
@@ -88,12 +88,7 @@ class NormLogWriter:
         unit_ids: NDArray[np.generic] | None,
         reference_positions: NDArray[np.int64],
     ) -> None:
-        """Start a log in an empty directory, or continue one and remove what a crash left there.
-
-        Raises:
-            EvidenceError: the directory holds a log of other examples or another rounding.
-            InputError: another process is writing there, or ids are neither numbers nor texts.
-        """
+        """Start a log in an empty directory, or continue one and remove what a crash left there."""
         exact = np.zeros(len(example_ids), dtype=bool)
         exact[reference_positions] = True
         units = {} if unit_ids is None else {"unit_id": unit_ids}
@@ -210,33 +205,15 @@ class NormLogWriter:
     def left_out(
         self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]
     ) -> None:
-        """Append the examples (n,) that the privacy filter left out in `count` steps from `first`.
-
-        steps: (n,) the step from which each was left out.
-        """
+        """Append the examples that the filter left out in `count` steps, with the step for each."""
         columns = {"position": positions.astype(np.int32), "step": steps.astype(np.int32)}
         written = self._write(f"filter-{first:012d}.parquet", columns)
         self._journal.append("filter", first=first, count=count, examples=len(positions), **written)
 
-    def steps(
-        self,
-        first: int,
-        count: int,
-        *,
-        noise_multiplier: float,
-        max_grad_norm: float,
-        sample_rate: float,
-        counts: SessionCounts,
-    ) -> None:
-        """Append the realised settings that `count` consecutive steps from `first` shared."""
+    def steps(self, first: int, count: int, *, counts: SessionCounts, **setting: Any) -> None:
+        """Append the realised `StepSetting` that `count` consecutive steps from `first` shared."""
         self._journal.append(
-            "steps",
-            first=first,
-            count=count,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            sample_rate=sample_rate,
-            evidence=counts.to_json(),
+            "steps", first=first, count=count, evidence=counts.to_json(), **setting
         )
 
     def truncate(self, step: int) -> None:

@@ -399,7 +399,7 @@ class ClipThresholds:
     def restore(self, log: NormLog, left_out_at: IntArray) -> None:
         """Continue where a log ends; left_out_at (n_examples,) as `read_left_out` returns it."""
         if self._headroom is not None and log.n_records:
-            last = log.records.read(log.rows[-1:], 0, log.n_examples)[0]
+            last = log.records[-1:].read(0, log.n_examples)[0]
             clip = float(log.settings.max_grad_norm[log.recorded_steps[-1]])
             self._bounds = self._bounds_in_log(last, clip)
         if self.policy is not None:

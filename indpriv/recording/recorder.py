@@ -250,7 +250,7 @@ class Recorder:
     def _reference(self, state: journal_state.LogState | None) -> IntArray:
         """Positions of the reference examples: those of the log, or new random ones."""
         if state is not None and state.header["n_exact"]:
-            return journal_state.read_reference_positions(self.run_dir)
+            return journal_state.read_ids(state)[2]
         wanted, n_examples = self._policy.reference_examples, len(self._data.ids)
         if wanted > n_examples:
             raise InputError(

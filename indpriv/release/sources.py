@@ -328,7 +328,7 @@ def _norms(run_dir: Path, request: Request) -> Source:
             f"{run_dir}: several rows belong to one person, and a release of norms needs one row "
             "for each person; release individual epsilons of an audit by people instead"
         )
-    row = log.records.read(log.rows[:1], 0, log.n_examples)[0]
+    row = log.records[:1].read(0, log.n_examples)[0]
     clipping = str(recorder.get("clipping", "flat"))
     meaning = "Norm of one example's gradient at the initial parameters, before clipping"
     meaning += ", and the headroom of individual clipping." if clipping == "individual" else "."

@@ -210,11 +210,8 @@ def test_always_clipped_is_the_worst_case_and_never_touched_is_free(accountant, 
 
 def test_one_step_below_the_clipping_norm_is_not_always_clipped():
     log = small_log()
-    steps, positions, norms = (
-        log.batch_norms.entries.step,
-        log.batch_norms.entries.position,
-        log.batch_norms.entries.norm,
-    )
+    entries = log.batch_norms.read(0, log.n_examples)
+    steps, positions, norms = entries.step, entries.position, entries.norm
     norms = np.where((positions == 0) & (steps == steps[positions == 0][3]), 99, norms)
     changed = NormLog.from_arrays(
         np.full((1, 7), 5.0), [0], total_steps=60, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.2,

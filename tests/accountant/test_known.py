@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 import oracles
 from indpriv import InputError, NormLog, account, membership_risk
 from indpriv.accountant import Method
-from indpriv.norm_log.records import ArrayBatchNorms
+from indpriv.norm_log.records import BatchNorms
 
 DELTA = 1e-5
 
@@ -141,8 +141,8 @@ def test_steps_without_batch_norms_count_all_examples_at_max_grad_norm():
     steps, positions = np.repeat(np.arange(4), 2), np.tile([0, 1], 4)
     log = log_of((steps, positions, np.full(8, 0.5)), 2, 4, noise_multiplier=1.0)
     whole = account(log, delta=DELTA, participation="known")
-    entries = log.batch_norms.entries
-    known = ArrayBatchNorms(np.arange(1, 4), entries.select(entries.step > 0))
+    entries = log.batch_norms.read(0, log.n_examples)
+    known = BatchNorms(np.arange(1, 4), [entries.select(entries.step > 0).block])
     part = account(replace(log, batch_norms=known), delta=DELTA, participation="known")
     assert part.epsilon[0] == pytest.approx(oracles.gaussian_epsilon(np.sqrt(1.75), DELTA))
     assert part.worst_case_epsilon == pytest.approx(whole.worst_case_epsilon)
@@ -188,8 +188,8 @@ def check_units(run, owners):
 
 def test_an_example_that_is_drawn_twice_for_a_step_counts_twice():
     log = log_of((np.zeros(1, int), np.zeros(1, int), np.full(1, 0.5)), 1, 2, noise_multiplier=1.0)
-    entry = log.batch_norms.entries
-    twice = ArrayBatchNorms(np.arange(2), entry.select(np.array([0, 0])))
+    entry = log.batch_norms.read(0, log.n_examples)
+    twice = BatchNorms(np.arange(2), [entry.select(np.array([0, 0])).block])
     log = replace(log, batch_norms=twice, sampler="with_replacement")
     table = account(log, delta=DELTA, participation="known")
     assert table.epsilon[0] == pytest.approx(oracles.gaussian_epsilon(1.0, DELTA))

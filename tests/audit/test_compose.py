@@ -17,7 +17,7 @@ from indpriv.accountant import compose as compose_logs
 from indpriv.cli import run as run_command
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.fields import StepSettings
-from indpriv.norm_log.records import ArrayRecords
+from indpriv.norm_log.records import Records
 from indpriv.recording import private_generator
 from indpriv.recording.opacus.draws import Tally
 from runs import blobs, make_run, record
@@ -66,8 +66,7 @@ def test_a_run_of_adult_with_itself_equals_one_of_twice_the_steps(accountant):
         log,
         recorded_steps=np.append(log.recorded_steps, log.total_steps + log.recorded_steps),
         settings=StepSettings(**settings),
-        records=ArrayRecords(np.tile(log.read(), (2, 1))),
-        rows=np.arange(2 * log.n_records),
+        records=Records.of(np.tile(log.read(), (2, 1))),
     )
     found = compose_logs([log, log], delta=1e-5, accountant=accountant)
     whole = account(twice, delta=1e-5, accountant=accountant)

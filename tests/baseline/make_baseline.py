@@ -61,13 +61,13 @@ momentum = 0.9
 max_grad_norm = 1.0
 target_epsilon = 8.0
 delta = 1e-5
-non_dp_twin = true
+non_private_baseline = true
 [recording]
 every = 2
 growth = 2
 longest = "epoch"
 batch_norms = true
-exact_examples = 60
+reference_examples = 60
 record_holdout = true
 [checkpoints]
 every = "epoch"

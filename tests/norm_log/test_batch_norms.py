@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,12 +22,12 @@ from indpriv import EvidenceError, InputError, NormLog
 from indpriv.norm_log import records
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import (
-    ArrayBatchNorms,
     BatchNormEntries,
-    FileBatchNorms,
+    BatchNorms,
     RecordFile,
     _groups,
     file_bytes,
+    read_entries,
 )
 from indpriv.norm_log.verify import verify
 from synthetic import session_counts
@@ -59,7 +60,8 @@ def test_blocks_read_only_the_row_groups_they_need(tmp_path, monkeypatch):
     position, step = np.divmod(rng.permutation(2000).astype(np.int32), np.int32(20))
     entries = BatchNormEntries(position, step, rng.integers(0, 100, 2000).astype(np.uint8))
     (tmp_path / "free").write_bytes(file_bytes(entries, 0))
-    found = FileBatchNorms(np.arange(20), [(RecordFile(tmp_path / "free"), 0, 20)], LEVELS)
+    part = partial(read_entries, RecordFile(tmp_path / "free"), 0, 20, LEVELS)
+    found = BatchNorms(np.arange(20), [part])
     whole = as_dict(entries)
     assert as_dict(found.read(0, 100)) == whole
     assert as_dict(found.read(33, 47), 33) == {
@@ -169,7 +171,6 @@ def test_each_entry_is_rounded_under_the_clipping_norm_of_its_step():
 def test_thinning_keeps_free_records_and_exact_examples_need_none():
     log = in_memory(draws())
     assert log.thin(10).batch_norms is log.batch_norms
-    assert isinstance(log.batch_norms, ArrayBatchNorms)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_the_log_holds_contributions_in_every_step(tmp_path):
             LOSS(wrapped(inputs), targets).mean().backward()
             optimizer.step()
     log = indpriv.NormLog.open(tmp_path / "run")
-    recorded = log.records.read(log.rows, 0, len(dataset))
+    recorded = log.read()
     np.testing.assert_allclose(recorded, expected, rtol=1e-4)
     assert (recorded <= math.hypot(*LIMITS) * (1 + 1e-5)).all()
     np.testing.assert_allclose(log.settings.max_grad_norm, math.hypot(*LIMITS), rtol=1e-6)

@@ -26,7 +26,7 @@ from audits.training.config.sections import (
 from audits.training.config.training_section import TrainingConfig
 from audits.training.config.values import KNOWN_KEYS_ONLY, Name
 from audits.training.datasets import DATASETS
-from indpriv._checks import check_choice, with_current_names
+from indpriv._checks import check_choice
 from indpriv._reading import named
 from indpriv.errors import InputError
 from indpriv.leakage.checkpoints import LeakagePlan
@@ -141,17 +141,10 @@ class AuditConfig:
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any]) -> AuditConfig:
-        """Make a configuration from the tables of a TOML file; InputError as in `from_toml`.
-
-        Former names of keys are accepted.
-        """
-        renamed = {
-            name: _with_current_keys(name, table) if isinstance(table, Mapping) else table
-            for name, table in tables.items()
-        }
-        _check_not_lacking(renamed)
+        """Make a configuration from the tables of a TOML file; InputError as in `from_toml`."""
+        _check_not_lacking(tables)
         try:
-            return _ADAPTER.validate_python(renamed)
+            return _ADAPTER.validate_python(dict(tables))
         except ValidationError as error:
             raise InputError(explain(error, cls.json_schema())) from error
 
@@ -174,13 +167,6 @@ def _check_not_lacking(tables: Mapping[str, Any]) -> None:
     required = ("batch_size", "learning_rate", "max_grad_norm", "delta")
     if missing := [name for name in required if name not in training]:
         raise InputError(f"[training] lacks {', '.join(missing)}")
-
-
-def _with_current_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return with_current_names(table)
-    except InputError as error:
-        raise InputError(f"[{section}] {error}") from error
 
 
 _ADAPTER = TypeAdapter(AuditConfig)

@@ -103,8 +103,8 @@ def challenge(
             clip = float(log.settings.max_grad_norm[step])
             # Positions and codes of each group of norms, and what was added to these norms.
             groups = [
-                (np.arange(log.n_examples), log.records.read(row, 0, log.n_examples)[0], headroom)
-                for row in log.rows[log.recorded_steps == step, None]
+                (np.arange(log.n_examples), codes, headroom)
+                for codes in log.records[log.recorded_steps == step].read(0, log.n_examples)
             ]
             if batches is not None:
                 at = batches.step == step

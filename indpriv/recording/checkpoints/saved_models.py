@@ -46,11 +46,6 @@ _POISSON_CLASSES = ("UniformWithReplacementSampler", "DistributedUniformWithRepl
 # A checkpoint does not say at which size batches were truncated.
 _REPLAYED = tuple(sampler for sampler in SAMPLERS if sampler != "truncated_poisson")
 _SAME = 1e-9  # relative difference of one number that was written and read again
-_CHECKS = {
-    "noise_multiplier": _checks.check_noise_multiplier,
-    "max_grad_norm": _checks.check_max_grad_norm,
-    "sample_rate": _checks.check_sample_rate,
-}
 _TO_TYPE = {
     "noise_multiplier": "--set noise_multiplier=1.1",
     "max_grad_norm": "--set max_grad_norm=1.0",
@@ -502,7 +497,7 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
                     f"{source}: {name} has {len(value)} values; write one, or one for each of "
                     f"{total} steps"
                 )
-            these[:] = _CHECKS[name](value)
+            these[:] = _checks.check_setting(name, value)
         else:
             for start, number in parse_schedule(name, value):
                 these[start:] = number
@@ -548,7 +543,7 @@ def parse_schedule(name: str, value: float | str) -> list[tuple[int, float]]:
             f"{name}={value!r}: a schedule must start at step 0 and give later steps in order"
         )
     for _, setting in parts:
-        _CHECKS[name](setting)
+        _checks.check_setting(name, setting)
     return parts
 
 

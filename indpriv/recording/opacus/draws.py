@@ -59,7 +59,7 @@ class TruncatedPoissonSampler(UniformWithReplacementSampler):
     ) -> None:
         """As Opacus's sampler; InputError unless the cap and the rate are in range."""
         self.max_batch_size = _checks.check_positive_int("max_batch_size", max_batch_size)
-        _checks.check_sample_rate(sample_rate)
+        _checks.check_setting("sample_rate", sample_rate)
         super().__init__(
             num_samples=num_samples, sample_rate=sample_rate, generator=generator, steps=steps
         )

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.fields import StepSetting
+from indpriv.norm_log.fields import SETTING_NAMES, StepSetting
 from indpriv.recording import clipping
 from indpriv.recording.clipping import AdaClip, ClippingRule
 from indpriv.recording.norms.shadow_model import standard_module
@@ -167,11 +167,8 @@ class OpacusRun:
         if max_grad_norm is None:
             max_grad_norm = self._checked_max_grad_norm()
         rate = self.sample_rate if sample_rate is None else sample_rate
-        return StepSetting(
-            float(_checks.check_noise_multiplier(self.optimizer.noise_multiplier)),
-            float(_checks.check_max_grad_norm(max_grad_norm)),
-            float(_checks.check_sample_rate(rate)),
-        )
+        settings = (self.optimizer.noise_multiplier, max_grad_norm, rate)
+        return StepSetting(*map(float, map(_checks.check_setting, SETTING_NAMES, settings)))
 
     def _checked_max_grad_norm(self) -> float:
         max_grad_norm = self.optimizer.max_grad_norm

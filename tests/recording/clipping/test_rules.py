@@ -191,7 +191,7 @@ def test_the_log_holds_contributions_in_every_step(rule, tmp_path):
     """In full records, and in those of batches as training clipped them."""
     log, expected = recorded(tmp_path, rule)
     clip = log.settings.max_grad_norm[:, None]
-    found = log.records.read(log.rows, 0, log.n_examples)
+    found = log.read()
     np.testing.assert_allclose(np.minimum(found, clip), expected, rtol=2e-4)
     assert (len(np.unique(clip)) > 1) == (rule is QuantileClipping)
     assert (expected < 0.99 * clip).any()
@@ -243,7 +243,7 @@ def test_a_run_with_noise_of_the_largest_norm_is_void(tmp_path):
     assert LARGEST_NORM in log.caveats
     assert LARGEST_NORM in log.known_caveats
     assert run.state.no_privacy == LARGEST_NORM
-    largest = log.records.read(log.rows, 0, log.n_examples).max()
+    largest = log.read().max()
     assert largest > 0
     table = indpriv.account(log, delta=1e-5)
     assert table.claim == "estimate"
