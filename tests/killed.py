@@ -135,7 +135,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Tell], None], int
     "ctrl-c audit": (a_run, command("audit run --delta 1e-5 --output-dir audit"), signal.SIGINT),
     "ctrl-c replay": (
         checkpoints,
-        command(f"{REPLAY} --processes 2 --output-dir audit"),
+        command(f"{REPLAY} --output-dir audit"),
         signal.SIGINT,
     ),
 }

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -217,23 +216,3 @@ def test_a_malicious_file_among_the_checkpoints(folder, indpriv, tmp_path):
     ).err
     assert "step_25.pt cannot be read safely" in error
     assert not (tmp_path / "made").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_from_the_command_line(folder):
-    command = [
-        Path(sys.executable).with_name("indpriv"),
-        "audit",
-        "saved",
-        "--spec",
-        "my_spec.py:spec",
-    ]
-    subprocess.run(
-        [*command, "--output-dir", "two", "--set", "processes=2", *TOLD],
-        cwd=folder,
-        check=True,
-        timeout=300,
-    )
-    subprocess.run([*command, "--output-dir", "one", *TOLD], cwd=folder, check=True, timeout=300)
-    one, two = (pd.read_parquet(folder / name / "epsilon.parquet") for name in ("one", "two"))
-    assert one["epsilon"].equals(two["epsilon"])

@@ -132,8 +132,7 @@ def _replayed(checkpoints: Path, spec: str | None, run_dir: Path, settings: dict
         raise InputError(
             f"{checkpoints} is a recorded run: audit it without --spec, or pass its checkpoints"
         )
-    computing = {key: settings.pop(key) for key in ("batch_size", "processes") if key in settings}
-    device = settings.pop("device", "cpu")
+    device, batch_size = settings.pop("device", "cpu"), settings.pop("batch_size", "auto")
     common.check_device(device)
     with common.progress_bar() as progress:
         replay_checkpoints(
@@ -142,9 +141,9 @@ def _replayed(checkpoints: Path, spec: str | None, run_dir: Path, settings: dict
             run_dir,
             options=StepOptions(**settings),
             device=device,
+            batch_size=batch_size,
             progress=progress,
             tell=lambda text: common.errors().print(escape(text)),
-            **computing,
         )
     return run_dir
 

@@ -7,15 +7,9 @@ a replayed log is always an estimate.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +46,7 @@ from indpriv.recording.training_data import Measured, norms_of
 
 AUTO, REPLAYING = "auto", "replaying checkpoints"
 _PROBED = 8  # examples that are read twice, to find random augmentation
-_CHECKED = 256  # examples on which backends are checked and timed
+_CHECKED = 256  # examples on which norms are checked
 _AUGMENTED = (
     "the dataset gives other inputs each time (random augmentation?), so the norms belong to other "
     "inputs than training's"
@@ -63,27 +57,6 @@ _NO_SPEC = (
 )
 
 
-@dataclass(frozen=True)
-class Replay:
-    """What a replay found and did.
-
-    Attributes:
-        run_dir: the run directory: log, run.json, examples.parquet.
-        n_checkpoints: number of checkpoints; those before the last step are records of the log.
-        total_steps: number of steps of the run.
-        train_accuracy, test_accuracy: accuracy of the last checkpoint; None if the task has none or
-            there is no test set.
-        notes: what was found out about the checkpoints and the settings.
-    """
-
-    run_dir: Path
-    n_checkpoints: int
-    total_steps: int
-    train_accuracy: float | None
-    test_accuracy: float | None
-    notes: tuple[str, ...]
-
-
 def replay(
     checkpoints: str | Path,
     spec: AuditSpec | str | None,
@@ -92,12 +65,11 @@ def replay(
     options: StepOptions | None = None,
     device: str = "cpu",
     batch_size: int | str = AUTO,
-    processes: int = 1,
     rounding: float = 0.01,
     rounding_mode: str = "up",
-    progress: StageProgress | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> Replay:
+    progress: StageProgress = silent,
+    tell: Callable[[str], object] = lambda _: None,
+) -> None:
     """Compute every example's gradient norm at every checkpoint, and write a run directory.
 
     A replay that was interrupted, or whose run has grown since, continues at the next checkpoint
@@ -105,50 +77,40 @@ def replay(
 
     Args:
         checkpoints: folder of the checkpoints, in any order; for their steps see `StepOptions`.
-        spec: how to rebuild model and data; "module:spec" or "file.py:spec" for several processes.
-        run_dir: directory of the log; created (0700).
+        spec: how to rebuild model and data, or where that stands: "module:spec" or "file.py:spec".
+        run_dir: directory of log, run.json and examples.parquet; created (0700).
         options: settings that neither run.json nor the checkpoints contain.
         device: device to compute on, e.g. "cpu" or "cuda".
-        batch_size: examples at once, or "auto" for the fastest; halved if memory runs out.
-        processes: number of processes, each of which works on one checkpoint at a time (a script
-            then needs `if __name__ == "__main__":`).
+        batch_size: examples at once, or "auto" for what memory takes; halved if it runs out.
         rounding: rounding of norms, as a fraction of max_grad_norm; 0 keeps float64.
         rounding_mode: "up" (never under-reports) or "nearest" (as in the paper).
         progress: called as progress(stage, done, total) after each checkpoint.
-        tell: called with each text that a user should read before the work starts: gaps, accuracy,
-            dropout.
+        tell: called with each text that a user should read before the work starts: gaps, accuracy
+            of the last checkpoint, dropout.
 
     Raises:
         InputError: everything that is missing, contradictory, unsafe or does not fit, in one
             message. Checkpoints that were replayed before stay in the log.
     """
     run_dir, folder = location_on_disk(run_dir, "a replay is"), Path(checkpoints)
-    _checks.check_positive_int("processes", processes)
     if isinstance(batch_size, int):
         _checks.check_positive_int("batch_size", batch_size)
     else:
         _checks.check_choice("batch_size", batch_size, (AUTO,))
-    if processes > 1 and not isinstance(spec, str | None):
-        raise InputError(
-            f"processes={processes}: pass the spec by name, e.g. 'train.py:spec', so that each "
-            "process can import it"
-        )
     rebuilt, found, settings = _checked(folder, spec, options or StepOptions())
-    say = tell or (lambda _: None)
-    for text in (notes := (*found.notes, *settings.caveats)):
-        say(text)
+    for text in (*found.notes, *settings.caveats):
+        tell(text)
     last = found.models[-1].path
     made = CheckpointPass(rebuilt, last, device, batch_size)
     with made.norm_pass:
         examples = made.example_table()
         correct = examples.frame.dropna(subset="correct")
-        each_split = correct["correct"].astype(float).groupby(correct["split"], sort=False)
-        accuracy = each_split.mean().to_dict()
+        accuracy = correct["correct"].astype(float).groupby(correct["split"], sort=False).mean()
         shares = [f"{share:.1%} of the {split} examples" for split, share in accuracy.items()]
         unknown = "an unknown share of the examples: the task has no accuracy"
-        say(f"the last checkpoint, {last.name}, is correct on {' and '.join(shares) or unknown}")
+        tell(f"the last checkpoint, {last.name}, is correct on {' and '.join(shares) or unknown}")
         for text in made.caveats:
-            say(text)
+            tell(text)
         of_clip = "clipping_norm_epsilon"  # cost of the private release that it was set to
         paths = (of_clip,), ("training", of_clip), ("recorder", of_clip)
         paid = first_at(settings.declared, *paths)
@@ -167,14 +129,10 @@ def replay(
                 **described_parameters(made.model),
             },
         )
-        worker = (spec, last, device, batch_size, made.norm_pass.backend)
-        norms = partial(_norms_in_order, made, processes, worker)
-        _write_log(run_dir, made, found.models, settings, header, norms, progress or silent)
+        _write_log(run_dir, made, found.models, settings, header, progress)
     write_json(run_dir / RUN_JSON, _run_json(folder.resolve(), settings))
     examples.to_parquet(run_dir / EXAMPLES)
     seal(run_dir)
-    shares_of = accuracy.get("train"), accuracy.get("test")
-    return Replay(run_dir, len(found.models), len(settings.steps), *shares_of, notes)
 
 
 def _checked(
@@ -217,7 +175,6 @@ def _write_log(
     models: Sequence[SavedModel],
     settings: RunSettings,
     header: LogHeader,
-    norms: Callable[[Sequence[Path]], Iterator[tuple[Measured, str]]],
     progress: StageProgress,
 ) -> None:
     """Append every record that is not in the log yet, and the settings of all steps."""
@@ -241,28 +198,30 @@ def _write_log(
             from_step=0, seeded=seeded, caveats=caveats, sampler=settings.sampler, replayed=replayed
         )
 
+    def append_steps(first: int, end: int, weights: str | None = None) -> None:
+        for start, stop in steps.spans(first, end):
+            setting = vars(steps.at(start))
+            writer.steps(start, stop - start, **setting, counts=counts(weights))
+
     ends = [*(model.step for model in models), total]
+    unfinished = n_done < len(models) or logged < total
     writer = NormLogWriter(
         run_dir, header, made.spec.ids, made.spec.ids_of_units, np.zeros(0, np.int64)
     )
     try:
         progress(REPLAYING, n_done, len(models))
-        unfinished = n_done < len(models) or logged < total
-        for start, end in steps.spans(logged, ends[n_done]):
-            writer.steps(start, end - start, **vars(steps.at(start)), counts=counts())
-        for number, (taken, weights) in enumerate(norms([m.path for m in models[n_done:]]), n_done):
-            step = models[number].step
+        append_steps(logged, ends[n_done])
+        for number, model in enumerate(models[n_done:], n_done):
+            taken, weights = made.norms_at(model.path)
             with deferred_interrupts():
                 writer.record(
-                    step,
+                    model.step,
                     taken.norms,
-                    max_grad_norm=float(steps.max_grad_norm[step]),
+                    max_grad_norm=float(steps.max_grad_norm[model.step]),
                     targets_fingerprint=taken.targets_fingerprint,
                     seconds=taken.seconds,
                 )
-                for start, end in steps.spans(max(step, logged), ends[number + 1]):
-                    setting = vars(steps.at(start))
-                    writer.steps(start, end - start, **setting, counts=counts(weights))
+                append_steps(max(model.step, logged), ends[number + 1], weights)
             progress(REPLAYING, number + 1, len(models))
         if unfinished:
             writer.finish(counts())
@@ -271,10 +230,7 @@ def _write_log(
 
 
 def _already_done(
-    run_dir: Path,
-    models: Sequence[SavedModel],
-    settings: RunSettings,
-    made: CheckpointPass,
+    run_dir: Path, models: Sequence[SavedModel], settings: RunSettings, made: CheckpointPass
 ) -> tuple[int, int]:
     """Number of checkpoints and of steps in the log of an interrupted replay; (0, 0) without one.
 
@@ -288,40 +244,31 @@ def _already_done(
     again = f"{run_dir}: choose another directory, or remove this one to start again"
     if not state.header["run"].get("replayed"):
         raise InputError(f"there is the log of a recorded run in {again}")
-    steps, recorded = settings.steps, [entry["step"] for entry in state.lines["record"]]
-    done, total = models[: len(recorded)], state.total_steps
-    if [model.step for model in done] != recorded:
-        raise InputError(
-            f"the checkpoints before step {recorded[-1]} are not those replayed into {again}"
-        )
-    if state.header["sampler"] != settings.sampler or total > len(steps):
-        raise InputError(f"the sampler or the number of steps differs from the replay in {again}")
-    for name, logged in vars(state.settings()).items():
-        if not np.array_equal(logged, getattr(steps, name)[:total]):
-            raise InputError(f"{name} differs from the replay in {again}")
+    recorded, logged = [entry["step"] for entry in state.lines["record"]], state.total_steps
     weights = {
         entry["first"]: entry["evidence"]["replayed"]["weights_fingerprint"]
         for entry in state.steps
     }
-    for model in done:
-        known = weights.get(model.step)
-        if known is not None and made.move_to(model.path) != known:
-            raise InputError(f"{model.path} has changed since it was replayed into {again}")
-    return len(recorded), total
+    done, now = models[: len(recorded)], vars(settings.steps)
+    then = vars(state.settings()) if logged else {}
+    same = {name: np.array_equal(column, now[name][:logged]) for name, column in then.items()}
+    same["sampler"] = state.header["sampler"] == settings.sampler
+    same["the steps of the checkpoints"] = [model.step for model in done] == recorded
+    for model in done if all(same.values()) else ():
+        same[str(model.path)] = weights.get(model.step) in (None, made.move_to(model.path))
+    if not all(same.values()):
+        other = ", ".join(name for name, holds in same.items() if not holds)
+        raise InputError(f"not as in the replay before: {other}. Its log is in {again}")
+    return len(recorded), logged
 
 
 class CheckpointPass:
-    """Model, data and norm pass of one process, which move from checkpoint to checkpoint."""
+    """Model, data and norm pass, which move from checkpoint to checkpoint."""
 
     def __init__(
-        self,
-        spec: AuditSpec,
-        first: Path,
-        device: str = "cpu",
-        batch_size: int | str = AUTO,
-        backend: str = "auto",
+        self, spec: AuditSpec, first: Path, device: str = "cpu", batch_size: int | str = AUTO
     ) -> None:
-        """Build the model, load a first checkpoint, and choose and check a backend at it.
+        """Build the model, load a first checkpoint, and check at it how norms are computed.
 
         Raises:
             InputError: the checkpoint does not fit the model, the model does not accept the data,
@@ -331,7 +278,7 @@ class CheckpointPass:
         self._examples, self._test = spec.examples(spec.collate_fn, torch.device(device))
         self.move_to(first)
         inputs, targets = next(self._examples.batches(_CHECKED))
-        self.norm_pass = NormPass(self.model, spec.loss_fn, inputs, targets, backend=backend)
+        self.norm_pass = NormPass(self.model, spec.loss_fn, inputs, targets)
         check_memory(self.model, inputs)
         if self._test is not None:
             with self.norm_pass.evaluation() as evaluated:
@@ -374,39 +321,3 @@ class CheckpointPass:
                 "examples, and check that spec and checkpoints belong together"
             )
         return table
-
-
-def _norms_in_order(
-    made: CheckpointPass, processes: int, worker: tuple[Any, ...], paths: Sequence[Path]
-) -> Iterator[tuple[Measured, str]]:
-    """Norms at each checkpoint, in order; worker: arguments of the pass of another process."""
-    if processes == 1 or len(paths) < 2:
-        yield from map(made.norms_at, paths)
-        return
-    context = get_context("spawn")  # a forked copy of torch's threads can hang
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    with ProcessPoolExecutor(
-        processes, context, initializer=_start_worker, initargs=(threads,)
-    ) as pool:
-        try:
-            for first in range(0, len(paths), processes):  # few results are in memory at a time
-                yield from pool.map(partial(_in_worker, worker), paths[first : first + processes])
-        except BrokenProcessPool as error:
-            raise InputError(
-                f"one of {processes} processes ended unexpectedly, as happens when memory runs "
-                "out; use fewer processes or a smaller batch_size. Checkpoints done so far are kept"
-            ) from error
-
-
-def _start_worker(threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
-    torch.set_num_threads(threads)
-
-
-def _in_worker(made: tuple[Any, ...], path: Path) -> tuple[Measured, str]:
-    return _pass_of(*made).norms_at(path)
-
-
-@cache  # one for each process
-def _pass_of(reference: str, *made: Any) -> CheckpointPass:
-    return CheckpointPass(load_spec(reference), *made)

@@ -10,9 +10,11 @@ import pickletools
 import struct
 import warnings
 import zipfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,8 @@ class Content:
 
     path: Path  # the file, or the folder of a Hugging Face checkpoint
     values: Any  # the saved object; tensors are mapped from the file, not read into memory
-    step: int | None = None  # in safetensors metadata, or in a trainer's file beside the weights
+    # As safetensors metadata, a trainer's file beside the weights, or the saved dict states it.
+    step: int | None = None
 
     @property
     def entries(self) -> Mapping[Any, Any]:
@@ -179,10 +182,21 @@ def _read_file(path: Path) -> Content:
             with warnings.catch_warnings(), torch.serialization.safe_globals(replacements):
                 warnings.simplefilter("ignore")
                 values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-                return Content(path, values)
+                return Content(path, values, _step_in(values))
         except Exception as error:  # noqa: BLE001  # likewise
             reason = first_line(error)
     raise InputError(f"{path} cannot be read safely: {reason}; {_SAVE_AGAIN}")
+
+
+def _step_in(values: Any) -> int | None:
+    """The whole number, or tensor of one, that a saved dict calls step or global_step."""
+    for name in ("step", "global_step") if isinstance(values, Mapping) else ():
+        step = values.get(name)
+        if isinstance(step, Tensor) and step.numel() == 1 and not step.is_floating_point():
+            step = step.item()
+        if type(step) is int and 0 <= step < 10**12:
+            return step
+    return None
 
 
 def _suspicion(path: Path) -> str:
@@ -238,10 +252,9 @@ def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
     The user's function `load` finds it; without one, it is looked for in the usual places.
     """
     names = [str(name)[:40] for name in content.entries]
-    shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
-    described = (
-        f"a dict of {shown}" if names else f"a {type(content.values).__name__} without names"
-    )
+    described = f"a dict of {', '.join([*names[:_SHOWN], *(['...'] if names[_SHOWN:] else [])])}"
+    if not names:
+        described = f"a {type(content.values).__name__} without names"
     if load is not None:
         try:
             found = _tensors(load(content.values))
@@ -276,16 +289,14 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     comparison. Tensors outside that prefix are ignored; under it, names, shapes and types must
     match exactly, otherwise InputError lists the differences.
     """
-    wanted = model.state_dict(keep_vars=True)
-    tied: dict[int, list[str]] = {}
+    wanted, tied = model.state_dict(keep_vars=True), defaultdict[int, list[str]](list)
     for name, tensor in wanted.items():
-        tied.setdefault(id(tensor), []).append(name)
-    prefix = _prefix(state, list(tied.values()))
+        tied[id(tensor)].append(name)
+    prefix = _prefix(state, [*tied.values()])
     inner = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
     for names in tied.values():  # safetensors stores a tensor under one of its names only
-        present = next((name for name in names if name in inner), None)
-        if present is not None:
-            inner.update({name: inner[present] for name in names if name not in inner})
+        for present in [name for name in names if name in inner][:1]:
+            inner |= {name: inner.get(name, inner[present]) for name in names}
     both = [(name, inner[name], tensor) for name, tensor in wanted.items() if name in inner]
     compared: list[tuple[str, object, object]] = [
         *((name, tuple(theirs.shape), tuple(ours.shape)) for name, theirs, ours in both),
@@ -311,20 +322,17 @@ def _prefix(state: Mapping[str, Tensor], tied: list[list[str]]) -> str:
 
     tied: the names of each of the model's tensors.
     """
-    found = [
-        {saved[: -len(own)] for own in names for saved in state if f".{saved}".endswith(f".{own}")}
-        for names in tied
-    ]
-    whole = set.intersection(*found) if found else {""}
-    if "" in whole:
-        return ""
-    if len(whole) > 1:
+    found = Counter[str]()
+    for names in tied:
+        pairs = product(names, state)
+        found.update({x[: -len(own)] for own, x in pairs if f".{x}".endswith(f".{own}")})
+    whole = [prefix for prefix, times in sorted(found.items()) if times == len(tied)]
+    if len(whole) > 1 and "" not in whole:
         raise InputError(
-            f"it contains several models (prefixes {', '.join(map(repr, sorted(whole)))}); "
+            f"it contains several models (prefixes {', '.join(map(repr, whole))}); "
             "choose one with AuditSpec(load=...)"
         )
-    candidates = whole or {"", *set().union(*found)}
-    return max(sorted(candidates), key=lambda prefix: sum(prefix in some for some in found))
+    return max(sorted({"", *found}), key=found.__getitem__)
 
 
 def load_into(model: nn.Module, path: Path, load: LoadFn | None = None) -> dict[str, Tensor]:

@@ -9,16 +9,17 @@ accountant. What is missing or contradictory is collected, so that the user sees
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, TypeAdapter
-from torch import Tensor, nn
+from torch import nn
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
@@ -134,8 +135,8 @@ def discover(
         InputError: the folder does not exist, or contains nothing that looks like a checkpoint.
     """
     paths, found = _paths(Path(folder)), Discovery()
-    by_step, unknown, trained = dict[int, list[SavedModel]](), list[str](), list[str]()
-    told = dict[str, int]()
+    by_step, unknown = dict[int, list[SavedModel]](), list[str]()
+    told, trained = dict[str, int](), ""
     with found.collecting():
         told = told_steps(step_of, [path.name for path in paths]) if step_of else {}
     for path in paths:  # tensors are released at once: memory does not grow with their number
@@ -147,7 +148,7 @@ def discover(
                 unknown.append(path.name)
             if model is not None:
                 safe_files.fit(state_of(content, load), model)
-                trained += _other_trained(content, model)
+                trained = trained or _other_trained(content, model)
     if unknown and bool(told) == bool(step_of):
         found.problems.append(
             (f"{STEP_OF} names only some of the checkpoints: " if told else "")
@@ -157,18 +158,18 @@ def discover(
         )
     for step, models in sorted(by_step.items()):
         found.models.append(models[0])
+        if len(models) == 1:
+            continue
         names = listed([model.path.name for model in models])
         with found.collecting():
-            if len(models) > 1 and len({_print_of(model.path, load) for model in models}) > 1:
+            if len({_print_of(model.path, load) for model in models}) > 1:
                 raise InputError(
                     f"{names} are all of step {step} by {models[0].said_by}, with different "
                     "parameters: keep one of them, or only the checkpoints of one run, or tell "
                     f"their steps by {STEP_OF}"
                 )
-            if len(models) > 1:
-                same = f"{names} are the same model, of step {step}; it is replayed once"
-                found.notes.append(same)
-    found.problems.extend(trained[:1])
+            found.notes.append(f"{names} are the same model, of step {step}; it is replayed once")
+    found.problems.extend(filter(None, [trained]))
     for earlier, later in pairwise(model for model in found.models if model.history):
         before = _counted(earlier.history)
         if not np.array_equal(before, _counted(later.history)[: len(before)]):
@@ -285,11 +286,6 @@ def _saved_model(content: Content, told: int | None, notes: list[str]) -> SavedM
     history = _history(path, values)
     counted = None if history is None else sum(steps for _, _, steps in history)
     words = {"its accountant": counted, STEP_OF: told, "the step stated inside": content.step}
-    for value in (values.get("step"), values.get("global_step")):
-        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_floating_point():
-            value = value.item()
-        if type(value) is int and 0 <= value < 10**12 and words["the step stated inside"] is None:
-            words["the step stated inside"] = value
     if counted is not None and told is None:
         # No step is read from a name, but an accountant that was started again is betrayed by it.
         numbers = re.findall(r"(?ai)(?<![a-z])(?:global)?step[-_=]?([0-9]{1,12})", path.name)
@@ -338,25 +334,25 @@ def _counted(history: Sequence[Span]) -> FloatArray:
     return values
 
 
-def _other_trained(content: Content, model: nn.Module) -> list[str]:
+def _other_trained(content: Content, model: nn.Module) -> str:
     """Compare the number of trained parameters: norms are over the trainable ones only."""
     values = content.entries
     several = values.get("optimizer_states")  # of Lightning
-    first = several[0] if isinstance(several, list) and len(several) == 1 else None
+    lone = several if isinstance(several, list) and len(several) == 1 else []
     trainable = sum(parameter.requires_grad for parameter in model.parameters())
-    for state in (values.get("optimizer_state_dict"), values.get("optimizer"), first):
-        groups = state.get("param_groups") if isinstance(state, Mapping) else None
-        if isinstance(groups, list) and all(isinstance(group, Mapping) for group in groups):
-            lists = [group.get("params") for group in groups]
-            n_trained = sum(len(params) for params in lists if isinstance(params, list))
-            if n_trained == trainable:
-                return []
-            return [
-                f"the optimizer in {content.path.name} trained {n_trained} parameter tensors, "
-                f"the spec's model has {trainable} that require a gradient: freeze in model() "
-                "exactly what was frozen in training"
-            ]
-    return []
+    for state in (values.get("optimizer_state_dict"), values.get("optimizer"), *lone):
+        try:
+            n_trained = sum(len(group["params"]) for group in state["param_groups"])
+        except (TypeError, LookupError):  # no optimizer's
+            continue
+        if n_trained == trainable:
+            break
+        return (
+            f"the optimizer in {content.path.name} trained {n_trained} parameter tensors, the "
+            f"spec's model has {trainable} that require a gradient: freeze in model() exactly what "
+            "was frozen in training"
+        )
+    return ""
 
 
 def _print_of(path: Path, load: LoadFn | None) -> str:
@@ -395,15 +391,23 @@ def resolve(
         declared = next(map(read_run_json, files), {})
     counted = max((_counted(model.history) for model in models), key=len, default=np.zeros((0, 2)))
     said = {name: _said(name, declared, options, counted) for name in _TO_TYPE}
-    first, columns = dict[str, Any](), dict[str, FloatArray]()  # what the most trusted source says
+    one, columns = dict[str, Any](), dict[str, FloatArray]()
     for name in ("steps", "sampler", "delta"):
         with found.collecting():
-            _check_one(name, said[name], max([len(counted), *(model.step for model in models)]))
-            first[name] = next(iter(said[name].values()), None)
-    total: int | None = first.get("steps")
+            one[name] = _one(name, said[name])
+    total: int | None = one.get("steps")
+    if total is not None and total > _MOST_STEPS:
+        found.problems.append(f"steps={total} is more than {_MOST_STEPS}")
+        total = None
     for name in SETTING_NAMES:
         with found.collecting():
             columns[name] = _column(name, said[name], total or 1)
+    reached = max([len(counted), *(model.step for model in models)])
+    if total is not None and total < reached:
+        found.problems.append(
+            f"steps is {total} by {next(iter(said['steps']))}, but a checkpoint has had {reached} "
+            f"updates: pass the number of steps of the whole run, or correct {STEP_OF}"
+        )
     found.problems.extend(_unfit(declared, found, total or 0, n_examples, columns))
     if missing := [name for name in _TO_TYPE if not said[name]]:
         found.problems.append(
@@ -437,8 +441,8 @@ def resolve(
     sources = {name: " and ".join(by_source) for name, by_source in said.items()}
     return RunSettings(
         steps=StepSettings.from_values(total, **columns),
-        delta=float([*said["delta"].values()][-1]),  # the user may choose another
-        sampler=first["sampler"],
+        delta=one["delta"],
+        sampler=one["sampler"],
         sources={**sources, "steps of checkpoints": last.said_by},
         accountant_counted_all=len(counted) == total,
         declared=declared,
@@ -461,27 +465,20 @@ def _said(
     return said or ({ACCOUNTANT: len(counted)} if len(counted) and name == "steps" else {})
 
 
-def _check_one(name: str, by_source: Mapping[str, Any], reached: int) -> None:
-    """Check steps, sampler or delta by every source.
+def _one(name: str, by_source: Mapping[str, Any]) -> Any:
+    """The value of steps, sampler or delta, by every source; of delta the user may choose another.
 
-    All must say the same of the first two, and no fewer steps than a checkpoint has reached.
+    None if no source has one; InputError if two differ.
     """
     for source, value in by_source.items():
-        if name == "delta":
-            _checks.check_delta(value)
-        elif name == "sampler":
-            _checks.check_choice(f"{source}: sampler", value, _REPLAYED)
-        elif _checks.check_positive_int(f"{source}: steps", value) > _MOST_STEPS:
-            raise InputError(f"{source}: steps={value} is more than {_MOST_STEPS}")
+        try:
+            _CHECKS[name](value)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
     if name != "delta" and len({*by_source.values()}) > 1:
         told = ", ".join(f"{value} by {source}" for source, value in by_source.items())
         raise InputError(f"the values of {name} contradict each other: {told}")
-    for source, value in by_source.items():
-        if name == "steps" and value < reached:
-            raise InputError(
-                f"steps is {value} by {source}, but a checkpoint has had {reached} updates: pass "
-                f"the number of steps of the whole run, or correct {STEP_OF}"
-            )
+    return [None, *by_source.values()][-1]
 
 
 def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
@@ -491,22 +488,21 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
         these = np.full(total, np.nan)
         if source == ACCOUNTANT:
             these[: len(value)] = value[:total]
-        elif isinstance(value, list):
-            if len(value) != total:
-                raise InputError(
-                    f"{source}: {name} has {len(value)} values; write one, or one for each of "
-                    f"{total} steps"
-                )
-            these[:] = _checks.check_setting(name, value)
-        else:
+        elif not isinstance(value, list):
             for start, number in parse_schedule(name, value):
                 these[start:] = number
-        differs = ~np.isnan(column) & ~np.isnan(these)
+        elif len(value) == total:
+            these[:] = _checks.check_setting(name, value)
+        else:
+            raise InputError(
+                f"{source}: {name} has {len(value)} values; write one, or one for each of {total} "
+                "steps"
+            )
+        differs = ~(np.isnan(column) | np.isnan(these))
         differs &= ~np.isclose(column, these, rtol=_SAME, atol=0)
-        if name == "sample_rate" and source == ACCOUNTANT:
-            # Opacus's int(1 / (1 / n)) can be n - 1: it counts 1 / (k - 1) where 1 / k is drawn.
-            less = np.isclose(1 / column - 1 / these, 1.0, rtol=1e-6)
-            differs &= ~(less & (these > column))
+        counted_rate = name == "sample_rate" and source == ACCOUNTANT
+        if counted_rate:  # Opacus's int(1 / (1 / n)) can be n - 1: at 1 / k it counts 1 / (k - 1)
+            differs &= ~np.isclose(1 / column - 1 / these, 1.0, rtol=1e-6)
         if differs.any():
             step = int(np.argmax(differs))
             raise InputError(
@@ -514,9 +510,9 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
                 f"{column[step]:.8g} by {next(iter(by_source))} and {these[step]:.8g} by {source}; "
                 "remove the wrong one"
             )
+        if counted_rate and RUN_JSON not in by_source:  # an option was not read from a sampler
+            column = np.fmax(column, these)
         column = np.where(np.isnan(column), these, column)
-        if name == "sample_rate" and source == ACCOUNTANT and RUN_JSON not in by_source:
-            column = np.fmax(column, these)  # what an option says was not read from a sampler
     if by_source and np.isnan(column).any():
         step = int(np.argmax(np.isnan(column)))
         raise InputError(
@@ -528,15 +524,13 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
 
 def parse_schedule(name: str, value: float | str) -> list[tuple[int, float]]:
     """[(first step, value), ...] from one value or a schedule such as "1.1,0.9@500"."""
-    parts: list[tuple[int, float]] = []
-    for part in str(value).split(","):
-        number, at, start = part.strip().partition("@")
-        try:
-            parts.append((int(start) if at else 0, float(number)))
-        except ValueError as error:
-            raise InputError(
-                f"{name}={value!r} is neither a number nor a schedule such as 1.1,0.9@500"
-            ) from error
+    try:
+        pairs = [part.strip().partition("@") for part in str(value).split(",")]
+        parts = [(int(start) if at else 0, float(number)) for number, at, start in pairs]
+    except ValueError as error:
+        raise InputError(
+            f"{name}={value!r} is neither a number nor a schedule such as 1.1,0.9@500"
+        ) from error
     starts = [start for start, _ in parts]
     if starts[0] != 0 or sorted(set(starts)) != starts:
         raise InputError(
