@@ -30,11 +30,10 @@ _CANCELLING_BELOW, _CANCELLING_TERMS = 0.05, 9  # of a series, for smaller order
 _ELEMENTS_AT_ONCE = 1 << 19  # of a working array: 4 MB, which stays in cache
 
 # Orders are places on one grid, from 1.0001 to 1.5e5. All examples try every _EVERY-th of them, up
-# to _SMALL where divergences are slow to compute, and each walks on from its best one.
-_RATIO, _EVERY, _SMALL = 1.000625, 512, 2.0
+# to _SMALL where divergences are slow to compute, and then some that are _NEARER times as near.
+_RATIO, _EVERY, _NEARER, _SMALL = 1.000625, 512, 8, 2.0
 _ORDERS: FloatArray = 1.0 + 1e-4 * np.power(_RATIO, np.arange(66 * _EVERY + 1.0))
-_GATHERED_BYTES = 1 << 18  # of counts that are gathered together: they stay in cache
-_GAIN = 2e-3  # of epsilon; a walk ends where no other order of the grid can give more
+_GAIN = 2e-3  # of epsilon; a search ends where no other order of the grid can give more
 _KEPT_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
 # In how many steps each example met each cell, (n_examples, n_cells): dense where cells are few,
 # which is 8 times as fast there
@@ -351,7 +350,7 @@ class RdpAccountant:
     """Turns counts over fixed cells into epsilons. Threads may share it.
 
     Every order gives a bound, so the choice of one can only be loose, never wrong. The bound of an
-    example has one valley over the orders, which it walks down [7.3].
+    example has one valley over the orders: it is looked for at few orders, then nearer by [7.3].
     """
 
     def __init__(
@@ -369,106 +368,75 @@ class RdpAccountant:
         self._divergences, self._stride = divergences, _EVERY if own is None else 1
         self._orders = _ORDERS if own is None else np.unique(np.asarray(own, np.float64))
         self._offsets = epsilon_offsets(self._orders, method.delta, method.conversion)
+        self._first = np.arange(0, len(self._orders), self._stride)
         self._rows: dict[int, FloatArray] = {}  # divergences of all cells, by place
         self._slow = slow
-        self._table = None if slow else divergences(self._orders[:: self._stride])
+        if slow:
+            self._first = self._first[: max(1, int((self._orders[self._first] <= _SMALL).sum()))]
+        else:
+            table = divergences(self._orders[self._first])
+            self._rows |= zip(self._first.tolist(), table, strict=True)
+        self._kept = dict(self._rows)
 
     def epsilons(self, counts: Counts) -> Columns:
         """Upper bounds for each example, and at which order."""
-        each = np.arange(counts.shape[0])
-        if self._table is None:
-            small = max(1, int(np.searchsorted(self._orders, _SMALL, side="right")))
-            stride, places = self._stride, np.arange(0, small, self._stride)
-            rdp = self._totals(counts, each, np.tile(places, (len(each), 1)))
-        else:
-            stride, places = self._stride // 2, np.arange(0, len(self._orders), self._stride)
-            rdp = np.asarray(counts @ np.ascontiguousarray(self._table.T))
-        bounds = rdp + self._offsets[places]
-        best = np.argmin(bounds, axis=1)
-        place, bound = places[best], bounds[each, best]
-        limit = true_positive_limit(rdp, self._orders[places])
-        costs = rdp.any(axis=1)
-        self._walk(counts, np.flatnonzero(costs), stride, place, bound, limit)
+        n, last = counts.shape[0], len(self._orders) - 1
+        bound, place, limit = np.full(n, np.inf), np.zeros(n, np.int64), np.ones(n)
+        costs = np.zeros(n, bool)
+        todo = [(np.arange(n), self._first, self._stride)]
+        while todo:
+            examples, places, stride = todo.pop()
+            rdp = self._totals(counts if len(examples) == n else counts[examples], places)
+            each, bounds = np.arange(len(examples)), rdp + self._offsets[places]
+            best = np.argmin(bounds, axis=1)
+            bound[examples], place[examples] = least, here = bounds[each, best], places[best]
+            costs[examples] = rdp.any(axis=1)
+            tried = true_positive_limit(rdp, self._orders[places])
+            limit[examples] = np.minimum(limit[examples], tried)
+            # Of slow cells, larger orders are tried where the first ones are too small. Others are
+            # tried between the neighbours of the best one, where these can give enough [7.3]
+            larger = (best == len(places) - 1) & (here < last)
+            sides = np.pad(bounds, ((0, 0), (1, 1)), "edge")
+            with np.errstate(invalid="ignore"):  # of infinite bounds
+                below, above = sides[each, best] - least, sides[each, best + 2] - least
+                gain = np.maximum(below / _RATIO**stride, above * _RATIO**stride)
+            nearer = ~larger & (gain > _GAIN * least) & (stride > 1)
+            for some, step in ((larger, stride), (nearer, stride // _NEARER)):
+                some &= costs[examples] & (least > 0)
+                for centre in np.unique(here[some]).tolist():
+                    ends = max(centre - stride, 0), min(centre + stride, last) + 1
+                    todo.append((examples[some & (here == centre)], np.arange(*ends, step), step))
         epsilon = np.where(costs, np.maximum(bound, 0.0), 0.0)
-        boundary = (place == 0) | (place == len(self._orders) - 1)
+        boundary = (place == 0) | (place == last)
         return {
             "epsilon": epsilon,
-            "epsilon_lower": np.zeros(len(each)),
+            "epsilon_lower": np.zeros(n),
             "best_order": self._orders[place],
             "order_at_boundary": boundary & (epsilon > 0),
             "true_positive_limit": limit,
         }
 
-    def _walk(
-        self,
-        counts: Counts,
-        examples: IntArray,
-        stride: int,
-        place: IntArray,
-        bound: FloatArray,
-        limit: FloatArray,
-    ) -> None:
-        """Move these examples, in place, to orders that no other beats by more than _GAIN."""
-        stride_of = np.full(len(place), stride)
-        while len(examples := examples[(stride_of[examples] > 0) & (bound[examples] > 0)]):
-            step, here, least = stride_of[examples], place[examples], bound[examples]
-            sides = here[:, None] + step[:, None] * np.array([-1, 1])
-            sides = np.clip(sides, 0, len(self._orders) - 1)
-            rdp = self._totals(counts, examples, sides)
-            low, high = (rdp + self._offsets[sides]).T
-            down, up = (low < least) | (np.isinf(least) & (here > 0)), high < least
-            place[examples] = np.select([down, up], [sides[:, 0], sides[:, 1]], here)
-            bound[examples] = np.select([down, up], [low, high], least)
-            tried = true_positive_limit(rdp, self._orders[sides])
-            limit[examples] = np.minimum(limit[examples], tried)
-            stays = ~(down | up)
-            stride_of[examples[stays]] //= 2
-            with np.errstate(invalid="ignore"):  # of infinite bounds
-                gain = np.maximum((low - least) / _RATIO**step, (high - least) * _RATIO**step)
-            examples = examples[~(stays & (gain <= _GAIN * least))]
+    def _totals(self, counts: Counts, places: IntArray) -> FloatArray:
+        """(n_examples, n_places) divergence of the run of each, at the orders of these places."""
+        table = self._table(counts, places)
+        if isinstance(counts, np.ndarray) and not np.array_equal(places, self._first):
+            # Slower than a product, whose last bits depend on how many examples there are
+            return np.asarray(np.einsum("ij,kj->ik", counts, table))
+        return np.asarray(counts @ np.ascontiguousarray(table.T))
 
-    def _totals(self, counts: Counts, examples: IntArray, places: IntArray) -> FloatArray:
-        """(len(examples), k) divergence of the run of each, at its orders of these places."""
-        wanted, rows = np.unique(places, return_inverse=True)
-        rows = rows.reshape(places.shape)
+    def _table(self, counts: Counts, places: IntArray) -> FloatArray:
+        """(n_places, n_cells) divergences, of slow cells those that the examples met."""
+        unknown, wanted = np.full(counts.shape[1], np.nan), places.tolist()
         with _FILLING:
-            table = self._table_at(wanted, counts, examples, rows)
-        return np.stack([totals_at(counts, examples, table, row) for row in rows.T], axis=1)
-
-    def _table_at(
-        self, places: IntArray, counts: Counts, examples: IntArray, rows: IntArray
-    ) -> FloatArray:
-        """(n_places, n_cells) divergences, of slow cells those that the examples of a row met."""
-        n_cells = counts.shape[1]
-        if (len(self._rows) + len(places)) * n_cells > _KEPT_VALUES:
-            self._rows = {}
-        if not self._slow:
-            new = [place for place in places.tolist() if place not in self._rows]
-            if new:
-                self._rows |= zip(new, self._divergences(self._orders[new]), strict=True)
-            return np.stack([self._rows[place] for place in places.tolist()])
-        unknown = np.full(n_cells, np.nan)
-        table = np.stack([self._rows.get(place, unknown) for place in places.tolist()])
-        by_row = (counts[examples[(rows == row).any(axis=1)]] for row in range(len(places)))
-        met = np.stack([np.asarray(those.sum(axis=0) > 0) for those in by_row])
-        row, cell = np.nonzero(met & np.isnan(table))
-        table[row, cell] = self._divergences(cell, self._orders[places[row]])
-        self._rows |= zip(places.tolist(), map(np.copy, table), strict=True)
-        return np.where(np.isnan(table), 0.0, table)
-
-
-def totals_at(counts: Counts, examples: IntArray, table: FloatArray, rows: IntArray) -> FloatArray:
-    """(len(examples),) sums over steps of one row of a table (n_rows, n_cells) for each."""
-    totals = np.empty(len(examples))
-    n_entries = getattr(counts, "nnz", counts.size)
-    size = max(1, _GATHERED_BYTES // 8 * counts.shape[0] // max(n_entries, 1))
-    for start in range(0, len(examples), size):
-        part = slice(start, start + size)
-        some, row = counts[examples[part]], rows[part]
-        if isinstance(some, np.ndarray):
-            totals[part] = np.einsum("ij,ij->i", some, table.take(row, axis=0))
-        else:
-            place = np.repeat(np.arange(len(row)), np.diff(some.indptr))
-            values = some.data * table[row[place], some.indices]
-            totals[part] = np.bincount(place, values, minlength=len(row))
-    return totals
+            if (len(self._rows) + len(wanted)) * len(unknown) > _KEPT_VALUES:
+                self._rows = dict(self._kept)
+            if not self._slow:
+                new = [one for one in wanted if one not in self._rows]
+                if new:
+                    self._rows |= zip(new, self._divergences(self._orders[new]), strict=True)
+                return np.stack([self._rows[one] for one in wanted])
+            table = np.stack([self._rows.get(one, unknown) for one in wanted])
+            row, cell = np.nonzero(np.isnan(table) & np.asarray(counts.sum(axis=0) > 0))
+            table[row, cell] = self._divergences(cell, self._orders[places[row]])
+            self._rows |= zip(wanted, map(np.copy, table), strict=True)
+        return np.asarray(np.nan_to_num(table, posinf=np.inf))
