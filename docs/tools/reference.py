@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import re
+import string
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -240,12 +241,23 @@ def refusals() -> str:
     for folder, title in _AREAS.items():
         files = sorted((PACKAGE / folder).rglob("*.py") if folder else PACKAGE.glob("*.py"))
         found = {message for file in files for message in _messages(file)}
+        if folder == "recording":
+            texts = (text for one in templates("refusal").values() for text in one.texts.values())
+            found |= set(map(_filled_in, texts))
         for file in (PACKAGE / folder).rglob("hindrances.toml") if folder else ():
             content = tomllib.loads(file.read_text(encoding="utf-8"))
             found |= {_text(text).format("*layer*", "*other layer*") for text in content.values()}
         if found:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {m}" for m in sorted(found)) + "\n")
     return "\n".join(parts)
+
+
+def _filled_in(content: str) -> str:
+    """A text of a TOML file as readers meet it, with what is filled in as *name*."""
+    return "".join(
+        _text(said) + (f"*{name.replace('_', ' ')}*" if name else "")
+        for said, name, _, _ in string.Formatter().parse(content)
+    )
 
 
 def _messages(file: Path) -> Iterator[str]:

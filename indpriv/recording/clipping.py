@@ -35,6 +35,7 @@ from opacus.optimizers.optimizer import _check_processed_flag, _generate_noise
 from torch import Tensor
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.evidence import LARGEST_NORM
 from indpriv.norm_log.fields import StepSetting
@@ -70,11 +71,8 @@ class ClippingRule(DPOptimizer):
             InputError: another optimizer, or options that the rule refuses.
         """
         if type(optimizer) is not DPOptimizer:
-            raise InputError(
-                f"the optimizer is a {type(optimizer).__name__}; {cls.__name__} takes the place of "
-                'an Opacus DPOptimizer: use make_private(clipping="flat") in hooks mode and in one '
-                "process"
-            )
+            made, rule = type(optimizer).__name__, cls.__name__
+            raise InputError(text("refusal.attached", "rule", optimizer=made, rule=rule))
         made = cls(
             optimizer.original_optimizer,
             noise_multiplier=optimizer.noise_multiplier,
@@ -156,11 +154,9 @@ class QuantileClipping(ClippingRule):
     ) -> None:
         super().__init__(optimizer, **settings)
         if not 0 < quantile < 1 or not 0 < rate < math.inf:
-            raise InputError(
-                f"quantile={quantile!r} is not in (0, 1), or rate={rate!r} is not positive"
-            )
+            raise InputError(text("refusal.arguments", "quantile", quantile=quantile, rate=rate))
         if not self.expected_batch_size:
-            raise InputError("quantile clipping needs the expected batch size")
+            raise InputError(text("refusal.arguments", "batch_size"))
         self.quantile, self.rate = quantile, rate
         self.count_noise = self.expected_batch_size / 20 if count_noise is None else count_noise
         self._first, self._centred = float(self.max_grad_norm), 0.0
@@ -170,11 +166,8 @@ class QuantileClipping(ClippingRule):
         """See ClippingRule: without the number of unclipped gradients."""
         rest = noise_multiplier**-2 - (2 * self.count_noise) ** -2 if noise_multiplier else math.inf
         if rest <= 0:
-            raise InputError(
-                f"noise_multiplier={noise_multiplier:g} is not below twice the noise of the number "
-                f"of unclipped gradients, {self.count_noise:g}: that number alone would use up "
-                "the privacy of a step; take larger batches or more count_noise"
-            )
+            values = {"noise_multiplier": noise_multiplier, "count_noise": self.count_noise}
+            raise InputError(text("refusal.arguments", "count_noise", **values))
         return float(rest**-0.5)
 
     def contributions(self, norms: FloatArray, setting: StepSetting) -> FloatArray:
@@ -231,7 +224,7 @@ class AdaClip(ClippingRule):
     def __init__(self, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         super().__init__(optimizer, **settings)
         if self.loss_reduction != "mean" or not self.expected_batch_size:
-            raise InputError('AdaClip needs loss_reduction="mean" and the expected batch size')
+            raise InputError(text("refusal.arguments", "adaclip"))
         size = sum(p.numel() for p in self.params)
         start = float(self.max_grad_norm) ** 2 / size
         self._means = [torch.zeros_like(p) for p in self.params]
@@ -319,22 +312,14 @@ def check_headroom(
     """
     if not individually:
         if value is not None:
-            raise InputError(
-                f"clip_headroom={value!r} is for individual clipping; pass "
-                "individual_clipping=True, or leave it out"
-            )
+            raise InputError(text("refusal.arguments", "headroom_alone", value=value))
         return 0.0
     if value is None:
         return DEFAULT_HEADROOM if logged is None else logged
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InputError(
-            f"clip_headroom={value!r} is not in [0, 1]; it is a fraction of max_grad_norm, e.g. 0.1"
-        )
+        raise InputError(text("refusal.arguments", "headroom", value=value))
     if logged not in (None, value):
-        raise InputError(
-            f"clip_headroom={value:g}, but the log to continue has {logged:g}; pass that, or leave "
-            "it out"
-        )
+        raise InputError(text("refusal.arguments", "headroom_logged", value=value, logged=logged))
     return float(value)
 
 
@@ -456,11 +441,8 @@ class ClipThresholds:
             return
         if self._charged is not None and self._charged[0] == step:
             if self._charged[1] != setting:
-                raise EvidenceError(
-                    f"the settings of step {step} changed from {self._charged[1]} to {setting} "
-                    "after the privacy filter had charged for it; change noise, clipping and "
-                    "sampling between steps only"
-                )
+                values = {"step": step, "charged": self._charged[1], "setting": setting}
+                raise EvidenceError(text("refusal.training", "charged", **values))
             return
         if self._charges is None or self._charges[0] != setting:
             charges = self.policy.charges(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from indpriv._checks import check_choice
+from indpriv._facts import text
 from indpriv.errors import InputError
 
 
@@ -46,10 +47,7 @@ class CausalLMLoss:
         try:
             logits, labels = outputs["logits"], batch["labels"]
         except (KeyError, TypeError, IndexError) as error:
-            raise InputError(
-                "CausalLMLoss needs outputs with logits and batches with labels, as of a Hugging "
-                "Face model and data set; copy input_ids to labels, with -100 where padded"
-            ) from error
+            raise InputError(text("refusal.arguments", "causal_lm")) from error
         losses = F.cross_entropy(
             logits[:, :-1].transpose(1, 2),
             labels[:, 1:],

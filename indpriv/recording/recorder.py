@@ -53,7 +53,7 @@ from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.run_log import RunLog, deferred_interrupts, described, environment_of
 from indpriv.recording.training_data import Measured, TrainingData, Unpack, norms_of
-from indpriv.recording.watch import AttackedRun, RunAttack, StartedAttack, TrainedBatch, Watch
+from indpriv.recording.watch import AttackedRun, RunAttack, StartedAttack, Watch
 
 _CHECKED = 256  # number of examples that the norm pass is checked and timed on
 _AUGMENTED = (
@@ -196,10 +196,7 @@ class Recorder:
         state = journal_state.state_to_resume(self.run_dir, step)
         logged = {} if state is None else state.header["run"]
         if run_id is not None and run_id != logged.get("id", ""):
-            raise InputError(
-                "the checkpoint was saved while another run was recorded than that in "
-                f"{self.run_dir}; pass the run directory that belongs to it"
-            )
+            raise InputError(text("refusal.arguments", "another_run", run_dir=self.run_dir))
         self._resume_at, self._first = step, step or 0
         self._run_id = secrets.token_hex(8) if state is None else str(logged.get("id", ""))
         few = reference_examples
@@ -222,20 +219,11 @@ class Recorder:
         self._seeded, self._strict, self._record_holdout = seeded, strict, record_holdout
         self._public_settings, self._key = public_settings, signing_key(sign_with)
         if individual_clipping and rounding_mode != "up":
-            raise InputError(
-                f"rounding_mode={rounding_mode!r} with individual_clipping would clip "
-                'examples below their recorded norms; pass rounding_mode="up"'
-            )
+            raise InputError(text("refusal.arguments", "nearest", mode=rounding_mode))
         if attack is not None and step is not None:
-            raise InputError(
-                "an attack cannot go on in a resumed run: what it saw of the first steps is lost; "
-                "leave out attack="
-            )
+            raise InputError(text("refusal.arguments", "attack_resumed"))
         if record_holdout and test_set is None:
-            raise InputError(
-                "record_holdout=True without a test_set; pass the data set whose norms are to be "
-                "recorded as test_set="
-            )
+            raise InputError(text("refusal.arguments", "holdout"))
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
         self._attached = self._draws_privately = False
         self._is_open = False  # inside the block of attach
@@ -253,9 +241,7 @@ class Recorder:
             return journal_state.read_ids(state)[2]
         wanted, n_examples = self._policy.reference_examples, len(self._data.ids)
         if wanted > n_examples:
-            raise InputError(
-                f"reference_examples={wanted} is more than the {n_examples} training examples"
-            )
+            raise InputError(text("refusal.arguments", "references", wanted=wanted, n=n_examples))
         return np.sort(np.random.default_rng().choice(n_examples, wanted, replace=False))
 
     @contextmanager
@@ -281,11 +267,7 @@ class Recorder:
                 accountant that has stopped counting).
         """
         if self._attached:
-            raise InputError(
-                f"the Recorder of {self.run_dir} was attached before: a second block would begin "
-                "at step 0 again; put the whole training into one block, or make a new Recorder "
-                "with resume_at=STEP"
-            )
+            raise InputError(text("refusal.arguments", "attached_before", run_dir=self.run_dir))
         data = self._data
         self._check_groups()
         self._run = run = OpacusRun(model, optimizer, loader, len(data.ids))
@@ -341,9 +323,7 @@ class Recorder:
             InputError: the Recorder is not attached.
         """
         if not self._is_open:
-            raise InputError(
-                "the Recorder is not attached; call state_dict() inside the block of attach(...)"
-            )
+            raise InputError(text("refusal.arguments", "not_attached"))
         return {"step": self._bring_up_to_date(), "run": self._run_id}
 
     def _check_groups(self) -> None:
@@ -351,23 +331,17 @@ class Recorder:
         data, groups = self._data, self._run_info.get("groups") or ()
         columns = {"label", *(() if data.metadata is None else data.metadata.columns)}
         if unknown := [name for name in groups if name not in columns]:
-            text = (
-                f"run_info['groups'] names {unknown[0]!r}, which is no column of metadata (there "
-                f"are {', '.join(sorted(map(str, columns)))}); no report can compare such groups"
-            )
+            listed = ", ".join(sorted(map(str, columns)))
+            said = text("refusal.arguments", "groups", name=unknown[0], columns=listed)
             if self._strict:
-                raise InputError(text)
-            warnings.warn(text, EvidenceWarning, stacklevel=4)
+                raise InputError(said)
+            warnings.warn(said, EvidenceWarning, stacklevel=4)
 
     def _agree(self) -> LogHeader:
         """The log's header, once all ranks agree; the first one's choices hold."""
         ranks, run = self._ranks, self._run
         if ranks.size > 1 and self._on_write_error != "stop":
-            raise InputError(
-                f"on_write_error={self._on_write_error!r} with several ranks: the others would go "
-                "on taking norms for a log that only the first rank knows to be lost; pass "
-                'on_write_error="stop"'
-            )
+            raise InputError(text("refusal.attached", "lost_log", choice=self._on_write_error))
         chosen = ranks.gather("attach", (self._run_id, self._reference_positions))
         self._run_id, self._reference_positions = chosen[0]
         if not run.is_poisson:
@@ -390,10 +364,7 @@ class Recorder:
         run, norm_pass = self._run, self._norm_pass
         limit, individually = self._filter, self._individual_clipping
         if (run.clipping != "flat" or run.no_privacy) and (individually or limit or self._attack):
-            raise InputError(
-                "individual clipping, privacy filters and attacks on the run need flat clipping "
-                'with noise for max_grad_norm; leave them out, or use make_private(clipping="flat")'
-            )
+            raise InputError(text("refusal.attached", "flat_only"))
         void = [SEEDED] if self._seeded else []
         void += [run.no_privacy] if run.no_privacy else []
         return LogHeader(
@@ -538,6 +509,8 @@ class Recorder:
     def _take(self) -> None:
         """Take norms for the coming step: of all examples if due, else of the reference ones."""
         due, few = self._in_steps.due(self._step), self._reference_positions
+        filters = self._clipping.policy is not None  # which must see that they are finite
+        self._watch.with_norms = due or self._in_steps.batch_norms or filters
         if not due and not len(few):
             return
         run, ids = self._run, self._data.ids
@@ -557,28 +530,18 @@ class Recorder:
             numbers = np.arange(len(self._test))
             self._records.append(norms_of(self._norm_pass, self._test, numbers))
 
-    def _before_step(self, setting: StepSetting, trained: TrainedBatch | None) -> None:
+    def _before_step(self, setting: StepSetting, batch: Batch | None) -> None:
         """Keep the norms that training clips at this step; compare them with the recorded ones."""
-        self._batch = None
+        self._batch, filters = None, self._clipping.policy
         recorded = self._records[0].norms if self._records else None
         taken = recorded is not None or self._measured is not None
         if taken and self._limits != self._watch.limits:
-            raise InputError(
-                "the clipping norms per layer moved after the norms of this step were recorded, "
-                "which are of what clipping leaves; move them in the optimizer's step hook, before "
-                "the update ends"
-            )
-        needed, filters = recorded is not None or self._in_steps.batch_norms, self._clipping.policy
-        moment, with_norms = f"step {self._step}", needed or filters is not None
-        batch = self._watch.exchange(moment, setting, trained, with_norms=with_norms)
+            raise InputError(text("refusal.training", "layer_norms_moved"))
         if filters is not None:
             self._clipping.charge(self._step, setting)  # also if the batch is empty
-            if batch is not None and not np.isfinite(batch[1]).all():
-                raise EvidenceError(
-                    f"a gradient of step {self._step} is infinite or NaN: even clipped at 0 it "
-                    "would reach the parameters; look at the loss, or clamp it"
-                )
-        if batch is None or not needed:
+            if batch is not None and not np.isfinite(batch.norms).all():
+                raise EvidenceError(text("refusal.training", "not_finite", step=self._step))
+        if batch is None or (recorded is None and not self._in_steps.batch_norms):
             return
         positions, norms = batch
         check_norms(norms, self._data.ids[positions])  # before NaN reaches the parameters
@@ -594,7 +557,7 @@ class Recorder:
                 ghost_slack=norm_pass.slack if self._run.is_ghost else None,
             )
         safe = norms * (1 + norm_pass.slack)
-        self._batch = positions, self._run.contributions(safe, setting)
+        self._batch = Batch(positions, self._run.contributions(safe, setting))
 
     def _after_step(self, setting: StepSetting) -> None:
         def contributed(taken: Measured) -> Measured:
@@ -632,10 +595,7 @@ def _step_and_run(resume_at: int | Mapping[str, Any] | None) -> tuple[int | None
     if not isinstance(resume_at, Mapping):
         return _checks.check_positive_int("resume_at", resume_at, minimum=0), None
     if set(resume_at) != {"step", "run"} or not isinstance(resume_at["run"], str):
-        raise InputError(
-            f"resume_at has {sorted(map(str, resume_at))}; pass a step, or what "
-            "Recorder.state_dict() returned"
-        )
+        raise InputError(text("refusal.arguments", "resume_at", names=sorted(map(str, resume_at))))
     return _checks.check_positive_int("resume_at", resume_at["step"], minimum=0), resume_at["run"]
 
 
@@ -646,10 +606,8 @@ def _policy(
     made = {name: value for name, value in choices.items() if value is not None}
     if given is not None:
         for name, value in made.items():
-            raise InputError(
-                f"the Recorder has both {name}={value!r} and a policy, which already says this "
-                f"({given.describe()}); pass one of them"
-            )
+            values = {"name": name, "value": value, "policy": given.describe()}
+            raise InputError(text("refusal.arguments", "policy", **values))
         return given
     if state is not None and not made and state.header.get("policy"):
         return RecordingPolicy.from_header(state.header)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.fields import UNITS, check_ids, check_norms, check_unit_ids
@@ -91,8 +92,7 @@ class Examples:
             for batch in batches:
                 yield self.on_device(self.unpacked(batch))
         except TypeError as error:
-            message = f"no batch can be made of the data set's items, see collate_fn: {error}"
-            raise InputError(message) from error
+            raise InputError(text("refusal.arguments", "collate", error=error)) from error
 
     @cached_property
     def random_targets(self) -> bool:
@@ -162,10 +162,7 @@ def norms_of(
         taken = np.concatenate([part[1] for part in parts])
         fingerprint = hashlib.sha256("".join(part[2] for part in parts).encode()).hexdigest()
     if len(taken) != len(wanted):
-        raise InputError(
-            f"the data set has {len(taken)} examples now and had {len(wanted)} at the start; it "
-            "may not grow or shrink during a run"
-        )
+        raise InputError(text("refusal.training", "length", now=len(taken), before=len(wanted)))
     check_norms(taken, ids[wanted])
     return Measured(taken, fingerprint, time.perf_counter() - start)
 
@@ -222,11 +219,9 @@ class TrainingData:
             inputs, targets = next(test.batches(2))
             of_batches.check_losses(self.loss_fn(call(model, inputs), targets), targets)
         except StopIteration as error:
-            message = "the test set is empty; pass test_set=None to record without one"
-            raise InputError(message) from error
+            raise InputError(text("refusal.arguments", "empty_test_set")) from error
         except of_batches.FAULTS as error:
-            message = f"the model and loss_fn do not accept the test set: {error}"
-            raise InputError(message) from error
+            raise InputError(text("refusal.arguments", "test_set", error=error)) from error
 
     def examples(
         self, collate_fn: CollateFn | None, device: torch.device
@@ -275,10 +270,8 @@ def length(dataset: Any, name: str) -> int:
     try:
         return len(dataset)
     except TypeError as error:
-        raise InputError(
-            f"{name} is of type {type(dataset).__name__}, which has no length; pass a map-style "
-            "data set, since Poisson sampling needs one"
-        ) from error
+        kind = type(dataset).__name__
+        raise InputError(text("refusal.arguments", "no_length", name=name, kind=kind)) from error
 
 
 def _joined(batches: list[Any], dtype: Any, n: int) -> Any:

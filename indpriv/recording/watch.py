@@ -8,12 +8,12 @@ it, the state between steps, the update and the settings. Nothing here may chang
 random state is put back, and an error in a comparison is a finding, "not compared". Sensitive.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from indpriv._facts import text
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSetting
-from indpriv.norm_log.session_counts import DrawCounts, Found, NoiseCounts, TrainingCounts
+from indpriv.norm_log.session_counts import DrawCounts, NoiseCounts, TrainingCounts
 from indpriv.recording.clipping import AdaClip, ClippingRule
 from indpriv.recording.compared import updates
 from indpriv.recording.compared.calls import Call, Deliveries, LossComparison
@@ -39,20 +39,13 @@ from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_now
 from indpriv.recording.opacus import gradients
 from indpriv.recording.opacus import ranks as of_ranks
-from indpriv.recording.opacus.draws import Draw, Tally, sampler_watched
+from indpriv.recording.opacus.draws import OF_ONE_RANK, Draw, Tally, sampler_watched
 from indpriv.recording.opacus.ranks import Batch, Ranks, local
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.random_states import kept_random_state, random_state
 from indpriv.recording.training_data import Examples, TrainingData
 
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
-
-
-class TrainedBatch(NamedTuple):
-    """Examples of one logical batch: positions (n,), and the norms (n,) that training clipped."""
-
-    positions: IntArray
-    norms: Tensor
 
 
 @dataclass(frozen=True)
@@ -77,11 +70,8 @@ class AttackedRun:
     def check_one_rank_of_poisson(self, attack: str) -> None:
         """Raise InputError unless one rank trains on Poisson batches."""
         if type(self.run.batch_sampler) is not UniformWithReplacementSampler:
-            raise InputError(
-                f"{attack} need one rank that draws Poisson batches, but the loader draws with "
-                f"{self.run.sampler_class}; pass poisson_sampling=True to make_private and train "
-                "on one rank"
-            )
+            values = {"attack": attack, "sampler": self.run.sampler_class}
+            raise InputError(text("refusal.attached", "poisson_only", **values))
 
 
 class StartedAttack(Protocol):
@@ -136,6 +126,7 @@ class Watch:
         findings: of the comparisons.
         news: keys of comparisons that were not equal at the last step, for the first time.
         limits: clipping norms per layer, when noise was added.
+        with_norms: the coming step needs the norms that training clips.
     """
 
     def __init__(
@@ -160,11 +151,12 @@ class Watch:
         self._noise = gradients.NoiseWatch(parameters, getattr(optimizer, "grad_state", None))
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self.limits: tuple[float, ...] = ()
+        self.with_norms = True
         self._updating: StepSetting | None = None  # of the update that has begun
         self._versions: list[int] = []  # of the parameters, as the last update left them
 
         self.findings, self.news = Findings(), list[str]()
-        self._of_others: list[Mapping[str, Found]] = []  # comparisons of other ranks
+        self._others: list[of_ranks.RankStep] = []  # what other ranks saw up to the last step
         self._budget = Budget(next(run.module.parameters()).device.type)
         self.deliveries = Deliveries(run.batch_sampler, examples, self.findings)
         self._loss = LossComparison(loss_fn)
@@ -192,16 +184,16 @@ class Watch:
     @contextmanager
     def watching(
         self,
-        before_step: Callable[[StepSetting, TrainedBatch | None], None],
+        before_step: Callable[[StepSetting, Batch | None], None],
         after_step: Callable[[StepSetting], None],
         *,
         thresholds: gradients.Thresholds | None,
     ) -> Iterator[None]:
         """Count and compare every draw, micro-batch and step of the block.
 
-        before_step is called before each parameter update with its setting and its batch, None if
-        the batch that was clipped is not the one that was drawn; after_step after it. thresholds
-        are for individual clipping.
+        before_step is called before each parameter update with its setting and the batch of all
+        ranks, None if what was clipped is not what was drawn; after_step after it. thresholds are
+        for individual clipping.
         """
         run, optimizer = self._run, self._run.optimizer
         inner = optimizer.original_optimizer
@@ -212,8 +204,9 @@ class Watch:
             if accountant_hook is not None:
                 # Opacus has one slot: without this call its accountant would stop, with no warning.
                 accountant_hook(optimizer)
-            setting, batch = self._begin_update(thresholds is not None)
-            before_step(setting, batch)
+            setting, drawn = self._begin_update(thresholds is not None)
+            step = self._steps_before + self.tally.counts.steps
+            before_step(setting, self.exchange(f"step {step}", setting, drawn))
             of_rule = type(optimizer).scale_grad is not DPOptimizer.scale_grad
             if self._coming and of_rule and "scale_grad" not in vars(optimizer):
                 self._coming = [p.grad.clone() for p in optimizer.params]
@@ -474,10 +467,7 @@ class Watch:
         """The step that noise is about to be added to."""
         waiting = self.tally.waiting
         if waiting is None:
-            raise EvidenceError(
-                "a step was taken on a batch that the attached loader did not draw, so the attack "
-                "on this run does not know its examples; take every batch from the loader"
-            )
+            raise EvidenceError(text("refusal.training", "other_batch"))
         return self._run.setting(sample_rate=waiting.sample_rate), waiting
 
     def _compare_whole_sum(self) -> None:
@@ -510,8 +500,11 @@ class Watch:
         rate = None if waiting is None else waiting.sample_rate
         return self._run.setting(sample_rate=rate, max_grad_norm=max_grad_norm)
 
-    def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
-        """Count an update that is about to be made; return its setting and its batch."""
+    def _begin_update(self, individually: bool) -> tuple[StepSetting, Draw | None]:
+        """Count an update that is about to be made; return its setting.
+
+        And the batch that was drawn for it, if it is what was clipped.
+        """
         run, counts, batches = self._run, self.tally.counts, self._micro_batches
         run.check_update()
         if run.whole.adds_noise(run.optimizer):
@@ -519,10 +512,7 @@ class Watch:
         drawn, whole = self.tally.next_batch()
         now = run.setting(sample_rate=drawn.sample_rate if drawn and run.is_poisson else None)
         if self._noised is None:
-            raise EvidenceError(
-                "the optimizer's add_noise was replaced, so it is not known how much noise this "
-                "step has; leave it as Opacus made it"
-            )
+            raise EvidenceError(text("refusal.training", "add_noise"))
         setting, self._noised = replace(self._noised, sample_rate=now.sample_rate), None
         written = run.parameter_versions() != self._versions
         counts.changed_outside += written and not self._same_state
@@ -534,42 +524,35 @@ class Watch:
             known = [batch.positions for batch in batches if batch.positions is not None]
             if np.array_equal(np.concatenate([drawn.positions[:0], *known]), drawn.positions):
                 counts.gradients_at_levels += sound
-        if drawn is None or not whole:
-            return setting, None
-        norms = [batch.norms for batch in batches]
-        joined = torch.cat(norms) if norms else torch.zeros(0, dtype=torch.float64)
-        return setting, TrainedBatch(drawn.positions, joined)
+        return setting, drawn if whole else None
 
     def exchange(
-        self,
-        moment: str,
-        setting: StepSetting | None = None,
-        trained: TrainedBatch | None = None,
-        *,
-        with_norms: bool = False,
+        self, moment: str, setting: StepSetting | None = None, drawn: Draw | None = None
     ) -> Batch | None:
-        """Exchange what the ranks saw; return the whole batch, if norms were asked for.
+        """Exchange what the ranks saw; return the whole batch, if its norms are needed.
 
-        setting: of the step; None at the end of the run.
+        setting, drawn: of the step; None at the end of the run.
         """
         shared = {**({} if setting is None else vars(setting)), **self._run.shared_by_ranks}
-        positions, norms = trained or (None, None)
+        norms = [torch.zeros(0, dtype=torch.float64), *(one.norms for one in self._micro_batches)]
+        known = drawn is not None and self.with_norms
         mine = of_ranks.RankStep(
-            *self.tally.since_last_message(),
+            tuple(self.tally.unsent),
+            {name: getattr(self.tally.counts, name) for name in OF_ONE_RANK},
             shared,
             self._run.sources.seed_of_batches,
-            positions,
-            norms.cpu().numpy() if norms is not None and with_norms else None,
+            None if drawn is None else drawn.positions,
+            torch.cat([one.cpu() for one in norms]).numpy() if known else None,
             dict(self.findings.found),
         )
+        self.tally.unsent.clear()
         parts = self._ranks.gather(moment, mine)
         of_ranks.check_together(
             moment, [part.shared for part in parts], [part.sampling_seed for part in parts]
         )
-        others = [part for rank, part in enumerate(parts) if rank != self._ranks.rank]
-        self._of_others = [part.found for part in others]
-        for part in others:
-            self.tally.add(part)
+        self._others = [part for rank, part in enumerate(parts) if rank != self._ranks.rank]
+        for positions in (drawn for part in self._others for drawn in part.drawn):
+            np.add.at(self.tally.participations, positions, 1)
         return of_ranks.whole_batch(moment, parts)
 
     def _reduce(self, reduce: Callable[[], None]) -> None:
@@ -611,11 +594,7 @@ class Watch:
         """Count an update that was made; return its setting."""
         run, budget, (setting, self._updating) = self._run, self._budget, (self._updating, None)
         if setting is None:
-            raise EvidenceError(
-                "the parameters were updated, but the optimizer's step hook did not run: another "
-                "optimizer.attach_step_hook call replaced it, and with it Opacus's accountant; "
-                "call the previous optimizer.step_hook from your hook"
-            )
+            raise EvidenceError(text("refusal.training", "replaced_hook"))
         with self._careful("step", kind="drawn"):
             self._state.repeat_step()
         self.deliveries.end_step()
@@ -631,10 +610,7 @@ class Watch:
         self.tally.stepped(setting)
         counted = run.history.steps
         if self.tally.counts.steps == 1 and counted is not None and counted <= 0:
-            raise EvidenceError(
-                "Opacus's accountant did not count the first step: its get_epsilon would report "
-                "too little; make the optimizer with make_private again"
-            )
+            raise EvidenceError(text("refusal.training", "not_counted"))
         return setting
 
     # What was seen
@@ -646,7 +622,10 @@ class Watch:
         training.sampler_class = run.sampler_class
         if self.deliveries.random_rows:  # norms of training are of another draw than recorded ones
             training.forget_norms()
-        training.compared = worst_of([self.findings.found, *self._of_others])
+        training.compared = worst_of([self.findings.found, *(one.found for one in self._others)])
+        for name in OF_ONE_RANK:
+            total = sum(one.counts[name] for one in self._others)
+            setattr(training, name, getattr(training, name) + total)
         training.guessable_seed |= run.sources.is_guessable
         training.source = str(run.sources)
         training.earlier_steps = max(0, history.steps_before - self._steps_before)

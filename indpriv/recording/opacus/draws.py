@@ -14,10 +14,11 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
-from indpriv.recording.opacus.ranks import DISTRIBUTED, RankStep
+from indpriv.recording.opacus.ranks import DISTRIBUTED
 
 # Opacus's sampler drops an empty local batch. A run in which this is likelier is refused.
 _DROPPED_BATCH = 1e-9
@@ -30,7 +31,7 @@ _FEW_LEFT = 2  # passes that a loop may leave anywhere, with a batch that it doe
 # In ghost mode: differences beyond the slack of the norm pass that rounding cannot explain.
 _SAME_GHOST_NORM = 0.01
 # What each rank of a run counts for itself; all ranks count the rest alike.
-_OF_ONE_RANK = (
+OF_ONE_RANK = (
     *("undrawn_steps", "unstepped_draws", "dropped_batches", "interrupted_batches"),
     *("unmatched_steps", "gradients", "misclipped_gradients", "gradients_at_levels"),
     *("repeated_draws", "moved"),
@@ -80,12 +81,9 @@ def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
     """
     shards = type(batch_sampler) is uniform_sampler.DistributedUniformWithReplacementSampler
     if shards != isinstance(optimizer, DISTRIBUTED):
-        raise InputError(
-            f"the optimizer is a {type(optimizer).__name__}, the batch sampler a "
-            f"{type(batch_sampler).__name__}: several ranks can be accounted only if each draws "
-            "from its own shard and gradients are added up; make model, optimizer and loader with "
-            "one make_private call, with Poisson sampling"
-        )
+        classes = {"optimizer": optimizer, "sampler": batch_sampler}
+        names = {key: type(one).__name__ for key, one in classes.items()}
+        raise InputError(text("refusal.attached", "shards", **names))
     if shards:
         _check_shards(batch_sampler, optimizer)
         return "poisson"
@@ -112,19 +110,13 @@ def _check_shards(sampler: Any, optimizer: Any) -> None:
         "optimizer": (optimizer.rank, optimizer.world_size),
     }.items():
         if (rank, ranks) != (dist.get_rank(), size):
-            raise InputError(
-                f"the {owner} is for rank {rank} of {ranks}, but this is rank {dist.get_rank()} of "
-                f"{size}; make it on this rank with make_private"
-            )
+            values = {"owner": owner, "rank": rank, "ranks": ranks, "size": size}
+            raise InputError(text("refusal.attached", "other_rank", mine=dist.get_rank(), **values))
     smallest = sampler.total_size // size
     dropped = (1 - sampler.sample_rate) ** smallest * len(sampler) * size
     if dropped >= _DROPPED_BATCH:
-        raise InputError(
-            f"a rank's local batch has {sampler.sample_rate * smallest:.3g} examples on average, "
-            f"and in an epoch one is empty with probability {dropped:.1g}; Opacus's distributed "
-            "sampler drops empty batches, and the ranks would get out of step: take larger batches "
-            f"or fewer ranks, until this probability is below {_DROPPED_BATCH:g}"
-        )
+        chances = {"mean": sampler.sample_rate * smallest, "chance": dropped}
+        raise InputError(text("refusal.attached", "empty_batches", most=_DROPPED_BATCH, **chances))
 
 
 @contextmanager
@@ -192,6 +184,7 @@ class Tally:
         participations: (n_examples,) how often each example was drawn.
         took_part: (n_examples,) how often it was in the batch of a step.
         noise_multipliers: number of steps with each noise_multiplier.
+        unsent: positions of batches of this rank that the others were not told of yet.
     """
 
     def __init__(self, n_examples: int) -> None:
@@ -206,8 +199,7 @@ class Tally:
         self._carried = 0  # batches of earlier epochs whose step is still to come
         self._clipped = 0  # examples of the first of them whose gradients are clipped already
         self._passes, self._left = 0, Counter[int]()  # with steps; left with a batch, by steps
-        self._unsent: list[IntArray] = []  # batches drawn since the last message
-        self._sent: Counter[str] = Counter()
+        self.unsent: list[IntArray] = []
 
     def drew(self, draw: Draw) -> None:
         """Count one logical batch when it is drawn; canaries are not counted."""
@@ -217,22 +209,7 @@ class Tally:
         self._variance += draw.sample_rate * (1 - draw.sample_rate)
         np.add.at(self.participations, draw.positions, 1)
         self._waiting.append(draw)
-        self._unsent.append(draw.positions)
-
-    def since_last_message(self) -> tuple[tuple[IntArray, ...], dict[str, int]]:
-        """What this rank drew and counted since the last call; see `RankStep`."""
-        counts = {name: getattr(self.counts, name) - self._sent[name] for name in _OF_ONE_RANK}
-        drawn, self._unsent = tuple(self._unsent), []
-        self._sent.update(counts)
-        return drawn, counts
-
-    def add(self, other: RankStep) -> None:
-        """Add what another rank drew and counted: its part of the same logical batches."""
-        for positions in other.drawn:
-            np.add.at(self.participations, positions, 1)
-        for name, count in other.counts.items():
-            setattr(self.counts, name, getattr(self.counts, name) + count)
-        self._sent.update(other.counts)
+        self.unsent.append(draw.positions)
 
     @property
     def waiting(self) -> Draw | None:

@@ -29,6 +29,7 @@ from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import NoiseCounts
 from indpriv.recording.norms.shadow_model import plain_class, standard_module, trainable_names
@@ -40,11 +41,7 @@ _ROUNDINGS = 3
 STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 _SHORT = 1e-10  # norm of a sum that has no direction: of an empty batch, or lost in rounding
 _COMPARED = 10_000  # coordinates whose noise is compared with that of earlier steps
-_CONTIGUOUS = (
-    "Opacus then computes wrong per-example gradients without a warning; keep the model in "
-    "torch.contiguous_format and pass images.contiguous(), or train with "
-    'grad_sample_mode="functorch"'
-)
+_CONTIGUOUS = text("refusal.training", "contiguous")
 
 Thresholds = Callable[[IntArray, float], Tensor]
 """(positions (n,), max_grad_norm) -> clip thresholds (n,), in units of gradient norm."""
@@ -138,11 +135,8 @@ def _check_trained(
     now = trainable_names(model)
     changed = now ^ before if frozen_too else now - before
     if changed and (frozen_too or torch.is_grad_enabled()):
-        raise InputError(
-            f"parameters were {'unfrozen' if now - before else 'frozen'} during the run: "
-            f"{', '.join(sorted(changed)[:5])}; Opacus and recorded norms go on with those trained "
-            "at first: freeze before make_private, and train what comes next in a run of its own"
-        )
+        done, names = "unfrozen" if now - before else "frozen", ", ".join(sorted(changed)[:5])
+        raise InputError(text("refusal.training", "frozen", done=done, names=names))
 
 
 @contextmanager
@@ -178,11 +172,7 @@ class _Clipping:
             if batch is None:
                 size = len(optimizer.grad_samples[0])
                 if size:
-                    raise EvidenceError(
-                        f"Opacus clipped {size} gradients without dividing by their norms; "
-                        "recording does not support this version of Opacus: install the one in "
-                        "constraints.txt"
-                    )
+                    raise EvidenceError(text("refusal.training", "no_norms", size=size))
                 batch = self.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
             self.on_batch(batch)
 
@@ -223,21 +213,12 @@ class _Clipping:
                     gradient is not kept or kept._version != version
                     for gradient, (kept, version) in zip(gradients, clipped, strict=True)
                 ):
-                    raise EvidenceError(
-                        "gradients were changed between loss.backward() and optimizer.step(): in "
-                        "ghost mode they are already clipped then, and a term or factor applied "
-                        "to them reaches the model without the limit of max_grad_norm; leave "
-                        "p.grad alone (Opacus clips, the optimizer applies weight decay), or "
-                        "train in hooks mode"
-                    )
+                    raise EvidenceError(text("refusal.training", "changed_gradients"))
                 self.on_batch(pending.pop())
             elif not hasattr(optimizer, "_adjusted_noise_multiplier") and any(
                 grad is not None and bool(grad.any()) for grad in gradients
             ):
-                raise EvidenceError(
-                    "this step's gradients were not clipped: in ghost mode, call backward() on the "
-                    "criterion that make_private returned, criterion(model(inputs), targets)"
-                )
+                raise EvidenceError(text("refusal.training", "not_clipped"))
             clipped.clear()
             plain_accumulate()
 
@@ -295,17 +276,9 @@ class _StandIn:
         if self._clipping.thresholds is None:
             return self._max_grad_norm / stabilised
         if self.seen.positions is None:
-            raise EvidenceError(
-                f"a batch of {len(norms)} examples is not the one that was drawn for this step, so "
-                "the clip thresholds of its examples are not known; take every batch from the "
-                "attached loader and skip none"
-            )
+            raise EvidenceError(text("refusal.training", "unknown_batch", size=len(norms)))
         if is_coarse:
-            raise EvidenceError(
-                f"Opacus computes the norms that it clips by in {stabilised.dtype}, which is too "
-                "coarse for individual thresholds; train in float32, without autocast, to clip "
-                "individually"
-            )
+            raise EvidenceError(text("refusal.training", "coarse_norms", dtype=stabilised.dtype))
         limits = self._clipping.thresholds(self.seen.positions, self._max_grad_norm)
         self.seen = replace(self.seen, limits=limits.to(norms))
         return limits.to(stabilised) / stabilised
@@ -315,10 +288,8 @@ def check_memory_format(model: nn.Module) -> None:
     """Raise InputError if a trained convolution has channels-last weights, and so such outputs."""
     for name, layer in _convolutions(model):
         if not layer.weight.is_contiguous():
-            raise InputError(
-                f"the convolution {name!r} has its weights in channels-last memory format; "
-                f"{_CONTIGUOUS}"
-            )
+            values = {"name": name, "remedy": _CONTIGUOUS}
+            raise InputError(text("refusal.attached", "channels_last", **values))
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
@@ -338,9 +309,9 @@ def _check_image(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         return
     (height, width), (down, right) = images.shape[2:], images.stride()[2:]
     if (width != 1 and right != 1) or (height != 1 and down != width):
+        layout = {"shape": tuple(images.shape), "strides": images.stride()}
         raise InputError(
-            f"the convolution {name!r} got images that are not stored row by row in memory (shape "
-            f"{tuple(images.shape)}, strides {images.stride()}; channels last?); {_CONTIGUOUS}"
+            text("refusal.training", "images", name=name, remedy=_CONTIGUOUS, **layout)
         )
 
 

@@ -10,7 +10,7 @@ together. Only the first rank writes the log.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import Found
 from indpriv.recording.norms.shadow_model import make_shadow
@@ -39,8 +40,14 @@ FSDP = of_opacus(optimizers, "FSDPOptimizerFastGradientClipping")
 _BY_RANK = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClipping")
 DISTRIBUTED = (*of_opacus(optimizers, *_BY_RANK), *FSDP)
 
-Batch = tuple[IntArray, FloatArray]  # positions and norms
 T = TypeVar("T")
+
+
+class Batch(NamedTuple):
+    """Examples of one logical batch: positions (n,), and the norms (n,) that training clipped."""
+
+    positions: IntArray
+    norms: FloatArray
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class RankStep:
 
     Attributes:
         drawn: positions of each of its local batches since its last message.
-        counts: since then, by the names of their fields of TrainingCounts.
+        counts: up to now, by the names of their fields of TrainingCounts.
         shared: name -> value of what must be equal on all ranks.
         sampling_seed: must differ between ranks; None if the generator has none.
         positions: (n,) of its part of the batch; None if that is not the one that was drawn.
@@ -93,18 +100,12 @@ class Ranks:
         try:
             dist.all_gather_object(found, (moment, value), group=self._group)
         except RuntimeError as error:
-            raise EvidenceError(
-                f"another of the {self.size} ranks did not answer at {moment}; its part is missing "
-                "and cannot be recorded. The log keeps what was recorded before: start all ranks "
-                "again from a checkpoint, with resume_at="
-            ) from error
+            values = {"size": self.size, "moment": moment}
+            raise EvidenceError(text("refusal.training", "rank_is_gone", **values)) from error
         moments = [where for where, _ in found]
         if len(set(moments)) > 1:
             places = ", ".join(f"rank {rank} at {where}" for rank, where in enumerate(moments))
-            raise EvidenceError(
-                f"the ranks are not at the same place ({places}): every rank must take the same "
-                "steps, one for each batch that it draws"
-            )
+            raise EvidenceError(text("refusal.training", "ranks_apart", places=places))
         return [part for _, part in found]
 
     def close(self) -> None:
@@ -122,17 +123,11 @@ def check_together(
         values = [part[name] for part in shared]
         if any(value != values[0] for value in values):
             listed = ", ".join(f"{value!r} on rank {rank}" for rank, value in enumerate(values))
-            raise EvidenceError(
-                f"at {moment} the ranks differ in {name} ({listed}): they do not train one model "
-                "in one way, and no account covers that; give every rank the same value"
-            )
+            said = {"moment": moment, "name": name, "values": listed}
+            raise EvidenceError(text("refusal.training", "ranks_differ", **said))
     known = [seed for seed in seeds if seed is not None]
     if len(set(known)) < len(known):
-        raise EvidenceError(
-            f"at {moment} two of {len(seeds)} ranks draw with the same seed, so their samples are "
-            "not independent, as the account assumes; give each its own DataLoader("
-            "generator=indpriv.recording.private_generator())"
-        )
+        raise EvidenceError(text("refusal.training", "same_seed", moment=moment, size=len(seeds)))
 
 
 def whole_batch(moment: str, parts: Sequence[RankStep]) -> Batch | None:
@@ -143,12 +138,9 @@ def whole_batch(moment: str, parts: Sequence[RankStep]) -> Batch | None:
     known = [part.positions for part in parts if part.positions is not None]
     positions = np.concatenate([*known, np.zeros(0, dtype=np.int64)])
     if len(parts) > 1 and len(np.unique(positions)) < len(positions):
-        raise EvidenceError(
-            f"at {moment} an example was drawn by two ranks: it would contribute twice what the "
-            "account assumes; on every rank use the loader that make_private returned there"
-        )
+        raise EvidenceError(text("refusal.training", "drawn_twice", moment=moment))
     norms = [part.norms for part in parts if part.positions is not None and part.norms is not None]
-    return (positions, np.concatenate(norms)) if len(norms) == len(parts) else None
+    return Batch(positions, np.concatenate(norms)) if len(norms) == len(parts) else None
 
 
 class WholeModel:
@@ -232,27 +224,16 @@ class WholeModel:
         for name, p in self._source.named_parameters():
             mesh = p.device_mesh if isinstance(p, DTensor) else None
             if p.requires_grad and (mesh is None or mesh.ndim != 1 or mesh.size() != size):
-                raise InputError(
-                    f"the parameter {name!r} is not sharded over all {size} ranks, so that ranks "
-                    "would train parameters of their own; shard the model with "
-                    "opacus.utils.fsdp_utils.FSDP2Wrapper(model), without a mesh or ignored "
-                    "parameters"
-                )
+                raise InputError(text("refusal.attached", "not_sharded", name=name, size=size))
         for part in self._shards:
             state = part._get_fsdp_state()
             # One group in older versions of torch.
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
             if any(g is not None and g.gradient_divide_factor is not None for g in groups):
-                raise InputError(
-                    "set_gradient_divide_factor was called, but Opacus divides the noise by the "
-                    "number of ranks: the noise would not be what the account assumes; leave it out"
-                )
+                raise InputError(text("refusal.attached", "divide_factor"))
             policy = state._mp_policy
             if (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) != (None,) * 3:
-                raise InputError(
-                    "FSDP2's mp_policy makes gradients of another precision than recorded norms; "
-                    "leave it out"
-                )
+                raise InputError(text("refusal.attached", "mp_policy"))
 
 
 def local(tensor: Tensor) -> Tensor:

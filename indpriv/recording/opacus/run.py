@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._facts import text
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import SETTING_NAMES, StepSetting
 from indpriv.recording import clipping
@@ -42,11 +43,6 @@ _ACCOUNTED = (
     AdaClip,
     clipping.LargestNormNoise,
     *DISTRIBUTED,
-)
-_NOT_AS_PROVEN = (
-    "Opacus's adaptive clipping is not supported: it does not centre the number of unclipped "
-    "gradients, so its noise is too little for the theorem, and it divides by the number of "
-    "sampled examples, which is data; use indpriv.recording.QuantileClipping.of(optimizer)"
 )
 
 
@@ -72,7 +68,7 @@ class OpacusRun:
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], n_examples: int
     ) -> None:
         """Check and read what make_private returned; n_examples: of the Recorder's data set."""
-        _check_optimizer(optimizer, model)
+        _check(model, optimizer, loader, n_examples)
         self.model: Any = model
         self.module = standard_module(model)
         self.whole = WholeModel(self.module)
@@ -89,16 +85,11 @@ class OpacusRun:
         self.clipping = "per_layer" if self._each else getattr(self._rule, "clipping", "flat")
         self.no_privacy = getattr(self._rule, "no_privacy", "")
         self.norm_backend = "functorch" if isinstance(optimizer, AdaClip) else "auto"
-        _check_loader(loader, n_examples)
-        _check_parameters(self.module, optimizer)
         check_memory_format(model)
         self.history = AccountantHistory(optimizer)
         if self.is_poisson and self.history.sample_rate < self.sample_rate * _SAME_RATE:
-            raise InputError(
-                f"Opacus's accountant assumes sample_rate={self.history.sample_rate:.6g}, but the "
-                f"loader samples at {self.sample_rate:.6g}, so the accountant's epsilon is too "
-                "small; make the loader and the accountant with one make_private call"
-            )
+            rates = {"assumed": self.history.sample_rate, "rate": self.sample_rate}
+            raise InputError(text("refusal.attached", "sample_rate", **rates))
         self._trained = {id(p) for p in optimizer.params}
         self.setting()
 
@@ -171,23 +162,15 @@ class OpacusRun:
         return StepSetting(*map(float, map(_checks.check_setting, SETTING_NAMES, settings)))
 
     def _checked_max_grad_norm(self) -> float:
-        max_grad_norm = self.optimizer.max_grad_norm
-        if self.is_ghost and self.model.max_grad_norm != max_grad_norm:
-            raise InputError(
-                f"the model clips at max_grad_norm={self.model.max_grad_norm}, but the optimizer "
-                f"adds noise for {max_grad_norm}; in ghost mode set both, or the noise is not what "
-                "the account assumes"
-            )
+        limit = self.optimizer.max_grad_norm
+        if self.is_ghost and (mine := self.model.max_grad_norm) != limit:
+            raise InputError(text("refusal.training", "ghost_norms", model=mine, optimizer=limit))
         if getattr(self.optimizer, "_adjusted_noise_multiplier", None) is not None:
-            raise InputError(_NOT_AS_PROVEN)
-        limits = self.limits
-        if limits and not math.isclose(math.hypot(*limits), max_grad_norm, rel_tol=1e-6):
-            raise InputError(
-                f"max_grad_norm={max_grad_norm:g}, which the noise is for, is not the Euclidean "
-                f"norm of the clipping norms per layer, {math.hypot(*limits):g}; Opacus's "
-                "schedulers move only one of the two: move both"
-            )
-        return max_grad_norm
+            raise InputError(text("refusal.attached", "adaptive"))
+        whole = math.hypot(*self.limits)
+        if self._each and not math.isclose(whole, limit, rel_tol=1e-6):
+            raise InputError(text("refusal.training", "layer_norms", limit=limit, whole=whole))
+        return limit
 
     def parameter_versions(self) -> list[int]:
         """Numbers that change when something writes to the parameters."""
@@ -197,17 +180,11 @@ class OpacusRun:
         """Raise unless this update is of one batch and trains the parameters of the beginning."""
         optimizer: Any = self.optimizer
         if optimizer.accumulated_iterations != 1:
-            raise InputError(
-                f"{optimizer.accumulated_iterations} batches were accumulated into one step; each "
-                "Poisson batch must be one step (use BatchMemoryManager if memory is short)"
-            )
+            n = optimizer.accumulated_iterations
+            raise InputError(text("refusal.training", "accumulated", n=n))
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.requires_grad and id(p) not in self._trained:
-                raise EvidenceError(
-                    f"the optimizer trains a parameter of shape {tuple(p.shape)} that it did not "
-                    "train when the Recorder was attached: no recorded norm contains its gradient; "
-                    "add or unfreeze parameters before attaching"
-                )
+                raise EvidenceError(text("refusal.training", "new_parameter", shape=tuple(p.shape)))
 
 
 class AccountantHistory:
@@ -259,98 +236,46 @@ class AccountantHistory:
         return counted
 
 
-def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
-    """Raise InputError if the optimizer cannot be accounted, or does not belong to the model."""
-    name = type(optimizer).__name__
-    if not isinstance(optimizer, DPOptimizer):
-        raise InputError(
-            f"the optimizer is a {name}, not an Opacus DPOptimizer; attach the one that "
-            "PrivacyEngine.make_private returned"
-        )
-    if type(optimizer) is optimizers.AdaClipDPOptimizer:
-        raise InputError(_NOT_AS_PROVEN)
-    if type(optimizer) not in _ACCOUNTED:
-        raise InputError(
-            f"{name} is not supported: flat clipping is accounted, and per layer (not automatic or "
-            'sharded); use make_private(clipping="flat")'
-        )
-    if isinstance(optimizer, DISTRIBUTED):
-        _check_distributed(model, optimizer)
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"the model is a {type(model).__name__}, as make_private(wrap_model=False) returns; "
-            "attach the module that it was made for"
-        )
-    if isinstance(model, AbstractGradSampleModule) and not model.batch_first:
-        raise InputError(
-            "make_private(batch_first=False) takes the second dimension of every layer's input for "
-            "the examples; leave it out, and give all layers inputs with the examples first"
-        )
-    if optimizer.step_hook is None:
-        raise InputError(
-            "the optimizer has no step hook: Opacus's accountant is not attached and would report "
-            "epsilon 0; attach the optimizer that PrivacyEngine.make_private returned"
-        )
-    is_ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
-    if is_ghost and not isinstance(model, GHOST_MODELS):
-        raise InputError(
-            f"the optimizer clips in ghost mode, but the model is a plain {type(model).__name__}, "
-            "whose clipping norm cannot be read; attach the model that make_private returned"
-        )
-    if optimizer.loss_reduction not in ("mean", "sum"):
-        raise InputError(f"loss_reduction={optimizer.loss_reduction!r} is not known")
-
-
-def _check_distributed(model: nn.Module, optimizer: Any) -> None:
-    """Raise InputError unless a model of several ranks is one that its optimizer is for."""
+def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int) -> None:
+    """Raise InputError unless a model, its optimizer and its loader can be accounted."""
     wrapped = model._module if isinstance(model, AbstractGradSampleModule) else model
     needed: type = DifferentiallyPrivateDistributedDataParallel
     remedy = "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
     if isinstance(optimizer, FSDP):
         needed, remedy = FSDPModule, "opacus.utils.fsdp_utils.FSDP2Wrapper(model)"
-    if not isinstance(wrapped, needed):
-        raise InputError(
-            "the optimizer adds up the gradients of several ranks, but the model is a "
-            f"{type(wrapped).__name__}; pass {remedy} to make_private"
-        )
-
-
-def _check_loader(loader: DataLoader[Any], n_examples: int) -> None:
-    """Raise InputError if batches would not match their draws, or the data set is another one."""
-    sampler = loader.batch_sampler
-    if sampler is None:
-        raise InputError(
-            "the loader has no batch sampler (batch_size=None); pass the loader that make_private "
-            "returned"
-        )
-    if not getattr(loader, "in_order", True):
-        raise InputError(
-            "the loader has in_order=False, so batches would not match their draws; use "
-            "in_order=True"
-        )
+    is_ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
+    reduction = getattr(optimizer, "loss_reduction", None)
     sizes = {
         "the loader's data set": len(loader.dataset),  # type: ignore[arg-type]
         # With several ranks, num_samples is the size of a shard.
-        "the loader's sampler": getattr(sampler, "total_size", None)
-        or getattr(sampler, "num_samples", n_examples),
+        "the loader's sampler": getattr(loader.batch_sampler, "total_size", None)
+        or getattr(loader.batch_sampler, "num_samples", n_examples),
     }
-    for name, size in sizes.items():
-        if size != n_examples:
-            raise InputError(
-                f"the Recorder's dataset has {n_examples} examples, {name} has {size}; pass the "
-                "training set to the Recorder"
-            )
-
-
-def _check_parameters(module: nn.Module, optimizer: DPOptimizer) -> None:
-    """Raise InputError unless the optimizer trains exactly the model's trainable parameters."""
+    name, size = next((one for one in sizes.items() if one[1] != n_examples), ("", n_examples))
+    faults = {
+        "optimizer": not isinstance(optimizer, DPOptimizer),
+        "adaptive": type(optimizer) is optimizers.AdaClipDPOptimizer,
+        "clipping": type(optimizer) not in _ACCOUNTED,
+        "several_ranks": isinstance(optimizer, DISTRIBUTED) and not isinstance(wrapped, needed),
+        "model": not isinstance(model, nn.Module),
+        "batch_first": wrapped is not model and not model.batch_first,
+        "step_hook": getattr(optimizer, "step_hook", None) is None,
+        "ghost": is_ghost and not isinstance(model, GHOST_MODELS),
+        "loss_reduction": reduction not in ("mean", "sum"),
+        "batch_sampler": loader.batch_sampler is None,
+        "in_order": not getattr(loader, "in_order", True),
+        "size": size != n_examples,
+    }
+    if case := next((case for case, found in faults.items() if found), ""):
+        classes = {"optimizer": optimizer, "model": model, "wrapped": wrapped}
+        names = {key: type(one).__name__ for key, one in classes.items()}
+        names |= {"remedy": remedy, "name": name}
+        values = {"reduction": reduction, "n_examples": n_examples, "size": size}
+        raise InputError(text("refusal.attached", case, **names, **values))
     trained = {id(p) for p in optimizer.params}
-    trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-    missing = [name for key, name in trainable.items() if key not in trained]
+    named = standard_module(model).named_parameters()
+    trainable = {id(p): name for name, p in named if p.requires_grad}
+    missing = [name for key, name in trainable.items() if key not in trained][:5]
     foreign = len(trained - set(trainable))
     if missing or foreign:
-        raise InputError(
-            "the optimizer does not train exactly the model's trainable parameters (not trained: "
-            f"{missing[:5]}; not in the model, or frozen: {foreign}), so norms would be those of "
-            "another gradient; freeze the rest with requires_grad_(False)"
-        )
+        raise InputError(text("refusal.attached", "parameters", missing=missing, foreign=foreign))
