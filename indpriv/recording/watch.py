@@ -254,6 +254,7 @@ class Watch:
                 self._state.keep()  # nothing may change before the first forward pass either
             with self._careful("fed"):
                 self.deliveries.compare_items()
+                self.deliveries.compare_stored()
             stack.callback(self._end)
             stack.enter_context(self.deliveries.watching())
             yield
@@ -263,6 +264,7 @@ class Watch:
             self._state.compare("after the last update")
         with self._careful("fed"):
             self.deliveries.compare_items()
+            self.deliveries.compare_stored()
         self.findings.end_step()
 
     @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from indpriv._arrays import IntArray
@@ -29,6 +30,7 @@ from indpriv.recording.training_data import Examples
 
 _OFTEN = 12  # times that rows are read again to see whether they are random
 _ROWS = 32  # of the data set, secret ones, that are read again
+_MOST_STORED = 1 << 30  # bytes of one tensor of the data set that is looked at as a whole
 _DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
 # Relative to the largest entry; larger differences than rounding makes on any loop that was tried.
 _TOLERANCES = {torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -97,6 +99,7 @@ class Deliveries:
         count = min(len(examples), _ROWS)
         chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
         self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
+        self._stored: list[Tensor] | None = None  # what the data set held, see `_stored_rows`
         self._read_equal = False  # at some step, what the loader gave was read again
         self.random_rows = False
 
@@ -180,6 +183,13 @@ class Deliveries:
         else:
             self._findings.add("rows", "other_rows")
 
+    def compare_stored(self) -> None:
+        """What the data set holds at the end, beside what it held when training began."""
+        found = _stored_rows(self._examples.dataset)
+        if self._stored is not None and not _equal(found, self._stored):
+            self._findings.add("fed", "items")
+        self._stored = found
+
     def compare_items(self) -> None:
         """Some items of the data set, beside what they were when training began."""
         chosen, state, before = self._items
@@ -233,6 +243,19 @@ def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
 def _of_rows(tensor: Tensor) -> Tensor:
     """A number for each row, quick to compute."""
     return tensor.detach().flatten(1).sum(1) if tensor.ndim > 1 else tensor.detach().clone()
+
+
+def _stored_rows(dataset: Any) -> list[Tensor]:
+    """A number for each row of tensors and arrays that a data set, or one inside it, holds."""
+    own = list(getattr(dataset, "__dict__", {}).values())
+    found = [_stored_rows(one) for one in own if isinstance(one, Dataset)]
+    for one in torch.utils._pytree.tree_leaves(own):
+        if isinstance(one, np.ndarray) and one.dtype.kind in "biuf":
+            one = torch.from_numpy(np.require(one, requirements="W"))
+        if isinstance(one, Tensor) and one.ndim and one.layout is torch.strided:
+            is_few = one.numel() * one.element_size() <= _MOST_STORED
+            found += [[_of_rows(one)]] if is_few else []
+    return sum(found, [])
 
 
 def _rows(batch: Any, start: int, size: int) -> Any:

@@ -505,6 +505,31 @@ def labels_corrected_by_the_loop(s):
                 s.data.y = s.plain(s.data.x).argmax(1) if s.steps == 13 else s.data.y
 
 
+def hardest_rows_blanked(s, x):
+    """Half-way, the inputs of five of the 400 rows are blanked: those on which the model is worst."""
+    with s.recorded():
+        for inputs, targets in s.batches():
+            s.step(inputs, targets)
+            if s.steps == 13:
+                with torch.no_grad():
+                    x[ce(s.model(x), s.y).topk(5).indices] = 0.0
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def five_hardest_rows_of_a_tensor_data_set_blanked(s):
+    s.make()
+    x, s.y = s.data.tensors
+    hardest_rows_blanked(s, x)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def five_hardest_rows_of_a_subset_blanked(s):
+    whole = Relabelled()
+    s.make(Subset(whole, range(400)))
+    s.y = whole.y
+    hardest_rows_blanked(s, whole.x)
+
+
 @broken("batch contribution", "hooks ghost", expect="unsupported")
 def rows_of_the_batch_pasted_into_each_other(s):
     def paste(x):
