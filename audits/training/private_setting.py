@@ -18,6 +18,7 @@ from torch import nn
 
 from audits.training.config import AuditConfig, TrainingConfig
 from audits.training.datasets import Dataset
+from audits.training.largest_norm import LargestNormNoise
 from audits.training.models import LOSSES, first_parameters
 from audits.training.randomness import Randomness, generator
 from audits.training.step_plan import (
@@ -28,7 +29,7 @@ from audits.training.step_plan import (
 from audits.training.tensors import BatchedTensorDataset, tensor_set, whole_batch
 from indpriv.norm_log.fields import StepSettings
 from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
-from indpriv.recording.clipping import AdaClip, LargestNormNoise, QuantileClipping
+from indpriv.recording.clipping import AdaClip, QuantileClipping
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.training_data import Examples, norms_of
 

@@ -15,7 +15,7 @@ from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, Whi
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.saved_models import StepOptions
-from indpriv.recording.clipping import AdaClip, LargestNormNoise, QuantileClipping
+from indpriv.recording.clipping import AdaClip, QuantileClipping
 from indpriv.recording.losses import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
 from indpriv.recording.opacus.draws import TruncatedPoissonSampler
@@ -27,7 +27,6 @@ __all__ = [
     "AuditSpec",
     "CausalLMLoss",
     "GradientCanaries",
-    "LargestNormNoise",
     "MislabelledCanaries",
     "NormPass",
     "QuantileClipping",

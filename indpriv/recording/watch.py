@@ -228,14 +228,8 @@ class Watch:
             n_canaries = 0 if self._attack is None else self._attack.n_canaries
             draws = self._before_draw, self._on_draw, self._on_epoch_end
             stack.enter_context(sampler_watched(run.batch_sampler, n_canaries, *draws))
-            clipping = gradients.clipping_watched(
-                run.model,
-                optimizer,
-                positions_of=self.tally.micro_batch,
-                on_batch=self._on_micro_batch,
-                thresholds=thresholds,
-            )
-            stack.enter_context(clipping)
+            asked = self.tally.micro_batch, self._on_micro_batch, thresholds
+            stack.enter_context(gradients.ClippingWatch(run.model, optimizer, *asked).watching())
             optimizer.attach_step_hook(step_hook)
             stack.callback(restore)
             updated = inner.register_step_post_hook(lambda *_: after_step(self._end_update()))

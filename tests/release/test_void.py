@@ -4,11 +4,12 @@ import warnings
 
 import pytest
 
+from audits.training.largest_norm import LargestNormNoise
 from indpriv._files import read_json
 from indpriv.cli import run
 from indpriv.cli.commands import publish_app
 from indpriv.norm_log.evidence import LARGEST_NORM
-from indpriv.recording import LargestNormNoise, Recorder
+from indpriv.recording import Recorder
 from tests.release.conftest import epsilons, write_small_audit
 from tests.runs import PER_EXAMPLE, make_run
 

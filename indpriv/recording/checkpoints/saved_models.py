@@ -47,6 +47,11 @@ _POISSON_CLASSES = ("UniformWithReplacementSampler", "DistributedUniformWithRepl
 # A checkpoint does not say at which size batches were truncated.
 _REPLAYED = tuple(sampler for sampler in SAMPLERS if sampler != "truncated_poisson")
 _SAME = 1e-9  # relative difference of one number that was written and read again
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "steps": partial(_checks.check_positive_int, "steps"),
+    "delta": _checks.check_delta,
+    "sampler": partial(_checks.check_choice, "sampler", choices=_REPLAYED),
+}
 _TO_TYPE = {
     "noise_multiplier": "--set noise_multiplier=1.1",
     "max_grad_norm": "--set max_grad_norm=1.0",

@@ -10,7 +10,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -246,16 +246,24 @@ def _of_rows(tensor: Tensor) -> Tensor:
 
 
 def _stored_rows(dataset: Any) -> list[Tensor]:
-    """A number for each row of tensors and arrays that a data set, or one inside it, holds."""
-    own = list(getattr(dataset, "__dict__", {}).values())
-    found = [_stored_rows(one) for one in own if isinstance(one, Dataset)]
-    for one in torch.utils._pytree.tree_leaves(own):
-        if isinstance(one, np.ndarray) and one.dtype.kind in "biuf":
-            one = torch.from_numpy(np.require(one, requirements="W"))
-        if isinstance(one, Tensor) and one.ndim and one.layout is torch.strided:
-            is_few = one.numel() * one.element_size() <= _MOST_STORED
-            found += [[_of_rows(one)]] if is_few else []
-    return sum(found, [])
+    """A number for each row of tensors, arrays and lists that a data set, or one in it, holds.
+
+    It is asked for when all items were read once, so that what data sets keep of them is there.
+    """
+    found = []
+    for value in list(getattr(dataset, "__dict__", {}).values()):
+        if isinstance(value, Dataset):
+            found += _stored_rows(value)
+        for one in value if isinstance(value, tuple) else (value,):  # of a TensorDataset
+            with suppress(RuntimeError, TypeError, ValueError):  # of kinds that have no sums
+                if isinstance(one, list) and one and isinstance(one[0], int | float):
+                    one = np.array(one)  # labels, or the positions of a Subset
+                if isinstance(one, np.ndarray) and one.nbytes <= _MOST_STORED and one.size:
+                    rows = one.reshape(len(one), -1).sum(1, dtype=np.float64)
+                    found.append(torch.from_numpy(rows))
+                elif isinstance(one, Tensor) and one.ndim and one.nbytes <= _MOST_STORED:
+                    found.append(_of_rows(one))
+    return found
 
 
 def _rows(batch: Any, start: int, size: int) -> Any:

@@ -45,25 +45,18 @@ class TruncatedPoissonSampler(UniformWithReplacementSampler):
     `PrivacyEngine.make_private(poisson_sampling=False)`. `indpriv.account` allows for the cap;
     Opacus's own epsilon does not, and is too small.
 
-    Attributes:
+    Args:
         max_batch_size: if more examples were drawn, a random choice of this many is trained on.
+        sample_rate, settings: as of Opacus's sampler (num_samples, generator, steps).
+
+    Raises:
+        InputError: the cap or the rate is not in range.
     """
 
-    def __init__(
-        self,
-        *,
-        num_samples: int,
-        sample_rate: float,
-        max_batch_size: int,
-        generator: torch.Generator | None = None,
-        steps: int | None = None,
-    ) -> None:
-        """As Opacus's sampler; InputError unless the cap and the rate are in range."""
+    def __init__(self, *, max_batch_size: int, sample_rate: float, **settings: Any) -> None:
         self.max_batch_size = _checks.check_positive_int("max_batch_size", max_batch_size)
         _checks.check_setting("sample_rate", sample_rate)
-        super().__init__(
-            num_samples=num_samples, sample_rate=sample_rate, generator=generator, steps=steps
-        )
+        super().__init__(sample_rate=sample_rate, **settings)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the positions of each batch."""

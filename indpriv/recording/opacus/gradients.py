@@ -96,38 +96,6 @@ class ClippedBatch:
         return torch.as_tensor(limits / (self.norms + STABILISER)).clamp(max=1.0)
 
 
-@contextmanager
-def clipping_watched(
-    model: nn.Module,
-    optimizer: DPOptimizer,
-    *,
-    positions_of: Callable[[int], IntArray | None],
-    on_batch: Callable[[ClippedBatch], None],
-    thresholds: Thresholds | None = None,
-) -> Iterator[None]:
-    """Report each micro-batch that is clipped in the block, also empty ones.
-
-    positions_of gives the positions of the next micro-batch from its size, perhaps several times;
-    None if no batch of that size is expected. on_batch is called once for each micro-batch whose
-    gradients enter a step, in order. With thresholds, each example is clipped at its own.
-
-    EvidenceError while training: norms cannot be observed (another version of Opacus) or are less
-    precise than individual thresholds need, the examples of a batch are not known, or gradients
-    were changed after clipping.
-    """
-    trained = partial(_check_trained, trainable_names(model))
-    check = partial(trained, model, frozen_too=True)
-    clipping = _Clipping(model, optimizer, positions_of, on_batch, thresholds, check)
-    with ExitStack() as stack:
-        for name, layer in _convolutions(model):
-            handle = layer.register_forward_pre_hook(partial(_check_image, name))
-            stack.callback(handle.remove)
-        is_ghost = isinstance(model, GHOST_MODELS)
-        stack.enter_context(clipping.of_ghost() if is_ghost else clipping.of_hooks())
-        stack.enter_context(model.register_forward_pre_hook(trained))
-        yield
-
-
 def _check_trained(
     before: frozenset[str], model: nn.Module, *_: Any, frozen_too: bool = False
 ) -> None:
@@ -152,19 +120,45 @@ def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[No
         vars(owner).update(own)
 
 
-@dataclass(frozen=True)
-class _Clipping:
-    """How Opacus clips for one optimizer; see `clipping_watched`."""
+@dataclass
+class ClippingWatch:
+    """Reports each micro-batch that is clipped in the block of `watching`, also empty ones.
+
+    EvidenceError while training: norms cannot be observed (another version of Opacus) or are less
+    precise than individual thresholds need, the examples of a batch are not known, or gradients
+    were changed after clipping.
+
+    Attributes:
+        positions_of: positions of the next micro-batch, from its size, perhaps asked several times;
+            None if no batch of that size is expected.
+        on_batch: called once for each micro-batch whose gradients enter a step, in order.
+        thresholds: if given, each example is clipped at its own.
+    """
 
     model: Any
     optimizer: Any
     positions_of: Callable[[int], IntArray | None]
     on_batch: Callable[[ClippedBatch], None]
-    thresholds: Thresholds | None
-    check: Callable[[], None]
+    thresholds: Thresholds | None = None
+
+    def __post_init__(self) -> None:
+        # A function that holds names alone: copies of the model copy its hooks.
+        self._check = partial(_check_trained, trainable_names(self.model))
 
     @contextmanager
-    def of_hooks(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
+        """Watch the block."""
+        with ExitStack() as stack:
+            for name, layer in _convolutions(self.model):
+                handle = layer.register_forward_pre_hook(partial(_check_image, name))
+                stack.callback(handle.remove)
+            is_ghost = isinstance(self.model, GHOST_MODELS)
+            stack.enter_context(self._of_ghost() if is_ghost else self._of_hooks())
+            stack.enter_context(self.model.register_forward_pre_hook(self._check))
+            yield
+
+    @contextmanager
+    def _of_hooks(self) -> Iterator[None]:
         optimizer, plain = self.optimizer, self.optimizer.clip_and_accumulate
 
         def clip_and_accumulate() -> None:
@@ -180,7 +174,7 @@ class _Clipping:
             yield
 
     @contextmanager
-    def of_ghost(self) -> Iterator[None]:
+    def _of_ghost(self) -> Iterator[None]:
         """Norms appear in the backward pass; they count once the optimizer takes the gradients in.
 
         In between, p.grad holds sums of clipped gradients, which training can change before the
@@ -206,7 +200,7 @@ class _Clipping:
             clipped[:] = [(grad, grad._version) for grad in gradients] if pending else []
 
         def accumulate() -> None:
-            self.check()
+            self._check(self.model, frozen_too=True)
             gradients = [p.grad for p in optimizer.params]
             if pending:
                 if len(gradients) != len(clipped) or any(
@@ -232,7 +226,7 @@ class _Clipping:
 
     def _clip(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
         """Run Opacus's clipping; return the batch whose norms it divided by, if it did so."""
-        self.check()
+        self._check(self.model, frozen_too=True)
         each = isinstance(owner, DPPerLayerOptimizer)
         name = "max_grad_norms" if each else "max_grad_norm"
         limits = getattr(owner, name)
@@ -260,7 +254,7 @@ class _Clipping:
 class _StandIn:
     """Stands for max_grad_norm while Opacus clips: divided by norms, or read by float()."""
 
-    def __init__(self, max_grad_norm: float, clipping: _Clipping) -> None:
+    def __init__(self, max_grad_norm: float, clipping: ClippingWatch) -> None:
         self._max_grad_norm, self._clipping = max_grad_norm, clipping
         self.seen: ClippedBatch | None = None
 

@@ -24,8 +24,7 @@ from indpriv._arrays import FloatArray
 from indpriv._facts import text
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import SETTING_NAMES, StepSetting
-from indpriv.recording import clipping
-from indpriv.recording.clipping import AdaClip, ClippingRule
+from indpriv.recording.clipping import AdaClip, ClippingRule, QuantileClipping
 from indpriv.recording.norms.shadow_model import standard_module
 from indpriv.recording.opacus.draws import sampler_kind
 from indpriv.recording.opacus.gradients import check_memory_format
@@ -39,9 +38,8 @@ _ACCOUNTED = (
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
     optimizers.SimpleDistributedPerLayerOptimizer,
-    clipping.QuantileClipping,
+    QuantileClipping,
     AdaClip,
-    clipping.LargestNormNoise,
     *DISTRIBUTED,
 )
 
@@ -255,7 +253,8 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
     faults = {
         "optimizer": not isinstance(optimizer, DPOptimizer),
         "adaptive": type(optimizer) is optimizers.AdaClipDPOptimizer,
-        "clipping": type(optimizer) not in _ACCOUNTED,
+        "clipping": type(optimizer) not in _ACCOUNTED
+        and not (isinstance(optimizer, ClippingRule) and optimizer.no_privacy),
         "several_ranks": isinstance(optimizer, DISTRIBUTED) and not isinstance(wrapped, needed),
         "model": not isinstance(model, nn.Module),
         "batch_first": wrapped is not model and not model.batch_first,

@@ -10,6 +10,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 
 import indpriv
+from audits.training.largest_norm import LargestNormNoise
 from indpriv.accountant.rdp import compute_rdp
 from indpriv.analysis.guarantee import VOID, guarantee_of
 from indpriv.errors import InputError
@@ -17,7 +18,7 @@ from indpriv.norm_log.evidence import LARGEST_NORM
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
-from indpriv.recording import AdaClip, LargestNormNoise, QuantileClipping, Recorder
+from indpriv.recording import AdaClip, QuantileClipping, Recorder
 from tests.runs import PER_EXAMPLE, make_run, mlp
 
 BATCH = 20

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from recording.loops.harness import blobs, ce, mlp, normal, sound
 from recording.loops.parts import Items, Several, cnn, pictures, vector, with_dropout
@@ -550,3 +550,29 @@ def augmentation_of_several_rows_at_once(s):
         return torch.where(torch.rand(len(x), 1) < 0.1, -x, x)
 
     s.train(Several(flipped))
+
+
+class Cached(Dataset):
+    """Items that are made when they are first read, and kept in an array; positions in lists."""
+
+    def __init__(self):
+        self.made, self.known = np.zeros((400, 6), np.float32), np.zeros(400, bool)
+        self.names, self.order = [f"row {i}" for i in range(400)], list(range(400))
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, i):
+        if not self.known[i]:
+            self.made[i], self.known[i] = blobs().tensors[0][self.order[i]], True
+        return torch.as_tensor(self.made[i]), int(self.made[i, :3].sum() > 0)
+
+
+@sound("hooks ghost")
+def items_kept_in_an_array_when_they_are_first_read(s):
+    s.train(Cached())
+
+
+@sound("hooks", rare=True)
+def items_of_a_subset_kept_in_an_array(s):
+    s.train(Subset(Cached(), range(380)))

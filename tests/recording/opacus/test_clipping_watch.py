@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError, InputError
-from indpriv.recording.opacus.gradients import clip_excess, clipping_watched
+from indpriv.recording.opacus.gradients import ClippingWatch, clip_excess
 from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.training_data import Examples
@@ -186,10 +186,8 @@ def test_a_batch_of_another_size_has_no_positions_and_no_thresholds(mode):
 def test_an_opacus_that_clips_otherwise_is_refused():
     run = make_run()
     run.optimizer.clip_and_accumulate = lambda: None
-    watching = clipping_watched(
-        run.model, run.optimizer, positions_of=lambda _: None, on_batch=lambda _: None
-    )
-    with watching, pytest.raises(EvidenceError, match="without dividing by their norms"):
+    watch = ClippingWatch(run.model, run.optimizer, lambda _: None, lambda _: None)
+    with watch.watching(), pytest.raises(EvidenceError, match="without dividing by their norms"):
         run.step(*(tensor[:5] for tensor in run.dataset.tensors))
 
 
@@ -279,13 +277,14 @@ def _one_rank(rank, port, folder):
         thresholds = torch.linspace(0.1, 1, 40, dtype=torch.float64)
         parameters = [p.detach().clone() for p in model.parameters()]
         inputs, targets = (tensor[half] for tensor in blobs(40).tensors)
-        with clipping_watched(
+        watch = ClippingWatch(
             model,
             optimizer,
             positions_of=lambda size: half[:size],
             on_batch=batches.append,
             thresholds=lambda positions, _: thresholds[positions],
-        ):
+        )
+        with watch.watching():
             nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
         torch.save(
