@@ -428,6 +428,7 @@ class Recorder:
             self._reference_positions,
             first=self._step,
             writes=ranks.writes,
+            resumes=self._resume_at is not None,
             of_holdout=self._record_holdout,
             stops=self._on_write_error == "stop",
         )
@@ -438,8 +439,10 @@ class Recorder:
                 write_json(folder / RUN_JSON, about)
                 if self._resume_at is None:
                     sign(folder, self._key)
-            if self._resume_at is not None:
-                self._resume()
+            ranks.gather("the start", None)  # no rank reads the log before it was truncated
+            if self._step and self._clipping.varies:
+                resumed = open_run(folder)
+                self._clipping.restore(resumed.log, journal_state.read_left_out(resumed.state))
             self._take()
             try:
                 steps = self._before_step, self._after_step
@@ -461,13 +464,6 @@ class Recorder:
         if log.writes:
             with log.disk_errors_handled():
                 seal(folder, self._key)
-
-    def _resume(self) -> None:
-        self._log.truncate()
-        self._ranks.gather("the start", None)  # no rank reads the log before it was truncated
-        if self._step and self._clipping.varies:
-            resumed = open_run(self.run_dir)
-            self._clipping.restore(resumed.log, journal_state.read_left_out(resumed.state))
 
     def _bring_up_to_date(self) -> int:
         """Log every step that was taken, and return their number."""

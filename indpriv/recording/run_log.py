@@ -85,11 +85,13 @@ class RunLog:
         *,
         first: int,
         writes: bool,
+        resumes: bool,
         of_holdout: bool,
         stops: bool,
     ) -> None:
         """Start or continue the logs of a run at step `first`, on the rank that writes.
 
+        resumes: what was logged beyond that step is void.
         stops: a disk error ends training, not only the log; see on_write_error.
         """
         self._run_dir, self._stops, self.is_lost = run_dir, stops, False
@@ -116,6 +118,9 @@ class RunLog:
                 test_header = replace(header, policy=policy, privacy_filter={})
                 ids = np.arange(length(data.test_set, "test_set"))
                 start(test_header, ids, None, np.zeros(0, dtype=np.int64), folder=HOLDOUT)
+            with self.disk_errors_handled():
+                for writer in self._writers if resumes else ():
+                    writer.truncate(first)
         self._logged = [first] * len(self._writers)  # the first step each has not logged yet
 
     @property
@@ -145,12 +150,6 @@ class RunLog:
                 PrivacyWarning,
                 stacklevel=1,
             )
-
-    def truncate(self) -> None:
-        """Declare void what was logged beyond the first step."""
-        with self.disk_errors_handled():
-            for writer in self._writers:
-                writer.truncate(self._first)
 
     def add_step(
         self,

@@ -11,7 +11,7 @@ random state is put back, and an error in a comparison is a finding, "not compar
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -444,7 +444,7 @@ class Watch:
         counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
         counts.guessable_seed |= run.sources.is_guessable
         # Now, since another step hook may change settings before it calls ours.
-        self._noised, self.limits = run.setting(), run.limits
+        self._noised, self.limits = self.coming_setting(), run.limits
         if getattr(optimizer, "rank", 0) == 0:  # of several shards, the first is watched
             self._noise.after(run.noise_std / run.whole.noise_divisor(optimizer))
         if self._attack is not None and attacked is not None:
@@ -464,7 +464,7 @@ class Watch:
         waiting = self.tally.waiting
         if waiting is None:
             raise EvidenceError(text("refusal.training", "other_batch"))
-        return self._run.setting(sample_rate=waiting.sample_rate), waiting
+        return self.coming_setting(), waiting
 
     def _compare_whole_sum(self) -> None:
         """Gradients are summed up: compare the sum of a drawn step."""
@@ -490,8 +490,11 @@ class Watch:
 
     # The update
 
-    def coming_setting(self, max_grad_norm: float) -> StepSetting:
-        """Settings, as they stand, of the step whose batch is being clipped at max_grad_norm."""
+    def coming_setting(self, max_grad_norm: float | None = None) -> StepSetting:
+        """Settings, as they stand, of the step whose batch is the next one that was drawn.
+
+        max_grad_norm: while this batch is being clipped; see `OpacusRun.setting`.
+        """
         waiting = self.tally.waiting if self._run.is_poisson else None
         rate = None if waiting is None else waiting.sample_rate
         return self._run.setting(sample_rate=rate, max_grad_norm=max_grad_norm)
@@ -506,10 +509,9 @@ class Watch:
         if run.whole.adds_noise(run.optimizer):
             counts.repeated_draws += run.sources.repeated("noise")
         drawn, whole = self.tally.next_batch()
-        now = run.setting(sample_rate=drawn.sample_rate if drawn and run.is_poisson else None)
         if self._noised is None:
             raise EvidenceError(text("refusal.training", "add_noise"))
-        setting, self._noised = replace(self._noised, sample_rate=now.sample_rate), None
+        setting, self._noised = self._noised, None
         written = run.parameter_versions() != self._versions
         counts.changed_outside += written and not self._same_state
         sizes = [(len(b.norms), b.max_grad_norm == setting.max_grad_norm) for b in batches]

@@ -40,7 +40,6 @@ class Findings:
 
     def __init__(self) -> None:
         self.found: dict[str, Found] = {}
-        self._worst: dict[str, int] = {}  # of all steps, whose detail is kept
         self._step: dict[str, tuple[int, str]] = {}
 
     def add(self, key: str, case: str = "", **values: Any) -> None:
@@ -67,14 +66,13 @@ class Findings:
         new = []
         for key, (word, detail) in self._step.items():
             found = self.found.setdefault(key, Found())
+            worst = _REFUTED if found.refuted else _OPEN if found.unknown else _EQUAL
             found.steps += word != _OPEN
             found.refuted += word == _REFUTED
             found.unknown += word == _OPEN
-            if word > self._worst.get(key, _EQUAL):
-                new.append(key)
-            if word > self._worst.get(key, -1) or not found.detail:
+            new += [key] if word > worst else []
+            if word > worst or not found.detail:
                 found.detail = detail
-            self._worst[key] = max(word, self._worst.get(key, _EQUAL))
         self._step.clear()
         return new
 

@@ -83,11 +83,7 @@ class Ranks:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             # A group of its own: training's may use GPUs, and be busy.
             self._group = dist.new_group(backend="gloo")
-
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes the log."""
-        return self.rank == 0
+        self.writes = self.rank == 0  # the log
 
     def gather(self, moment: str, value: T) -> list[T]:
         """Values of all ranks, in their order. All must call this at the same moment.
