@@ -46,7 +46,7 @@ class Examples:
         self.dataset = dataset
         # Opacus wraps the user's collate function to make empty batches; a pass has none.
         if isinstance(collate_fn, of_opacus(data_loader, "CollateFnWithEmpty")):
-            collate_fn = collate_fn.wrapped_collator_fn  # type: ignore[attr-defined]
+            collate_fn = vars(collate_fn)["wrapped_collator_fn"]
         elif isinstance(collate_fn, partial) and collate_fn.func is vars(data_loader).get(
             "collate"
         ):

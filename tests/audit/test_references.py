@@ -213,7 +213,9 @@ def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):
         found = results_of_run(run_dir, tmp_path / "signals.npz", ("rmia", "calibrated"))
         assert set(found.attacks["attack"]) == {"rmia", "calibrated"}
         assert own.attacks["attack"].tolist() == found.attacks["attack"].tolist()
-        with pytest.raises(InputError, match="label_rmia needs the signal 'labels' of the audited model"):
+        with pytest.raises(
+            InputError, match="label_rmia needs the signal 'labels' of the audited model"
+        ):
             results_of_run(run_dir, tmp_path / "signals.npz", ("label_rmia",))
         with pytest.raises(InputError, match="attack='rmai' is not known"):
             results_of_run(run_dir, tmp_path / "signals.npz", ("rmai",))
