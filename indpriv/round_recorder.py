@@ -199,13 +199,13 @@ class RoundRecorder:
             fields.SETTING_NAMES, (noise_multiplier, max_grad_norm, sample_rate), strict=True
         )
         setting = {name: _checks.check_setting(name, value) for name, value in values}
-        for name, value in setting.items():
-            if value.ndim:
-                raise InputError(
-                    f"{name} has {value.size} values; all participants of a round share one "
-                    "setting: record rounds of different settings one by one"
-                )
-        noise, clip, rate = map(float, setting.values())
+        if several := [name for name, value in setting.items() if value.ndim]:
+            raise InputError(
+                f"{several[0]} has {setting[several[0]].size} values; all participants of a round "
+                "share one setting: record rounds of different settings one by one"
+            )
+        shared = {name: float(value) for name, value in setting.items()}
+        clip, rate = shared["max_grad_norm"], shared["sample_rate"]
         found = [self._checked(*step) for step in zip(participants, norms, strict=True)]
         batches = [(positions, lengths) for positions, lengths, _ in found]
         self._caveats |= {caveat: None for *_, caveat in found if caveat}
@@ -216,14 +216,7 @@ class RoundRecorder:
             self._variance += rate * (1 - rate) * len(batches)
             first, self._next = self._next, self._next + len(batches)
             self._writer.free(first, batches, np.full(len(batches), clip))
-            self._writer.steps(
-                first,
-                len(batches),
-                noise_multiplier=noise,
-                max_grad_norm=clip,
-                sample_rate=rate,
-                counts=self._counts(),
-            )
+            self._writer.steps(first, len(batches), **shared, counts=self._counts())
 
     def close(self) -> None:
         """Release the directory. The log then says that the run did not end as intended."""

@@ -9,6 +9,7 @@ clients drop out. Read from flwr 1.41.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -23,7 +24,6 @@ from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv.errors import InputError, check_installed
 from indpriv.round_recorder import RoundRecorder
 
-_SIDES = ("Server", "Client")
 _ROUNDING = 1e-3  # by which float32 may leave an update longer than the clipping norm
 
 
@@ -70,7 +70,9 @@ def recorded(
         RoundRecorder, location_on_disk(run_dir, "a run is"), run_info=about, **settings
     )
     signature(start).bind((), sampler="fixed_size")  # an unknown setting is an error now
-    rounds = _Rounds(strategy, start, client_ids, client_of)
+    rounds = _Rounds(
+        strategy, start, client_ids, client_of or (lambda reply: str(reply.metadata.src_node_id))
+    )
 
     class Recorded(type(strategy)):  # type: ignore[misc]
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
@@ -101,9 +103,9 @@ def _check_strategy(strategy: Any) -> None:
     from flwr.serverapp import strategy as flower
 
     kind, inner = type(strategy), type(getattr(strategy, "strategy", None))
+    sides = "DifferentialPrivacyServerSide{}Clipping", "DifferentialPrivacyClientSide{}Clipping"
     fixed, adaptive = (
-        tuple(getattr(flower, f"DifferentialPrivacy{side}Side{how}Clipping") for side in _SIDES)
-        for how in ("Fixed", "Adaptive")
+        tuple(getattr(flower, side.format(how)) for side in sides) for how in ("Fixed", "Adaptive")
     )
     if kind not in fixed:
         fault = "is no strategy whose clipping and noise are known"
@@ -126,45 +128,37 @@ def _check_strategy(strategy: Any) -> None:
     _checks.check_setting("noise_multiplier", strategy.noise_multiplier)
 
 
+@dataclass
 class _Rounds:
-    """The log of one strategy: start(ids, sampler=) makes its recorder when the first round begins.
+    """The log of one strategy."""
 
-    Attributes:
-        files: closes the log; a context manager around all rounds.
-    """
-
-    def __init__(
-        self,
-        strategy: Any,
-        start: Callable[..., RoundRecorder],
-        client_ids: ArrayLike | None,
-        client_of: Callable[[Any], Any] | None,
-    ) -> None:
-        self._strategy, self._start, self._client_ids = strategy, start, client_ids
-        self._client_of = client_of or (lambda reply: str(reply.metadata.src_node_id))
-        self._recorder: RoundRecorder | None = None
-        self.files = ExitStack()
+    strategy: Any
+    start: Callable[..., RoundRecorder]  # (ids, sampler=): its recorder, when a first round begins
+    client_ids: ArrayLike | None
+    client_of: Callable[[Any], Any]
+    files: ExitStack = field(default_factory=ExitStack)  # closes the log; around all rounds
+    recorder: RoundRecorder | None = None
 
     def begin(self, model: Any, nodes: Sequence[int], n_chosen: int) -> None:
         """A round in which n_chosen of the connected nodes get the model."""
         from flwr.serverapp.strategy import FedAvg, FedProx
 
-        arrays = {name: array.numpy() for name, array in model.items()}
-        for name, array in arrays.items():
+        self._model = {name: array.numpy() for name, array in model.items()}
+        for name, array in self._model.items():
             if array.dtype.kind != "f":
                 raise InputError(
                     f"array {name!r} of the model is {array.dtype}, and noise on it would be "
                     "rounded. Send floating-point parameters only, not the counters of batch norms."
                 )
-        self._model = {name: array.astype(np.float64) for name, array in arrays.items()}
+            self._model[name] = array.astype(np.float64)
         self._rate = min(1.0, max(n_chosen, 1) / max(len(nodes), 1))
-        if self._recorder is None:
+        if self.recorder is None:
             # Flower's own choice of nodes is a random set of one size.
-            own = type(self._strategy.strategy).configure_train
+            own = type(self.strategy.strategy).configure_train
             known = own in (FedAvg.configure_train, FedProx.configure_train)
-            ids = [str(node) for node in nodes] if self._client_ids is None else self._client_ids
-            recorder = self._start(ids, sampler="fixed_size" if known else "other")
-            self._recorder = self.files.enter_context(recorder)
+            ids = [str(node) for node in nodes] if self.client_ids is None else self.client_ids
+            recorder = self.start(ids, sampler="fixed_size" if known else "other")
+            self.recorder = self.files.enter_context(recorder)
 
     def lengths(self, replies: Sequence[Any]) -> FloatArray:
         """(n,) lengths of the updates in replies, of which errors count as 0."""
@@ -175,11 +169,11 @@ class _Rounds:
 
         The replies are as Flower averaged them.
         """
-        strategy, recorder = self._strategy, self._recorder
+        strategy, recorder = self.strategy, self.recorder
         if recorder is None:
             raise InputError("aggregate_train came before configure_train; call `start`")
         limit, after = float(strategy.clipping_norm), self.lengths(replies)
-        who = [self._client_of(reply) for reply in replies]
+        who = [self.client_of(reply) for reply in replies]
         if after.max() > limit * (1 + _ROUNDING):
             raise InputError(
                 f"the update of client {who[int(after.argmax())]!r} is {after.max():.4g} long and "
@@ -208,21 +202,18 @@ class _Rounds:
     def _length(self, reply: Any) -> float:
         """Of the update of one client: its arrays less those of the model."""
         model, squares = self._model, 0.0
+        form = [(name, array.shape, "f") for name, array in model.items()]
         for record in reply.content.array_records.values():
-            arrays = {name: array.numpy() for name, array in record.items()}
-            form, expected = (
-                [(name, array.shape, array.dtype.kind) for name, array in each.items()]
-                for each in (arrays, model)
-            )
-            if form != expected:
+            sent = {name: array.numpy() for name, array in record.items()}
+            if [(name, array.shape, array.dtype.kind) for name, array in sent.items()] != form:
                 raise InputError(
-                    f"client {self._client_of(reply)!r} sent other arrays than those of the model, "
+                    f"client {self.client_of(reply)!r} sent other arrays than those of the model, "
                     "or integers. Send the same names, shapes and order, in floating point."
                 )
-            squares += sum(float(np.square(arrays[name] - model[name]).sum()) for name in model)
+            squares += sum(float(np.square(sent[name] - model[name]).sum()) for name in model)
         if not np.isfinite(squares):
             raise InputError(
-                f"client {self._client_of(reply)!r} sent an update that is not finite, which "
+                f"client {self.client_of(reply)!r} sent an update that is not finite, which "
                 "clipping does not mend. Let the client send the model unchanged instead."
             )
         return float(np.sqrt(squares))

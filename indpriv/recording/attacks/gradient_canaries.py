@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int, check_row
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv.attack_scores import AttackScores
@@ -67,7 +67,7 @@ class GradientCanaries:
     def start(self, attacked: AttackedRun) -> Canaries:
         """Choose coordinates and flip the coins."""
         attacked.check_one_rank_of_poisson("gradient canaries")
-        parameters = [p for p in attacked.run.module.parameters() if p.requires_grad]
+        parameters: list[Any] = [p for p in attacked.run.module.parameters() if p.requires_grad]
         n_coordinates = sum(p.numel() for p in parameters)
         if self.count > n_coordinates:
             raise InputError(
@@ -79,15 +79,7 @@ class GradientCanaries:
                 "canaries can pass the clipping of Opacus's hooks only, at max_grad_norm; leave "
                 "out through_clipping in ghost mode, with individual_clipping or privacy_filter"
             )
-        rng = np.random.default_rng(self.seed)
-        coordinates = rng.choice(n_coordinates, self.count, replace=False)
-        return Canaries(
-            parameters,
-            coordinates,
-            lengths=np.resize(np.asarray(self.lengths, dtype=np.float64), self.count),
-            member=rng.random(self.count) < 0.5,
-            clip=attacked.run.optimizer.clip_and_accumulate if self.through_clipping else None,
-        )
+        return Canaries(self, attacked, parameters, n_coordinates)
 
 
 class Canaries:
@@ -96,23 +88,17 @@ class Canaries:
     file_name = GRADIENT_CANARIES
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        coordinates: IntArray,
-        *,
-        lengths: FloatArray,
-        member: BoolArray,
-        clip: Callable[[], None] | None,
+        self, asked: GradientCanaries, attacked: AttackedRun, parameters: list[Any], total: int
     ) -> None:
-        """Place canaries; coordinates (n,) count through all parameters, lengths are relative.
-
-        clip: adds the clipped sum of grad_sample to summed_grad; None to add canaries unclipped.
-        """
-        self._parameters: Sequence[Any] = parameters  # Opacus adds grad_sample
-        self._clip = clip
-        self.n_canaries = len(coordinates)
-        self._lengths, self._member = lengths, member
-        self._evidence = np.zeros(self.n_canaries)
+        """Choose coordinates, counted through all parameters, and flip the coins."""
+        rng, optimizer = np.random.default_rng(asked.seed), attacked.run.optimizer
+        self.n_canaries, self._parameters = asked.count, parameters  # Opacus adds grad_sample
+        coordinates = rng.choice(total, asked.count, replace=False)
+        self._member = rng.random(asked.count) < 0.5
+        self._lengths = np.resize(np.asarray(asked.lengths, dtype=np.float64), asked.count)
+        # Adds the clipped sum of grad_sample to summed_grad; None: canaries are added unclipped.
+        self._clip = optimizer.clip_and_accumulate if asked.through_clipping else None
+        self._evidence = self._before = np.zeros(asked.count)
         # Where they live: a parameter, its canaries, and an index of their coordinates in it.
         self._places: list[tuple[Any, IntArray, tuple[Tensor, ...]]] = []
         ends = np.cumsum([p.numel() for p in parameters])
@@ -122,7 +108,6 @@ class Canaries:
             positions = torch.as_tensor(coordinates[numbers] - ends[k] + p.numel())
             index = torch.unravel_index(positions.to(p.device), p.shape)
             self._places += [(p, numbers, index)] if len(numbers) else []
-        self._before = np.zeros(self.n_canaries)
 
     def before_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Add the gradients of the members that were drawn to the clipped sum."""
@@ -167,7 +152,7 @@ class Canaries:
     def after_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Score what the update says along each coordinate."""
         noise = self._read("grad") - self._before
-        self._evidence += log_likelihood_ratio(
+        self._evidence = self._evidence + log_likelihood_ratio(
             noise / (setting.noise_multiplier * setting.max_grad_norm),
             relative_norm=self._lengths,
             noise_multiplier=setting.noise_multiplier,

@@ -6,7 +6,7 @@ After Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846). They cost some accura
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,33 +17,23 @@ from indpriv._arrays import BoolArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
-from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.run_files import CANARIES
 from indpriv.recording.norms.batches import call, precise_losses
-from indpriv.recording.opacus.draws import Draw
 from indpriv.recording.training_data import Examples, length
 from indpriv.recording.watch import AttackedRun
 
 METHOD = "final loss of mislabelled canaries"
 
 
-class DrawnCanaries(NamedTuple):
-    """Canaries: their positions, whether each is trained on, and how far its class is shifted."""
-
-    positions: IntArray
-    included: BoolArray
-    shifts: IntArray
-
-
 def draw_canaries(
     rng: np.random.Generator, n_examples: int, count: int, n_classes: int
-) -> DrawnCanaries:
-    """Random examples in ascending order, with independent fair coins and random wrong classes."""
-    return DrawnCanaries(
-        positions=np.sort(rng.choice(n_examples, count, replace=False)),
-        included=rng.integers(0, 2, count) == 1,
-        shifts=rng.integers(1, n_classes, count),
-    )
+) -> tuple[IntArray, BoolArray, IntArray]:
+    """Random positions in ascending order, whether each is trained on, and shifts of its class.
+
+    Coins are fair and independent, and no shift gives the right class.
+    """
+    positions = np.sort(rng.choice(n_examples, count, replace=False))
+    return positions, rng.integers(0, 2, count) == 1, rng.integers(1, n_classes, count)
 
 
 class MislabelledCanaries:
@@ -84,12 +74,12 @@ class MislabelledCanaries:
         check_positive_int("n_classes", n_classes, minimum=2)
         if count > n:
             raise InputError(f"{count} canaries are more than the {n} examples; insert fewer")
-        drawn = draw_canaries(np.random.default_rng(seed), n, count, n_classes)
-        positions, self._member = drawn.positions.tolist(), drawn.included
-        shifts = dict(zip(positions, drawn.shifts.tolist(), strict=True))
-        mislabelled = _Mislabelled(dataset, shifts, n_classes)
-        self._canaries: Dataset[Any] = Subset(mislabelled, positions)
-        kept = np.setdiff1d(np.arange(n), drawn.positions[~drawn.included])
+        rng = np.random.default_rng(seed)
+        positions, self._member, shifts = draw_canaries(rng, n, count, n_classes)
+        shift_of = dict(zip(positions.tolist(), shifts.tolist(), strict=True))
+        mislabelled = _Mislabelled(dataset, shift_of, n_classes)
+        self._canaries: Dataset[Any] = Subset(mislabelled, positions.tolist())
+        kept = np.setdiff1d(np.arange(n), positions[~self._member])
         self.train_set: Dataset[Any] = Subset(mislabelled, kept.tolist())
         self._n = n
         self._loader: PlannedLoader | None = None
@@ -106,21 +96,15 @@ class MislabelledCanaries:
         return self._loader
 
     def start(self, attacked: AttackedRun) -> MislabelledCanaries:
-        """Check that the run trains on the canaries."""
+        """Check that the run trains on the canaries, at a rate that no coin decided.
+
+        Averages are over the planned number of examples.
+        """
         if attacked.data.dataset is not self.train_set:
             raise InputError(
                 "the Recorder's dataset is not the train_set of its MislabelledCanaries; make the "
                 "loader with canaries.loader(...) and the Recorder with canaries.train_set"
             )
-        self._check_rate(attacked)
-        self._loss_fn = attacked.data.loss_fn
-        self._collate_fn = attacked.run.loader.collate_fn
-        self._device = next(attacked.run.module.parameters()).device
-        self._unpack = attacked.data.unpack
-        return self
-
-    def _check_rate(self, attacked: AttackedRun) -> None:
-        """Raise InputError where the coins decided the rate; average over the planned number."""
         run = attacked.run
         planned = None if self._loader is None else 1 / len(self._loader)
         if planned is None or not math.isclose(run.sample_rate, planned, rel_tol=1e-9):
@@ -130,19 +114,22 @@ class MislabelledCanaries:
             )
         ranks = getattr(run.optimizer, "world_size", 1)
         run.optimizer.expected_batch_size = int(self._n * planned) / ranks
+        self._loss_fn = attacked.data.loss_fn
+        device = next(run.module.parameters()).device
+        collate, unpack = run.loader.collate_fn, attacked.data.unpack
+        self._examples = Examples(self._canaries, collate, device, unpack)
+        return self
 
-    def before_noise(self, setting: StepSetting, draw: Draw) -> None:
+    def before_noise(self, *step: object) -> None:
         """Nothing: the final model is attacked."""
 
-    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
-        """Nothing: the final model is attacked."""
+    after_noise = before_noise
 
     def scores(self, model: nn.Module) -> AttackScores:
         """Minus the final loss of every canary."""
-        examples = Examples(self._canaries, self._collate_fn, self._device, self._unpack)
         losses = [
             precise_losses(self._loss_fn, call(model, inputs), targets)
-            for inputs, targets in examples.batches(1024)
+            for inputs, targets in self._examples.batches(1024)
         ]
         return AttackScores(
             scores=-torch.cat(losses).cpu().numpy(),

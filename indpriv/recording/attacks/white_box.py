@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv.attack_scores import AttackScores
@@ -67,15 +67,7 @@ class WhiteBox:
                 "the white-box attack needs gradients that can be computed again, but "
                 f"{attacked.norm_pass.caveats[0]}"
             )
-        rng = np.random.default_rng(self.seed)
-        return WhiteBoxAttack(
-            attacked,
-            self._choice(rng, len(attacked.train)),
-            self._choice(rng, 0 if attacked.test is None else len(attacked.test)),
-        )
-
-    def _choice(self, rng: np.random.Generator, n: int) -> IntArray:
-        return np.sort(rng.choice(n, min(self.examples, n), replace=False))
+        return WhiteBoxAttack(self, attacked)
 
 
 class WhiteBoxAttack:
@@ -84,13 +76,18 @@ class WhiteBoxAttack:
     file_name = WHITE_BOX
     n_canaries = 0
 
-    def __init__(self, attacked: AttackedRun, members: IntArray, others: IntArray) -> None:
-        """Prepare; positions in the training set and in the test set."""
-        self._attacked, self._members, self._others = attacked, members, others
+    def __init__(self, asked: WhiteBox, attacked: AttackedRun) -> None:
+        """Choose positions in the training set and in the test set."""
+        rng, sets = np.random.default_rng(asked.seed), (attacked.train, attacked.test or ())
+        self._members, self._others = (
+            np.sort(rng.choice(len(each), min(asked.examples, len(each)), replace=False))
+            for each in sets
+        )
+        self._attacked = attacked
         self._model = ModelInTraining(attacked.run.model, attacked.data.loss_fn)
         self._shadow = make_shadow(attacked.run.module)
         self._parameters = [p for p in self._shadow.parameters() if p.requires_grad]
-        self._evidence = np.zeros(len(members) + len(others))
+        self._evidence = np.zeros(len(self._members) + len(self._others))
 
     def before_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Nothing: what the optimizer says it summed up is not trusted."""
@@ -104,10 +101,8 @@ class WhiteBoxAttack:
             drawn = np.pad(drawn, (0, len(self._others)))  # no test example is ever drawn
             start = 0
             for batch in self._attacked_batches():
-                stop = start + len(batch)
-                ratio = self._ratio(batch, unexplained, setting, drawn[start:stop])
-                self._evidence[start:stop] += ratio
-                start = stop
+                part = slice(start, start := start + len(batch))
+                self._evidence[part] += self._ratio(batch, unexplained, setting, drawn[part])
 
     def scores(self, model: nn.Module) -> AttackScores:
         """The evidence on every attacked example, training examples first."""

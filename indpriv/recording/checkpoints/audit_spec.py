@@ -27,18 +27,11 @@ class AuditSpec(TrainingData):
             parameters frozen and in the same mode.
         dataset: the training set: map-style, of (inputs, targets), in the order used in training,
             without random augmentation.
-        loss_fn: per-example losses (batch,), see `Recorder`.
-        test_set: test examples (inputs, targets); their losses are used by attacks and for the
-            accuracy of groups.
-        metadata: one row per training example, indexed by example id; its columns define groups.
-        unit_ids: (n,) the person or client that each example belongs to.
         load: `load(state)` -> state_dict, for checkpoints of an unusual layout; state is the saved
             object.
-        test_metadata: the same for the test set, indexed 0..n_test-1.
-        example_ids: (n,) unique ids in the order of the dataset; default 0..n-1.
-        unit: "example", "user" or "client".
         collate_fn: collate function of the data loader used in training; default torch's.
-        unpack: `unpack(batch)` -> (inputs, targets), where batches are not such pairs.
+        loss_fn, test_set, metadata, test_metadata, unit, unit_ids, example_ids, unpack: as of
+            `Recorder`.
 
     Raises:
         InputError: a value has the wrong type, or does not fit the dataset.

@@ -72,13 +72,17 @@ class AutogradCheck:
         self.tolerance = _TOLERANCE[model.compute_dtype]  # relative, of what rounding may cause
         self._model = model
 
-    def check_sum(self) -> None:
-        """Raise InputError if the gradient of a batch is not the sum of those of its examples.
+    def of(self, norms: Any) -> str:
+        """How these norms of the few examples differ from autograd's; "" if they do not."""
+        norms.update()
+        # Another batch size first: a dimension whose length follows it is the batch.
+        norms(self.few.repeated(len(self.few) + 1))
+        if isinstance(norms, AutogradNorms) and not self.is_random:
+            self._check_sum()  # norms of examples alone do not see what a batch makes of them
+        return self.disagreement(norms(self.few)[0])
 
-        For norms of examples alone, which do not see what a batch makes of them.
-        """
-        if self.is_random:
-            return
+    def _check_sum(self) -> None:
+        """Raise InputError if the gradient of a batch is not the sum of those of its examples."""
         model, few, shadow = self._model, self.few, self._model.shadow()
         # Signs, and no other factors, at which a hook that clamps gradients would change its rows.
         weights = torch.randint(0, 2, (len(few),)).double() * 2 - 1

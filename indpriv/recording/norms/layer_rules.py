@@ -30,16 +30,8 @@ _ADDED = 16  # multiplications take as long as adding two numbers in memory
 _SHORT_PATCH = 64  # entries: up to here, patches are copied faster than examples are grouped
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 GROUP_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_WITH_RULE = {
-    nn.Linear,
-    nn.Embedding,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    *CONVOLUTIONS,
-    *GROUP_NORMS,
-}
-
-
+_NORMS = (nn.LayerNorm, nn.RMSNorm)
+_WITH_RULE = {nn.Linear, nn.Embedding, *_NORMS, *CONVOLUTIONS, *GROUP_NORMS}
 Squares = Callable[[Any, frozenset[str], Tensor, Tensor], Tensor]
 """(layer, names of its trainable parameters, inputs, gradient) -> squared norms of all together."""
 
@@ -76,11 +68,11 @@ def gradient_of(layer: nn.Module, name: str, inputs: Tensor, gradient: Tensor) -
     return _normalised(layer, inputs, gradient)
 
 
-def rule_of(layer: Any, inputs: Tensor, gradient: Tensor) -> Squares:
-    """The way with the fewest multiplications at these shapes."""
+def rule_of(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Squares:
+    """The way with the fewest multiplications at these shapes; a bias alone has `_direct`."""
     if isinstance(layer, nn.Embedding):
         return _embedding
-    if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
+    if "weight" not in names or not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
         return _direct
     d_in, d_out = layer.weight[0].numel(), layer.weight.shape[0]
     if isinstance(layer, nn.Linear):
@@ -103,11 +95,11 @@ def _positions(values: Tensor) -> Tensor:
 
 def _ghost(names: frozenset[str], inputs: Tensor, gradients: Tensor) -> Tensor:
     """Squares of weight and bias together, from (batch, positions, d) inputs and gradients."""
-    of_inputs = torch.bmm(inputs, inputs.transpose(1, 2)) if "weight" in names else 0.0
-    return _of_pairs(names, of_inputs, torch.bmm(gradients, gradients.transpose(1, 2)))
+    of_inputs, of_gradients = (torch.bmm(x, x.transpose(1, 2)) for x in (inputs, gradients))
+    return _of_pairs(names, of_inputs, of_gradients)
 
 
-def _of_pairs(names: frozenset[str], of_inputs: Tensor | float, of_gradients: Tensor) -> Tensor:
+def _of_pairs(names: frozenset[str], of_inputs: Tensor, of_gradients: Tensor) -> Tensor:
     """(batch,) sums of the products of two tables of inner products, (batch, positions, positions).
 
     The input of a bias is 1 at every position. Where positions cancel, rounding of the products
@@ -125,8 +117,7 @@ def _linear_ghost(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient:
 
 def _linear_single(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
     """One position: ‖g aᵀ‖² = ‖g‖² ‖a‖²."""
-    of_inputs = sum_squares(inputs) if "weight" in names else 0.0
-    return (of_inputs + 1.0 if "bias" in names else of_inputs) * sum_squares(gradient)
+    return (sum_squares(inputs) + ("bias" in names)) * sum_squares(gradient)
 
 
 def _direct(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
@@ -193,10 +184,6 @@ def _conv_gradient(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
     return weights.reshape(size, *layer.weight.shape)
 
 
-def _conv_bias(layer: Any, names: frozenset[str], gradient: Tensor) -> Tensor | float:
-    return sum_squares(_bias_gradient(layer, gradient)) if "bias" in names else 0.0
-
-
 def _patches(layer: Any, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Patches under the kernel, and gradients, both (batch · groups, positions, d).
 
@@ -223,13 +210,9 @@ def _patches(layer: Any, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tens
 
 
 def _conv_patches(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
-    total: Tensor | float = _conv_bias(layer, names, gradient)
-    if "weight" in names:
-        patches, gradients = _patches(layer, inputs, gradient)
-        total = total + sum_squares(
-            torch.bmm(gradients.transpose(1, 2), patches).reshape(len(inputs), -1)
-        )
-    return torch.as_tensor(total)
+    patches, gradients = _patches(layer, inputs, gradient)
+    weights = torch.bmm(gradients.transpose(1, 2), patches).reshape(len(inputs), -1)
+    return sum_squares(weights) + _direct(layer, names - {"weight"}, inputs, gradient)
 
 
 def _conv_ghost(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
@@ -245,8 +228,6 @@ def _work_on_pixels(layer: Any, inputs: Tensor, positions: int) -> int:
 
 
 def _conv_pixels(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
-    if "weight" not in names:
-        return torch.as_tensor(_conv_bias(layer, names, gradient))
     inputs, padding = _padded(layer, inputs)
     size, groups, sides = len(inputs), layer.groups, inputs.shape[2:]
     pixels, gradients = (
@@ -254,12 +235,10 @@ def _conv_pixels(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Te
     )
     pairs = torch.bmm(pixels.transpose(1, 2), pixels).view(-1, *sides, *sides)
     for side, outputs in enumerate(gradient.shape[2:]):
-        taps = [
-            tap * layer.dilation[side] - padding[side] for tap in range(layer.kernel_size[side])
-        ]
-        pairs = _along_a_side(
-            pairs, 1 + side, 1 + len(sides) + side, taps, layer.stride[side], outputs
-        )
+        places = range(layer.kernel_size[side])
+        taps = [place * layer.dilation[side] - padding[side] for place in places]
+        first, second = 1 + side, 1 + len(sides) + side
+        pairs = _along_a_side(pairs, first, second, taps, layer.stride[side], outputs)
     of_gradients = torch.bmm(gradients.transpose(1, 2), gradients)
     squares = _of_pairs(names, pairs.reshape_as(of_gradients), of_gradients)
     return squares.reshape(size, -1).sum(1)
@@ -269,24 +248,23 @@ def _along_a_side(
     pairs: Tensor, one: int, other: int, taps: list[int], stride: int, outputs: int
 ) -> Tensor:
     """Σ over taps of pairs[stride · p + tap, stride · q + tap] for outputs p, q; 0 outside."""
-    length = pairs.shape[one]
-    shape = list(pairs.shape)
+    shape, length = list(pairs.shape), pairs.shape[one]
     shape[one] = shape[other] = outputs
     sums = pairs.new_zeros(shape)
+    to, of = (each.movedim((one, other), (0, 1)) for each in (sums, pairs))
     for tap in taps:
         first = max(0, -(tap // stride))  # the first output whose pixel is inside the image
         count = min(outputs, (length - 1 - tap) // stride + 1) - first
         if count > 0:
             taken = slice(stride * first + tap, stride * (first + count - 1) + tap + 1, stride)
             met = slice(first, first + count)
-            target = sums.movedim((one, other), (0, 1))[met, met]
-            target += pairs.movedim((one, other), (0, 1))[taken, taken]
+            to[met, met] += of[taken, taken]
     return sums
 
 
 def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Weight gradients Σ g·x̂ of a normalisation layer, (batch, *weight)."""
-    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+    if isinstance(layer, _NORMS):
         if isinstance(layer, nn.LayerNorm):
             unit = F.layer_norm(inputs, layer.normalized_shape, None, None, layer.eps)
         else:
@@ -311,7 +289,7 @@ def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
 
 def _bias_gradient(layer: Any, gradient: Tensor) -> Tensor:
     """(batch, *bias): the gradient summed over positions."""
-    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+    if isinstance(layer, _NORMS):
         return gradient.reshape(len(gradient), -1, *layer.normalized_shape).sum(1)
     if isinstance(layer, nn.Linear):
         return _positions(gradient).sum(1)

@@ -100,22 +100,16 @@ class LayerwiseNorms:
 
     def _add_squares(self, module: nn.Module, keys: Keys, inputs: Tensor, gradient: Tensor) -> None:
         for names in self._together(keys):
-            squares = layer_rules.rule_of(module, inputs, gradient)
-            self._add(squares(module, frozenset(names), inputs, gradient), keys[names[0]])
+            given = module, frozenset(names), inputs, gradient
+            self._add(layer_rules.rule_of(*given)(*given), keys[names[0]])
 
     def _once(self, keys: Keys) -> bool:
         """Whether each of these parameters is used once."""
         return all(self._uses[key] == 1 for key in keys.values())
 
-    def _after_forward(
-        self,
-        layer: Layer,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-    ) -> Any:
+    def _after_forward(self, layer: Layer, _: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Have the squares of a layer added when the backward pass gives its output's gradient."""
+        module = layer.module
         if self._recomputing:
             return output
         if not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
@@ -199,7 +193,7 @@ class LayerwiseNorms:
     ) -> Any:
         """Take per-example gradients from PyTorch's own backward pass if it can provide them."""
         if len(args) != 1 or not layer_rules.group_norm_fits(layer.module, args[0]):
-            return self._after_forward(layer, layer.module, args, kwargs, forward(*args, **kwargs))
+            return self._after_forward(layer, None, args, kwargs, forward(*args, **kwargs))
 
         def add(weights: Tensor, biases: Tensor) -> None:
             layer.check_batch(self._size, weights)
@@ -230,13 +224,13 @@ class Layer:
 
     def check_batch(self, size: int, *values: Tensor) -> None:
         """Raise RuntimeError unless the first dimension of all values is the batch."""
-        if any(value.shape[0] != size for value in values):
-            raise self._no_batch()
+        self._expect(all(value.shape[0] == size for value in values))
 
-    def _no_batch(self) -> RuntimeError:
-        return RuntimeError(
-            f"the first dimension of {type(self.module).__name__}'s input is not the batch"
-        )
+    def _expect(self, is_batch: bool) -> None:
+        if not is_batch:
+            raise RuntimeError(
+                f"the first dimension of {type(self.module).__name__}'s input is not the batch"
+            )
 
     def batch_dimension(self, inputs: Tensor, gradient: Tensor, size: int) -> int:
         """The dimension whose length was the batch size in all calls so far."""
@@ -244,11 +238,9 @@ class Layer:
             d
             for d in self._batch_dimensions
             if (d == 0 or d < inputs.ndim - self._features)
-            and inputs.shape[d] == size
-            and gradient.shape[d] == size
+            and inputs.shape[d] == size == gradient.shape[d]
         }
-        if not possible:
-            raise self._no_batch()
+        self._expect(bool(possible))
         self._batch_dimensions = possible
         return min(possible)
 
@@ -320,11 +312,7 @@ class _Start(torch.autograd.Function):
 
 
 def _by_torch_func(
-    module: nn.Module,
-    names: list[str],
-    inputs: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    gradient: Tensor,
+    module: nn.Module, names: list[str], inputs: Any, kwargs: Any, gradient: Tensor
 ) -> Tensor:
     """(batch,) squared norms of any other layer, recomputed one example at a time under vmap."""
     if any(isinstance(value, Tensor) for value in kwargs.values()) or not all(

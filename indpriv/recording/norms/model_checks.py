@@ -213,17 +213,15 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
         return
     parts = [batches.Batch(inputs, ()).rows(start, start + size).inputs for start in (0, size)]
     first, second, *fed_alike = (make_shadow(module) for _ in range(4))
-    for shadow, part in zip((first, second), parts, strict=True):
-        _outputs(shadow, part)
-    others = dict(second.named_buffers())
-    for name, value in first.named_buffers():
-        if not batches.same_values(value, others[name]):
+    _outputs(first, parts[0])
+    _outputs(second, parts[1])
+    for (name, value), other in zip(first.named_buffers(), second.buffers(), strict=True):
+        if not batches.same_values(value, other):
             raise InputError(
                 f"a forward pass changes the buffer {name!r} depending on its examples, {_LEAK}; "
                 "remove that, or fix the buffer before training"
             )
-    mine, theirs = (_outputs(shadow, parts[0]) for shadow in (first, second))
-    if all(map(_close, mine, theirs)):
+    if all(map(_close, _outputs(first, parts[0]), _outputs(second, parts[0]))):
         return
     for _ in parts:
         mine, theirs = (_outputs(shadow, parts[0]) for shadow in fed_alike)
@@ -266,7 +264,7 @@ def check_opacus_norms(
 
     Compares the norms of a few examples with `ours`, which agree with autograd.
     """
-    if fault := known_fault(wrapped, batch):
+    if fault := hindrance(wrapped, batch, _FAULTS):
         raise InputError(fault)
     try:
         theirs = _norms_in_training(wrapped, model, batch)
@@ -297,15 +295,12 @@ def _norms_in_training(
 
     In ghost mode Opacus keeps norms, in the model's own precision; otherwise every gradient.
     """
-    kind: type[AbstractGradSampleModule] = GradSampleModuleExpandedWeights
-    options: dict[str, Any] = {}
-    if not isinstance(wrapped, GradSampleModuleExpandedWeights):
-        kind, options["strict"] = GradSampleModule, False
-        options["batch_first"] = wrapped.batch_first
-        options["force_functorch"] = wrapped.force_functorch
-    if is_ghost := isinstance(wrapped, GradSampleModuleFastGradientClipping):
-        kind = GradSampleModuleFastGradientClipping
-        options["use_ghost_clipping"] = wrapped.use_ghost_clipping
+    kinds = GradSampleModuleFastGradientClipping, GradSampleModule
+    kind: Any = next((k for k in kinds if isinstance(wrapped, k)), GradSampleModuleExpandedWeights)
+    asked = ("batch_first", "force_functorch", "use_ghost_clipping")
+    options = {name: getattr(wrapped, name) for name in asked if hasattr(wrapped, name)}
+    if kind in kinds:
+        options["strict"] = False
     again = kind(model.shadow(), loss_reduction="sum", **options)
     with torch.enable_grad(), model.precision(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Full backward hook is firing")  # on a first layer
@@ -314,7 +309,7 @@ def _norms_in_training(
     squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
     trained: list[Any] = [p for p in again.parameters() if p.requires_grad]
     for p in trained:
-        if is_ghost:
+        if kind is GradSampleModuleFastGradientClipping:
             squares += p._norm_sample.double().square()
         elif p.grad_sample is not None:
             squares += p.grad_sample.double().flatten(1).square().sum(1)
@@ -332,29 +327,18 @@ def named(name: str, part: nn.Module) -> str:
     return f"{type(part).__name__} {name!r}" if name else type(part).__name__
 
 
-def hindrance(model: nn.Module, batch: batches.Batch) -> str:
+def hindrance(
+    model: nn.Module, batch: batches.Batch, keys: Iterable[str] = tuple(_HINDRANCES)
+) -> str:
     """Which layer keeps Opacus from per-example gradients, why, and what to change; "" if unknown.
 
-    Args:
-        model: as it is trained, wrapped by Opacus or not.
-        batch: a few examples.
-    """
-    seen, fault = _seen(model, batch), known_fault(model, batch)
-    said = [text.format(*seen[key]) for key, text in _HINDRANCES.items() if seen[key]]
-    return said[0] if said and (seen["bag"] or not fault) else fault
-
-
-def known_fault(model: nn.Module, batch: batches.Batch) -> str:
-    """What Opacus gets wrong, also where no error says so, and what to change; "" if nothing.
-
-    Of an Embedding that looks up the same for all examples, it takes each position for an example.
+    The model is as it is trained, wrapped by Opacus or not; the batch is of a few examples. Of an
+    Embedding that looks up the same for all examples, Opacus takes each position for an example.
     """
     sizes = batch, batch.repeated(len(batch) + 1)  # a length may be one batch size by chance
-    for seen in (_seen(model, each) for each in sizes):
-        for key in _FAULTS:
-            if seen[key]:
-                return _HINDRANCES[key].format(*seen[key])
-    return ""
+    first, second = (_seen(model, each) for each in sizes)
+    layers = {key: first[key] or second[key] for key in keys}
+    return next((_HINDRANCES[key].format(*found) for key, found in layers.items() if found), "")
 
 
 def _seen(model: nn.Module, batch: batches.Batch) -> Mapping[str, list[str]]:
@@ -365,30 +349,26 @@ def _seen(model: nn.Module, batch: batches.Batch) -> Mapping[str, list[str]]:
     pads = isinstance(model, AbstractGradSampleModule) and not by_autograd
     calls, keywords, outputs = Counter[str](), set[str](), list[tuple[str, Tensor, int]]()
 
-    def after(
-        name: str,
-        part: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        output: Any,
-    ) -> None:
+    def after(name: str, part: nn.Module, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
         calls[name] += 1
         if not all(value is None or isinstance(value, bool) for value in kwargs.values()):
             keywords.add(name)
-        if isinstance(output, Tensor):
-            outputs.append((name, output, output._version))
+        if isinstance(out, Tensor):
+            outputs.append((name, out, out._version))
         own, first = bool(_own(part)), args[0] if args else None
-        embedding = own and isinstance(part, nn.Embedding)
         facts = {
-            "shared": embedding and args and len(batch) not in args[0].shape[:2],
+            "shared": own
+            and isinstance(part, nn.Embedding)
+            and args
+            and len(batch) not in args[0].shape[:2],
             "packed": isinstance(part, DPRNNBase)
             and getattr(first, "sorted_indices", None) is not None,
             "padding": pads and own and type(part) is nn.Embedding and part.padding_idx is not None,
             "checkpoint": own and _in_checkpoint(),
             "turned": own and type(part) is nn.Conv2d and not args[0].is_contiguous(),
         }
-        for key, holds in facts.items():
-            if holds:
+        for key in facts:
+            if facts[key]:
                 seen[key].append(named(name, part))
 
     shadow = make_shadow(module)

@@ -16,14 +16,21 @@ from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
-from indpriv.recording.norms import autograd_norms, model_checks
+from indpriv.recording.norms import model_checks
+from indpriv.recording.norms.autograd_norms import (
+    N_CHECKED,
+    AutogradCheck,
+    AutogradNorms,
+    FunctorchNorms,
+    calls_python_functions,
+)
 from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
 from indpriv.recording.norms.layer_rules import GROUP_NORMS
 from indpriv.recording.norms.layerwise import LayerwiseNorms
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.random_states import kept_random_state
 
-Norms = LayerwiseNorms | autograd_norms.FunctorchNorms | autograd_norms.AutogradNorms
+Norms = LayerwiseNorms | FunctorchNorms | AutogradNorms
 
 BACKENDS = ("layerwise", "functorch", "autograd")  # in the order in which they are tried
 _RANDOM = (
@@ -146,7 +153,7 @@ class NormPass:
             self._model.check_writes(inputs)
         with kept_random_state():  # with the generators that were found
             model_checks.check_each_alone(self._model, batch)
-            self._check = autograd_norms.AutogradCheck(self._model, batch)
+            self._check = AutogradCheck(self._model, batch)
             self.fallback = self._choose(batch, BACKENDS if backend == "auto" else (backend,))
             self.batch_size = examples_at_once(self._bytes_of_one(batch), batch.device)
             self._check_many(batch)
@@ -160,30 +167,26 @@ class NormPass:
         ways: list[tuple[str, Callable[[ModelInTraining], Norms]]] = [
             ("layerwise", partial(LayerwiseNorms, channels_last=True)),
             ("layerwise", LayerwiseNorms),
-            ("functorch", autograd_norms.FunctorchNorms),
-            ("autograd", autograd_norms.AutogradNorms),
+            ("functorch", FunctorchNorms),
+            ("autograd", AutogradNorms),
         ]
         if not _gains_by_channels_last(self._model.module, batch.inputs):
             del ways[0]
         reasons, few = dict[str, str](), self._check.few
-        for backend, make in ways:
-            if backend not in backends:
+        for name, make in ways:
+            if name not in backends:
                 continue
-            if (
-                backend == "autograd"
-                and reasons
-                and not autograd_norms.calls_python_functions(self._model, few)
-            ):
+            if name == "autograd" and reasons and not calls_python_functions(self._model, few):
                 break  # why torch.func failed is what the user has to know
-            self.backend = backend
+            self.backend = name
             try:
                 self._norms: Norms | None = make(self._model)
-                reasons[self.backend] = self._disagreement(self._norms)
+                reasons[name] = self._check.of(self._norms)
             except InputError:
                 raise
             except FAULTS as error:
-                reasons[self.backend] = f"{type(error).__name__}: {error}"
-            if not reasons[self.backend]:
+                reasons[name] = f"{type(error).__name__}: {error}"
+            if not reasons[name]:
                 return next(iter(reasons.values()))
         name, reason = list(reasons.items())[-1]
         raise InputError(
@@ -191,18 +194,6 @@ class NormPass:
             or f"per-example norms of this model cannot be computed: {reason} (backend {name}); "
             "freeze the layers that it names (requires_grad_(False)), or replace them"
         )
-
-    def _disagreement(self, norms: Norms) -> str:
-        """How norms of a few examples differ from autograd's; "" if they do not."""
-        few = self._check.few
-        norms.update()
-        # Another batch size first: a dimension whose length follows it is the batch.
-        norms(few.repeated(len(few) + 1))
-        if isinstance(
-            norms, autograd_norms.AutogradNorms
-        ):  # these are autograd's own, of examples alone
-            self._check.check_sum()
-        return self._check.disagreement(norms(few)[0])
 
     def _check_many(self, batch: Batch) -> None:
         """Raise InputError if as many examples at once as later have other norms or losses."""
@@ -226,11 +217,7 @@ class NormPass:
             with torch.enable_grad():
                 return saved_bytes(partial(model.losses, shadow, batch.repeated(size)))
 
-        needed = (
-            _WORKSPACE
-            * (saved(2 * autograd_norms.N_CHECKED) - saved(autograd_norms.N_CHECKED))
-            // autograd_norms.N_CHECKED
-        )
+        needed = _WORKSPACE * (saved(2 * N_CHECKED) - saved(N_CHECKED)) // N_CHECKED
         if self.backend == "functorch":
             needed += 2 * model.n_parameters * torch.finfo(model.compute_dtype).bits // 8
         return max(1, needed)
@@ -316,10 +303,10 @@ class NormPass:
         Raises:
             InputError: Opacus computes other gradients, or too small norms in ghost mode.
         """
-        if not isinstance(model, AbstractGradSampleModule):
+        if not isinstance(model, AbstractGradSampleModule) or isinstance(
+            model, GradSampleModuleNoOp
+        ):  # with the latter, the loop computes gradients itself
             return
-        if isinstance(model, GradSampleModuleNoOp):
-            return  # the loop computes gradients itself
         few = Batch(inputs, targets).rows(0, len(self._check.few))
         with kept_random_state():
             ours = self(few.inputs, few.targets)[0] / (1 + self.slack)

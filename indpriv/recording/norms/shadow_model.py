@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from indpriv.recording.random_states import NotedGenerators
 
 HALF = (torch.float16, torch.bfloat16)
 _LARGE = 100  # by which weights are multiplied to see whether a forward pass limits them
-_NONE: Mapping[int, nn.Parameter] = MappingProxyType({})
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _WRAPPERS = ("opacus.", "torch.distributed.fsdp.", "indpriv.recording.watch")
@@ -162,13 +160,15 @@ def autocast_anywhere() -> Callable[[], ExitStack]:
     return entered
 
 
-def make_shadow(module: nn.Module, parameters: Mapping[int, nn.Parameter] = _NONE) -> nn.Module:
+def make_shadow(
+    module: nn.Module, parameters: Mapping[int, nn.Parameter] | None = None
+) -> nn.Module:
     """A copy without Opacus's hooks, in the module's modes, or in train() if it is in eval().
 
     It is also without FSDP2, and has the given parameters, by the id of those that they replace.
     """
     with _as_written(module):
-        shadow = copy.deepcopy(module, dict(parameters))
+        shadow = copy.deepcopy(module, dict(parameters or {}))
     return shadow if shadow.training else shadow.train()
 
 
