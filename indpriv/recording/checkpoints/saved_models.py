@@ -395,15 +395,12 @@ def resolve(
     with found.collecting():
         declared = next(map(read_run_json, files), {})
     counted = max((_counted(model.history) for model in models), key=len, default=np.zeros((0, 2)))
-    said = {name: _said(name, declared, options, counted) for name in _TO_TYPE}
+    said = _said(declared, options, counted)
     one, columns = dict[str, Any](), dict[str, FloatArray]()
-    for name in ("steps", "sampler", "delta"):
+    for name, check in _CHECKS.items():
         with found.collecting():
-            one[name] = _one(name, said[name])
+            one[name] = _one(name, said[name], check)
     total: int | None = one.get("steps")
-    if total is not None and total > _MOST_STEPS:
-        found.problems.append(f"steps={total} is more than {_MOST_STEPS}")
-        total = None
     for name in SETTING_NAMES:
         with found.collecting():
             columns[name] = _column(name, said[name], total or 1)
@@ -426,23 +423,17 @@ def resolve(
             f"the first checkpoint is of step {models[0].step}: steps before it count at "
             "max_grad_norm"
         )
-    last, caveats, rate = models[-1], list[str](), columns["sample_rate"][0]
-    if last.step < total:
-        caveats.append(
-            f"the last checkpoint is of step {last.step} of {total}, and its norms are used for "
-            "the steps from it on"
-        )
-    if [*said["steps"]] == [ACCOUNTANT]:
-        caveats.append(
-            f"the account ends with the {total} steps that the accountant in the last checkpoint "
-            "counted; if training went on, pass --set steps=..."
-        )
-    if not any(math.isclose(k, round(k), rel_tol=1e-6) for k in (1 / rate, rate * n_examples)):
-        caveats.append(
-            f"sample_rate={rate:.6g} is neither 1 / (a whole number of steps per epoch), as Opacus "
-            f"samples, nor a whole batch size over the {n_examples} examples of the spec's "
-            "dataset: it may not be the data used in training"
-        )
+    last, rate = models[-1], columns["sample_rate"][0]
+    regular = any(math.isclose(k, round(k), rel_tol=1e-6) for k in (1 / rate, rate * n_examples))
+    caveats = {
+        f"the last checkpoint is of step {last.step} of {total}, and its norms are used for the "
+        "steps from it on": last.step < total,
+        f"the account ends with the {total} steps that the accountant in the last checkpoint "
+        "counted; if training went on, pass --set steps=...": [*said["steps"]] == [ACCOUNTANT],
+        f"sample_rate={rate:.6g} is neither 1 / (a whole number of steps per epoch), as Opacus "
+        f"samples, nor a whole batch size over the {n_examples} examples of the spec's dataset: it "
+        "may not be the data used in training": not regular,
+    }
     sources = {name: " and ".join(by_source) for name, by_source in said.items()}
     return RunSettings(
         steps=StepSettings.from_values(total, **columns),
@@ -451,35 +442,38 @@ def resolve(
         sources={**sources, "steps of checkpoints": last.said_by},
         accountant_counted_all=len(counted) == total,
         declared=declared,
-        caveats=caveats,
+        caveats=[text for text, holds in caveats.items() if holds],
     )
 
 
 def _said(
-    name: str, declared: Mapping[str, Any], options: StepOptions, counted: FloatArray
-) -> dict[str, Any]:
-    """Source -> value of a setting, the most trusted source first."""
-    said = {RUN_JSON: first_at(declared, (name,), ("training", name))}
-    poisson = first_at(declared, ("recorder", "sampler_class")) in _POISSON_CLASSES
-    if name == "sampler" and poisson and not said[RUN_JSON]:
-        said[RUN_JSON] = "poisson"
-    said[OPTIONS] = getattr(options, name)
-    said = {source: value for source, value in said.items() if value is not None}
-    if len(counted) and name in ("noise_multiplier", "sample_rate"):
-        said[ACCOUNTANT] = counted[:, int(name == "sample_rate")]
-    return said or ({ACCOUNTANT: len(counted)} if len(counted) and name == "steps" else {})
+    declared: Mapping[str, Any], options: StepOptions, counted: FloatArray
+) -> dict[str, dict[str, Any]]:
+    """Of each setting, source -> value, the most trusted source first."""
+    written = {name: first_at(declared, (name,), ("training", name)) for name in _TO_TYPE}
+    if first_at(declared, ("recorder", "sampler_class")) in _POISSON_CLASSES:
+        written["sampler"] = written["sampler"] or "poisson"
+    sources: dict[str, dict[str, Any]] = {RUN_JSON: written, OPTIONS: vars(options)}
+    if len(counted):
+        noise, rate = counted.T
+        sources[ACCOUNTANT] = {"noise_multiplier": noise, "sample_rate": rate}
+        if written["steps"] is None is options.steps:
+            sources[ACCOUNTANT]["steps"] = len(counted)
+    return {
+        name: {of: values[name] for of, values in sources.items() if values.get(name) is not None}
+        for name in _TO_TYPE
+    }
 
 
-def _one(name: str, by_source: Mapping[str, Any]) -> Any:
+def _one(name: str, by_source: Mapping[str, Any], check: Callable[[Any], Any]) -> Any:
     """The value of steps, sampler or delta, by every source; of delta the user may choose another.
 
     None if no source has one; InputError if two differ.
     """
-    for source, value in by_source.items():
-        try:
-            _CHECKS[name](value)
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from None
+    for value in by_source.values():
+        check(value)
+        if name == "steps" and value > _MOST_STEPS:
+            raise InputError(f"steps={value} is more than {_MOST_STEPS}")
     if name != "delta" and len({*by_source.values()}) > 1:
         told = ", ".join(f"{value} by {source}" for source, value in by_source.items())
         raise InputError(f"the values of {name} contradict each other: {told}")

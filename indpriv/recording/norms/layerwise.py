@@ -114,9 +114,6 @@ class LayerwiseNorms:
             return output
         if not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
             raise NotImplementedError(f"{type(module).__name__} does not map a tensor to a tensor")
-        if layer.looks_up_for_all(args[0], self._size):  # each example gets a copy of its own
-            args = (args[0].expand(self._size, *args[0].shape[-1:]), *args[1:])
-            output = output.expand(self._size, *output.shape[-2:]).contiguous()
         inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in args)
         self._uses.update(layer.keys.values())
         if not output.requires_grad:  # the first layer with trainable parameters starts the graph
@@ -218,7 +215,6 @@ class Layer:
         trained = {name: p for name, p in module.named_parameters() if id(p) in trainable}
         self.keys = {name: id(p) for name, p in trained.items()}
         self._batch_dimensions = {0, 1} if isinstance(self.formula, _ANY_LEADING) else {0}
-        self._shared_rows = False
         features = {nn.Linear: 1, nn.Embedding: 0}
         self._features = features.get(type(self.formula), next(iter(trained.values())).ndim)
 
@@ -243,18 +239,6 @@ class Layer:
         self._expect(bool(possible))
         self._batch_dimensions = possible
         return min(possible)
-
-    def looks_up_for_all(self, inputs: Tensor, size: int) -> bool:
-        """Whether an Embedding looks up the same rows for all examples: positions (1, length).
-
-        Once found, this holds for all calls, also where the length happens to be the batch size.
-        """
-        if type(self.module) is not nn.Embedding or inputs.ndim > 2:
-            return False
-        one_row = inputs.ndim == 1 or (inputs.shape[0] == 1 and size > 1)
-        if one_row and size not in inputs.shape:
-            self._shared_rows, self._batch_dimensions = True, {0}
-        return one_row and self._shared_rows
 
 
 def _linear(module: nn.Module) -> nn.Module:
