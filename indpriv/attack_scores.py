@@ -100,29 +100,18 @@ class AttackScores:
         fields = {name: getattr(self, name) for name in ("member", *_OPTIONAL.values())}
         return {k: v for k, v in (fields | dict(self.details)).items() if v is not None}
 
-    @property
-    def several_models(self) -> bool:
-        """Whether the scores are of more than one model."""
-        return self.model is not None and len(self.model) > 0 and bool(np.ptp(self.model))
-
     def check_one_model(self, bound: str) -> None:
-        """Raise InputError if the scores are of several models, for which `bound` does not hold.
-
-        Args:
-            bound: what would be computed from the scores, in a few words.
-        """
-        if self.several_models:
+        """Raise InputError if the scores are of several models, for which `bound` does not hold."""
+        if self.model is not None and len(self.model) and np.ptp(self.model):
             raise InputError(
                 f"{bound} does not hold for scores of several models: each model was a reference "
                 "for the others; pass the scores of one model, or report rates over the models"
             )
 
     def check_adversary(self, bound: str, refused: Collection[str] = ("full",)) -> None:
-        """Raise InputError if `bound` does not hold for what the attacker sees, or several models.
+        """Raise InputError if `bound`, in a few words, does not hold for what the attacker sees.
 
-        Args:
-            bound: what would be computed from the scores, in a few words.
-            refused: the adversaries for which it does not hold.
+        It never holds for several models; refused: the adversaries for which it does not hold.
         """
         if self.adversary in refused:
             raise InputError(
@@ -150,16 +139,11 @@ class AttackScores:
 
     @classmethod
     def from_file(cls, path: str | Path) -> AttackScores:
-        """Read scores of any attack.
+        """Read scores of any attack from a CSV with a header, or Parquet.
 
-        Args:
-            path: CSV with a header, or Parquet. Columns: score (higher = member), member (1/0 or
-                true/false) and optionally group, of any type; missing groups become "(missing)".
-                Optional too are example_id and model (a whole number).
-
-        Raises:
-            InputError: there is no such file, it is of another type, or a column is missing or
-                holds other values.
+        Columns: score (higher = member), member (1/0 or true/false) and optionally group, of any
+        type (missing groups become "(missing)"), example_id and model (a whole number). InputError
+        for no such file, another type, and a column that is missing or holds other values.
         """
         with named(path := Path(path)):
             return cls._of_frame(_read(path))

@@ -200,11 +200,9 @@ class AttackSignals:
 
     @classmethod
     def open(cls, path: str | Path) -> AttackSignals:
-        """Read signals: a folder that `train_references` wrote (memory-mapped), or an .npz.
+        """Read the confidences in a folder of `train_references` (memory-mapped), or an .npz.
 
-        Args:
-            path: the folder, of which these are the confidences, or an .npz with the arrays signal,
-                member and optionally example_ids and unit_ids.
+        An .npz has the arrays signal, member and optionally example_ids and unit_ids.
 
         Raises:
             InputError: no such file, or arrays that do not match.
@@ -239,15 +237,9 @@ def plain_ids(ids: ArrayLike) -> NDArray[np.generic]:
 def from_losses(loss: ArrayLike) -> FloatArray:
     """Logit-scaled confidence of cross-entropy losses: log(p / (1 - p)) with p = exp(-loss).
 
-    Args:
-        loss: losses in nats, at least 0; NaN where unknown. A loss of 0 becomes infinity, an
-            infinite loss minus infinity.
-
-    Returns:
-        -log(expm1(loss)) in float64, of the same shape; it neither overflows nor rounds to 0.
-
-    Raises:
-        InputError: a loss below 0, which is no cross-entropy.
+    That is -log(expm1(loss)) in float64 for losses in nats, NaN where unknown; it neither overflows
+    nor rounds to 0. A loss of 0 becomes infinity, an infinite one minus infinity. InputError for a
+    loss below 0, which is no cross-entropy.
 
     >>> from_losses([1e-300, np.log(2), 50.0, 1000.0]).round(3).tolist()
     [690.776, 0.0, -50.0, -1000.0]

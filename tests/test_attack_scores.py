@@ -90,13 +90,16 @@ def test_ids_models_and_adversary_are_written_and_read(tmp_path):
     )
     scores.to_parquet(tmp_path / "x.parquet")
     found = AttackScores.from_file(tmp_path / "x.parquet")
-    assert (found.adversary, found.several_models) == ("updates", True)
+    assert found.adversary == "updates"
+    with pytest.raises(InputError, match="scores of several models"):
+        found.check_one_model("a rate")
     assert (found.example_ids.tolist(), found.model.tolist()) == (["a", "b", "a"], [0, 0, 1])
     pd.DataFrame({"score": [1.0], "member": [1], "example_id": [7], "model": [3]}).to_csv(
         tmp_path / "x.csv", index=False
     )
     found = AttackScores.from_file(tmp_path / "x.csv")
-    assert (found.adversary, found.several_models) == ("final_model", False)
+    found.check_one_model("a rate")
+    assert found.adversary == "final_model"
     assert (found.example_ids.tolist(), found.model.tolist()) == (["7"], [3])
 
 

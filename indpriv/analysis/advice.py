@@ -45,13 +45,7 @@ _CLIPPING_SHARES = 100  # tried where norms are not rounded
 
 @dataclass(frozen=True)
 class Group:
-    """Some examples of a table: all of them, or those with one value in a column.
-
-    Attributes:
-        by: the column; None for all examples.
-        name: the value, or "all".
-        members: (n,) their positions in the table.
-    """
+    """Positions in a table of all examples ("all", by None), or of those with a value of `by`."""
 
     by: str | None
     name: str
@@ -83,15 +77,10 @@ def read_quantiles(table: EpsilonTable, groups: Sequence[Group], quantile: float
 
 @dataclass(frozen=True)
 class Remedy:
-    """How far one setting must move to bring the quantile of a group to the target.
+    """The factor of one setting that brings the quantile of a group to the target.
 
-    Attributes:
-        factor: by which the setting of the run is multiplied; None if no factor that was tried is
-            enough.
-        factor_low, factor_high: of the ends of the quantile's interval: the smaller and the larger
-            change; None likewise.
-        quantile: predicted under `factor`.
-        worst_case_epsilon: the guarantee of a run under `factor`.
+    None if no factor that was tried is enough; factor_low and factor_high: those of the ends of the
+    quantile's interval. The quantile is predicted under `factor`, and the worst case that of a run.
     """
 
     factor: AtLeastZero | None
@@ -112,23 +101,16 @@ def remedies(
     clipping: bool,
     advance: Advance,
 ) -> tuple[list[Remedy], list[Remedy | None]]:
-    """More noise, and a lower clipping norm under the same noise, for each group.
+    """More noise, and a lower clipping norm under the same noise, for each group of a table.
 
-    Args:
-        log: of the run.
-        method: how to account it.
-        table: its account by `method`.
-        groups: positions are those of the table.
-        target: largest epsilon that the quantile may have, positive.
-        quantile: in (0, 1).
-        clipping: whether a lower clipping norm is looked for.
-        advance: called with 1 after each account.
-
-    Returns:
-        noise_multiplier in steps of 1 %, up to MOST_NOISE times that of the run; max_grad_norm in
-        steps of the log's rounding.
+    noise_multiplier is tried in steps of 1 %, up to MOST_NOISE times that of the run, max_grad_norm
+    in steps of the log's rounding and only if `clipping`. The table is the log's account by
+    `method`; `advance` is called with 1 after each further one.
     """
-    log = _in_levels(log)
+    if log.levels is None and log.batch_norms is None:
+        # Norms in full rounded up to shares of max_grad_norm, whose accounts take far less time:
+        # what is found can be up to a share too high, never too low for these norms.
+        log = coarser(log, 1 / _CLIPPING_SHARES)
 
     def under(view: Callable[[NormLog, float], NormLog], factors: FloatArray) -> list[Remedy]:
         """Of factors that lower epsilons more and more; the first is 1, the run as it was."""
@@ -162,16 +144,6 @@ def remedies(
     return noise, [*under(clipped_lower, _clipping_shares(log))]
 
 
-def _in_levels(log: NormLog) -> NormLog:
-    """Norms in full rounded up to shares of max_grad_norm, whose accounts take far less time.
-
-    What is found can be up to a share too high, never too low for these norms.
-    """
-    if log.levels is not None or log.batch_norms is not None:
-        return log
-    return coarser(log, 1 / _CLIPPING_SHARES)
-
-
 def _noise_factors() -> FloatArray:
     steps = int(np.floor(np.log(MOST_NOISE) / np.log(_NOISE_RATIO)))
     return np.asarray(_NOISE_RATIO ** np.arange(steps + 1))
@@ -191,18 +163,10 @@ def most_accounts(log: NormLog) -> int:
 
 @dataclass(frozen=True)
 class GroupAdvice:
-    """What would bring one group to the target.
+    """What would bring one group of n examples or units to the target: noise, or clipping lower.
 
-    Attributes:
-        by: the column; None for all examples.
-        name: of the group, or "all".
-        n: number of its examples, or units.
-        too_small: fewer than ten.
-        quantile: of its epsilons in this run.
-        interval: of the quantile.
-        noise: the noise multiplier, as a multiple of the run's.
-        clipping: the clipping norm under the same noise, as a share of the run's; None where the
-            run does not clip each gradient as a whole.
+    quantile and interval are of this run; too_small: fewer than ten. The clipping norm is one under
+    the same noise, None where the run does not clip each gradient as a whole.
     """
 
     by: str | None
@@ -219,17 +183,9 @@ class GroupAdvice:
 class Advice:
     """What a curator is advised of one run.
 
-    Attributes:
-        name: of the run.
-        meaning: what every epsilon here means.
-        plural: what epsilons are of.
-        claim: of the individual epsilons of this run. claim_reason: why.
-        target: largest epsilon that the quantile of a group is to have.
-        quantile: which one, e.g. 0.95.
-        guarantee: of this run.
-        noise_multiplier, max_grad_norm: of this run.
-        unclipped: why no clipping norm is advised; "" if one is.
-        groups: all examples first; then by column, the largest quantile first.
+    meaning: what every epsilon here means; plural: what epsilons are of. target: the largest
+    epsilon that the quantile of a group is to have; unclipped: why no clipping norm is advised, ""
+    if one is. groups: all examples first; then by column, the largest quantile first.
     """
 
     name: str

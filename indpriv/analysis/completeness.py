@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -179,15 +180,11 @@ def _exactness(run: AuditedRun) -> dict[str, Any]:
     return {"exactness": found}
 
 
-def _version(library: str) -> str:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return "not installed (run from its source)"
-
-
 def _made(run: AuditedRun) -> dict[str, Any]:
-    versions = {name: _version(name) for name in _LIBRARIES}
+    versions = dict.fromkeys(_LIBRARIES, "not installed (run from its source)")
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
         "name": run.recorded.declared.name or run.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -33,10 +33,9 @@ from indpriv._formatting import capitalised, format_cost, sentence
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.attacks.membership import BY_GROUP
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.guarantee import Guarantee, divisor_of
+from indpriv.analysis.guarantee import divisor_of
 from indpriv.analysis.recorded_run import Declared
 from indpriv.analysis.summary import Audit, Finding
-from indpriv.epsilon_table import Account
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.fields import CONTRIBUTIONS
@@ -186,22 +185,17 @@ def declared_or(otherwise: str, said: str | None) -> str:
 
 def disclosures(audit: Audit) -> tuple[Fact, ...]:
     """Every fact that a reader needs to judge the guarantee, in the order of the report."""
-    run, account, guarantee, checks = audit.run, audit.account, audit.guarantee, audit.checks
-    values = values_of(run, account, guarantee, audit.versions)
-    decided = (
-        *_guaranteed(run, account, guarantee),
-        *_training(run, account, checks, guarantee.lines),
-        *_norms(run, account, checks),
-        *_provenance(run, guarantee, checks),
-    )
+    decided = (*_guaranteed(audit), *_training(audit), *_provenance(audit))
+    values = _values(audit)
     return tuple(fact(f"disclosure.{key}", status, case, **values) for key, status, case in decided)
 
 
 _Decided = Iterator[tuple[str, str, str]]  # key, status, and the case of its text or ""
 
 
-def _guaranteed(run: RunFacts, account: Account, guarantee: Guarantee) -> _Decided:
+def _guaranteed(audit: Audit) -> _Decided:
     """What is protected, and what is released."""
+    run, account, guarantee = audit.run, audit.account, audit.guarantee
     declared, given = run.declared, bool(run.recorder.get("converted"))
     chosen = given or declared.neighbouring or account.neighbouring == "replace_one"
     yield "unit", DECLARED if given or account.unit != "example" else ASSUMED, ""
@@ -218,10 +212,9 @@ def _guaranteed(run: RunFacts, account: Account, guarantee: Guarantee) -> _Decid
         yield "rows_per_unit", VERIFIED, "capped" if _cap(run) else "uncapped"
 
 
-def _training(
-    run: RunFacts, account: Account, checks: Sequence[Fact], lines: Sequence[Fact]
-) -> _Decided:
-    recorder, individual = run.recorder, run.individually_clipped
+def _training(audit: Audit) -> _Decided:
+    run, account, checks, lines = audit.run, audit.account, audit.checks, audit.guarantee.lines
+    recorder = run.recorder
     seen = "observed" if recorder.get("sampler_class") else "unobserved"
     if account.participation == "known":
         seen = "observed_known" if seen == "observed" else "unobserved_known"
@@ -235,7 +228,7 @@ def _training(
     if clipping == VERIFIED:
         clipping = word_of(lines, "contribution", "settings")
     yield "max_grad_norm", clipping, "released" if recorder.get("clipping_norm_epsilon") else ""
-    if individual:
+    if run.individually_clipped:
         case = "headroom" if recorder.get("clip_headroom") else "individual"
         yield "clip_mode", status_of(checks, "individual_clipping"), case
     else:
@@ -248,10 +241,6 @@ def _training(
     secure = "secure" if recorder.get("secure_mode") else ""
     yield "random_generator", word_of(lines, "source"), secure
     yield "accountant", VERIFIED, "" if account.conversion == "none" else "conversion"
-
-
-def _norms(run: RunFacts, account: Account, checks: Sequence[Fact]) -> _Decided:
-    """Where the recorded norms come from."""
     case = "partial" if run.recorded_share < 1 else "all"
     if account.participation == "known":
         case = "known"
@@ -259,32 +248,27 @@ def _norms(run: RunFacts, account: Account, checks: Sequence[Fact]) -> _Decided:
     yield "recording", _read_from(run, "policy"), ""
 
 
-def _provenance(run: RunFacts, guarantee: Guarantee, checks: Sequence[Fact]) -> _Decided:
-    declared = run.declared
+def _provenance(audit: Audit) -> _Decided:
+    run, declared, checks = audit.run, audit.run.declared, audit.checks
     yield "audit_versions", VERIFIED, ""
     yield "training_versions", VERIFIED if run.recorder.get("versions") else UNKNOWN, ""
     yield "code_commit", declared_or(UNKNOWN, declared.code_commit), ""
     data = "and_data" if declared.data_fingerprint else ""
     yield "data_fingerprint", status_of(checks, "records"), data
     yield "preprocessing", declared_or(UNKNOWN, declared.preprocessing), ""
-    yield "private_here", DECLARED, "" if guarantee.publishable else "withheld"
+    yield "private_here", DECLARED, "" if audit.guarantee.publishable else "withheld"
 
 
-def values_of(
-    run: RunFacts,
-    account: Account,
-    guarantee: Guarantee,
-    versions: Mapping[str, str],
-) -> dict[str, object]:
+def _values(audit: Audit) -> dict[str, object]:
     """What texts of disclosures name."""
-    recorder = run.recorder
-    clipping = str(recorder.get("clipping") or "")
+    run, account, guarantee = audit.run, audit.account, audit.guarantee
+    recorder, clipping = run.recorder, str(run.recorder.get("clipping") or "")
     return {
         "run": run,
         "account": account,
         "guarantee": guarantee,
         "accountant": account.accountant.upper(),
-        "audit_versions": _pairs(versions),
+        "audit_versions": _pairs(audit.versions),
         "batch": round((recorder.get("expected_batch_size") or 0) * _ranks(run)),
         "cap": _cap(run),
         "clipping": clipping,
@@ -335,13 +319,23 @@ def _pairs(versions: Mapping[str, str]) -> str:
 
 def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
     """How this account can be wrong or misread; caveats are those of the attacks that were run."""
-    run, account, guarantee, checks = audit.run, audit.account, audit.guarantee, audit.checks
-    known = account.participation == "known"
-    return (
-        *assumptions(run, account.delta, checks, guarantee.lines, known),
-        *_of_divisor(run, account),
-        *_others(run, guarantee, " ".join(caveats)),
-    )
+    run, account, guarantee = audit.run, audit.account, audit.guarantee
+    known, rows = account.participation == "known", account.rows_per_unit or 1
+    found = assumptions(run, account.delta, audit.checks, guarantee.lines, known)
+    divisor = divisor_of(run.n_examples, run.total_steps, run.recorder, rows=rows)
+    if divisor is not None:
+        same_n = "same_n" if account.neighbouring != "add_remove" else ""
+        status = FAILED if divisor.tells_n and not same_n else VERIFIED
+        found.append(fact("hazard.divisor", status, same_n, found=divisor.describe()))
+    promise = "guarantee" if guarantee.publishable else "withheld"
+    found.append(fact("hazard.individual_epsilon", NOT_COVERED, promise, guarantee=guarantee))
+    found.append(fact("hazard.disclosure", NOT_COVERED))
+    if said := " ".join(caveats):
+        found.append(fact("hazard.attack", NOT_COVERED, caveats=said))
+    if run.recorder.get("rounds"):
+        found.append(fact("hazard.beside_updates", NOT_COVERED))
+    found.append(fact("hazard.other_uses", NOT_COVERED))
+    return (*found, fact("hazard.access", NOT_COVERED))
 
 
 def delta_is_too_large(delta: float, n_examples: int) -> bool:
@@ -356,7 +350,8 @@ def assumptions(
 
     known: the account is one with known participation, which assumes no Poisson sampling.
     """
-    declared = {_key(item): (item, text) for item, text in run.declared.on_trust.items()}
+    said = run.declared.on_trust.items()
+    declared = {item.lower().replace(" ", "_"): (item, text) for item, text in said}
     found = []
     for hazard in _assumed(run, delta, checks, lines, known):
         if text := declared.pop(hazard.key, ("", ""))[1]:
@@ -385,44 +380,12 @@ def _assumed(
     yield fact("hazard.preprocessing", declared_or(UNKNOWN, run.declared.preprocessing))
 
 
-def _of_divisor(run: RunFacts, account: Account) -> list[Fact]:
-    """Whether updates tell the number of examples, and whether the relation allows for that."""
-    steps, rows = run.total_steps, account.rows_per_unit or 1
-    found = divisor_of(run.n_examples, steps, run.recorder, rows=rows)
-    if found is None:
-        return []
-    same_n = account.neighbouring != "add_remove"
-    status = FAILED if found.tells_n and not same_n else VERIFIED
-    return [fact("hazard.divisor", status, "same_n" if same_n else "", found=found.describe())]
-
-
-def _others(run: RunFacts, guarantee: Guarantee, caveats: str) -> Iterator[Fact]:
-    """How figures are misread, and what is not counted."""
-    promise = "guarantee" if guarantee.publishable else "withheld"
-    yield fact("hazard.individual_epsilon", NOT_COVERED, promise, guarantee=guarantee)
-    yield fact("hazard.disclosure", NOT_COVERED)
-    if caveats:
-        yield fact("hazard.attack", NOT_COVERED, caveats=caveats)
-    if run.recorder.get("rounds"):
-        yield fact("hazard.beside_updates", NOT_COVERED)
-    yield fact("hazard.other_uses", NOT_COVERED)
-    yield fact("hazard.access", NOT_COVERED)
-
-
-def _key(text: str) -> str:
-    return text.lower().replace(" ", "_")
-
-
 # --- findings
 
 
 def _run(run: AuditedRun) -> dict[str, Any]:
     recorded = run.recorded
     return {"run": run_facts(run.log, recorded.examples, recorded.recorder, recorded.declared)}
-
-
-def _disclosures(run: AuditedRun) -> dict[str, Any]:
-    return {"disclosures": disclosures(run.audit)}
 
 
 def _hazards(run: AuditedRun) -> dict[str, Any]:
@@ -436,7 +399,7 @@ FINDINGS = (
     Finding(
         "disclosures",
         88,
-        _disclosures,
+        lambda run: {"disclosures": disclosures(run.audit)},
         disclosures=(tuple[Fact, ...], "Facts of the run, each with how it is known."),
     ),
     Finding(

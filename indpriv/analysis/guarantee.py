@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
+from indpriv._arrays import FloatArray
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
 from indpriv._plain import AtLeastZero, OneOf, Share, to_json
 from indpriv.accountant.gaussian import gaussian_mu
@@ -37,23 +38,15 @@ STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check cont
 
 @dataclass(frozen=True)
 class Divisor:
-    """How Opacus's divisor depends on the number of examples.
+    """How Opacus's divisor, the expected batch size, depends on the number of examples.
 
-    Opacus divides the sum of clipped gradients and noise by the expected batch size int(n / L),
-    where L = ceil(n / batch size) is the number of batches of an epoch and 1 / L the sampling rate
-    (Opacus issues 571 and 819). The noise in an update has standard deviation noise_multiplier *
-    max_grad_norm / int(n / L). Where one unit more or fewer changes that divisor, it changes the
-    scale of the noise in every coordinate of every step, and a variance test tells the two data
-    sets apart, whatever epsilon says. So add/remove is not the relation that such a run satisfies;
-    with "zero_out", n and with it the divisor are the same in both data sets.
-
-    Attributes:
-        batch_size: expected batch size, by which gradients are divided.
-        neighbour: the one with one unit more or fewer, if that is another; else None.
-        rate_changes: the sampling rate can change with one unit more or fewer.
-        advantage: largest true-positive less false-positive rate of a test of the variance that
-            sees every update; 0 if the divisor stays.
-        rows: largest number of rows of a unit.
+    Opacus divides the sum of clipped gradients and noise by int(n / L), where L = ceil(n / batch
+    size) is the number of batches of an epoch and 1 / L the sampling rate (Opacus issues 571 and
+    819). Where one unit more or fewer (of `rows` rows at most) changes that divisor, `neighbour` is
+    the other one: it changes the scale of the noise in every coordinate of every step, and a test
+    of the variance that sees every update tells the two data sets apart with this `advantage`,
+    whatever epsilon says. So add/remove is not the relation that such a run satisfies; with
+    "zero_out", n and with it the divisor are the same in both data sets.
     """
 
     batch_size: int
@@ -85,13 +78,7 @@ def divisor_of(
     """The divisor of a run that Opacus set up; None if it is not known, or was set by the user.
 
     The batch size that was given to the loader is not known, so the rate counts as changing if some
-    batch size with this number of batches would change it.
-
-    Args:
-        n_examples: n.
-        total_steps: number of updates that an attacker sees.
-        recorder: what the recorder noted about the run.
-        rows: largest number of rows of a unit.
+    batch size with this number of batches would change it. rows: largest number of rows of a unit.
     """
     n, batches = n_examples, recorder.get("steps_per_epoch")
     batch_size, ranks = recorder.get("expected_batch_size"), recorder.get("ranks", 1)
@@ -247,7 +234,13 @@ def guarantee_of(
         left_out,
     )
     status, reasons = _status(table, checks, recorder, divisor, lines, left_out)
-    statement, delta_times_n = _statement(table, status, reasons), account.delta * len(table)
+    delta_times_n, bound = account.delta * len(table), _bound(table, account.guaranteed_by)
+    statement = text(
+        "sentence.guarantee",
+        "void" if status == VOID else "unproven" if status == UNPROVEN else "stands",
+        bound=bound,
+        reason=next(iter(reasons), ""),
+    )
     if status in STANDS and delta_times_n >= 1:
         statement += f" {text('sentence.guarantee', 'delta')}"
     return Guarantee(
@@ -298,56 +291,51 @@ def _status(
     return (DECLARED if reasons or not evidence.is_earned(lines) else SUPPORTED), reasons
 
 
-def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
+def membership_of(log: NormLog, table: Epsilons) -> Membership | None:
     """The worst case's limit for the best membership test.
 
     None where a unit has several rows, or where steps are so many or so different that it takes
     minutes: the guarantee itself bounds the test too (`true_positive_bound`).
     """
-    if risk_takes_long(log) or (
+    several = (
         log.unit != "example"
         and log.unit_ids is not None
         and len(np.unique(log.unit_ids)) < log.n_examples
+    )
+    if table.account.participation != "known" and (
+        not has_risk_curve(table.account) or risk_takes_long(log) or several
     ):
         return None
-    risk = worst_case_risk(log, delta=delta, false_positive_rate=FALSE_POSITIVE_RATE)
-    return Membership(
-        false_positive_rate=FALSE_POSITIVE_RATE,
-        true_positive_rate=float(risk.true_positive_rate[0, 0]),
-        advantage=float(risk.advantage[0]),
-        mu=float(risk.mu[0]),
-    )
+    rates, advantage, mu = worst_case_limits(log, table, (FALSE_POSITIVE_RATE,))
+    return Membership(FALSE_POSITIVE_RATE, float(rates[0]), advantage, mu)
 
 
-def membership_if_known(table: Epsilons) -> Membership:
-    """The same for an account with known participation: that of a Gaussian mechanism.
+def worst_case_limits(
+    log: NormLog, table: Epsilons, false_positive_rates: Sequence[float]
+) -> tuple[FloatArray, float, float]:
+    """Largest true-positive rates at these false-positive rates, largest advantage, and mu.
 
-    A private clipping norm may come with it.
+    With known participation they are those of a Gaussian mechanism, with which a private clipping
+    norm may come.
     """
-    cost = table.account.clipping_norm_epsilon
-    worst = np.array([table.worst_case_epsilon - cost]), np.array([table.account.delta])
-    mu = gaussian_mu(*worst)
-    rate = rate_after_release(FALSE_POSITIVE_RATE, cost)
-    return Membership(
-        false_positive_rate=FALSE_POSITIVE_RATE,
-        true_positive_rate=float(ndtr(ndtri(rate) + mu)[0]),
-        advantage=float(advantage_with_release(2 * ndtr(mu / 2) - 1, cost)[0]),
-        mu=float(mu_with_release(mu, cost)[0]),
-    )
+    account = table.account
+    if account.participation != "known":
+        options: dict[str, Any] = {"false_positive_rate": false_positive_rates}
+        risk = worst_case_risk(log, delta=account.delta, **options)
+        return risk.true_positive_rate[0], float(risk.advantage[0]), float(risk.mu[0])
+    cost = account.clipping_norm_epsilon
+    mu = gaussian_mu(np.array([table.worst_case_epsilon - cost]), np.array([account.delta]))
+    found = ndtr(ndtri(rate_after_release(false_positive_rates, cost)) + mu)
+    advantage = float(advantage_with_release(2 * ndtr(mu / 2) - 1, cost)[0])
+    return found, advantage, float(mu_with_release(mu, cost)[0])
 
 
 def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float) -> float:
     """Largest true-positive rate of a membership test at this false-positive rate.
 
-    Args:
-        epsilon: of the guarantee, in both directions of the neighbouring relation.
-        delta: of the guarantee.
-        false_positive_rate: how often the test accuses an example that was not in the data.
-
-    Returns:
-        the smaller of e^epsilon FPR + delta and 1 - e^-epsilon (1 - delta - FPR), at most 1: the
-        privacy region of Kairouz, Oh and Viswanath 2015 (arXiv:1311.0776), after Wasserman and Zhou
-        2010 (arXiv:0811.2501).
+    The smaller of e^epsilon FPR + delta and 1 - e^-epsilon (1 - delta - FPR), at most 1: the
+    privacy region of Kairouz, Oh and Viswanath 2015 (arXiv:1311.0776), after Wasserman and Zhou
+    2010 (arXiv:0811.2501). Epsilon holds in both directions of the neighbouring relation.
     """
     factor = math.exp(min(epsilon, 700.0))  # e^700 is near the largest float
     above = factor * false_positive_rate + delta
@@ -355,23 +343,8 @@ def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float
     return min(1.0, above, below)
 
 
-def _statement(table: Epsilons, status: str, reasons: Sequence[str]) -> str:
-    if status == VOID:
-        return text("sentence.guarantee", "void", reason=reasons[0])
-    bound = _bound(table, table.account.guaranteed_by)
-    if status == UNPROVEN:
-        return text("sentence.guarantee", "unproven", bound=bound)
-    return text("sentence.guarantee", "stands", bound=bound)
-
-
 def _bound(table: Epsilons, method: str) -> str:
     return text("sentence.guarantee", "bound", table=table, account=table.account, method=method)
-
-
-def divisor_of_run(log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any]) -> Divisor | None:
-    """Whether the divisor of a run tells how many examples there are; as `divisor_of`."""
-    rows = epsilons.account.rows_per_unit or 1
-    return divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
 
 
 def usual_participation(log: NormLog, preset: str | None) -> str:
@@ -393,23 +366,18 @@ def usual_relation(log: NormLog, recorder: Mapping[str, Any]) -> str | None:
 
 def guarantee_of_run(run: AuditedRun, membership: Membership | None = None) -> Guarantee:
     """The guarantee of a run by its checks; membership: its limit for the best test."""
-    recorded, said = run.recorded, run.recorded.declared.of_lines
-    divisor = divisor_of_run(run.log, run.epsilons, recorded.recorder)
-    checks, recorder = recorded.checks, recorded.recorder
+    recorder, rows = run.recorded.recorder, run.epsilons.account.rows_per_unit or 1
+    divisor = divisor_of(run.log.n_examples, run.log.total_steps, recorder, rows=rows)
+    said, checks = run.recorded.declared.of_lines, run.recorded.checks
     return guarantee_of(run.epsilons, checks, recorder, membership, divisor, said)
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Several runs accounted together.
+    """Several runs accounted together: epsilons over all runs, and the weakest guarantee.
 
-    Attributes:
-        table: epsilon of everyone, over all runs.
-        runs: each by itself, at the delta of the whole: path, sampling, steps, n people or
-            examples, worst_case_epsilon and median_epsilon.
-        status: of the guarantee; the weakest of the runs.
-        statement: the guarantee in one sentence.
-        reasons: why it is not "supported", by run.
+    runs: each by itself, at the delta of the whole: path, sampling, steps, n people or examples,
+    worst_case_epsilon and median_epsilon. reasons: why the status is not "supported", by run.
     """
 
     table: EpsilonTable
@@ -461,17 +429,8 @@ def composed_statement(table: EpsilonTable, status: str, n_runs: int, tuning: Tu
 
 
 def _find(run: AuditedRun) -> dict[str, Any]:
-    epsilons, membership = run.epsilons, None
-    if epsilons.account.participation == "known":
-        membership = membership_if_known(epsilons)
-    elif has_risk_curve(epsilons.account):
-        membership = worst_case_membership(run.log, epsilons.account.delta)
-    return {
-        "account": epsilons.account,
-        "claim": epsilons.claim,
-        "claim_reason": epsilons.claim_reason,
-        "guarantee": guarantee_of_run(run, membership),
-    }
+    found = {name: getattr(run.epsilons, name) for name in ("account", "claim", "claim_reason")}
+    return found | {"guarantee": guarantee_of_run(run, membership_of(run.log, run.epsilons))}
 
 
 def _alarms(audit: Audit) -> Iterator[str]:

@@ -51,14 +51,7 @@ _TOLERANCE = 1e-4  # of the noise multiplier, relative; the result is rounded up
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps of equal settings.
-
-    Attributes:
-        noise_multiplier: noise standard deviation over max_grad_norm.
-        sample_rate: Poisson sampling rate, in (0, 1].
-        total_steps: number of steps.
-        clipping_norm_epsilon: of a private clipping norm, which every epsilon includes.
-    """
+    """Steps of equal settings, and the cost of a private clipping norm, in every epsilon."""
 
     noise_multiplier: float
     sample_rate: float
@@ -83,26 +76,23 @@ class Plan:
         None if epsilon is 0 or infinite, or takes a noise multiplier outside 0.05 to 5,000.
         """
 
+        def at(log_noise: float) -> Plan:
+            return replace(self, noise_multiplier=float(np.exp(log_noise)))
+
         def excess(log_noise: float) -> float:
-            return float(np.log(max(self._at(log_noise).epsilon(delta), _TINY) / epsilon))
+            return float(np.log(max(at(log_noise).epsilon(delta), _TINY) / epsilon))
 
         ends = np.log(_LEAST_NOISE), np.log(_MOST_NOISE)
         if not 0 < epsilon < np.inf or excess(ends[0]) < 0 or excess(ends[1]) > 0:
             return None
-        return self._at(float(brentq(excess, *ends, xtol=_TOLERANCE)) + 2 * _TOLERANCE)
-
-    def _at(self, log_noise: float) -> Plan:
-        return replace(self, noise_multiplier=float(np.exp(log_noise)))
+        return at(float(brentq(excess, *ends, xtol=_TOLERANCE)) + 2 * _TOLERANCE)
 
 
 @dataclass(frozen=True)
 class SgdSettings:
-    """Plain SGD, perhaps with momentum, on the average of a batch.
+    """Plain SGD, perhaps with momentum, on the average of a batch; the learning rate at the start.
 
-    Attributes:
-        learning_rate: at the start.
-        momentum: in [0, 1).
-        weight_decay: added to the averaged gradient as this times the parameters.
+    weight_decay: added to the averaged gradient as this times the parameters.
     """
 
     learning_rate: float
@@ -112,14 +102,10 @@ class SgdSettings:
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What is known about a planned or finished training; None for what is not.
+    """What is known about a planned or finished training; None for what is not, or changes.
 
     Attributes:
-        n_examples: number of training examples.
-        delta: of the guarantee.
-        plan: noise, sampling rate and steps; None where they change while training.
-        max_grad_norm: clipping norm; None where it changes, or is not drawn yet.
-        epsilon_cap: the epsilon that a privacy filter lets no example exceed; None without one.
+        epsilon_cap: the epsilon that a privacy filter lets no example exceed.
         sgd: settings of the optimizer; None for another optimizer.
         layers: number of layers by the name of their class.
         views: number of augmentations of an example whose gradients are averaged before clipping.
@@ -147,31 +133,19 @@ def facts_of_run(
     checks: Sequence[Fact],
     delta: float | None = None,
 ) -> TrainingFacts:
-    """What a run recorded, and what run.json adds to it.
-
-    Args:
-        log: of the run.
-        recorder: what the recorder read from optimizer, loader and model.
-        declared: what run.json says.
-        checks: of the run.
-        delta: of the guarantee; None for the run's own.
-    """
+    """What a run recorded, and what run.json adds to it; delta: None for the run's own."""
     delta = declared.delta if delta is None else delta
     run, steps = run_facts(log, None, recorder, declared), log.settings.distinct()[1]
     found = assumptions(run, delta, checks, lines_of(checks, recorder), False)
-    constant = len(steps) == 1
+    first, plan = steps.at(0), None
+    if len(steps) == 1:
+        noise, rate = first.noise_multiplier, first.sample_rate
+        plan = Plan(noise, rate, log.total_steps, log.clipping_norm_epsilon)
     return TrainingFacts(
         n_examples=log.n_examples,
         delta=delta,
-        plan=Plan(
-            steps.at(0).noise_multiplier,
-            steps.at(0).sample_rate,
-            log.total_steps,
-            log.clipping_norm_epsilon,
-        )
-        if constant
-        else None,
-        max_grad_norm=steps.at(0).max_grad_norm if constant else None,
+        plan=plan,
+        max_grad_norm=None if plan is None else first.max_grad_norm,
         epsilon_cap=_epsilon_cap(log, delta),
         sgd=_sgd(recorder, declared.content),
         layers=_counted(recorder, declared.content),

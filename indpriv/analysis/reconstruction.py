@@ -93,15 +93,10 @@ class Reconstruction:
 def reconstruction_of(
     scores: AttackScores, epsilon: FloatArray | None = None, *, tests: int = 1
 ) -> Reconstruction:
-    """Measure the scores of `indpriv.leakage.leak`.
+    """Measure one attack by scores of `indpriv.leakage.leak`; InputError for other scores.
 
-    Args:
-        scores: of one attack.
-        epsilon: (n_examples,) individual epsilons of the attacked examples; NaN where unknown.
-        tests: number of attacks that are compared with their ceilings, for Bonferroni's correction.
-
-    Raises:
-        InputError: scores of another attack.
+    epsilon: (n_examples,) of the attacked examples; NaN where unknown. tests: number of attacks
+    that are compared with their ceilings, for Bonferroni's correction.
     """
     member, facts = scores.member, _facts(scores)
     errors, others = -scores.scores[member], -scores.scores[~member]
@@ -127,18 +122,10 @@ def reconstruction_of(
         close_by_chance=float(np.mean(others < CLOSE)),
         iterations=float(np.median(facts["iterations"])),
         bins=tuple(
-            ReconstructionBin(
-                low,
-                high,
-                int(inside.sum()),
-                *_compared(
-                    named[inside],
-                    mu[inside],
-                    min(1.0, len(named) / inside.sum() * chance),
-                    level,
-                ),
-            )
+            ReconstructionBin(low, high, n, *_compared(named[inside], mu[inside], most, level))
             for low, high, inside in parts
+            for n in [int(inside.sum())]
+            for most in [min(1.0, len(named) / n * chance)]
         ),
     )
 
@@ -166,7 +153,10 @@ def reconstructions_of(
 
     Units of several rows have no bins: their epsilon is not that of one row.
     """
-    parts = [part for scores in every for part in _by_step(scores)]
+    parts = list[AttackScores]()
+    for scores in every:
+        steps = scores.details.get("step", np.zeros(len(scores.scores)))
+        parts += [scores.take(steps == step) for step in np.unique(steps)]
     by_id = None
     if parts and table is not None and not table.account.rows_per_unit:
         by_id = pd.Series(table.epsilon, index=table.example_ids.astype(str))
@@ -180,22 +170,11 @@ def reconstructions_of(
     return tuple(found)
 
 
-def _by_step(scores: AttackScores) -> list[AttackScores]:
-    if "step" not in scores.details:
-        return [scores]
-    steps = scores.details["step"]
-    return [scores.take(steps == step) for step in np.unique(steps)]
-
-
 def identification_ceiling(mu: FloatArray, chance: float) -> float:
     """Largest share of examples that any attack can name, if names come up by chance this often.
 
-    Args:
-        mu: (n,) what each example adds over the standard deviation of the noise, at least 0.
-        chance: mean probability in (0, 1] that an example is named when it is not there.
-
-    Returns:
-        the maximum of the mean of Phi(Phi^-1(nu) + mu) over all nu with the mean `chance`.
+    It is the maximum of the mean of Phi(Phi^-1(nu) + mu) over all nu with the mean `chance`, in (0,
+    1]. mu: (n,) what each example adds over the standard deviation of the noise, at least 0.
 
     >>> round(identification_ceiling(np.array([1.0, 1.0]), 0.01), 4)
     0.0924
@@ -253,8 +232,8 @@ def _alarms(audit: Audit) -> Iterator[str]:
 
 
 def _find(run: AuditedRun) -> dict[str, Any]:
-    table = run.once(attacked_table)
-    return {"reconstruction": reconstructions_of(run.recorded.leakage, table)}
+    found = reconstructions_of(run.recorded.leakage, run.once(attacked_table))
+    return {"reconstruction": found}
 
 
 FINDING = Finding(

@@ -31,13 +31,11 @@ _LOGS = ("likelihood", "prior", "imputed")
 class AttributeKnowledge:
     """One attribute of the training examples and of test examples, and what speaks for each value.
 
+    Non-members are test examples that imputation was not fitted on; ids are within their split.
+
     Attributes:
-        name: of the attribute.
         values: names of its k values, at least two.
         truth: (n,) int64 number of the true value of each example.
-        member: (n,) whether the example was trained on.
-        example_ids: (n,) ids within their split. Non-members are test examples that imputation was
-            not fitted on.
         likelihood: (n, k) log-probability of the label by the attacked model, with each value in
             place of the true one.
         prior: (n, k) log-probability of each value by imputation from the other columns, fitted on
@@ -87,10 +85,7 @@ class AttributeKnowledge:
 
 
 class Guesser(NamedTuple):
-    """A rule that guesses the attribute with the model, and the paper that it follows.
-
-    `logs` gives (n, k) scores of the values; the largest is guessed.
-    """
+    """A rule that guesses the value with the largest of (n, k) scores, and its paper."""
 
     title: str
     source: str

@@ -31,13 +31,9 @@ _NEEDED = {"losses": "the losses of the final model", "attributes": "to know of 
 class Material:
     """What is known about one model; a field is None where it is not known. Sensitive.
 
-    Attributes:
-        losses: of the final model on its training examples (members) and on test examples
-            (non-members).
-        confidence: of the model (row `audited`) and of reference models.
-        labels: shares of perturbed copies of each example that get its label, of the same models.
-        checkpoints: mean confidences over the checkpoints, of the same models.
-        attributes: what speaks for each value of attributes of its examples.
+    Losses of the final model are on its training examples (members) and on test examples (others).
+    Signals are of the model (row `audited`) and of reference models: confidences, shares of
+    perturbed copies of each example that get its label, mean confidences over the checkpoints.
     """
 
     losses: ExampleTable | None = None
@@ -49,15 +45,9 @@ class Material:
     def groups(
         self, by: str, example_ids: NDArray[np.generic], member: BoolArray
     ) -> NDArray[np.generic]:
-        """The group of each example: members are training examples, the others test examples.
+        """(n,) groups of examples by a column: members are training examples, others test examples.
 
-        Args:
-            by: "label" or a metadata column; see `indpriv._columns`.
-            example_ids: (n,) ids within their split.
-            member: (n,) whether each is a training example.
-
-        Raises:
-            InputError: the examples are not known, or an id is not among them.
+        InputError if the examples are not known, or an id is not among those of its split.
         """
         if self.losses is None:
             raise InputError(f"there is no example table, which holds the groups by {by}")
@@ -112,7 +102,8 @@ class Attack:
             known[0].check_references(known[0].audited, self.references)
             known.append(known[0].audited)
         if (lacking := self.lacks(material)) is not None:
-            raise InputError(f"this attack ({self.title}) needs {lacking}")
+            more = "; indpriv.attacks.train_references takes them" * bool(self.references)
+            raise InputError(f"this attack ({self.title}) needs {lacking}{more}")
         return replace(self.attack(*known), method=self.title)
 
     def can_use(self, material: Material) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -120,7 +121,8 @@ def attack_study(
 
 def _attacked(signals: Mapping[str, AttackSignals], target: int) -> Material:
     """What attacks know of one model of a study."""
-    return Material(**{name: replace(part, audited=target) for name, part in signals.items()})
+    of: dict[str, Any] = {name: replace(one, audited=target) for name, one in signals.items()}
+    return Material(**of)
 
 
 def _scores(

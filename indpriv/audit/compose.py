@@ -93,7 +93,10 @@ def compose_runs(
         if own.account.participation == "known":
             checks = if_known(checks)
             table = as_checked(table, checks)
-        divisor = guarantees.divisor_of_run(log, own, recorded.recorder)
+        rows = own.account.rows_per_unit or 1
+        divisor = guarantees.divisor_of(
+            log.n_examples, log.total_steps, recorded.recorder, rows=rows
+        )
         guarantee = guarantees.guarantee_of(own, checks, recorded.recorder, divisor=divisor)
         statuses.append(guarantee.status)
         reasons += [f"{path}: {reason}" for reason in guarantee.reasons]

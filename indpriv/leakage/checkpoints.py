@@ -34,16 +34,14 @@ class LeakagePlan:
     """Examples to reconstruct from gradients; [leakage] of an audit file.
 
     Attributes:
-        see: what is read: the gradient of a "row", of a "batch", or an "update" of local steps.
+        see: what is read, as `Observation` has it with batch_size, local_steps, learning_rate and
+            share. DP-SGD neither clips nor noises an update; a federated run protects it as
+            [federated] says, and its learning rate is the local one.
         attacks: of `indpriv.leakage.INVERSIONS`.
         examples: number of training examples, drawn at random before anything is looked at, in
             whole batches; they are also the candidates.
         at: numbers of updates of the checkpoints that are attacked; or "last".
         before_noise: what is read has no noise yet.
-        batch_size: of a batch or an update.
-        local_steps, learning_rate: of an update, which DP-SGD neither clips nor noises. A federated
-            run protects it as [federated] says, and its learning rate is the local one.
-        share: share of coordinates that is sent, the largest first.
         knows_labels: the attacker knows the labels; in batches of up to 8 it does anyway.
         knows_clipping: "lbfgs" clips the gradient of its guess; false is the attack of the papers.
     """
@@ -82,13 +80,11 @@ def observation(
     Local updates are neither clipped nor noised by DP-SGD.
     """
     plan.check_central()
+    seen = Observation(plan.see, plan.batch_size, share=plan.share)
     if plan.see == "update":
-        steps, rate = plan.local_steps, plan.learning_rate
-        protected: dict[str, Any] = {"local_steps": steps, "learning_rate": rate}
-    else:
-        protected = {"max_grad_norm": max_grad_norm, "clipping": clipping}
-        protected["noise_multiplier"] = 0.0 if plan.before_noise else noise
-    return Observation(plan.see, plan.batch_size, share=plan.share, **protected)
+        return replace(seen, local_steps=plan.local_steps, learning_rate=plan.learning_rate)
+    noise = 0.0 if plan.before_noise else noise
+    return replace(seen, max_grad_norm=max_grad_norm, clipping=clipping, noise_multiplier=noise)
 
 
 def leak_run(
@@ -105,13 +101,10 @@ def leak_run(
 ) -> tuple[AttackScores, Tensor]:
     """Reconstruct random training examples at checkpoints of a run, by one attack of a plan.
 
-    spec rebuilds model, data and loss; observation_at gives what is read after a number of updates;
-    step_of are those of the checkpoints, as of `StepOptions`; the seed is for tests, as of `leak`.
     The result is scores with the column `step` in `details`, and (pictures, 2, ...) examples and
-    their reconstructions at the first checkpoint.
-
-    Raises:
-        InputError: no checkpoint at a moment, inputs of several tensors, or as `leak`.
+    their reconstructions at the first checkpoint. spec rebuilds model, data and loss; step_of is as
+    of `StepOptions`. InputError without a checkpoint at a moment, for inputs of several tensors, or
+    as `leak`.
     """
     knows = {} if plan.knows_clipping or attack != LBFGS.name else {"knows_clipping": False}
     moments = _moments(folder, spec, step_of, plan.at)

@@ -72,16 +72,16 @@ class Observation:
             raise InputError(f'local_steps belongs to of="update", not to of="{self.of}"')
         if self.of == "update" and self.noise_at == "row":
             raise InputError('noise_at="row" is noise on gradients; an update gets noise once')
-        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
-            raise InputError(f"max_grad_norm={self.max_grad_norm} must be positive and finite")
+        for name in ("max_grad_norm", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{name}={value} must be positive and finite")
         if not 0 <= self.noise_multiplier < math.inf:
             raise InputError(f"noise_multiplier={self.noise_multiplier} must be at least 0")
         if self.noise_multiplier and self.max_grad_norm is None:
             raise InputError("noise_multiplier is relative to max_grad_norm; pass max_grad_norm")
         if not 0 < self.share <= 1:
             raise InputError(f"share={self.share} must be in (0, 1]")
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning_rate={self.learning_rate} must be positive and finite")
 
     @property
     def noise_std(self) -> float:
@@ -106,13 +106,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads what examples add to an observation, as a flat vector and differentiably.
-
-    Attributes:
-        model: at the state of the observation.
-        loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
-        observation: what is read.
-    """
+    """Reads what examples add to an observation of a model, as a flat vector and differentiably."""
 
     model: nn.Module
     loss_fn: LossFn
@@ -139,20 +133,17 @@ class Reader:
     def read(
         self, inputs: Tensor, targets: Tensor, *, clipped: bool = True, differentiable: bool = False
     ) -> Tensor:
-        """(d,) what examples add together, without noise.
+        """(d,) what examples, at most those of one observation, add together, without noise.
 
-        Args:
-            inputs: (n, ...) of n examples, at most those of one observation.
-            targets: (n,) their targets.
-            clipped: as the observation clips; otherwise as if it did not.
-            differentiable: with respect to the inputs.
+        clipped: as the observation clips, or as if it did not; differentiable: with respect to
+        inputs.
         """
         if self.observation.of == "update":
             found = self._clip(self._update(inputs, targets, differentiable), clipped)
             return found if differentiable else found.detach()
         rows = [
             self._clip(self._gradient(self.parameters, *row, 1, differentiable), clipped)
-            for row in zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
+            for row in one_by_one(inputs, targets)
         ]
         size = sum(p.numel() for p in self.parameters.values())
         return torch.stack(rows).sum(0) if rows else torch.zeros(size)
@@ -228,10 +219,7 @@ class Look:
         observed: (d,) what was read, with its noise.
         sent: (d,) bool, the coordinates that were sent.
         targets: (batch,) labels, found or known.
-        shape: of the inputs of the batch.
-        low, high: the range of inputs.
-        reader: what inputs would add, by model, loss and clipping.
-        generator: of the random start.
+        shape, low, high: of the inputs of the batch, and their range.
         alternatives: from the place of an example in the batch to candidates (m, ...), and what
             would be read (m, d) without noise if each of them stood there.
     """
@@ -253,14 +241,9 @@ class Look:
 
 
 class Inversion:
-    """An attack.
+    """An attack: its name in commands and files, what it is in a few words, and the paper.
 
-    Attributes:
-        name: in commands and files.
-        words: what it is, in a few of them.
-        source: the paper.
-        knows_candidates: it names one of them, with its label, and knows the rest of the batch.
-        needs_labels: of the examples.
+    knows_candidates: it names one of them, with its label, and knows the rest of the batch.
     """
 
     name: ClassVar[str]

@@ -77,20 +77,16 @@ def leak(
         InputError: a model, inputs or options that the attack does not take, fewer than two
             observations or than two candidates.
     """
-    known = observation.batch_size > 1 if knows_labels is None else knows_labels
+    n, size, generator = len(inputs), observation.batch_size, torch.Generator()
+    known = size > 1 if knows_labels is None else knows_labels
     for problem in _problems(inputs, targets, observation, attack, knows_labels, known):
         raise InputError(problem)
     reader, known = Reader(model, loss_fn, observation), known and attack.needs_labels
-    known_with = observation.batch_size if attack.knows_candidates else 1
-    told_from = (*(candidates or (inputs, targets)), inputs, targets, known, known_with)
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    scene = _Scene(*told_from, reader, attack, generator)
+    told_from = (*(candidates or (inputs, targets)), inputs, targets, known)
+    known_with = size if attack.knows_candidates else 1
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    scene = _Scene(*told_from, known_with, reader, attack, generator)
     scene.check()
-    n, size = len(inputs), observation.batch_size
     rows: list[dict[str, Any]] = []
     for start in range(0, n, size):
         found = scene.attacked(range(start, start + size))
@@ -120,13 +116,9 @@ def leak(
 class Candidates:
     """Which candidates an example is told from, and how often chance names it. Sensitive.
 
-    Attributes:
-        inputs: (m, ...) of the candidates.
-        targets: (m,) their labels.
-        own_inputs: (n, ...) of the examples, which were drawn as the candidates were.
-        own_targets: (n,) their labels.
-        labels_known: an example is told from candidates of its label.
-        known_with: number of consecutive examples of which the attacker knows all but one.
+    (m, ...) candidates and (n, ...) examples, which were drawn alike, with their labels.
+    labels_known: an example is told from candidates of its label; known_with: number of consecutive
+    examples of which the attacker knows all but one.
     """
 
     inputs: Tensor
@@ -137,11 +129,7 @@ class Candidates:
     known_with: int
 
     def others(self, place: int) -> Tensor:
-        """(m,) bool, the candidates that an example is told from: not its copies.
-
-        Raises:
-            InputError: there is none.
-        """
+        """(m,) bool, the candidates that an example is told from: not its copies, but some."""
         numbers, own = self._numbers
         others = self._left(place) & (numbers != own[place])
         if not others.any():

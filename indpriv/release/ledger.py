@@ -39,18 +39,14 @@ _LINES = {
 
 
 class Ledger:
-    """The one open ledger of a directory; use it in a `with` block, which holds its lock."""
+    """The one open ledger of a directory, which holds its lock until it is closed."""
 
     def __init__(self, directory: Path, fingerprint: str, folder: str | Path | None = None) -> None:
-        """Open or start it.
-
-        Args:
-            directory: of the audit (or run).
-            fingerprint: of the values that releases are made of.
-            folder: of the ledger, where it is not the one in the directory.
+        """Open or start the ledger of an audit (or run), in its directory or in `folder`.
 
         Raises:
-            InputError: another process has it open, or it is of other values or releases.
+            InputError: another process has it open, or it is of other values (another fingerprint)
+                or releases.
             EvidenceError: a line was changed or lost.
         """
         self._paid = make_folder(directory) / PAID
@@ -84,17 +80,12 @@ class Ledger:
         return [entry for entry in self._entries if entry["kind"] == "release"]
 
     def set_budget(self, budget: Budget) -> None:
-        """Limit all releases together; the limit cannot be changed.
-
-        Raises:
-            InputError: another limit is set already, or more is spent.
-        """
-        standing = self.budget
-        if standing == budget:
+        """Limit all releases together; InputError if another limit is set, or more is spent."""
+        if self.budget == budget:
             return
-        if standing is not None:
+        if self.budget is not None:
             raise InputError(
-                f"the budget of this audit was set to {standing}, and a budget is set "
+                f"the budget of this audit was set to {self.budget}, and a budget is set "
                 "once; leave --budget out"
             )
         if not budget.covers(self.spent):
@@ -129,10 +120,8 @@ class Ledger:
         if kind != "open":  # which nothing was paid with
             write_json(self._paid, {"lines": len(self._journal), "chain": self._journal.chain})
 
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Release the lock."""
         self._journal.close()
 
 

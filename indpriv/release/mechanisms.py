@@ -114,10 +114,6 @@ def rank_distances(counts: IntArray, quantile: Fraction) -> IntArray:
     maximum, by at most max(quantile, 1 - quantile). OpenDP's own score of a candidate differs where
     many people share a value, as all do who were clipped in every step: it avoids the very value
     that is the quantile.
-
-    Args:
-        counts: (n_cells,) people at each value of the grid.
-        quantile: in (0, 1).
     """
     part, whole = quantile.numerator, quantile.denominator
     within = np.cumsum(counts)
@@ -173,16 +169,10 @@ def selection_errors(quantile: Fraction, n_cells: int, epsilon: float) -> tuple[
 
 
 def noisy_distribution(counts: IntArray, noise: LaplaceNoise) -> tuple[FloatArray, IntArray]:
-    """A noisy cumulative count of people, from a tree of counts made consistent.
+    """(n_leaves,) noisy numbers of people at or below each leaf, and the last cell of each.
 
-    Hay et al. 2010 (arXiv:0904.0942).
-
-    Args:
-        counts: (n_cells,).
-        noise: a person is counted once in each layer of the tree.
-
-    Returns:
-        (n_leaves,) people at or below each leaf, increasing, and the last cell of each leaf.
+    From a tree of counts made consistent (Hay et al. 2010, arXiv:0904.0942), in each layer of which
+    a person is counted once. The numbers increase.
     """
     starts = np.arange(0, len(counts), merged_cells(len(counts)))
     leaves = np.add.reduceat(counts, starts)
@@ -232,13 +222,8 @@ def descend_to_quantile(
     Andrew et al. 2021 (arXiv:1905.03871). The first guess is the middle of the range. Each of
     ROUNDS rounds counts how many more people are at or below the guess than above it, and
     multiplies the guess by exp(-FIRST_STEP * DECAY**round * (noisy share below - quantile)).
-
-    Args:
-        counts: (n_cells,).
-        grid: (n_cells,) value of each cell.
-        quantile: in (0, 1).
-        size: number of people, public or noisy.
-        answer: adds the noise of one round; one person changes its argument by 1.
+    size: number of people, public or noisy; `answer` adds the noise of one round, and one person
+    changes its argument by 1.
     """
     within = np.cumsum(counts)
     value = float(grid[-1]) / 2

@@ -35,6 +35,7 @@ _RELEASE = table(
         _SPENT: "spent",
     }
 )
+_OF_ACCOUNT = ("delta", "unit", "neighbouring", "sampler", "accountant")
 # With sample_rate, the expected batch size itself would give n away, and n is private
 _NORMALISATION = {
     "mean": "sum of clipped gradients and noise over the expected, not the sampled, batch size",
@@ -108,9 +109,8 @@ def _people(value: float) -> str:
 def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
     """The block as text; release is the content of release.json, None if nothing was released.
 
-    Raises:
-        InputError: a run without a guarantee that may be published, or a release that composes
-            with another guarantee.
+    InputError for a run without a guarantee that may be published, and for a release that composes
+    with another guarantee.
     """
     public = _public(summary)
     if release is not None:
@@ -143,35 +143,25 @@ def read_release(audit_dir: Path) -> dict[str, Any] | None:
 
 def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What may be published of an audit; the rest of this module sees nothing else of it."""
-    try:
-        guarantee, account, run = summary["guarantee"], summary["account"], summary["run"]
-        status, times_n = guarantee["status"], guarantee["delta_times_n"]
-        public = {
-            "name": summary["name"],
-            "worst_case_epsilon": guarantee["worst_case_epsilon"],
-            "evidence": guarantee["evidence"],
-            "statement": guarantee["statement"],
-            **{
-                name: account[name]
-                for name in ("delta", "unit", "neighbouring", "sampler", "accountant")
-            },
-            "participation": account.get("participation", "secret"),
-            "normalisation": _NORMALISATION.get(run["recorder"].get("loss_reduction"), ""),
-            "settings": [
-                (item["title"], item["detail"], item["status"])
-                for item in summary["disclosures"]
-                if item["publishable"] and not item["private"]
-            ],
-            "version": summary["versions"]["indpriv"],
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"audit.json is incomplete ({error}); make the audit again") from error
-    why = "delta is at least 1/n" if times_n >= 1 else ""
-    if status not in STANDS:
-        why = f"its guarantee is {status}"
+    guarantee, account, run = summary["guarantee"], summary["account"], summary["run"]
+    why = "delta is at least 1/n" if guarantee["delta_times_n"] >= 1 else ""
+    if guarantee["status"] not in STANDS:
+        why = f"its guarantee is {guarantee['status']}"
     if why:
         raise InputError(f"a model card may state no guarantee of this run: {why}; see report.html")
-    return public
+    return {
+        "name": summary["name"],
+        **{name: guarantee[name] for name in ("worst_case_epsilon", "evidence", "statement")},
+        **{name: account[name] for name in _OF_ACCOUNT},
+        "participation": account.get("participation", "secret"),
+        "normalisation": _NORMALISATION.get(run["recorder"].get("loss_reduction"), ""),
+        "settings": [
+            (item["title"], item["detail"], item["status"])
+            for item in summary["disclosures"]
+            if item["publishable"] and not item["private"]
+        ],
+        "version": summary["versions"]["indpriv"],
+    }
 
 
 def _check_same_training(public: Mapping[str, Any], release: Mapping[str, Any]) -> None:

@@ -6,10 +6,10 @@ by mechanisms on counts over a public grid.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,15 +31,8 @@ RELEASE_HTML = "release.html"
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True)
-class Published:
-    """A release as it was written.
-
-    Attributes:
-        content: of release.json.
-        fresh: whether it was drawn now.
-        folder: that it was written to.
-    """
+class Published(NamedTuple):
+    """A release as it was written: release.json, whether it was drawn now, and its folder."""
 
     content: dict[str, Any]
     fresh: bool
@@ -77,7 +70,7 @@ def release(
             "is shareable is for others; take it out"
         )
     source = open_source(directory, request)
-    with Ledger(directory, source.fingerprint, ledger_dir) as ledger:
+    with closing(Ledger(directory, source.fingerprint, ledger_dir)) as ledger:
         if budget is not None:
             ledger.set_budget(budget)
         figures = None if spend else ledger.stored(request)
@@ -129,11 +122,8 @@ def _content(
 def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
     """Answer a request about one group of people, spending all of its budget.
 
-    Args:
-        request: what to release.
-        counts: (n_cells,) people at each value of the grid.
-        grid: (n_cells,) public, increasing values; for a mean they must be k / n_cells of the
-            largest, k = 1, 2, ...
+    counts: (n_cells,) people at each value of the public, increasing grid; for a mean its values
+    must be k / n_cells of the largest, k = 1, 2, ...
     """
     parts = len(request.shares)
     noise: Noise = LaplaceNoise(request.epsilon / parts)  # of one share of the budget

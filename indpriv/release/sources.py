@@ -59,15 +59,9 @@ CHOSEN_FROM_DATA = "chosen_from_data"
 class Source:
     """One value for each person, and what may be said about them.
 
-    Attributes:
-        counts: group -> (n_cells,) number of people at each value of the grid; one group "" if
-            there is no partition. Sensitive.
-        fingerprint: of the values. Sensitive.
-        grid: (n_cells,) values that an answer can take, increasing; public.
-        training: the guarantee that the release composes with; None if the values do not depend on
-            training.
-        public: of release.json: name of the run, quantity and meaning of one value, unit,
-            neighbouring, the values in words, and the assumptions.
+    counts, of people at each value of the public grid by group ("" without a partition), and the
+    fingerprint of the values are sensitive. training: the guarantee that the release composes with;
+    None if the values do not depend on training. public: what release.json says of the source.
     """
 
     counts: Mapping[str, IntArray]
@@ -96,10 +90,8 @@ def open_source(path: Path, request: Request) -> Source:
 def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArray:
     """Cell of each value on the grid upper * (1, 2, ..., n_cells) / n_cells, rounded up.
 
-    Values are clamped to [0, upper].
-
-    Raises:
-        InputError: NaN or infinite values, which no mechanism may see; a range without width.
+    Values are clamped to [0, upper]. InputError for NaN or infinite values, which no mechanism may
+    see, and for a range without width.
     """
     odd = ~np.isfinite(values)
     if odd.any():
@@ -119,19 +111,16 @@ def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArr
 def check_releasable(summary: Mapping[str, Any]) -> None:
     """Refuse a run whose persons are not one record each, or that has no guarantee to compose with.
 
-    Raises:
-        InputError: no guarantee, several rows of one person, known participation, a relation
-            under which a person is replaced by another, an account with a wide tolerance, or
-            settings that were chosen from the data according to run.json.
+    Its account must be one that a release composes with too.
     """
     check_one_record(summary)
-    guarantee = summary["guarantee"]
-    if summary["account"].get("participation", "secret") != "secret":
+    guarantee, account = summary["guarantee"], summary["account"]
+    if account.get("participation", "secret") != "secret":
         raise InputError(
             "epsilons of an account with known participation also depend on who took part when, "
             "which a release does not count: audit with --participation secret"
         )
-    relation = summary["account"].get("neighbouring", "add_remove")
+    relation = account.get("neighbouring", "add_remove")
     if relation not in _ONE_RECORD_LESS:
         raise InputError(
             f"this audit is of neighbouring={relation!r}, under which one person's record changes "
@@ -153,7 +142,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
             PrivacyWarning,
             stacklevel=2,
         )
-    accountant, tolerance = summary["account"]["accountant"], summary["account"].get("tolerance", 0)
+    accountant, tolerance = account["accountant"], account.get("tolerance", 0)
     if tolerance > _NARROWEST:
         raise InputError(
             f"this audit was made by an earlier version with tolerance {tolerance:g}, within which "
@@ -170,7 +159,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
             stacklevel=2,
         )
     n, n_units = summary["run"]["n_examples"], summary["run"]["n_units"]
-    if n_units is not None and n_units != n and summary["account"].get("rows_per_unit") is None:
+    if n_units is not None and n_units != n and account.get("rows_per_unit") is None:
         raise InputError(
             f"the {n} rows belong to {n_units} people, and this audit counts rows; a release needs "
             'one record for each person. Audit by people: a run recorded with unit="user" and '
@@ -181,12 +170,10 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
 def check_one_record(summary: Mapping[str, Any]) -> None:
     """Refuse a run whose epsilons, by run.json, depend on others' data beyond the trajectory.
 
-    Raises:
-        InputError: settings that were chosen from the data, or noise that protects no example.
+    So they do where settings were chosen from the data, or noise protects no example.
     """
     check_noise(summary["run"].get("recorder") or {})
-    chosen = declared_choices(summary)
-    if chosen:
+    if chosen := declared_choices(summary):
         raise InputError(
             f"run.json says that {', '.join(chosen)} was chosen from the data "
             f"({CHOSEN_FROM_DATA}). Then all epsilons depend on each person's data beyond the "
@@ -214,26 +201,6 @@ def declared_choices(summary: Mapping[str, Any]) -> list[str] | None:
             '["max_grad_norm"] or []'
         )
     return declared
-
-
-def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[str]:
-    """What a release of individual epsilons assumes, in sentences."""
-    account, guarantee = summary["account"], summary["guarantee"]
-    training = Budget.of(guarantee["worst_case_epsilon"], guarantee["delta"])
-    return paragraphs(
-        "assumptions.txt.j2",
-        account={"clipping_norm_epsilon": 0, **account},
-        guarantee=guarantee,
-        training=training,
-        request=request,
-        cost=request.cost,
-        relation=relation_words(account["neighbouring"]),
-        rows=account["rows_per_unit"] or 1,
-        clipping=summary["run"]["max_grad_norm"],
-        claim=summary["claim"],
-        undeclared=declared_choices(summary) is None,
-        numerical_noise=NUMERICAL_NOISE[account["accountant"]],
-    )
 
 
 def paragraphs(template: str, **values: Any) -> list[str]:
@@ -272,10 +239,10 @@ def _templates(autoescape: bool) -> Environment:
 def _epsilons(audit_dir: Path, request: Request) -> Source:
     summary = read_summary(audit_dir)
     check_releasable(summary)
-    parts = EpsilonParts.open(audit_dir / EPSILON)
+    parts, guarantee = EpsilonParts.open(audit_dir / EPSILON), summary["guarantee"]
     table = parts.table()
     upper, account = table.worst_case_epsilon, table.account
-    if (upper, vars(account)) != (summary["guarantee"]["worst_case_epsilon"], summary["account"]):
+    if (upper, vars(account)) != (guarantee["worst_case_epsilon"], summary["account"]):
         raise InputError(
             f"{audit_dir}: {EPSILON} and {SUMMARY} come from different audits; make the audit again"
         )
@@ -290,11 +257,26 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
         }
     else:
         counts = {"": np.bincount(cells, minlength=N_CELLS)}
+    training = Budget.of(upper, account.delta)
+    assumptions = paragraphs(
+        "assumptions.txt.j2",
+        account={"clipping_norm_epsilon": 0, **summary["account"]},
+        guarantee=guarantee,
+        training=training,
+        request=request,
+        cost=request.cost,
+        relation=relation_words(account.neighbouring),
+        rows=account.rows_per_unit or 1,
+        clipping=summary["run"]["max_grad_norm"],
+        claim=summary["claim"],
+        undeclared=declared_choices(summary) is None,
+        numerical_noise=NUMERICAL_NOISE[account.accountant],
+    )
     return Source(
         counts=counts,
         fingerprint=fingerprint(table.example_ids) + fingerprint(table.epsilon),
         grid=upper * np.arange(1, N_CELLS + 1) / N_CELLS,
-        training=Budget.of(upper, account.delta),
+        training=training,
         public={
             "name": str(summary["name"]),
             "quantity": "individual epsilon",
@@ -304,7 +286,7 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
             "neighbouring": account.neighbouring,
             "values": f"{N_CELLS:,} equally spaced values from {upper / N_CELLS:.3g} to the worst "
             f"case, {upper:.6g}; epsilons are rounded up to them",
-            "assumptions": epsilon_assumptions(summary, request),
+            "assumptions": assumptions,
         },
     )
 
@@ -367,12 +349,9 @@ def _norm_grid(
     """
     if levels is None:
         grid = norm_grid(max_grad_norm)
-        codes = to_norm_cells(row.astype(np.float64), grid)
-        text = (
-            f"{N_CELLS:,} values in equal ratios from {grid[0]:.4g} to {grid[-1]:.4g}; norms are "
-            "rounded up to them"
-        )
-        return grid, codes, text
+        ends = f"{N_CELLS:,} values in equal ratios from {grid[0]:.4g} to {grid[-1]:.4g}"
+        cells = to_norm_cells(row.astype(np.float64), grid)
+        return grid, cells, f"{ends}; norms are rounded up to them"
     every_code = np.arange(levels.max_code + 1, dtype=np.int64)
     grid = levels.norms(every_code.astype(levels.dtype), max_grad_norm)
     text = (

@@ -37,15 +37,10 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Owner:
-    """A person who owns records.
+    """A person who owns records: an example or a unit, by its id.
 
-    Attributes:
-        kind: "example" or "unit".
-        name: id of the example or unit.
-        n_rows: number of their rows.
-        epsilon: for all of their rows together.
-        worst_case_epsilon: of this number of rows.
-        true_positive_limit: of a test at FALSE_POSITIVE_RATE, by the account of all of their rows.
+    epsilon is of all of their rows together, worst_case_epsilon of this number of rows, and
+    true_positive_limit of a test at FALSE_POSITIVE_RATE, by the account of all of their rows.
     """
 
     kind: str
@@ -59,13 +54,8 @@ class Owner:
 def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = None) -> list[Owner]:
     """The owner of one example or of one unit, or all owners of an audit.
 
-    Args:
-        audit_dir: the audit.
-        example: id of an example.
-        unit: id of a unit: a person with one row or several. If neither is passed, all units.
-
-    Raises:
-        InputError: no such example or unit, or both were passed.
+    A unit is a person with one row or several; if neither is passed, all of them. InputError for an
+    id that is not there, or both.
     """
     if example is not None and unit is not None:
         raise InputError("both --example and --unit were passed; pass one of them")
@@ -147,13 +137,9 @@ def write_statements(
     output_dir: Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Path]:
-    """Write one file (0600) for each owner, by default in AUDIT_DIR/statements.
+    """Write one file (0600) for each owner, by default in AUDIT_DIR/statements; their paths.
 
-    Returns:
-        the paths, in the order of `chosen`.
-
-    Raises:
-        InputError: a run whose owners may not be told; see `sources.check_one_record`.
+    InputError for a run whose owners may not be told; see `sources.check_one_record`.
     """
     summary = read_summary(audit_dir)
     check_one_record(summary)

@@ -15,7 +15,7 @@ from indpriv.accountant.gaussian import gaussian_delta
 from indpriv.accountant.method import rate_after_release
 from indpriv.accountant.risk import Readings
 from indpriv.analysis.attacks.ceilings import ceilings_of
-from indpriv.analysis.guarantee import membership_if_known, true_positive_bound
+from indpriv.analysis.guarantee import membership_of, true_positive_bound
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
 
 COST, DELTA = 0.3, 1e-5
@@ -188,8 +188,8 @@ def test_limits_of_membership_tests_grow_and_stay_below_those_of_epsilon_alone()
 def test_known_participation_states_the_odds_of_the_gaussian_steps_and_the_release():
     plain, log = pair(**BATCHES)
     table = account(log, delta=DELTA, **KNOWN)
-    mu = membership_if_known(account(plain, delta=DELTA, **KNOWN)).mu
-    found = membership_if_known(table)
+    mu = membership_of(plain, account(plain, delta=DELTA, **KNOWN)).mu
+    found = membership_of(log, table)
     assert found.true_positive_rate >= exact_rate(FALSE_POSITIVE_RATE, mu, COST)
     risk = membership_risk(log, delta=DELTA, **KNOWN).worst_case
     assert found.true_positive_rate == pytest.approx(risk.true_positive_rate[0, 0], rel=1e-6)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from indpriv._facts import FAILED, NOT_CHECKED, PASSED, WORST_CASE
-from indpriv.analysis.guarantee import guarantee_of, true_positive_bound, worst_case_membership
+from indpriv.analysis.guarantee import guarantee_of, membership_of, true_positive_bound
 from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.norm_log import NormLog
 from synthetic import epsilon_table
@@ -85,7 +85,7 @@ def test_membership_of_one_gaussian_step_is_what_theory_says():
     log = NormLog.from_arrays(
         np.full((1, 4), 0.1), [0], **settings()
     )  # mu = 1; norms of the run have no part in it
-    found = worst_case_membership(log, 1e-5)
+    found = membership_of(log, epsilon_table(np.ones(4)))
     right = norm.sf(norm.isf(0.01) - 1.0)
     assert right <= found.true_positive_rate <= right * 1.01
     advantage = 2 * norm.cdf(0.5) - 1
@@ -97,4 +97,4 @@ def test_one_row_says_nothing_of_people_with_several():
     rows = NormLog.from_arrays(
         np.full((1, 4), 0.1), [0], unit="user", unit_ids=[0, 0, 1, 2], **settings()
     )
-    assert worst_case_membership(rows, 1e-5) is None
+    assert membership_of(rows, epsilon_table(np.ones(4))) is None

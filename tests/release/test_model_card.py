@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from indpriv._files import read_json
+from indpriv.audit import read_summary
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
 from indpriv.release import Request, release
@@ -121,8 +122,8 @@ def test_without_a_guarantee_there_is_no_card(audit_dir, edit_audit, change, why
 
 def test_a_broken_audit_is_one_message(audit_dir, edit_audit):
     edit_audit(lambda summary: summary.pop("disclosures"))
-    with pytest.raises(InputError, match="is incomplete"):
-        card(audit_dir)
+    with pytest.raises(InputError, match="lacks disclosures"):
+        read_summary(audit_dir)
 
 
 def test_the_command_writes_it_beside_the_release(audit_dir, capsys):

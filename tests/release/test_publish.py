@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import jsonschema
@@ -203,7 +204,8 @@ def test_two_processes_cannot_both_spend(audit_dir):
 
 def test_while_another_release_is_drawn_this_one_is_refused(audit_dir):
     fingerprint = "f"
-    with Ledger(audit_dir, fingerprint), pytest.raises(InputError, match=f"process {os.getpid()}"):
+    busy = pytest.raises(InputError, match=f"process {os.getpid()}")
+    with closing(Ledger(audit_dir, fingerprint)), busy:
         release(audit_dir, MEDIAN)
 
 

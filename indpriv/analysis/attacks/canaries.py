@@ -209,8 +209,7 @@ class CanaryResults:
         return all(found.agrees for found in self.lengths)
 
 
-@dataclass(frozen=True)
-class Canaries:
+class Canaries(NamedTuple):
     """(n,) scores of the canaries of one length, with what is needed to judge them.
 
     n_coins: flipped in all; predicted: simulated scores of members, then of others, by the account.
@@ -359,9 +358,7 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
     """Clopper-Pearson intervals of both rates at thresholds fixed by the account; then mu."""
     thresholds = np.quantile(np.concatenate(canaries.predicted), _THRESHOLDS)
     above = (canaries.scores > thresholds[:, None]).astype(np.float64)
-    confidence = 1 - (1 - intervals.CONFIDENCE) / len(
-        _THRESHOLDS
-    )  # two-sided: each end has half of the rest
+    confidence = rates.bonferroni(len(_THRESHOLDS))  # two-sided: each end has half of the rest
 
     def largest_mu(member: BoolArray) -> FloatArray:
         sides = [(side @ above.T, side.sum(axis=1)[:, None]) for side in (member, ~member)]
@@ -438,9 +435,8 @@ def _canaries(run: AuditedRun) -> dict[str, Any]:
 def _gradient_canaries(run: AuditedRun) -> dict[str, Any]:
     if (scores := run.recorded.gradient_canaries) is None:
         return {}
-    delta, seed = run.epsilons.account.delta, run.seed
-    found = measure_gradient_canaries(scores, run.log.settings, delta=delta, seed=seed)
-    return {"gradient_canaries": found}
+    about: Any = {"delta": run.epsilons.account.delta, "seed": run.seed}
+    return {"gradient_canaries": measure_gradient_canaries(scores, run.log.settings, **about)}
 
 
 def _proven(audit: Audit) -> Iterator[str]:

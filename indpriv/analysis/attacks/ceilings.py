@@ -15,17 +15,13 @@ from indpriv.accountant.account import with_norms_it_uses
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.loss_pairs import Pairs
-from indpriv.accountant.method import (
-    Method,
-    advantage_with_release,
-    mu_with_release,
-    rate_after_release,
-)
-from indpriv.accountant.risk import has_risk_curve, worst_case_risk
+from indpriv.accountant.method import Method, mu_with_release, rate_after_release
+from indpriv.accountant.risk import has_risk_curve
 from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met, deltas
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
+from indpriv.analysis.guarantee import worst_case_limits
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
@@ -56,17 +52,7 @@ def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
     """
     if log.unit_ids is not None or not has_risk_curve(table.account):
         return None
-    account = table.account
-    if account.participation == "known":
-        cost = account.clipping_norm_epsilon
-        worst_case = np.array([table.worst_case_epsilon - cost]), np.array([account.delta])
-        largest = gaussian_mu(*worst_case)
-        rates = rate_after_release(FALSE_POSITIVE_RATES, cost).tolist()
-        limits = np.concatenate([true_positive_rate(largest, one) for one in rates])
-        advantage = float(advantage_with_release(2 * ndtr(largest / 2) - 1, cost)[0])
-    else:
-        risk = worst_case_risk(log, delta=account.delta, false_positive_rate=FALSE_POSITIVE_RATES)
-        limits, advantage = risk.true_positive_rate[0], float(risk.advantage[0])
+    limits, advantage, _ = worst_case_limits(log, table, FALSE_POSITIVE_RATES)
     worst, individual = {}, {}
     for limit, rate in zip(limits.tolist(), FALSE_POSITIVE_RATES, strict=True):
         worst[f"{rate:g}"] = limit

@@ -29,14 +29,11 @@ _PURPOSE = 2  # keeps redrawn coins apart from coins that were drawn with the sa
 
 @dataclass(frozen=True)
 class EffectBin:
-    """Examples of like individual epsilon.
+    """Examples of like individual epsilon, with the weighted mean of their effects.
 
-    Attributes:
-        mean_epsilon, mu: means of epsilon, and of mu of a Gaussian mechanism with it: the effect
-            that the score of the best test has there. Other scores can have larger ones.
-        n_examples: number of examples.
-        effect, error: weighted mean effect, with its robust standard error over examples.
-        p_value: of "no effect at all", corrected for all bins (largest |z| over redrawn coins).
+    mu: the mean of mu of a Gaussian mechanism with their epsilons: the effect that the score of the
+    best test has there; other scores can have larger ones. error: robust, over examples. p_value:
+    of "no effect at all", corrected for all bins (largest |z| over redrawn coins).
     """
 
     mean_epsilon: float
@@ -49,19 +46,13 @@ class EffectBin:
 
 @dataclass(frozen=True)
 class MembershipEffects:
-    """Effects of membership, by individual epsilon.
+    """Effects of membership, by individual epsilon; examples at the worst case are the last bin.
 
-    Attributes:
-        n_models, n_examples: models, and examples with a signal of each.
-        bins: from small to large epsilon; those at the worst case are the last one.
-        p_value: of "no effect at all", from the mean effect (one-sided).
-        trend_p_value: of the same, from the slope of the effect over mu (one-sided).
-        correlation: Pearson's r of epsilon and effect, raw: mostly noise in the effects.
-        reliability: of the effects, from two halves of the models (Spearman and Brown).
-        reliability_interval: percentile bootstrap over examples.
-        corrected, corrected_interval: r divided by the root of the reliability; None where the
-            interval of the reliability reaches 0.
-        redraws: number of redrawn coins.
+    p_value: of "no effect at all", from the mean effect, and trend_p_value from its slope over mu
+    (both one-sided). correlation: Pearson's r of epsilon and effect, raw: mostly noise in the
+    effects. reliability: of the effects, from two halves of the models (Spearman and Brown), with a
+    percentile bootstrap over examples. corrected: r divided by its root; None where the interval of
+    the reliability reaches 0.
     """
 
     n_models: Count

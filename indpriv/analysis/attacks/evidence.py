@@ -32,11 +32,8 @@ _ONE_SIDE = "the evidence has no members, or no others; both sides are compared"
 class Evidence:
     """Evidence of the strongest attacker on n examples of many runs, beside its prediction.
 
-    Attributes:
-        evidence: (n,) log-likelihood ratios of examples, in nats.
-        member: (n,) whether the example took part in its run.
-        run: (n,) number of the run, from 0 on.
-        predicted: what the account of that run predicts, for n examples.
+    (n,) log-likelihood ratios in nats, whether the example took part in its run, and the number of
+    that run from 0 on, whose account predicts the evidence.
     """
 
     evidence: FloatArray
@@ -71,14 +68,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Identity:
-    """One identity, as the runs show it.
+    """One identity, e.g. "with: exp(-L)": its mean over all examples and runs, and the prediction.
 
-    Attributes:
-        name: what has the expectation, e.g. "with: exp(-L)".
-        mean: over all examples and runs.
-        expected: the value that the account predicts.
-        standard_error: of mean less expected, from the spread between runs.
-        n_runs: number of runs.
+    standard_error: of mean less expected, from the spread between runs.
     """
 
     name: str

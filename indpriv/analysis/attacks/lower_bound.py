@@ -154,10 +154,8 @@ def _least_correct(proof: Proof, guesses: int, delta: float, n_coins: int, level
     low, high = guesses // 2, guesses + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if proof.refutes_zero(guesses, middle, delta, n_coins, level):
-            high = middle
-        else:
-            low = middle
+        refuted = proof.refutes_zero(guesses, middle, delta, n_coins, level)
+        low, high = (low, middle) if refuted else (middle, high)
     return high
 
 
@@ -201,10 +199,8 @@ def _largest_gaussian(
         low, high = high, 2 * high
     while high - low > 1e-4:
         middle = (low + high) / 2
-        if refutes_gaussian(middle, guesses, correct, n_coins, level):
-            low = middle
-        else:
-            high = middle
+        refuted = refutes_gaussian(middle, guesses, correct, n_coins, level)
+        low, high = (middle, high) if refuted else (low, middle)
     return gaussian_epsilon(low, delta)
 
 

@@ -14,8 +14,8 @@ that limit shows that the run or its account is wrong.
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -52,8 +52,7 @@ _DRAWS = 999  # random groups of each size
 # --- every attack
 
 
-@dataclass(frozen=True)
-class ScoredAttack:
+class ScoredAttack(NamedTuple):
     """An attack of the registry on one model ("dp" or "non_dp"), what it used, and its scores."""
 
     attack: Attack
@@ -327,16 +326,12 @@ def unit_scores(
 def calibrated_unit_scores(
     scores: AttackScores, owners: NDArray[np.generic], rule: str = "mean", *, seed: int = 0
 ) -> AttackScores:
-    """Scores of units beside groups of non-members, which have no owners.
+    """Scores of units, first, beside random groups of non-members of their sizes, called "".
 
-    Non-members are put into random groups of as many rows as units have, each row in one group. A
-    score is the rank of a unit or group among `_DRAWS` random groups of non-members of its own
-    size, so that large and small units compare. It is calibrated if rows of a unit are no more
-    alike than random rows are; where they are, ranks spread too widely on both sides of 1/2.
-
-    owners: (n_members,) whose row each member is, in the order of the members; rule: one of
-    `UNIT_RULES`, chosen before looking at the scores; seed: of the groups. Scores are from 0 to 1,
-    units first; example_ids are the units, and "" for groups.
+    A score is the rank, from 0 to 1, of a unit or group among `_DRAWS` random groups of non-members
+    of its own size, so that large and small units compare. It is calibrated if rows of a unit are
+    no more alike than random rows are; where they are, ranks spread too widely on both sides of
+    1/2. owners: (n_members,) whose row each member is; rule: chosen before looking at the scores.
     """
     check_choice("rule", rule, UNIT_RULES)
     scores.check_one_model("a score of a unit")
@@ -401,21 +396,18 @@ def attack_by_epsilon(
             )
     if min(len(mine), len(others)) < _LEAST:
         return rates.table(rates.BINS)
-    order = np.random.default_rng(seed).permutation(len(others))
-    choosing, reporting = np.sort(others[order[: len(order) // 2]]), order[len(order) // 2 :]
+    choosing, reporting = rates.halves(others, seed)
     edges = epsilon_edges(members)
     level = rates.bonferroni(len(TARGET_RATES) * (len(edges) - 1) * attacks)
     n, n_others, rows = len(mine), len(reporting), []
     for target, (low, high) in itertools.product(TARGET_RATES, itertools.pairwise(edges)):
-        threshold = float(choosing[::-1][int(target * len(choosing))])
+        threshold = float(choosing[int(target * len(choosing))])
         inside, outside = (
             ((low < epsilon) | (low == 0.0)) & (epsilon <= high)
             for epsilon in (members.epsilon, nonmember_epsilon[reporting])
         )
         hits = int((inside & (mine > threshold)).sum())
         false = int((outside & (others[reporting] > threshold)).sum())
-        least = clopper_pearson(hits, n, level).low
-        most = clopper_pearson(false, n_others, level).high
         own, of_others = int(inside.sum()), int(outside.sum())
         threshold = threshold if np.isfinite(threshold) else np.sign(threshold) * 1e308
         row: dict[str, Any] = {"attack": scores.method, "target_fpr": target}
@@ -424,7 +416,7 @@ def attack_by_epsilon(
         for prefix, epsilon in (("", high), ("worst_case_", members.worst_case_epsilon)):
             ratio, delta = np.exp(min(epsilon, rates.LARGEST_EXPONENT)), members.account.delta
             name = "above_worst_case" if prefix else "above_reference"
-            row[name] = least > ratio * most + delta
+            row[name] = rates.refutes((epsilon, delta), (hits, false), (n, n_others), level)
             if own:
                 allowed = (ratio * (false / n_others) + delta) / (own / n)
                 row[f"{prefix}reference"] = min(1.0, allowed)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -63,12 +63,16 @@ def table(columns: Columns, rows: Iterable[Mapping[str, Any]] = ()) -> pd.DataFr
     )
 
 
-def parts(rates: pd.DataFrame, **of: str) -> dict[str, dict[str, Any]]:
-    """Part -> rate -> row, of those rows whose columns have these values; None for unknown."""
+def _rows_of(rates: pd.DataFrame, of: Mapping[str, str]) -> Iterator[Any]:
     for name, value in of.items():
         rates = rates[rates[name] == value]
+    return records(rates)
+
+
+def parts(rates: pd.DataFrame, **of: str) -> dict[str, dict[str, Any]]:
+    """Part -> rate -> row, of those rows whose columns have these values; None for unknown."""
     found: dict[str, dict[str, Any]] = {}
-    for row in records(rates):
+    for row in _rows_of(rates, of):
         found.setdefault(row.part, {})[row.rate] = row
     return found
 
@@ -84,10 +88,8 @@ def achieved(rates: pd.DataFrame, **of: str) -> list[dict[str, Any]]:
 
     A rate is three keys: "auc", "auc_interval" and "auc_joint", and "auc_n" is what it is of.
     """
-    for name, value in of.items():
-        rates = rates[rates[name] == value]
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in records(rates):
+    for row in _rows_of(rates, of):
         key = {name: getattr(row, name) for name in ("attack", "model", "by", "part")}
         one = found.setdefault(tuple(key.values()), key)
         one |= {row.rate: row.value, f"{row.rate}_n": row.n}
@@ -203,20 +205,35 @@ def exceeds(
     """
     scores.check_adversary(INTERVALS, ("updates", "full"))
     members, others = (scores.scores[scores.member == side] for side in (True, False))
-    (epsilon, delta), half = guarantee, len(others) // 2
-    if not half or not len(members):
+    if not len(members) or len(others) < 2:
         return False
-    order = np.random.default_rng(seed).permutation(len(others))
-    choosing, reporting = np.sort(others[order[:half]])[::-1], others[order[half:]]
+    choosing, rest = halves(others, seed)
     level = bonferroni(tests * len(FALSE_POSITIVE_RATES))
     for rate in FALSE_POSITIVE_RATES:
-        threshold = choosing[int(rate * half)]
-        hits = int((members > threshold).sum()), int((reporting > threshold).sum())
-        least = intervals.clopper_pearson(hits[0], len(members), level).low
-        most = intervals.clopper_pearson(hits[1], len(reporting), level).high
-        if least > math.exp(min(epsilon, LARGEST_EXPONENT)) * most + delta:
+        threshold = choosing[int(rate * len(choosing))]
+        hits = int((members > threshold).sum()), int((others[rest] > threshold).sum())
+        if refutes(guarantee, hits, (len(members), len(rest)), level):
             return True
     return False
+
+
+def halves(others: FloatArray, seed: int) -> tuple[FloatArray, IntArray]:
+    """Scores of a random half of the others, which choose thresholds, and positions of the rest.
+
+    The largest score is first: one at [k] accuses k of them, but for ties.
+    """
+    order, half = np.random.default_rng(seed).permutation(len(others)), len(others) // 2
+    return np.sort(others[order[:half]])[::-1], order[half:]
+
+
+def refutes(
+    guarantee: tuple[float, float], hits: tuple[int, int], n: tuple[int, int], level: float
+) -> bool:
+    """Whether accusations of members and of others, of so many each, refute (epsilon, delta)."""
+    least = intervals.clopper_pearson(hits[0], n[0], level).low
+    most = intervals.clopper_pearson(hits[1], n[1], level).high
+    epsilon, delta = guarantee
+    return least > math.exp(min(epsilon, LARGEST_EXPONENT)) * most + delta
 
 
 def roc(scores: AttackScores) -> tuple[tuple[float, float], ...]:
@@ -230,8 +247,7 @@ def roc(scores: AttackScores) -> tuple[tuple[float, float], ...]:
     return tuple(zip(curve.fpr[shown].tolist(), curve.tpr[shown].tolist(), strict=True))
 
 
-@dataclass(frozen=True)
-class _Curve:
+class _Curve(NamedTuple):
     """How many members and others have each distinct score, smallest score first.
 
     fpr, tpr: of every threshold, of which the first accuses no example.
@@ -455,9 +471,7 @@ def _right(threshold: float, half: _Half) -> tuple[int, int]:
 
 
 def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
-    """The threshold with the most right guesses; infinity accuses no example.
-
-    Among equally good thresholds the highest, which accuses the fewest examples.
+    """The threshold with the most right guesses, the highest of several; infinity accuses nobody.
 
     >>> best_threshold(np.array([3.0, 2.0]), np.array([1.0, 0.0]))
     2.0
