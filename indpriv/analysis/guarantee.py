@@ -193,9 +193,7 @@ class Guarantee:
         own: an example's own limit, by all of its divergences.
         """
         limit = min(own, true_positive_bound(epsilon, self.delta, FALSE_POSITIVE_RATE))
-        if self.membership is None:
-            return limit
-        return min(limit, self.membership.true_positive_rate)
+        return min(limit, self.membership.true_positive_rate) if self.membership else limit
 
     @property
     def withheld(self) -> str:

@@ -155,14 +155,11 @@ def write_audit(
     pictures = reconstructed = search = attacks = None
     ids = run.log.example_ids
     if isinstance(epsilons, EpsilonTable):
-        ids, scored = epsilons.example_ids, run.once(membership.attacks_of)
-        train = None
+        ids, train = epsilons.example_ids, None
         if examples is not None and len(epsilons) <= MOST_EXAMPLES:
             train = in_rows_of(epsilons, examples).aligned(ids)
         search = search_data(summary, run.log, epsilons, train)
-        attacks = membership.unit_attack_table(epsilons, recorded, scored)
-        if attacks is None and recorded.references:
-            attacks = membership.attack_table(epsilons, recorded, scored, summary.ceilings)
+        attacks = membership.attack_table(run)
     if images is not None:
         pictures = pictures_of(summary.drivers, images)
         for path in recorded.reconstructed:

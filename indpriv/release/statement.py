@@ -21,7 +21,8 @@ import numpy as np
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._formatting import format_share_up
-from indpriv.analysis.guarantee import UNPROVEN, VOID, true_positive_bound
+from indpriv._plain import from_json
+from indpriv.analysis.guarantee import Guarantee
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonParts
@@ -102,10 +103,11 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
 
 def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
     """One page of plain text for one owner, from the content of audit.json."""
-    guarantee, own_odds = summary["guarantee"], None
-    odds = _odds(guarantee["worst_case_epsilon"], guarantee)
-    if guarantee["status"] not in (VOID, UNPROVEN):  # else there is no test to compare with
-        own_odds = format_share_up(_odds(owner.epsilon, guarantee, owner.true_positive_limit))
+    guarantee, own_odds = from_json(Guarantee, summary["guarantee"]), None
+    odds = guarantee.true_positive_limit(guarantee.worst_case_epsilon)
+    if guarantee.stands:  # else there is no test to compare with
+        limit = guarantee.true_positive_limit(owner.epsilon, owner.true_positive_limit)
+        own_odds = format_share_up(limit)
     parts = paragraphs(
         "statement.txt.j2",
         owner=owner,
@@ -122,13 +124,6 @@ def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
         title = part.startswith("# ")
         lines.append(f"\n{part[2:].upper()}" if title else fill(part, _WIDTH))
     return "\n".join(lines) + "\n"
-
-
-def _odds(epsilon: float, guarantee: Mapping[str, Any], own: float = 1.0) -> float:
-    """Bound for a test at FALSE_POSITIVE_RATE: by an epsilon, the run's curve and an owner's."""
-    bound = min(own, true_positive_bound(epsilon, guarantee["delta"], FALSE_POSITIVE_RATE))
-    membership = guarantee.get("membership")
-    return bound if membership is None else min(bound, float(membership["true_positive_rate"]))
 
 
 def write_statements(

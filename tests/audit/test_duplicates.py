@@ -229,3 +229,11 @@ def test_people_have_a_row_of_attack_scores_and_rates(audited_people):
     found = parts(summary.rates, by="", attack="loss_threshold")
     assert found["mean"]["auc"].n_members == len(frame)
     assert "Attacks by user" in (folder / "audit.md").read_text()
+
+
+def test_ranks_of_units_are_of_the_random_groups_that_their_rates_are_of(audited_people, tmp_path):
+    """The seed of the audit draws both."""
+    folder, _ = audited_people
+    audit(folder.parent, tmp_path / "audit", delta=DELTA, unit_column="home", seed=7)
+    tables = [read_parquet(one / "attacks.parquet") for one in (folder, tmp_path / "audit")]
+    assert not tables[0]["loss_threshold_mean"].equals(tables[1]["loss_threshold_mean"])

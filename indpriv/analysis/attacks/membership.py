@@ -26,7 +26,7 @@ from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import to_floats
 from indpriv.accountant.account import table_for
 from indpriv.analysis.attacks import rates
-from indpriv.analysis.attacks.ceilings import Ceilings, mu_of, true_positive_rate
+from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.analysis.statistics.intervals import clopper_pearson
@@ -172,8 +172,7 @@ def _find(run: AuditedRun) -> dict[str, Any]:
             )
             frames += [success, rates.rates_of(scores, **names)]
             most_exposed += [] if unequal is None else [unequal]
-    by_unit = list(_scores_of_units(recorded, scored, run.once(attacked_table), seed))
-    for name, rule, scores in by_unit:
+    for name, rule, scores in (by_unit := run.once(scores_of_units)):
         frames.append(rates.rates_of(scores, attack=name, part=rule, tests=len(by_unit)))
     if recorded.gradient_canaries is not None:
         frames.append(rates.rates_on_updates(recorded.gradient_canaries))
@@ -189,35 +188,47 @@ def _find(run: AuditedRun) -> dict[str, Any]:
 # --- one row for each example or unit; no accusation, as single decisions change with the model
 
 
-def attack_table(
-    table: EpsilonTable,
-    recorded: RecordedRun,
-    scored: Sequence[ScoredAttack],
-    ceilings: Ceilings | None = None,
-) -> pd.DataFrame | None:
-    """Training and test examples with every attack's score on the run; None without losses.
+def attack_table(run: AuditedRun) -> pd.DataFrame | None:
+    """Every attack's scores on a run whose epsilons are in memory, if it had references.
 
     Columns: example_id, member, epsilon and ceiling_at_1_percent (NaN for test examples), loss,
     then one column for each attack, NaN where it gave no score. The ceiling is that of a Gaussian
-    mechanism with this epsilon, and at most that of the worst case.
+    mechanism with this epsilon, and at most that of the worst case. Of units of several rows:
+    unit_id, n_rows, epsilon, loss (mean), then for each attack and rule the rank of the unit among
+    random groups of as many non-members, from 0 to 1.
     """
-    if recorded.examples is None or recorded.examples.test.empty:
+    recorded, table, ceilings = run.recorded, run.once(attacked_table), run.audit.ceilings
+    if recorded.examples is None:
+        return None
+    if (table.account.rows_per_unit or 1) > 1:
+        rows = in_rows_of(table, recorded.examples).aligned(table.example_ids)
+        frame = pd.DataFrame({"unit_id": table.example_ids, "n_rows": table.details["n_rows"]})
+        frame = frame.astype({"n_rows": np.int64})
+        frame["epsilon"], frame["loss"] = table.epsilon, to_floats(rows["loss"])
+        for name, rule, scores in run.once(scores_of_units):
+            ids = np.asarray(scores.example_ids)[scores.member]
+            ranks = pd.Series(scores.scores[scores.member], index=ids)
+            frame[f"{name}_{rule}"] = ranks.reindex(table.example_ids.astype(str)).to_numpy()
+        return frame
+    if recorded.examples.test.empty or not recorded.references:
         return None
     train, test = recorded.examples.train, recorded.examples.test
     both = pd.concat([train, test], ignore_index=True)
     member = np.arange(len(both)) < len(train)
     frame = pd.DataFrame({"example_id": both["example_id"], "member": member})
     limit = 1.0 if ceilings is None else ceilings.worst_case[f"{_CEILING_AT:g}"]
-    rows = pd.Index(table.example_ids).get_indexer(train["example_id"].to_numpy())
+    place = pd.Index(table.example_ids).get_indexer(train["example_id"].to_numpy())
     own_limits = np.minimum(true_positive_rate(mu_of(table), _CEILING_AT), limit)
     for name, values in (("epsilon", table.epsilon), ("ceiling_at_1_percent", own_limits)):
         frame[name] = np.nan
-        frame.loc[member, name] = np.where(rows >= 0, values[rows], np.nan)
+        frame.loc[member, name] = np.where(place >= 0, values[place], np.nan)
     frame["loss"] = to_floats(both["loss"])
     keys = pd.MultiIndex.from_arrays([member, frame["example_id"]])
-    for scores, name in ((one.scores, one.attack.name) for one in scored if one.model == "dp"):
-        found = pd.MultiIndex.from_arrays([scores.member, np.asarray(scores.example_ids)])
-        frame[name] = pd.Series(scores.scores, index=found).reindex(keys).to_numpy()
+    for one in run.once(attacks_of):
+        if one.model == "dp":
+            of = pd.MultiIndex.from_arrays([one.scores.member, np.asarray(one.scores.example_ids)])
+            found = pd.Series(one.scores.scores, index=of).reindex(keys)
+            frame[one.attack.name] = found.to_numpy()
     frame.attrs = {
         "sensitive": "for the curator only",
         "meaning": "No row is an accusation: decisions about single examples change from model to "
@@ -226,44 +237,19 @@ def attack_table(
     return frame
 
 
-def unit_attack_table(
-    table: EpsilonTable, recorded: RecordedRun, scored: Sequence[ScoredAttack], seed: int = 0
-) -> pd.DataFrame | None:
-    """One row for each unit; None unless units have several rows.
-
-    Columns: unit_id, n_rows, epsilon, loss (mean), then for each attack and rule the rank of the
-    unit among random groups of as many non-members, from 0 to 1.
-    """
-    if recorded.examples is None or (table.account.rows_per_unit or 1) == 1:
-        return None
-    rows = in_rows_of(table, recorded.examples).aligned(table.example_ids)
-    found: dict[str, Any] = {
-        "unit_id": table.example_ids,
-        "n_rows": np.asarray(table.details["n_rows"]).astype(np.int64),
-        "epsilon": table.epsilon,
-        "loss": to_floats(rows["loss"]),
-    }
-    units = found["unit_id"].astype(str)
-    for name, rule, scores in _scores_of_units(recorded, scored, table, seed):
-        ids = np.asarray(scores.example_ids)[scores.member]
-        ranks = pd.Series(scores.scores[scores.member], index=ids)
-        found[f"{name}_{rule}"] = ranks.reindex(units).to_numpy()
-    return pd.DataFrame(found)
-
-
-def _scores_of_units(
-    recorded: RecordedRun, scored: Sequence[ScoredAttack], table: EpsilonTable, seed: int
-) -> Iterator[tuple[str, str, AttackScores]]:
+def scores_of_units(run: AuditedRun) -> list[tuple[str, str, AttackScores]]:
     """Scores of units by each attack on the run and each rule; none where units have one row."""
-    if recorded.examples is None or (table.account.rows_per_unit or 1) == 1:
-        return
-    owners = recorded.examples.train.set_index("example_id")["unit_id"]
-    for each in scored:
+    table, found = run.once(attacked_table), list[tuple[str, str, AttackScores]]()
+    if run.attacked.examples is None or (table.account.rows_per_unit or 1) == 1:
+        return found
+    owners = run.attacked.examples.train.set_index("example_id")["unit_id"]
+    for each in run.once(attacks_of):
         if each.model == "dp" and each.scores.example_ids is not None:
             mine = owners.reindex(each.scores.example_ids[each.scores.member]).to_numpy()
             for rule in UNIT_RULES:
-                found = calibrated_unit_scores(each.scores, mine, rule, seed=seed)
-                yield each.attack.name, rule, found
+                scores = calibrated_unit_scores(each.scores, mine, rule, seed=run.seed)
+                found.append((each.attack.name, rule, scores))
+    return found
 
 
 # --- scores of people with several rows, from the scores of their rows

@@ -253,6 +253,7 @@ class _Curve(NamedTuple):
     fpr, tpr: of every threshold, of which the first accuses no example.
     """
 
+    scores: FloatArray
     members: FloatArray
     others: FloatArray
     fpr: FloatArray
@@ -264,7 +265,7 @@ def _curve(members: FloatArray, others: FloatArray) -> _Curve:
     sides = (codes[: len(members)], codes[len(members) :])
     counts = [np.bincount(side, minlength=len(distinct)).astype(np.float64) for side in sides]
     tpr, fpr = (np.concatenate([[0.0], np.cumsum(of[::-1])]) / of.sum() for of in counts)
-    return _Curve(counts[0], counts[1], fpr, tpr)
+    return _Curve(distinct, counts[0], counts[1], fpr, tpr)
 
 
 def separation(
@@ -476,11 +477,7 @@ def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
     >>> best_threshold(np.array([3.0, 2.0]), np.array([1.0, 0.0]))
     2.0
     """
-    values = np.concatenate([members, nonmembers])
-    gains = np.concatenate([np.ones(len(members)), -np.ones(len(nonmembers))])
-    order = np.argsort(-values, kind="stable")
-    values, total = values[order], np.cumsum(gains[order])
-    last_of_ties = np.append(values[1:] != values[:-1], True)
-    candidates, gain = values[last_of_ties], total[last_of_ties]
-    best = int(np.argmax(gain))
-    return float(candidates[best]) if gain[best] > 0 else float("inf")
+    curve = _curve(members, nonmembers)
+    gains = np.cumsum((curve.members - curve.others)[::-1])
+    best = int(np.argmax(gains))
+    return float(curve.scores[::-1][best]) if gains[best] > 0 else float("inf")
