@@ -54,10 +54,7 @@ class Pool:
         n_examples: number of examples in all.
         targets: (n_targets,) ascending positions of those whose membership is decided by coins;
             the others are always trained on.
-        example_ids: (n_targets,) what the targets are called.
-        unit_ids: (n_targets,) whose row each target is, or None if each is its own unit.
-        share: probability that a coin includes a unit.
-        fingerprint: identifies the training data of the audit.
+        example_ids, unit_ids, share, fingerprint: of the targets, as in `AttackSignals`.
         audited: signals of the attacked run by name and its memberships of the targets, or None.
     """
 
