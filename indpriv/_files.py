@@ -9,7 +9,7 @@ import secrets
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -154,15 +154,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_private_parquet(frame: pd.DataFrame, path: Path) -> None:
     """Write a DataFrame, readable by its owner only; its attrs also as JSON under METADATA_KEY."""
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    if frame.attrs:
-        table = table.replace_schema_metadata(
-            {**table.schema.metadata, METADATA_KEY: json.dumps(frame.attrs)}
-        )
-    write_atomically(path, parquet_bytes(table))
+    write_private_frames([frame], path)
 
 
-def write_private_frames(frames: Iterable[pd.DataFrame], path: Path, schema: Any) -> None:
+def write_private_frames(frames: Iterable[pd.DataFrame], path: Path, schema: Any = None) -> None:
     """Write DataFrames with the same columns one after the other, as `write_private_parquet` does.
 
     schema: of pyarrow, with the types of columns that the first DataFrame has no value of.
@@ -170,16 +165,14 @@ def write_private_frames(frames: Iterable[pd.DataFrame], path: Path, schema: Any
     writer = None
     with written_atomically(path) as file:
         for frame in frames:
+            table = pa.Table.from_pandas(frame, schema=writer and schema, preserve_index=False)
             if writer is None:
-                first = pa.Schema.from_pandas(frame, preserve_index=False)
-                fields = [
-                    schema.field(field.name) if pa.types.is_null(field.type) else field
-                    for field in first
-                ]
-                schema = pa.schema(fields, metadata=first.metadata)
+                own, known = table.schema, {one.name: one for one in schema or ()}
+                kept = [known.get(one.name, one) if one.type == pa.null() else one for one in own]
+                attrs = {METADATA_KEY: json.dumps(frame.attrs)} if frame.attrs else {}
+                schema = pa.schema(kept, metadata={**own.metadata, **attrs})
                 writer = pq.ParquetWriter(file, schema, **_OPTIONS)
-            table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
-            writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
+            writer.write_table(table.cast(schema), row_group_size=ROW_GROUP_SIZE)
         if writer is not None:
             writer.close()
 
@@ -205,16 +198,12 @@ def parquet_bytes(
 
 
 def read_parquet(
-    path: Path,
-    columns: Sequence[str] | None = None,
-    *,
-    sha256: str | None = None,
-    kinds: Mapping[str, str] = MappingProxyType({}),
+    path: Path, *, sha256: str | None = None, kinds: Mapping[str, str] = MappingProxyType({})
 ) -> pd.DataFrame:
-    """Read a Parquet file, or some columns, with its attrs; kinds: see `check_columns`."""
+    """Read a Parquet file with its attrs; kinds: see `check_columns`."""
     with opened_parquet(path, sha256) as file:
         check_columns(path, file.schema_arrow, kinds)
-        return frame_of(file.read(columns))
+        return frame_of(file.read())
 
 
 @contextmanager

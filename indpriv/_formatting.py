@@ -16,11 +16,7 @@ def _up(value: float, digits: int) -> str:
 
 
 def format_epsilon(value: float | None) -> str:
-    """An epsilon rounded up: two decimals, or two significant digits below 0.1; a dash for None.
-
-    >>> format_epsilon(2.9961), format_epsilon(0.04741), format_epsilon(0.0), format_epsilon(None)
-    ('3.00', '0.048', '0', '–')
-    """
+    """An epsilon rounded up: two decimals, or two significant digits below 0.1; a dash for None."""
     if value is None:
         return "–"
     if value <= 0:
@@ -29,42 +25,24 @@ def format_epsilon(value: float | None) -> str:
 
 
 def format_delta(value: float) -> str:
-    """A delta to six digits, rounded up, without the padding of its exponent.
-
-    >>> format_delta(1e-05), format_delta(2.5e-10), format_delta(0.01), format_delta(1 / 60001)
-    ('1e-5', '2.5e-10', '0.01', '1.66664e-5')
-    """
+    """A delta to six digits, rounded up, without the padding of its exponent."""
     rounded = Context(prec=_DELTA_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
     return re.sub(r"e([+-])0+", r"e\1", f"{float(rounded):g}")
 
 
 def format_edges(edges: Sequence[float]) -> list[str]:
-    """Equally spaced, increasing edges of bins of epsilon, rounded up, with enough decimals.
-
-    >>> format_edges([0.0, 0.075, 0.15]), format_edges([0.0, 0.0021])
-    (['0.000', '0.075', '0.150'], ['0.0000', '0.0021'])
-    """
+    """Equally spaced, increasing edges of bins of epsilon, rounded up, with enough decimals."""
     digits = max(2, 1 - math.floor(math.log10(edges[1] - edges[0])))
     return [_up(edge, digits) for edge in edges]
 
 
 def format_rows(least: int, most: int) -> str:
-    """Numbers of rows from least to most.
-
-    >>> format_rows(1, 1), format_rows(1001, 2000)
-    ('1', '1,001 to 2,000')
-    """
+    """Numbers of rows from least to most."""
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def format_share(value: float | None, digits: int = 0) -> str:
-    """A share in per cent; only 0 is shown as 0 %, and only 1 as 100 %.
-
-    >>> format_share(0.1719), format_share(0.0004), format_share(0.9997)
-    ('17 %', '< 1 %', '> 99 %')
-    >>> format_share(0.924, 1), format_share(None)
-    ('92.4 %', '–')
-    """
+    """A share in per cent; only 0 is shown as 0 %, and only 1 as 100 %."""
     if value is None:
         return "–"
     smallest = 10.0**-digits
@@ -77,20 +55,12 @@ def format_share(value: float | None, digits: int = 0) -> str:
 
 
 def format_share_up(value: float) -> str:
-    """A share in per cent, rounded up: a bound is never shown smaller than it is.
-
-    >>> format_share_up(0.20041), format_share_up(0.01), format_share_up(1.0)
-    ('20.1 %', '1 %', '100 %')
-    """
+    """A share in per cent, rounded up: a bound is never shown smaller than it is."""
     return f"{math.ceil(value * 1000 * (1 - _FLOAT_NOISE)) / 10:g} %"
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A number with this many significant digits; a dash for None.
-
-    >>> format_number(0.85123), format_number(32561.0), format_number(None)
-    ('0.851', '32,561', '–')
-    """
+    """A number with this many significant digits; a dash for None."""
     if value is None:
         return "–"
     if float(value).is_integer() and abs(value) < 1e15:
@@ -99,40 +69,24 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 
 def format_p_value(value: float) -> str:
-    """A p-value to two significant digits, rounded up.
-
-    >>> format_p_value(0.001), format_p_value(0.0312), format_p_value(0.9999)
-    ('0.0010', '0.032', '1.00')
-    """
+    """A p-value to two significant digits, rounded up."""
     return _up(value, 1 - math.floor(math.log10(value)) if value < 0.1 else 2)
 
 
 def format_lower_bound(value: float) -> str:
-    """A lower bound on epsilon, rounded down to two decimals.
-
-    >>> format_lower_bound(1.239), format_lower_bound(0.0)
-    ('1.23', '0')
-    """
+    """A lower bound on epsilon, rounded down to two decimals."""
     return f"{math.floor(value * 100 + _FLOAT_NOISE) / 100:.2f}" if value > 0 else "0"
 
 
 def format_interval(low: float, high: float) -> str:
-    """A confidence interval, rounded outwards to two decimals.
-
-    >>> format_interval(1.234, 1.561), format_interval(0.5, 1.0), format_interval(0.99, 1e304)
-    ('[1.23, 1.57]', '[0.50, 1.00]', '[0.99, no limit]')
-    """
+    """A confidence interval, rounded outwards to two decimals."""
     down = math.floor(low * 100 + _FLOAT_NOISE) / 100
     up = math.ceil(high * 100 - _FLOAT_NOISE) / 100
     return f"[{down:.2f}, {f'{up:.2f}' if high < _NO_LIMIT else 'no limit'}]"
 
 
 def format_cost(pass_seconds: float, training_seconds: float | None) -> str:
-    """Time that norm passes took, compared with training if its time is known.
-
-    >>> format_cost(1.25, 5.0)
-    '1.2 s of norm passes beside 5.0 s of training (25 %)'
-    """
+    """Time that norm passes took, compared with training if its time is known."""
     passes = f"{pass_seconds:,.1f} s of norm passes"
     if not training_seconds:
         return passes

@@ -9,22 +9,15 @@ from indpriv._arrays import FloatArray
 def log_likelihood_ratio(
     score: ArrayLike, *, relative_norm: ArrayLike, noise_multiplier: float, sample_rate: float
 ) -> FloatArray:
-    """Log-likelihood ratio of one step of DP-SGD, for each example.
+    """Log-likelihood ratio (n,) of one step of DP-SGD: positive where it speaks for "in". In nats.
 
     The attacker subtracts from the noisy sum what all other examples contributed, and projects the
-    rest on the example's gradient. In standard deviations of the noise, this score is N(0, 1)
+    rest on the example's gradient. In standard deviations of the noise, this score (n,) is N(0, 1)
     without the example. With it, it is N(relative_norm / noise_multiplier, 1) in the steps that
     drew the example, at rate sample_rate, and N(0, 1) in the others. By Neyman and Pearson no test
     is more powerful than the sum of these ratios over the steps.
 
-    Args:
-        score: (n,) projections, in standard deviations of the noise.
-        relative_norm: (n,) or one: norm of the clipped gradient over max_grad_norm.
-        noise_multiplier: noise standard deviation over max_grad_norm.
-        sample_rate: Poisson sampling rate.
-
-    Returns:
-        (n,) in nats, positive where the step speaks for "in".
+    relative_norm: (n,) or one: norm of the clipped gradient over max_grad_norm.
 
     >>> log_likelihood_ratio([2.0], relative_norm=1.0, noise_multiplier=1.0, sample_rate=1.0)
     array([1.5])

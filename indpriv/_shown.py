@@ -13,13 +13,7 @@ _JOINERS = "\u200c\u200d"  # parts of words in some scripts, and of emoji
 
 
 def clean(text: str, kept: str = "") -> str:
-    r"""A text whose control, bidirectional and other invisible characters are replaced by U+FFFD.
-
-    kept: characters that stay, such as line breaks.
-
-    >>> clean("a\x1b[2Jb\u202ec\nd").encode("ascii", "replace").decode()
-    'a?[2Jb?c?d'
-    """
+    """A text whose control, bidirectional and other invisible characters are U+FFFD, but `kept`."""
     if text.isprintable():
         return text
     return "".join(char if _is_harmless(char) or char in kept else "\ufffd" for char in text)

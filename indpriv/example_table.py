@@ -148,7 +148,7 @@ class ExampleTable:
         def with_names(frame: pd.DataFrame) -> pd.DataFrame:
             if "label" not in frame:
                 return frame
-            return frame.assign(label=named_labels(frame["label"], names))
+            return frame.assign(label=frame["label"].map(dict(enumerate(names))).astype("string"))
 
         if not self.in_file:
             return ExampleTable(with_names(self.frame))
@@ -295,12 +295,6 @@ def labels_fit(labels: pd.Series[Any], n_names: int) -> bool:
     return pd.api.types.is_integer_dtype(labels) and bool(
         labels.dropna().between(0, n_names - 1).all()
     )
-
-
-def named_labels(labels: pd.Series[Any], names: Sequence[str]) -> Any:
-    """The names that whole numbers index; missing where they are missing."""
-    every = np.array([*names, None], dtype=object)
-    return pd.array(every[labels.fillna(len(names)).astype(int).to_numpy()], dtype="string")
 
 
 def check_metadata(

@@ -1,13 +1,59 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv._formatting import (
+    format_cost,
     format_delta,
     format_edges,
     format_epsilon,
+    format_interval,
+    format_lower_bound,
     format_number,
+    format_p_value,
+    format_rows,
     format_share,
+    format_share_up,
 )
+from indpriv._shown import clean
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (format_epsilon(2.9961), "3.00"),
+        (format_epsilon(0.04741), "0.048"),
+        (format_delta(0.01), "0.01"),
+        (format_delta(1 / 60001), "1.66664e-5"),
+        (format_edges([0.0, 0.075, 0.15]), ["0.000", "0.075", "0.150"]),
+        (format_edges([0.0, 0.0021]), ["0.0000", "0.0021"]),
+        (format_rows(1, 1), "1"),
+        (format_rows(1001, 2000), "1,001 to 2,000"),
+        (format_share(0.1719), "17 %"),
+        (format_share(0.0004), "< 1 %"),
+        (format_share(0.9997), "> 99 %"),
+        (format_share(0.924, 1), "92.4 %"),
+        (format_share(None), "–"),
+        (format_share_up(0.20041), "20.1 %"),
+        (format_share_up(0.01), "1 %"),
+        (format_share_up(1.0), "100 %"),
+        (format_number(0.85123), "0.851"),
+        (format_number(32561.0), "32,561"),
+        (format_number(None), "–"),
+        (format_p_value(0.001), "0.0010"),
+        (format_p_value(0.0312), "0.032"),
+        (format_p_value(0.9999), "1.00"),
+        (format_lower_bound(1.239), "1.23"),
+        (format_lower_bound(0.0), "0"),
+        (format_interval(1.234, 1.561), "[1.23, 1.57]"),
+        (format_interval(0.5, 1.0), "[0.50, 1.00]"),
+        (format_interval(0.99, 1e304), "[0.99, no limit]"),
+        (format_cost(1.25, 5.0), "1.2 s of norm passes beside 5.0 s of training (25 %)"),
+        (clean("a\x1b[2Jb\u202ec\nd"), "a\ufffd[2Jb\ufffdc\ufffdd"),
+    ],
+)
+def test_figures_and_texts_as_they_are_shown(shown, expected):
+    assert shown == expected
 
 
 @given(st.floats(1e-12, 1e6))

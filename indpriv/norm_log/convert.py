@@ -18,7 +18,7 @@ from indpriv import _checks
 from indpriv._arrays import IntArray
 from indpriv._files import opened_parquet, read_json, write_json
 from indpriv._progress import StageProgress
-from indpriv._reading import check_size, read_npz
+from indpriv._reading import check_size, named, read_npz
 from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
 from indpriv.norm_log import fields, run_files
@@ -150,15 +150,13 @@ def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
             "gradient of one example, and clipping its average doubles the sensitivity; train with "
             "microbatches of 1"
         )
-    try:
+    with named(path):
         numbers = {name: np.asarray(declared[name], dtype=np.float64) for name in SETTING_NAMES}
         sampler, unit, neighbouring = (declared[name] for name in _WORDS)
         fields.check_words(sampler, unit, neighbouring, declared.get("max_batch_size"))
         _checks.check_clipping_norm_epsilon(declared["clipping_norm_epsilon"])
         _checks.check_choice("clipping", declared["clipping"], ("flat", "individual"))
         return content, StepSettings.from_values(declared["steps"], **numbers)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 class _NormsFile(NamedTuple):
@@ -174,11 +172,10 @@ class _NormsFile(NamedTuple):
 
 def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
     """Raise InputError unless ids, steps, participations and all norms of a file fit together."""
-    where, n, steps = f"{norms.path}", len(norms.example_ids), norms.recorded_steps
-    drawn = norms.participations
-    try:
+    n, steps, drawn = len(norms.example_ids), norms.recorded_steps, norms.participations
+    with named(norms.path):
         fields.check_ids(norms.example_ids, n)
-        fields.check_recorded_steps(norms.recorded_steps, len(norms.recorded_steps), total_steps)
+        fields.check_recorded_steps(steps, len(steps), total_steps)
         fields.check_unit_ids(norms.unit_ids, n, unit)
         if drawn is not None and (
             drawn.shape != (n,)
@@ -191,15 +188,13 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
                 f"steps={total_steps}: how often it was drawn"
             )
         for number, step in enumerate(steps.tolist()):
-            where, values = f"{norms.path}", norms.read(number)
+            values = norms.read(number)
             if values.dtype.kind not in "fiu":
                 raise InputError(
                     f"the norms of step {step} are {values.dtype}; they must be numbers"
                 )
-            where = f"{norms.path}, step {step}"
-            fields.check_norms(values, norms.example_ids)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+            with named(f"{norms.path}, step {step}"):
+                fields.check_norms(values, norms.example_ids)
 
 
 def _read_norms(path: Path) -> _NormsFile:

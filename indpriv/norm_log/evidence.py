@@ -366,13 +366,10 @@ def lines_of(
     said: Mapping[str, str | None] | None = None,
     left_out: frozenset[str] = frozenset(),
 ) -> tuple[Fact, ...]:
-    """Every line of a run, whatever the run.
+    """Every line of a run, from its checks and what the header of its log says.
 
-    Args:
-        checks: of the run; see `indpriv.norm_log.verify.verify`.
-        recorder: what the header of its log says; its "start" is the user's word.
-        said: key of a line that nobody can see -> what the user says of it.
-        left_out: keys of checks of assumptions that the account does not make.
+    said: key of a line that nobody can see -> what the user says of it. left_out: keys of checks of
+    assumptions that the account does not make.
     """
     words = {"start": recorder.get("start"), **(said or {})}
     void = {"noise": recorder.get("no_privacy"), "source": SEEDED if recorder.get("seeded") else ""}

@@ -198,10 +198,8 @@ SETTING_NAMES = tuple(field.name for field in fields(StepSetting))
 class StepSettings:
     """Realised settings of every step; each array has shape (total_steps,).
 
-    Attributes:
-        noise_multiplier: noise standard deviation over max_grad_norm.
-        max_grad_norm: the clipping norm.
-        sample_rate: probability with which Poisson sampling draws an example.
+    noise_multiplier is the noise's standard deviation over max_grad_norm, the clipping norm;
+    sample_rate the probability with which Poisson sampling draws an example.
     """
 
     noise_multiplier: FloatArray

@@ -183,11 +183,7 @@ class RecordingPolicy:
 
 
 def epochs_of(gap: object) -> int | None:
-    """The number of epochs in a gap; None if it is not in epochs.
-
-    >>> epochs_of("epoch"), epochs_of("2 epochs"), epochs_of(34)
-    (1, 2, None)
-    """
+    """The number of epochs in a gap; None if it is not in epochs."""
     if gap == EPOCH:
         return 1
     found = _EPOCHS.fullmatch(gap) if isinstance(gap, str) else None

@@ -49,12 +49,8 @@ _ROW_GROUP = 1 << 14  # entries
 class Levels:
     """The levels of a rounding: fractions 0, r, 2r, ..., 1 of max_grad_norm (1 is always one).
 
-    Args:
-        rounding: r, a fraction of max_grad_norm in [1e-4, 1].
-        rounding_mode: "up" never under-reports; "nearest" reproduces the paper's rounding and can.
-
-    >>> Levels(0.5, "up").fractions
-    array([0. , 0.5, 1. ])
+    rounding: r, in [1e-4, 1]. rounding_mode: "up" never under-reports; "nearest" reproduces the
+    paper's rounding and can.
     """
 
     rounding: float

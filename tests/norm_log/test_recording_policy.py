@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv import InputError
-from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy, epochs_of
 
 growths = st.one_of(st.just(1.0), st.floats(1.001, 10.0))
 policies = st.builds(
@@ -183,3 +183,7 @@ def test_bad_policies_are_refused(fields, message):
 )
 def test_a_policy_in_words(policy, text):
     assert policy.describe() == text
+
+
+def test_gaps_in_epochs():
+    assert (epochs_of("epoch"), epochs_of("2 epochs"), epochs_of(34)) == (1, 2, None)
