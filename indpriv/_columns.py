@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from indpriv import _files
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._facts import text
 from indpriv._reading import check_columns
 from indpriv.errors import InputError
 
@@ -188,10 +189,10 @@ def coded(column: pd.Series[Any]) -> tuple[IntArray, list[str]]:
 def _text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    text = str(value)
-    if text in (MISSING, _EMPTY):
-        return repr(text)  # otherwise it would look like our name for a missing value
-    return text or _EMPTY
+    name = str(value)
+    if name in (MISSING, _EMPTY):
+        return repr(name)  # otherwise it would look like our name for a missing value
+    return name or _EMPTY
 
 
 class CountedValues:
@@ -300,13 +301,9 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     column = match.group(1) if match else by
     asked, _, bins_text = by.rpartition(":bins=")
     if match is None and asked in columns:
-        raise InputError(
-            f"{by!r}: bins={bins_text!r} is not a whole number; pass e.g. {asked}:bins=10"
-        )
+        raise InputError(text("fault.groups", "bins", by=by, bins=bins_text, column=asked))
     if column not in columns:
-        raise InputError(
-            f"there is no column {column!r} to group by; choose among {', '.join(columns)}"
-        )
+        raise InputError(text("fault.groups", "column", column=column, known=", ".join(columns)))
     if match is None:
         return column, None
     bins = check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
@@ -351,10 +348,7 @@ def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grou
                 f"many for groups; pass {column}:bins=10"
             )
     if max(len(of_test), len(of_train)) > most:
-        raise TooManyGroupsError(
-            f"{column} has more than {most:,} distinct values, too many for groups; choose a "
-            "column with fewer"
-        )
+        raise TooManyGroupsError(text("fault.groups", "many", column=column, most=most))
     known = sorted(of_train | of_test)
     rank = {name: code for code, name in enumerate(known)}
 
@@ -362,7 +356,7 @@ def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grou
         if column not in frame.columns:
             return np.full(len(frame), len(known), np.int64)
         own, texts = coded(frame[column])
-        return np.array([*(rank[text] for text in texts), len(known)], dtype=np.int64)[own]
+        return np.array([*(rank[name] for name in texts), len(known)], dtype=np.int64)[own]
 
     return Grouping((column,), (*known, *[MISSING] * missing), codes)
 
@@ -383,9 +377,7 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
     if boolean:
         raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
     if counted.counts.empty:
-        raise InputError(
-            f"{column} has no finite value in the training examples, so it has no bins"
-        )
+        raise InputError(text("fault.groups", "infinite", column=column))
     cuts = np.unique(counted.observations(np.linspace(0, 1, bins + 1)[1:-1]))
     cuts = cuts[cuts > counted.counts.index[0]]  # otherwise the first bin would be empty
     texts = [f"{cut:.12g}" for cut in cuts]

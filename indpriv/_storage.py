@@ -23,6 +23,7 @@ from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 from urllib.request import url2pathname
 
 from indpriv import _files
+from indpriv._facts import text
 from indpriv._folders import named_by_person, refuse_links
 from indpriv.errors import InputError, PrivacyWarning
 
@@ -198,10 +199,7 @@ def location(path: str | Path) -> Path:
         problem = (
             "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
         )
-        raise InputError(
-            f"{parts.scheme}:// address {problem}: pass {parts.scheme}://BUCKET/PATH, and "
-            "credentials by the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
+        raise InputError(text("fault.storage", "address", scheme=parts.scheme, problem=problem))
     below = filter(None, [parts.path.strip("/")])
     options = f"?{quote(parts.query, safe='')}"
     return RemotePath("/", parts.scheme, options, parts.netloc, *below)
@@ -211,11 +209,7 @@ def location_on_disk(path: str | Path, what: str) -> Path:
     """The `location` of a directory on a disk, else InputError; what: "a run is", say."""
     found = location(path)
     if isinstance(found, RemotePath):
-        raise InputError(
-            f"{found} lies in object storage: {what} written on a disk; pass a directory there. "
-            "Recorder, RoundRecorder and audit send it to a bucket with upload_to, and "
-            "indpriv.upload does so later"
-        )
+        raise InputError(text("fault.storage", "on_a_disk", found=found, what=what))
     return found
 
 
@@ -227,14 +221,8 @@ def bucket_to_write(
     if found is None or (isinstance(found, RemotePath) and bucket_is_private):
         return found
     if not isinstance(found, RemotePath):
-        raise InputError(
-            f"upload_to={found} is no address of object storage; pass e.g. s3://bucket/runs/adult"
-        )
-    raise InputError(
-        f"{found} lies in object storage. On a disk, indpriv writes files that only their "
-        "owner can read; who can read a bucket, its settings decide. Make sure that nobody "
-        "else can, and pass bucket_is_private=True (--set bucket_is_private)"
-    )
+        raise InputError(text("fault.storage", "no_address", found=found))
+    raise InputError(text("fault.storage", "others", found=found))
 
 
 def _holds_credentials(parts: SplitResult) -> bool:

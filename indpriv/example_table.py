@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from indpriv import _columns, _files, _repeats
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._columns import Rows, as_rows, frames_at, frames_of, rows_at
+from indpriv._facts import text
 from indpriv._reading import named
 from indpriv.errors import InputError
 
@@ -64,9 +65,7 @@ class ExampleTable:
         splits = self._splits.values()
         repeated = [one for rows in splits for one in _repeated(rows, "example_id").tolist()]
         if repeated:
-            raise InputError(
-                f"{len(repeated)} example ids occur twice within a split, e.g. {repeated[0]!r}"
-            )
+            raise InputError(text("fault.examples", "twice", n=len(repeated), example=repeated[0]))
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -161,12 +160,8 @@ class ExampleTable:
         same_type = own.dtype.kind in "iu" and own.dtype == example_ids.dtype
         if same_type and np.array_equal(own, example_ids):
             return train  # the rest copies every column
-        missing = ~np.isin(example_ids, own)
-        if missing.any():
-            raise InputError(
-                f"{int(missing.sum())} audited examples are not in the example table, e.g. id "
-                f"{example_ids[missing].tolist()[0]!r}; log and table must come from one run"
-            )
+        if missing := example_ids[~np.isin(example_ids, own)].tolist():
+            raise InputError(text("fault.examples", "absent", n=len(missing), example=missing[0]))
         return train.set_index("example_id").loc[example_ids].reset_index()
 
     def with_units(self, column: str) -> ExampleTable:
@@ -175,20 +170,21 @@ class ExampleTable:
         Raises:
             InputError: there is no such column, or it lacks a value in a training row.
         """
-        if column not in self.metadata_columns:
-            known = ", ".join(self.metadata_columns)
-            raise InputError(
-                f"there is no metadata column {column!r} that says whose a row is; choose among "
-                f"{known or 'none: pass metadata or unit_ids to the Recorder'}"
-            )
+        if column not in (columns := self.metadata_columns):
+            known = ", ".join(columns) or "none: pass metadata or unit_ids to the Recorder"
+            raise InputError(text("fault.examples", "unit_column", column=column, known=known))
         is_train = (self.frame["split"] == "train").to_numpy()
         units, own = self.frame[column].to_numpy(object), self.frame["unit_id"].to_numpy(object)
         lacking = int(pd.isna(units[is_train]).sum())
         if lacking:
             raise InputError(
-                f"{column} lacks a value for {lacking} of {int(is_train.sum())} training rows; "
-                "give each row the id of its unit, or a new id if it shares a unit with no other "
-                "row"
+                text(
+                    "fault.examples",
+                    "unit_missing",
+                    column=column,
+                    lacking=lacking,
+                    n=int(is_train.sum()),
+                )
             )
         ids = np.where(is_train, units, own)
         if len({type(value) for value in ids.tolist()}) > 1:
@@ -309,30 +305,19 @@ def check_metadata(
     if metadata is None:
         return pd.DataFrame(index=pd.RangeIndex(len(example_ids)))
     if not isinstance(metadata, pd.DataFrame):
-        raise InputError(
-            f"metadata of the {split} examples is a {type(metadata).__name__}; pass a DataFrame, "
-            'e.g. table[["site"]]'
-        )
+        raise InputError(text("fault.metadata", "kind", split=split, kind=type(metadata).__name__))
     clash = sorted(_columns.RESERVED_COLUMNS & set(metadata.columns))
     if clash:
         raise InputError(f"metadata may not have the columns {', '.join(clash)}; rename them")
     if metadata.index.has_duplicates:
-        raise InputError(
-            f"metadata of the {split} examples has duplicated index entries; index it by example id"
-        )
-    missing = ~np.isin(example_ids, metadata.index.to_numpy())
-    if missing.any():
-        raise InputError(
-            f"metadata lacks {int(missing.sum())} of {len(example_ids)} {split} examples, e.g. id "
-            f"{example_ids[missing].tolist()[0]!r}; index the DataFrame by example id"
-        )
-    n, numbered = len(example_ids), np.array_equal(example_ids, np.arange(len(example_ids)))
+        raise InputError(text("fault.metadata", "index", split=split))
+    n, missing = len(example_ids), example_ids[~np.isin(example_ids, metadata.index)].tolist()
+    if missing:
+        values = {"n": len(missing), "of": n, "split": split, "example": missing[0]}
+        raise InputError(text("fault.metadata", "absent", **values))
+    numbered = np.array_equal(example_ids, np.arange(n))
     if numbered and len(metadata) > n:
-        raise InputError(
-            f"metadata has {len(metadata)} rows for {n} {split} examples, which are numbered 0 to "
-            f"{n - 1}; pass only their rows, in their order: metadata.iloc[rows].reset_index("
-            "drop=True)"
-        )
+        raise InputError(text("fault.metadata", "more", rows=len(metadata), n=n, split=split))
     return metadata.loc[example_ids].reset_index(drop=True)
 
 
@@ -345,7 +330,5 @@ def check_storable(*metadata: pd.DataFrame | None) -> None:
         pa.Table.from_pandas(pd.concat(given), preserve_index=False)
     except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
         raise InputError(
-            f"metadata cannot be stored ({'; '.join(map(str, error.args))}); give columns "
-            "different names, and each column values of one type, the same for training and test "
-            "examples"
+            text("fault.metadata", "unstorable", reasons="; ".join(map(str, error.args)))
         ) from error

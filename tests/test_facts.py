@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import indpriv
@@ -17,17 +18,20 @@ from indpriv.analysis.disclosures import RunFacts
 from indpriv.analysis.guarantee import Divisor, Guarantee
 from indpriv.analysis.lint import TrainingFacts
 from indpriv.epsilon_table import Account, EpsilonTable
+from indpriv.norm_log.journal_state import LogState
+from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.session_counts import (
     DrawCounts,
     Found,
     NoiseCounts,
+    SessionCounts,
     TrainingCounts,
 )
 
 PACKAGE = Path(indpriv.__file__).parent
 RECORDING = PACKAGE / "recording"
 FINDINGS = RECORDING / "compared" / "findings.py"
-KINDS = ("check", "line", "disclosure", "hazard", "rule", "sentence", "refusal")
+KINDS = ("check", "line", "disclosure", "hazard", "rule", "sentence", "refusal", "fault")
 TEMPLATES = {f"{kind}.{key}": one for kind in KINDS for key, one in templates(kind).items()}
 STATUSES = {
     name: value.replace(" ", "_")
@@ -212,13 +216,18 @@ def test_a_text_is_whole(name):
         assert said.strip() == said
 
 
+ARRAYS = ("column", "ids", "norms", "out", "positions", "rows", "steps", "units", "values")
 OBJECTS = {
+    **dict.fromkeys(ARRAYS, np.ndarray),
     "account": Account,
     "counts": DrawCounts,
     "divisor": Divisor,
     "facts": TrainingFacts,
     "found": Found,
     "guarantee": Guarantee,
+    "policy": RecordingPolicy,
+    "session": SessionCounts,
+    "state": LogState,
     "noise": NoiseCounts,
     "records": RunFacts,
     "run": RunFacts,

@@ -8,6 +8,7 @@ participations. No recorder watched the training, so an account of the log is an
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import IntArray
+from indpriv._facts import text
 from indpriv._files import opened_parquet, read_json, write_json
 from indpriv._progress import StageProgress
 from indpriv._reading import check_size, named, read_npz
@@ -78,9 +80,7 @@ def convert(
     steps, seeded = norms.recorded_steps.tolist(), bool(declared.get("seeded"))
     _check_norms_file(norms, len(settings), declared["unit"])
     if run_files.holds_log(run_dir):
-        raise InputError(
-            f"{run_dir} already holds the log of a run; choose another directory, or remove it"
-        )
+        raise InputError(text("fault.convert", "in_use", run_dir=run_dir))
     known = ("clipping", "clipping_norm_epsilon", "max_batch_size")
     header = LogHeader(
         rounding=rounding,
@@ -92,8 +92,8 @@ def convert(
         | {name: declared[name] for name in known if declared.get(name) is not None},
     )
     nobody = np.zeros(0, dtype=np.int64)
-    writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, nobody)
-    try:
+    ids = (norms.example_ids, norms.unit_ids, nobody)
+    with closing(NormLogWriter(run_dir, header, *ids)) as writer:
         narrow = set()
         for number, step in enumerate(steps):
             exact, caveat = fields.widened(norms.read(number))
@@ -127,8 +127,6 @@ def convert(
             writer.steps(start, stop - start, **vars(settings.at(start)), counts=counts)
         write_json(run_dir / run_files.RUN_JSON, {"name": run_dir.name, **content})
         writer.finish(counts)
-    finally:
-        writer.close()
     run_files.seal(run_dir)
 
 
@@ -138,18 +136,10 @@ def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
     declared = {**_DEFAULTS, **content}
     missing = [name for name in _REQUIRED if declared.get(name) is None]
     if missing:
-        raise InputError(
-            f"{path} lacks {', '.join(missing)}; an epsilon means nothing without them. Write e.g. "
-            '{"steps": 300, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.02, '
-            '"sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}'
-        )
+        raise InputError(text("fault.convert", "lacks", path=path, missing=", ".join(missing)))
     microbatch = declared.get("microbatch_size", 1)
     if microbatch != 1:
-        raise InputError(
-            f"{path}: microbatch_size={microbatch!r}: a microbatch of several examples has no "
-            "gradient of one example, and clipping its average doubles the sensitivity; train with "
-            "microbatches of 1"
-        )
+        raise InputError(text("fault.convert", "microbatches", path=path, microbatch=microbatch))
     with named(path):
         numbers = {name: np.asarray(declared[name], dtype=np.float64) for name in SETTING_NAMES}
         sampler, unit, neighbouring = (declared[name] for name in _WORDS)
@@ -183,16 +173,11 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
             or drawn.min() < 0
             or drawn.max() > total_steps
         ):
-            raise InputError(
-                "participations must be one whole number per example, from 0 to "
-                f"steps={total_steps}: how often it was drawn"
-            )
+            raise InputError(text("fault.convert", "participations", total_steps=total_steps))
         for number, step in enumerate(steps.tolist()):
             values = norms.read(number)
             if values.dtype.kind not in "fiu":
-                raise InputError(
-                    f"the norms of step {step} are {values.dtype}; they must be numbers"
-                )
+                raise InputError(text("fault.convert", "no_numbers", step=step, values=values))
             with named(f"{norms.path}, step {step}"):
                 fields.check_norms(values, norms.example_ids)
 
@@ -214,19 +199,14 @@ def _read_parquet(path: Path) -> _NormsFile:
     steps = {int(name): name for name in names if name.isascii() and name.isdecimal()}
     others = [name for name in names if name not in steps.values()]
     if unknown := [name for name in others if name not in _OTHERS]:
-        raise InputError(
-            f"{path} has columns {', '.join(map(repr, unknown[:5]))}; a record is a column named "
-            f"by its step once, e.g. '200', and the others are {', '.join(_OTHERS)}"
-        )
+        raise InputError(text("fault.convert", "columns", path=path, unknown=unknown[:5]))
 
     def column(name: str) -> NDArray[np.generic]:
         with opened_parquet(path) as file:
             found = file.read([name]).column(0)
         if found.null_count:
-            raise InputError(
-                f"{path}: column {name!r} has {found.null_count} missing values; each row needs a "
-                f"value"
-            )
+            n = found.null_count
+            raise InputError(text("fault.convert", "missing", path=path, name=name, n=n))
         values: NDArray[np.generic] = found.to_numpy()
         return values
 
@@ -242,21 +222,12 @@ def _read_npz(path: Path) -> _NormsFile:
     found, others = read_npz(path), ("example_ids", "unit_ids", "participations")
     needed = {"norms", "recorded_steps"}
     if not needed <= set(found) <= needed | set(others):
-        raise InputError(
-            f"{path} has arrays {', '.join(found) or 'none'}; it needs norms and recorded_steps, "
-            f"and may have {', '.join(others)}"
-        )
+        raise InputError(text("fault.convert", "arrays", path=path, arrays=[*found]))
     norms, steps = found["norms"], found["recorded_steps"]
     if norms.ndim != 2 or steps.shape != norms.shape[:1] or steps.dtype.kind not in "iu":
-        raise InputError(
-            f"{path}: norms has shape {norms.shape} and recorded_steps {steps.shape} of "
-            f"{steps.dtype}; pass (n_records, n_examples) norms, and one whole number per record"
-        )
+        raise InputError(text("fault.convert", "shapes", path=path, norms=norms, steps=steps))
     ids, units, drawn = (found.get(name) for name in others)
     ids = np.arange(norms.shape[1]) if ids is None else ids
     if ids.shape != norms.shape[1:]:
-        raise InputError(
-            f"{path}: example_ids has shape {ids.shape} for {norms.shape[1]} examples; pass one id "
-            "per example"
-        )
+        raise InputError(text("fault.convert", "ids", path=path, ids=ids, n=norms.shape[1]))
     return _NormsFile(path, steps.astype(np.int64), ids, units, drawn, lambda row: norms[row])

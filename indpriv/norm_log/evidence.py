@@ -72,10 +72,7 @@ def session_checks(state: LogState) -> list[Fact]:
     for session in sessions:
         training = session.training
         if training is None or session.draws is None:
-            raise EvidenceError(
-                f"the session from step {session.from_step} has no counts of its training or of "
-                "its draws; restore the journal from a copy"
-            )
+            raise EvidenceError(text("fault.journal", "no_counts", session=session))
         checks += _of_randomness(session, training)
         checks += [_compared(key, training) for key in COMPARISONS]
         checks += _of_steps(training, session.draws.draws)

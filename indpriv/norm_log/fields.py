@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv.errors import InputError, PrivacyWarning
 
 # "truncated_poisson": a random max_batch_size of the examples that Poisson sampling drew, if these
@@ -64,10 +65,7 @@ def check_words(
     _checks.check_choice("unit", unit, UNITS)
     _checks.check_choice("neighbouring", neighbouring, NEIGHBOURING)
     if (sampler == "truncated_poisson") != (max_batch_size is not None):
-        raise InputError(
-            f'sampler="{sampler}" with max_batch_size={max_batch_size}: sampler='
-            '"truncated_poisson" and the cap on its batches belong together; pass both or neither'
-        )
+        raise InputError(text("fault.words", "cap", sampler=sampler, max_batch_size=max_batch_size))
     if max_batch_size is None:
         return None
     return Truncation(_checks.check_positive_int("max_batch_size", max_batch_size), n_examples)
@@ -82,21 +80,13 @@ def is_covered(sampler: str, neighbouring: str) -> bool:
 def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:
     """Raise InputError unless steps is (n_records,), increasing and in [0, total_steps)."""
     if steps.shape != (n_records,) or (n_records and not np.issubdtype(steps.dtype, np.integer)):
-        raise InputError(
-            f"recorded_steps has shape {steps.shape} for {n_records} records; pass one whole "
-            "number per record"
-        )
+        raise InputError(text("fault.steps", "shape", steps=steps, n_records=n_records))
     if n_records == 0:
         return
     if steps[0] < 0 or np.any(np.diff(steps.astype(np.int64)) <= 0):
-        raise InputError(
-            f"recorded_steps={steps.tolist()[:10]} must be at least 0 and strictly increasing"
-        )
+        raise InputError(text("fault.steps", "order", steps=steps.tolist()[:10]))
     if steps[-1] >= total_steps:
-        raise InputError(
-            f"recorded_steps ends at {steps[-1]}, but a run of total_steps={total_steps} ends at "
-            f"{total_steps - 1}"
-        )
+        raise InputError(text("fault.steps", "end", last=steps[-1], total_steps=total_steps))
 
 
 def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
@@ -104,16 +94,10 @@ def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
     if n_examples == 0:
         raise InputError("the log has no examples; an empty data set has nothing to audit")
     if ids.shape != (n_examples,):
-        raise InputError(
-            f"example_ids has shape {ids.shape} for {n_examples} examples; pass one id per example"
-        )
-    unique, counts = np.unique(ids, return_counts=True)
-    if len(unique) < n_examples:
-        raise InputError(
-            f"example_ids has {n_examples - len(unique)} duplicates, e.g. "
-            f"{unique[counts > 1].tolist()[0]!r}; give every row its own id, and use unit_ids for "
-            "rows that belong together"
-        )
+        raise InputError(text("fault.ids", "shape", ids=ids, n=n_examples))
+    repeated = ids[pd.Series(ids).duplicated()].tolist()
+    if repeated:
+        raise InputError(text("fault.ids", "repeated", n=len(repeated), example=repeated[0]))
 
 
 def check_unit_ids(
@@ -122,23 +106,14 @@ def check_unit_ids(
     """Unit ids (n_examples,), none missing; None is allowed only if the unit is the example."""
     if unit_ids is None:
         if unit != "example":
-            raise InputError(
-                f'unit="{unit}" needs unit ids, which say whose row each is: without them, the '
-                f"epsilon of one row would be reported as that of a {unit}; pass them (the example "
-                f"ids, if every {unit} has one row)"
-            )
+            raise InputError(text("fault.ids", "no_units", unit=unit))
         return None
     units = np.asarray(unit_ids)
     if units.shape != (n_examples,):
-        raise InputError(
-            f"unit_ids has shape {units.shape} for {n_examples} examples; pass one unit per example"
-        )
+        raise InputError(text("fault.ids", "unit_shape", units=units, n=n_examples))
     missing = int(pd.isna(units).sum())
     if missing:
-        raise InputError(
-            f"unit_ids lacks a value for {missing} of {n_examples} rows; give each row the id of "
-            "its unit, or a new id if it shares a unit with no other row"
-        )
+        raise InputError(text("fault.ids", "unit_missing", missing=missing, n=n_examples))
     return units
 
 
@@ -156,10 +131,7 @@ def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
         examples = f"{len(columns)} examples"
         named = f"e.g. ids {ids[columns[:5]].tolist()}"
         if what:
-            raise InputError(
-                f"{what} gradient norms for {examples}, {named}; a norm is a number of at least 0: "
-                "look at these examples and at the loss before you continue training"
-            )
+            raise InputError(text("fault.norms", "bad", what=what, examples=examples, named=named))
         warnings.warn(
             f"{int(bad.sum())} gradient norms of {examples} are infinite, {named}; they count as "
             "clipped",
@@ -221,8 +193,7 @@ class StepSettings:
         for name, column in columns.items():
             if column.shape not in ((), (total_steps,)):
                 raise InputError(
-                    f"{name} has shape {column.shape}; pass one value, or the realised value of "
-                    f"each of the {total_steps} steps"
+                    text("fault.steps", "setting", name=name, column=column, n=total_steps)
                 )
         return cls(
             **{name: np.broadcast_to(column, (total_steps,)) for name, column in columns.items()}

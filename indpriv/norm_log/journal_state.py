@@ -227,9 +227,7 @@ def read_state(run_dir: Path) -> LogState:
     """Replay the journal of a run; EvidenceError if it is damaged, newer, or contradicts itself."""
     lines, torn = read_journal(run_dir)
     if not lines or lines[0]["kind"] != "header":
-        raise EvidenceError(
-            f"{run_dir} has a journal without a header: recording stopped before its first record"
-        )
+        raise EvidenceError(text("fault.journal", "headerless", run_dir=run_dir))
     header = lines[0]
     if header.get("schema") not in range(1, SCHEMA + 1):
         raise EvidenceError(
@@ -261,32 +259,22 @@ def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
     """The log that recording continues at a step, else InputError; None where it begins one."""
     if step is None:
         if (run_dir / NAME).is_file():
-            raise InputError(
-                f"{run_dir} already holds a recorded run; choose another directory, remove it, "
-                "or continue it with resume_at=STEP"
-            )
+            raise InputError(text("fault.resume", "recorded", run_dir=run_dir))
         return None
     state = read_state(run_dir)
     if step > state.total_steps:
-        raise InputError(
-            f"resume_at={step}, but the log in {run_dir} proves only {state.total_steps} "
-            "steps; the steps between would be missing: resume from a checkpoint at step "
-            f"{state.total_steps} or before"
-        )
+        raise InputError(text("fault.resume", "short", step=step, state=state))
     return state
 
 
 def _add(state: LogState, line: Line) -> None:
-    kind, where = line["kind"], state.run_dir
+    kind = line["kind"]
     if kind == "close":
         return
     if kind == "truncate":  # training was resumed: what was logged from this step on is void
         step = line["step"]
         if step > state.total_steps:
-            raise EvidenceError(
-                f"{where}: training was resumed at step {step}, after only {state.total_steps} "
-                "steps; the log has lost lines"
-            )
+            raise EvidenceError(text("fault.journal", "truncated", state=state, step=step))
         state.voided_steps += state.total_steps - step
         for of, lines in state.lines.items():
             at = "step" if of == "record" else "first"
@@ -296,26 +284,14 @@ def _add(state: LogState, line: Line) -> None:
             lines[:] = left
         return
     if kind not in state.lines:
-        raise EvidenceError(
-            f"{where}: a line of the journal is of kind {kind!r}, which this indpriv does not "
-            "know: upgrade indpriv"
-        )
+        raise EvidenceError(text("fault.journal", "kind", state=state, kind=kind))
     lines = state.lines[kind]
     if kind == "record" and lines and line["step"] <= lines[-1]["step"]:
-        raise EvidenceError(
-            f"{where}: a record at step {line['step']} follows one at step {lines[-1]['step']}; "
-            "resume with resume_at=STEP, so that the log says which steps are void"
-        )
+        raise EvidenceError(text("fault.journal", "record", state=state, line=line, last=lines[-1]))
     if kind == "steps" and line["first"] != state.total_steps:
-        raise EvidenceError(
-            f"{where}: steps from {line['first']} follow {state.total_steps} steps; the log has "
-            "lost lines"
-        )
+        raise EvidenceError(text("fault.journal", "gap", state=state, line=line))
     if kind == "steps" and line["first"] + line["count"] > MOST_STEPS:
-        raise EvidenceError(
-            f"{where}: the log has more than {MOST_STEPS:,} steps, the most that are read; restore "
-            "the file from a copy"
-        )
+        raise EvidenceError(text("fault.journal", "steps", state=state, most=MOST_STEPS))
     lines.append(line)
 
 
@@ -368,37 +344,24 @@ def check_readable(state: LogState, faults: Faults, unreadable: str) -> None:
     check_choice("unreadable", unreadable, ("refuse", "worst_case"))
     run_dir, header = state.run_dir, state.header
     if state.total_steps == 0:
-        raise EvidenceError(
-            f"{run_dir} proves no step: recording stopped before the first one was logged"
-        )
+        raise EvidenceError(text("fault.journal", "no_steps", run_dir=run_dir))
     if faults and unreadable == "refuse":
         listed = "; ".join(f"{name}: {fault}" for name, fault in list(faults.items())[:5])
-        raise EvidenceError(
-            f"{run_dir}: {len(faults)} of {len(state.files)} record files are not as written "
-            f"({listed}); restore them, or count them at max_grad_norm with "
-            "unreadable='worst_case' (--set unreadable=worst_case)"
-        )
+        values = {"n": len(faults), "of": len(state.files), "listed": listed}
+        raise EvidenceError(text("fault.journal", "files", run_dir=run_dir, **values))
     max_grad_norm = state.settings().max_grad_norm
     targets = {line["targets_fingerprint"] for line in state.lines["record"]}
     for line in state.lines["record"]:
         step = line["step"]
         if line["ids_fingerprint"] != header["ids_fingerprint"] or len(targets) > 1:
-            raise EvidenceError(
-                f"{run_dir}: the data changed its order or its labels between records (by step "
-                f"{step}); norms of one example would be another's: record again with the data set "
-                "fixed"
-            )
+            raise EvidenceError(text("fault.journal", "data", state=state, step=step))
         if line["n_examples"] != header["n_examples"]:
-            raise EvidenceError(
-                f"{run_dir}: the record of step {step} has {line['n_examples']} examples, the log "
-                f"has {header['n_examples']}; the data set may not grow or shrink during a run"
-            )
+            raise EvidenceError(text("fault.journal", "examples", state=state, line=line))
         if step < len(max_grad_norm) and not np.isclose(
             line["max_grad_norm"], max_grad_norm[step], rtol=1e-12
         ):
             raise EvidenceError(
-                f"{run_dir}: the record of step {step} was taken at max_grad_norm="
-                f"{line['max_grad_norm']}, but the step ran at {max_grad_norm[step]}"
+                text("fault.journal", "clipping", state=state, line=line, clip=max_grad_norm[step])
             )
 
 
@@ -423,10 +386,7 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     distinct = all_distinct(suspects)
     if len(ids) != n or not distinct:
         twice = "" if distinct else ", some of them twice"
-        raise EvidenceError(
-            f"{path} has {len(ids)} example ids{twice}; the log has {n} examples, each with an id "
-            "of its own: restore the file from a copy"
-        )
+        raise EvidenceError(text("fault.ids", "twice", path=path, found=len(ids), n=n, twice=twice))
     return ids, units, exact
 
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray, Ids, IntArray
 from indpriv._checks import check_positive_int
-from indpriv._facts import FAILED, Fact
+from indpriv._facts import FAILED, Fact, text
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv._folders import named_by_person
 from indpriv._storage import location
@@ -156,10 +156,7 @@ class NormLog:
         levels = stored.levels_of(rounding, rounding_mode)
         rows, steps = np.asarray(norms), np.asarray(recorded_steps)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":
-            raise InputError(
-                f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, "
-                "n_examples) floats"
-            )
+            raise InputError(text("fault.norms", "shape", rows=rows))
         fields.check_recorded_steps(steps, len(rows), len(given))
         n = rows.shape[1]
         ids = np.arange(n) if example_ids is None else np.asarray(example_ids)

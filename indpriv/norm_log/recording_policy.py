@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from indpriv._checks import check_positive_int
+from indpriv._facts import text
 from indpriv.errors import EvidenceError, InputError
 
 EPOCH, ONCE = "epoch", "once"
@@ -73,15 +74,9 @@ class RecordingPolicy:
         _check_gap("every", self.every, (EPOCH, ONCE))
         number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
         if not (number and 1.0 <= self.growth <= _LARGEST_GROWTH):
-            raise InputError(
-                f"growth={self.growth!r} is not in [1, {_LARGEST_GROWTH:g}]; it is the factor from "
-                "one gap between full passes to the next, e.g. 1.5"
-            )
+            raise InputError(text("fault.policy", "growth", policy=self, most=_LARGEST_GROWTH))
         if self.every == ONCE and self.growth != 1:
-            raise InputError(
-                f'growth={self.growth:g} with every="once", which has no gaps that could grow; '
-                "leave out one of them"
-            )
+            raise InputError(text("fault.policy", "once", policy=self))
         check_positive_int("reference_examples", self.reference_examples, minimum=0)
         check_positive_int("first", self.first, minimum=0)
         if not isinstance(self.batch_norms, bool):
@@ -90,20 +85,14 @@ class RecordingPolicy:
             return
         _check_gap("longest", self.longest, (EPOCH,))
         if self.growth == 1:
-            raise InputError(
-                f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or "
-                "leave out longest"
-            )
+            raise InputError(text("fault.policy", "longest", policy=self))
         gap: int | str | None = epochs_of(self.every)
         limit: int | str | None = epochs_of(self.longest)
         if gap is None and limit is None:
             gap, limit = self.every, self.longest
         # Steps and epochs can only be compared in a run.
         if isinstance(gap, int) and isinstance(limit, int) and limit < gap:
-            raise InputError(
-                f"longest={self.longest!r} is below every={self.every!r}, the first gap; pass at "
-                "least that"
-            )
+            raise InputError(text("fault.policy", "short", policy=self))
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> RecordingPolicy:
@@ -138,9 +127,7 @@ class RecordingPolicy:
             InputError: a policy in epochs; `in_steps` first.
         """
         if isinstance(self.longest, str) or epochs_of(self.every) is not None:
-            raise InputError(
-                "a policy in epochs has no steps yet; call in_steps(steps_per_epoch) first"
-            )
+            raise InputError(text("fault.policy", "epochs"))
         step -= self.first
         if step <= 0 or isinstance(self.every, str):  # "once"
             return step == 0
@@ -171,15 +158,15 @@ class RecordingPolicy:
         longest = "an epoch" if self.longest == EPOCH else self.longest
         limit = f", at most {longest}" if longest else ""
         if self.every == ONCE:
-            text = f"one full pass {f'before step {self.first}' if self.first else 'at the start'}"
+            said = f"one full pass {f'before step {self.first}' if self.first else 'at the start'}"
         elif self.growth == 1:
-            text = f"a full pass every {_gap(self.every)}{start}"
+            said = f"a full pass every {_gap(self.every)}{start}"
         else:
-            text = f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times "
-            text += f"the last{limit}{start}"
-        text += "; batch norms of sampled batches" * self.batch_norms
+            said = f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times "
+            said += f"the last{limit}{start}"
+        said += "; batch norms of sampled batches" * self.batch_norms
         examples = f"; {self.reference_examples:,} reference examples"
-        return text + examples * bool(self.reference_examples)
+        return said + examples * bool(self.reference_examples)
 
 
 def epochs_of(gap: object) -> int | None:
@@ -195,10 +182,7 @@ def _check_gap(name: str, gap: int | str, words: tuple[str, ...]) -> None:
         return
     if isinstance(gap, str):
         known = " or ".join(f'"{word}"' for word in words)
-        raise InputError(
-            f"{name}={gap!r} is not known; pass a whole number of steps, or {known}, or e.g. "
-            '"2 epochs"'
-        )
+        raise InputError(text("fault.policy", "gap", name=name, gap=gap, known=known))
     check_positive_int(name, gap)
 
 

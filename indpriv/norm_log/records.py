@@ -31,6 +31,7 @@ from indpriv import _files
 from indpriv._arrays import IntArray
 from indpriv._checks import check_choice, check_rounding
 from indpriv._columns import Rows
+from indpriv._facts import text
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSettings, check_norms
 
@@ -247,10 +248,7 @@ def _read_file(file: RecordFile, column: str, start: int, stop: int, out: NDArra
         table = opened.read_row_groups(groups, columns=[column], use_threads=False)
     values: Any = table.column(column).to_numpy()[start % size : start % size + len(out)]
     if values.shape != out.shape or values.dtype != out.dtype:
-        raise EvidenceError(
-            f"{file.path} holds {values.shape} values of {values.dtype} instead of "
-            f"{out.shape} of {out.dtype}; restore it from a copy"
-        )
+        raise EvidenceError(text("fault.records", "values", path=file.path, values=values, out=out))
     out[:] = values
 
 
@@ -259,8 +257,7 @@ def check_codes(path: Path, values: NDArray[Any], levels: Levels | None) -> None
     largest = np.inf if levels is None else levels.max_code
     if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
         raise EvidenceError(
-            f"{path}: code {values[~inside][0]} is above the top code {largest} of its "
-            "rounding, or below 0"
+            text("fault.records", "code", path=path, code=values[~inside][0], largest=largest)
         )
 
 
@@ -360,14 +357,11 @@ def in_memory(
 ) -> BatchNorms:
     """Batch norms of every step from arrays (steps, positions, norms), checked."""
     if len(batch_norms) != 3:
-        raise InputError(
-            f"batch_norms has {len(batch_norms)} parts; pass three: (steps, positions, norms)"
-        )
+        raise InputError(text("fault.batch_norms", "parts", n=len(batch_norms)))
     steps, positions, norms = (np.asarray(part) for part in batch_norms)
     if not (steps.ndim == 1 and steps.shape == positions.shape == norms.shape):
         raise InputError(
-            f"batch_norms has shapes {steps.shape}, {positions.shape} and {norms.shape}; pass "
-            "steps, positions and norms of one shape (n_entries,)"
+            text("fault.batch_norms", "shapes", steps=steps, positions=positions, norms=norms)
         )
     total_steps = len(settings)
     for name, values, limit in (("steps", steps, total_steps), ("positions", positions, len(ids))):
@@ -377,10 +371,7 @@ def in_memory(
             raise InputError(f"batch_norms: {name} must be whole numbers from 0 to {limit - 1}")
     steps, positions = steps.astype(np.int64), positions.astype(np.int64)
     if len(np.unique(positions * total_steps + steps)) < len(steps):
-        raise InputError(
-            "batch_norms: an example has several norms at one step; pass one entry per example and "
-            "step"
-        )
+        raise InputError(text("fault.batch_norms", "twice"))
     norms = norms.astype(np.float64)
     check_norms(norms, ids[positions])
     kept = norms if levels is None else levels.encode(norms, settings.max_grad_norm[steps])

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from indpriv import _files, _journal
+from indpriv._facts import text
 from indpriv._folders import refuse_links
 from indpriv._reading import Number, Text, Whole, YesNo, check, table
 from indpriv.errors import InputError, check_installed
@@ -157,8 +158,8 @@ def sign(run_dir: Path, key: Any) -> None:
         return
     digest = hashlib.sha512((run_dir / JOURNAL).read_bytes()).digest()
     whole = _whole(key.public_key().public_bytes_raw(), key.sign(_signed(digest)))
-    text = base64.b64encode(whole).decode()
-    lines = [text[start : start + 70] for start in range(0, len(text), 70)]
+    packed = base64.b64encode(whole).decode()
+    lines = [packed[start : start + 70] for start in range(0, len(packed), 70)]
     content = "\n".join([_BEGIN, *lines, _END, ""]).encode()
     _files.write_atomically(run_dir / SIGNATURE, content)
 
@@ -185,11 +186,7 @@ def signing_key(path: str | Path | None) -> Any:
     except (TypeError, ValueError, exceptions.UnsupportedAlgorithm) as error:
         key, found = None, str(error)
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise InputError(
-            f"{path} cannot sign a log ({found}); pass an ed25519 key without passphrase, as made "
-            "by: ssh-keygen -t ed25519 -N '' -f KEY. With any other, sign the closed log yourself: "
-            f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY RUN/journal.jsonl"
-        )
+        raise InputError(text("fault.signature", "key", path=path, found=found, name=NAMESPACE))
     return key
 
 
@@ -199,8 +196,8 @@ def read_signature(path: Path, digests: Iterable[tuple[int, bytes]]) -> tuple[by
     digests: number and SHA-512 of each content that it may be of.
     """
     exceptions, _, ed25519 = _cryptography()
-    text = _read(path).decode("ascii", "replace").strip()
-    armoured = "".join(text.removeprefix(_BEGIN).removesuffix(_END).split())
+    content = _read(path).decode("ascii", "replace").strip()
+    armoured = "".join(content.removeprefix(_BEGIN).removesuffix(_END).split())
     try:
         packed = base64.b64decode(armoured, validate=True)
         key, value = packed[33:65], packed[-64:]
@@ -208,10 +205,7 @@ def read_signature(path: Path, digests: Iterable[tuple[int, bytes]]) -> tuple[by
     except ValueError:
         packed, key, value = b"", b"", b""
     if not packed or packed != _whole(key, value):
-        raise InputError(
-            f"{path} is no signature of a log: it is damaged, for another namespace than "
-            f"{NAMESPACE}, or not by an ed25519 key; sign again, or remove it"
-        )
+        raise InputError(text("fault.signature", "none", path=path, name=NAMESPACE))
     last = 0
     for number, digest in digests:
         try:
@@ -234,10 +228,7 @@ def public_keys(path: Path) -> set[bytes]:
             if "namespaces=" not in options.lower() or NAMESPACE in options:
                 found.add(base64.b64decode(key[1])[-32:])
     if not found:
-        raise InputError(
-            f"{path} holds no public ed25519 key that may sign {NAMESPACE} at any time; pass the "
-            "signer's .pub file, which begins with ssh-ed25519, or a file of allowed signers"
-        )
+        raise InputError(text("fault.signature", "public", path=path, name=NAMESPACE))
     return found
 
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from indpriv import _files
+from indpriv._facts import text
 from indpriv._folders import make_folder, remove_file
 from indpriv._journal import JournalWriter
 from indpriv._reading import check_columns
@@ -96,10 +97,7 @@ class NormLogWriter:
             ids = pa.table({"example_id": example_ids, **units, "exact": exact})
             check_columns(run_dir / IDS, ids.schema, ID_COLUMNS)
         except (pa.ArrowException, EvidenceError) as error:
-            raise InputError(
-                f"no log could be read again with these ids ({error}); pass whole numbers or "
-                "texts, e.g. ids.astype(str)"
-            ) from error
+            raise InputError(text("fault.ids", "unreadable", error=error)) from error
         self.run_dir, self._folder = run_dir, make_folder(run_dir, RECORDS)
         self._journal = JournalWriter(run_dir)
         self._levels = records.levels_of(header.rounding, header.rounding_mode)
@@ -250,6 +248,11 @@ class NormLogWriter:
         for name in (*_ALIKE, *_ALIKE_IN_RUN):
             if logged.get(name, {}) != expected[name]:
                 raise EvidenceError(
-                    f"the log to continue has {name}={logged.get(name)!r}, this run has "
-                    f"{expected[name]!r}; record another run in another directory"
+                    text(
+                        "fault.resume",
+                        "other",
+                        name=name,
+                        logged=logged.get(name),
+                        expected=expected[name],
+                    )
                 )
