@@ -120,7 +120,7 @@ def table_2(audit_dir: Path) -> dict[str, Any]:
 def footnote_3(run_dir: Path) -> dict[str, Any]:
     """Median gradient norm before the first step, without and with privacy."""
     log = NormLog.open(run_dir)
-    row = log.records.read(log.rows[:1], 0, log.n_examples)[0]
+    row = log.records[:1].read(0, log.n_examples)[0]
     clip = float(log.settings.max_grad_norm[0])
     norms = row if log.levels is None else log.levels.norms(row.astype(log.levels.dtype), clip)
     found = {"max_grad_norm": clip, "non_private": float(np.median(norms))}
