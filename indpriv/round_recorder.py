@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks, _files
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv.errors import InputError
 from indpriv.norm_log import fields
@@ -183,15 +184,9 @@ class RoundRecorder:
         `number` is that of the first one.
         """
         if number is not None and number != self._next:
-            raise InputError(
-                f"round {number} follows {self._next} recorded rounds; rounds are recorded in "
-                f"order, and the next one is {self._next}: after a crash, pass resume_at=ROUND"
-            )
+            raise InputError(text("fault.rounds", "number", number=number, following=self._next))
         if sample_rate is None and self._sampler == "poisson":
-            raise InputError(
-                'sampler="poisson" without sample_rate: the account needs the chance of the coins; '
-                "pass sample_rate=, or another sampler if participation is known"
-            )
+            raise InputError(text("fault.rounds", "rate"))
         if sample_rate is None:
             most = max((np.size(who) for who in participants), default=0)
             sample_rate = min(1.0, max(most, 1) / len(self._ids))
@@ -199,11 +194,9 @@ class RoundRecorder:
             fields.SETTING_NAMES, (noise_multiplier, max_grad_norm, sample_rate), strict=True
         )
         setting = {name: _checks.check_setting(name, value) for name, value in values}
-        if several := [name for name, value in setting.items() if value.ndim]:
-            raise InputError(
-                f"{several[0]} has {setting[several[0]].size} values; all participants of a round "
-                "share one setting: record rounds of different settings one by one"
-            )
+        for name, value in setting.items():
+            if value.ndim:
+                raise InputError(text("fault.rounds", "setting", name=name, n=value.size))
         shared = {name: float(value) for name, value in setting.items()}
         clip, rate = shared["max_grad_norm"], shared["sample_rate"]
         found = [self._checked(*step) for step in zip(participants, norms, strict=True)]
@@ -252,10 +245,7 @@ class RoundRecorder:
         """Positions and norms of the participants of one step, and the caveat of these norms."""
         names, norms = np.asarray(who), np.asarray(lengths)
         if names.ndim != 1 or norms.shape != names.shape:
-            raise InputError(
-                f"participants have shape {names.shape}, norms {norms.shape}; pass one norm for "
-                "each participant"
-            )
+            raise InputError(text("fault.rounds", "shapes", ids=names, norms=norms))
         if not len(names):
             return np.zeros(0, np.int64), np.zeros(0), ""
         if norms.dtype.kind not in "fiu":
@@ -265,17 +255,14 @@ class RoundRecorder:
         # pandas finds 2**53 + 1 for 2.0**53.
         same = self._ids[positions].astype(object) == wanted.astype(object)
         if unknown := names[(positions < 0) | ~same].tolist():
-            raise InputError(
-                f"{len(unknown)} of {len(names)} participants are not among the {len(self._ids)} "
-                f"client_ids, e.g. {unknown[0]!r}; name every client when the recorder is made, by "
-                f"ids of one kind (participants are {names.dtype}, client_ids {self._ids.dtype})"
-            )
-        each, times = np.unique(positions, return_counts=True)
-        if len(each) < len(positions):
-            raise InputError(
-                f"{int((times > 1).sum())} participants are named twice in one round, e.g. "
-                f"{self._ids[each[times > 1]].tolist()[0]!r}; a client that sends two updates adds "
-                "up their norms"
-            )
+            values: dict[str, Any] = {
+                "n": len(unknown),
+                "of": len(names),
+                "clients": len(self._ids),
+            }
+            values |= {"example": unknown[0], "ids": names, "known": self._ids}
+            raise InputError(text("fault.rounds", "unknown", **values))
+        if twice := [*dict.fromkeys(names[wanted.duplicated()].tolist())]:
+            raise InputError(text("fault.rounds", "twice", n=len(twice), example=twice[0]))
         fields.check_norms(norms, names)
         return positions, *fields.widened(norms)

@@ -216,7 +216,7 @@ def test_a_text_is_whole(name):
         assert said.strip() == said
 
 
-ARRAYS = ("column", "ids", "norms", "out", "positions", "rows", "steps", "units", "values")
+ARRAYS = ("column", "ids", "known", "norms", "out", "positions", "rows", "steps", "units", "values")
 OBJECTS = {
     **dict.fromkeys(ARRAYS, np.ndarray),
     "account": Account,
