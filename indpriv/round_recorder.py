@@ -255,13 +255,9 @@ class RoundRecorder:
         # pandas finds 2**53 + 1 for 2.0**53.
         same = self._ids[positions].astype(object) == wanted.astype(object)
         if unknown := names[(positions < 0) | ~same].tolist():
-            values: dict[str, Any] = {
-                "n": len(unknown),
-                "of": len(names),
-                "clients": len(self._ids),
-            }
-            values |= {"example": unknown[0], "ids": names, "known": self._ids}
-            raise InputError(text("fault.rounds", "unknown", **values))
+            n, known = len(unknown), self._ids
+            values = {"of": len(names), "clients": len(known), "ids": names, "known": known}
+            raise InputError(text("fault.rounds", "unknown", n=n, example=unknown[0], **values))
         if twice := [*dict.fromkeys(names[wanted.duplicated()].tolist())]:
             raise InputError(text("fault.rounds", "twice", n=len(twice), example=twice[0]))
         fields.check_norms(norms, names)
