@@ -31,16 +31,10 @@ class RecordingPolicy:
     norms change most. A policy depends on nothing that is observed in training, so it is the same
     for all examples, and a resumed run continues it.
 
-    If full passes are rare, or all an epoch apart, the first one governs many steps: each example's
-    first record counts until half-way to its next one, which even with batch norms takes about
-    1 / (2 * sample_rate) steps. So make the first gaps short: with batch norms, every=4 with
-    growth=2 and longest="2 epochs", or with growth=1.5, kept the mean error of epsilon below 3 % on
-    three data sets and its bias below 1 %; equal gaps of two epochs did not
-    (benchmarks/fidelity.py).
-
-    For a single pass, choose `first` after the steps in which norms fall, but only if training
-    starts with clipped gradients, so that counting earlier steps at max_grad_norm is nearly right.
-    In fine-tuning it may not be.
+    Make the first gaps short: each example's first record counts until half-way to its next one.
+    The page on recording cheaply has measurements. For a single pass, choose `first` after the
+    steps in which norms fall, but only if training starts with clipped gradients, as fine-tuning
+    may not: earlier steps count at max_grad_norm.
 
     Attributes:
         every: K, the number of steps between full passes (the first gap, if gaps grow); or "epoch",
@@ -192,9 +186,6 @@ def _gap(gap: int | str, article: str = "") -> str:
     return f"{gap:,} steps" if gap != 1 else ("1 step" if article else "step")
 
 
+# Of a Recorder. On Adult it takes three passes more than one per epoch, and the bias of the estimate
+# falls from +9 to +1 %.
 DEFAULT_POLICY = RecordingPolicy(every=4, growth=2.0, longest=EPOCH)
-"""The default of a Recorder.
-
-On Adult it takes three passes more than one per epoch (23), and the bias of the estimate falls from
-+9 to +1 %.
-"""
