@@ -186,6 +186,6 @@ def _gap(gap: int | str, article: str = "") -> str:
     return f"{gap:,} steps" if gap != 1 else ("1 step" if article else "step")
 
 
-# Of a Recorder. On Adult it takes three passes more than one per epoch, and the bias of the estimate
+# Of a Recorder. On Adult it takes three passes more than one per epoch, and the estimate's bias
 # falls from +9 to +1 %.
 DEFAULT_POLICY = RecordingPolicy(every=4, growth=2.0, longest=EPOCH)
