@@ -329,6 +329,5 @@ def check_storable(*metadata: pd.DataFrame | None) -> None:
     try:
         pa.Table.from_pandas(pd.concat(given), preserve_index=False)
     except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
-        raise InputError(
-            text("fault.metadata", "unstorable", reasons="; ".join(map(str, error.args)))
-        ) from error
+        reasons = "; ".join(map(str, error.args))
+        raise InputError(text("fault.metadata", "unstorable", reasons=reasons)) from error

@@ -247,12 +247,5 @@ class NormLogWriter:
         expected |= {"n_examples": self._n, "ids_fingerprint": self._ids_fingerprint}
         for name in (*_ALIKE, *_ALIKE_IN_RUN):
             if logged.get(name, {}) != expected[name]:
-                raise EvidenceError(
-                    text(
-                        "fault.resume",
-                        "other",
-                        name=name,
-                        logged=logged.get(name),
-                        expected=expected[name],
-                    )
-                )
+                values = {"logged": logged.get(name), "expected": expected[name]}
+                raise EvidenceError(text("fault.resume", "other", name=name, **values))
