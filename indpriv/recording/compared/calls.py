@@ -377,6 +377,11 @@ class Call:
         with self.precision():
             return twin(*args, **kwargs)
 
+    @torch.no_grad()
+    def outputs_again(self, arguments: Any = None, twin: nn.Module | None = None) -> list[Tensor]:
+        """The tensors of what `again` gives."""
+        return tensors_of(self.again(arguments, twin))
+
 
 def _add(gradients: dict[int, Tensor], number: int, grad: Tensor) -> None:
     grad = grad.detach()

@@ -162,17 +162,15 @@ class Replay:
         """
         place, same = float(self._random.random()), []
         for held in (nullcontext(), Still(place)):
-            with torch.no_grad(), held:
-                outputs = [tensors_of(one.again(fed)) for fed in (one.arguments, others)]
-            same.append(self._are_same(one, keep, *outputs))
+            with held:
+                same.append(self._are_same(one, keep, *map(one.outputs_again, (None, others))))
         if same == [False, True]:
             if case == "mixes":
                 self.findings.add("replay", "draws")
             return
         twin = one.new_twin()
-        passes = (partial(one.again, fed, twin) for fed in (one.arguments, others))
-        with torch.no_grad():
-            found = first_that_mixes(twin, passes, keep)
+        passes = (partial(one.outputs_again, fed, twin) for fed in (None, others))
+        found = first_that_mixes(twin, passes, keep)
         where = "loss_fn" if found is None else "".join(found)
         self.findings.add("replay", case, where=where, **values)
 
@@ -189,16 +187,13 @@ class Replay:
 
     def _repeats(self, one: Call) -> bool:
         """Whether a forward pass gives its outputs again."""
-        with torch.no_grad():
-            again = tensors_of(one.again())
-        return self._all_close(zip(again, tensors_of(one.outputs), strict=True))
+        return self._all_close(zip(one.outputs_again(), tensors_of(one.outputs), strict=True))
 
     def _draws_itself(self, one: Call) -> bool:
         """Whether a twin gives other outputs the second time, at the same random state."""
         twin = one.new_twin()
-        with torch.no_grad():
-            first, second = (tensors_of(one.again(twin=twin)) for _ in range(2))
-        return not self._all_close(zip(first, second, strict=True))
+        both = one.outputs_again(twin=twin), one.outputs_again(twin=twin)
+        return not self._all_close(zip(*both, strict=True))
 
     def _is_linear(self, one: Call) -> bool:
         """Whether the gradient of a multiple of the losses is that multiple, small or large."""
@@ -229,7 +224,7 @@ class Replay:
         moved = [name for name, value in buffers[0].items() if relative(buffers[1][name], value)]
         if moved:
             self.findings.add("replay", "buffer", name=moved[0])
-        elif any(relative(*pair) > _SAME for pair in zip(*outputs, strict=True)):
+        elif _differ(*outputs):
             self.findings.add("replay", "keeps_examples")
 
     def _outliers(self, one: Call) -> None:
@@ -244,8 +239,8 @@ class Replay:
             return t * each if t.is_floating_point() else t
 
         others, found = map_tensors(one.arguments, grown), tensors_of(one.outputs)
-        with suppress(Exception), torch.no_grad():  # a model need not take such rows
-            found = tensors_of(one.again(others))
+        with suppress(Exception):  # a model need not take such rows
+            found = one.outputs_again(others)
         if not self._are_same(one, keep, found, tensors_of(one.outputs)) and self._repeats(one):
             self._mixes("outliers", one, keep, others)
 

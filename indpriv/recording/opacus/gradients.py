@@ -338,16 +338,9 @@ class NoiseWatch:
         ]
         self._n_compared = len(chosen)
         self._steps = 0
-        self._powers = torch.zeros(len(parameters), 2, dtype=torch.float64)  # sums of 2nd and 4th
-        self._along = torch.zeros((), dtype=torch.float64)  # the clipped sum's direction
-        self._products = torch.zeros(2, dtype=torch.float64)  # with the previous, the first step
-        self._previous: Tensor | None = None
+        self._previous: Tensor | None = None  # noise of the last step, and of the first one
         self._first: Tensor | None = None
-        self._total = torch.zeros(2, len(chosen), dtype=torch.float64)  # sums of noise and squares
-        # Of the signs of the noise, whose law is the same whatever its scale: their sum, with a
-        # secret sign for each step, and the squared products of a step's signs with it.
-        self._signs = torch.zeros(len(chosen), dtype=torch.float64)
-        self._squared = torch.zeros((), dtype=torch.float64)
+        self._totals: dict[str, Tensor] = {}
         self._sums: list[tuple[Tensor, int]] = []
 
     def before(self) -> None:
@@ -379,37 +372,43 @@ class NoiseWatch:
             compared.append(noise[chosen].double().to(device))
             products = [noise * total, total.square(), second := noise.square_(), second.square()]
             sums.append(torch.stack([one.sum(dtype=torch.float64) for one in products]).to(device))
-        found = torch.stack(sums)
-        self._powers = found[:, 2:] + self._powers.to(device)
-        along, squares = found[:, :2].sum(0)
-        direction = torch.where(squares.sqrt() > _SHORT, along / squares.sqrt(), 0.0)
-        self._along = direction + self._along.to(device)
-        mine = torch.cat(compared)
-        if self._first is None or self._previous is None:
-            self._first = mine
-        else:
-            products_with = torch.stack([mine @ self._previous, mine @ self._first])
-            self._products = products_with + self._products.to(device)
-        self._previous = mine
-        self._total = torch.stack([mine, mine.square()]) + self._total.to(device)
-        signs, earlier = mine.sign(), self._signs.to(device)
-        # 0/0 only before the first step, or where few signs cancel out: a product of mean square 1.
-        self._squared = torch.nan_to_num(
-            (signs @ earlier).square() / earlier.square().sum(), nan=1.0
-        ) + self._squared.to(device)
-        self._signs = secrets.choice((-1, 1)) * signs + earlier
+        powers, mine = torch.stack(sums), torch.cat(compared)
+        along, squares = powers[:, :2].sum(0)
+        none = torch.zeros_like(mine)
+        others = [none if one is None else one for one in (self._previous, self._first)]
+        # Of the signs of the noise, whose law is the same whatever its scale: their sum, with a
+        # secret sign for each step, and the squared products of a step's signs with it.
+        signs, earlier = mine.sign(), self._totals.get("signs", none)
+        squared = (signs @ earlier).square() / earlier.square().sum()
+        found = {
+            "powers": powers[:, 2:],  # of each tensor, the sums of 2nd and 4th powers
+            # The part in the clipped sum's direction.
+            "along": torch.where(squares.sqrt() > _SHORT, along / squares.sqrt(), 0.0),
+            "products": torch.stack([mine @ other for other in others]),
+            "noise": torch.stack([mine, mine.square()]),
+            # 0/0 only before the first step, or where few signs cancel out: a product of mean
+            # square 1.
+            "squared": torch.nan_to_num(squared, nan=1.0),
+            "signs": secrets.choice((-1, 1)) * signs,
+        }
+        for name, value in found.items():
+            self._totals[name] = value + self._totals.get(name, torch.zeros_like(value))
+        self._previous, self._first = mine, mine if self._first is None else self._first
         self._steps += 1
 
     def counts(self) -> NoiseCounts | None:
         """What was measured so far; None unless every step was, and its noise was finite."""
-        second, fourth = self._powers.cpu().numpy().T
-        if not (self._measures and self._steps and np.isfinite(fourth).all()):
+        if not (self._measures and self._steps):
+            return None
+        totals = {name: total.cpu().numpy() for name, total in self._totals.items()}
+        second, fourth = totals["powers"].T
+        if not np.isfinite(fourth).all():
             return None
         values = self._sizes * self._steps
         variances = second / values
         least = int(np.argmin((variances - 1) * np.sqrt(values)))
         pairs = max(1, self._n_compared * (self._steps - 1))
-        previous, first = (self._products.cpu().numpy() / np.sqrt(pairs)).tolist()
+        previous, first = (totals["products"] / np.sqrt(pairs)).tolist()
         return NoiseCounts(
             values=int(values.sum()),
             variance=float(second.sum() / values.sum()),
@@ -418,9 +417,9 @@ class NoiseWatch:
             fourth_moment=float(fourth.sum() / values.sum()),
             previous=previous,
             first=first,
-            repeated=_excess_of_sum(*self._total.cpu().numpy()),
-            signed=_excess_of_mean(float(self._squared) / self._steps, 2 / (9 * self._steps)),
-            along_sum=float(self._along) / np.sqrt(self._steps),
+            repeated=_excess_of_sum(*totals["noise"]),
+            signed=_excess_of_mean(float(totals["squared"]) / self._steps, 2 / (9 * self._steps)),
+            along_sum=float(totals["along"]) / np.sqrt(self._steps),
         )
 
 
