@@ -42,7 +42,7 @@ from indpriv.recording.norms.autograd_norms import AutogradNorms
 from indpriv.recording.norms.batches import Batch, Keywords, call, map_tensors
 from indpriv.recording.norms.model_checks import hindrance, validate_module
 from indpriv.recording.norms.shadow_model import ModelInTraining
-from indpriv.recording.run_log import processor
+from indpriv.recording.process import processor
 
 MODES = ("hooks", "functorch", "ghost")
 N, BATCH, TIMED, COMPARED, ROUNDS = 120, 20, 32, 4, 5

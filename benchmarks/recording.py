@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from audits.training.config import ModelConfig
 from audits.training.models import build_model
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, run_log, watch
+from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, recorder, watch
 from indpriv.recording.compared import findings
 
 SECTIONS = ("norms", "once", "training", "comparisons")
@@ -238,7 +238,7 @@ def opacus_run(
 def training_cost(mode: str, clock: Callable[[], float]) -> None:
     """Print what recording, with the writing of files, adds to Opacus's steps."""
     steps = EPOCHS * BATCHES
-    run_log.FLUSH_STEPS = steps
+    recorder.FLUSH_STEPS = steps
     policies = {
         "none": None,
         "watched": RecordingPolicy("once"),

@@ -732,7 +732,7 @@ def test_a_full_file_system_ends_an_audit_with_one_message(tiny, size):
 @linux
 def test_a_planted_repository_runs_nothing(tmp_path, monkeypatch):
     """What git would run: a monitor, hooks, filters, a pager, an editor, an alias."""
-    from indpriv.recording.run_log import environment_of
+    from indpriv.recording.process import environment_of
 
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")

@@ -25,7 +25,7 @@ from indpriv._progress import StageProgress
 from indpriv.norm_log.journal_state import read_state
 from indpriv.recording import Recorder
 from indpriv.recording.clipping import ClippingRule
-from indpriv.recording.run_log import heard_signals
+from indpriv.recording.process import heard_signals
 
 
 class RecordedSteps:

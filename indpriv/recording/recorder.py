@@ -9,17 +9,21 @@ realised settings are read; at the end the final model's losses are taken.
 
 from __future__ import annotations
 
+import platform
 import secrets
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import opacus
 import pandas as pd
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -28,17 +32,18 @@ from indpriv import _checks
 from indpriv._arrays import IntArray
 from indpriv._facts import text
 from indpriv._files import write_json
+from indpriv._folders import make_folder
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
-from indpriv.errors import EvidenceError, EvidenceWarning, InputError
+from indpriv.errors import EvidenceError, EvidenceWarning, InputError, PrivacyWarning
 from indpriv.norm_log import journal_state
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.fields import StepSetting, check_norms
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.records import levels_of
-from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON, seal, sign, signing_key
+from indpriv.norm_log.run_files import EXAMPLES, HOLDOUT, RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import SessionCounts
-from indpriv.norm_log.writer import LogHeader, fingerprint
+from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
 from indpriv.recording.clipping import ClipThresholds, Filter, check_headroom
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.updates import PublicSettings
@@ -46,16 +51,17 @@ from indpriv.recording.losses import described_loss, with_targets
 from indpriv.recording.norms.batches import LossFn
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.norms.shadow_model import autocast_anywhere
+from indpriv.recording.norms.shadow_model import autocast_anywhere, described_parameters
 from indpriv.recording.opacus.gradients import Thresholds
 from indpriv.recording.opacus.ranks import Batch, Ranks, check_together
 from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.process import deferred_interrupts, environment_of
 from indpriv.recording.random_states import fingerprint_of_state
-from indpriv.recording.run_log import RunLog, deferred_interrupts, described, environment_of
-from indpriv.recording.training_data import Measured, TrainingData, Unpack, norms_of
+from indpriv.recording.training_data import Measured, TrainingData, Unpack, length, norms_of
 from indpriv.recording.watch import AttackedRun, RunAttack, StartedAttack, Watch
 
 _CHECKED = 256  # number of examples that the norm pass is checked and timed on
+FLUSH_STEPS = 256  # number of steps that a crash may lose
 _AUGMENTED = (
     "items of the data set are random (augmentation?), so the recorded norms belong to another "
     "random draw than training's; batch norms and known participation make an exact account"
@@ -203,7 +209,7 @@ class Recorder:
         self._policy = _policy(
             policy, state, every=every, reference_examples=few, batch_norms=batch_norms
         )
-        self._reference_positions = self._reference(state)
+        self._reference_positions = self._chosen_reference(state)
         self._levels = levels_of(rounding, rounding_mode)
         self._rounding, self._rounding_mode = float(rounding), rounding_mode
         self._individual_clipping = individual_clipping
@@ -232,10 +238,17 @@ class Recorder:
         self._measured: Measured | None = None  # of the reference examples, before the coming step
         self._limits: tuple[float, ...] = ()  # per layer, at which these norms were taken
         self._batch: Batch | None = None  # of the current step
+        self._unlogged = self._first  # the first step that is not logged yet
+        self._logged: list[int] = []  # the same of each writer
+        self._settings: list[StepSetting] = []  # of the steps that are not logged yet
+        self._batches: list[Batch | None] = []  # of the same steps, if batch norms are kept
+        self._reference: list[Measured] = []  # norms of the reference examples at these steps
+        self._writers: list[NormLogWriter] = []  # of training, then of test examples
+        self._is_lost = False  # a disk error ended the log, and training goes on
         self._training_seconds = self._training_since = 0.0
         self._first_draw = ""
 
-    def _reference(self, state: journal_state.LogState | None) -> IntArray:
+    def _chosen_reference(self, state: journal_state.LogState | None) -> IntArray:
         """Positions of the reference examples: those of the log, or new random ones."""
         if state is not None and state.header["n_exact"]:
             return journal_state.read_ids(state)[2]
@@ -387,7 +400,7 @@ class Recorder:
                 "no_privacy": run.no_privacy,
                 "ranks": self._ranks.size,
                 "loss": described_loss(self._data.loss_fn),
-                **described(run),
+                **_described(run),
             },
         )
 
@@ -417,29 +430,62 @@ class Recorder:
             attack=self._started,
         )
 
+    def _open_log(self, header: LogHeader, files: ExitStack) -> None:
+        """Start or continue the log, and that of the test examples, on the rank that writes.
+
+        Test examples are never trained on. The log of their norms tells what their epsilon would
+        have been on the same trajectory, with which training examples' epsilons are compared if an
+        attack is judged by epsilon.
+        """
+        data = self._data
+        few = self._reference_positions
+        logs: list[tuple[Any, ...]] = [("", header, data.ids, data.ids_of_units, few)]
+        if self._record_holdout:
+            # A batch or the reference examples hold no test example, and no filter charges one.
+            policy = {**header.policy, "free_records": False, "exact_examples": 0}
+            test_header = replace(header, policy=policy, privacy_filter={})
+            ids = np.arange(length(data.test_set, "test_set"))
+            logs.append((HOLDOUT, test_header, ids, None, np.zeros(0, dtype=np.int64)))
+        for folder, *arguments in logs if self._ranks.writes else ():
+            path = make_folder(make_folder(self.run_dir), folder)
+            self._writers.append(NormLogWriter(path, *arguments))
+            files.callback(self._writers[-1].close)
+        with self._disk_errors_handled():
+            for writer in self._writers if self._resume_at is not None else ():
+                writer.truncate(self._first)
+        self._logged = [self._first] * len(self._writers)
+        self._ranks.gather("the start", None)  # no rank reads the log before it was truncated
+
+    @contextmanager
+    def _disk_errors_handled(self) -> Iterator[None]:
+        """Let a disk error in the block end training, or only the log: see on_write_error."""
+        try:
+            yield
+        except OSError as error:
+            if self._on_write_error == "stop":
+                raise
+            self._is_lost = True
+            self._writers, self._settings, self._batches, self._reference = [], [], [], []
+            # At this line: a warning at a line of torch, which calls us, would be filtered out.
+            warnings.warn(
+                f"the log in {self.run_dir} cannot be written ({error}): it ends before step "
+                f"{self._unlogged}, and training goes on; no account contains the later steps",
+                PrivacyWarning,
+                stacklevel=1,
+            )
+
     @contextmanager
     def _recording(self, header: LogHeader) -> Iterator[None]:
         """Log what the run does while the block trains; then write what lies beside the log."""
-        folder, ranks = self.run_dir, self._ranks
-        self._log = log = RunLog(
-            folder,
-            header,
-            self._data,
-            self._reference_positions,
-            first=self._step,
-            writes=ranks.writes,
-            resumes=self._resume_at is not None,
-            of_holdout=self._record_holdout,
-            stops=self._on_write_error == "stop",
-        )
-        with closing(log):
-            if log.writes:
+        folder = self.run_dir
+        with ExitStack() as files:
+            self._open_log(header, files)
+            if self._writers:
                 machine = environment_of(next(self._run.module.parameters()).device)
                 about = {**machine, **self._run_info, "recorder": dict(header.run)}
                 write_json(folder / RUN_JSON, about)
                 if self._resume_at is None:
                     sign(folder, self._key)
-            ranks.gather("the start", None)  # no rank reads the log before it was truncated
             if self._step and self._clipping.varies:
                 resumed = open_run(folder)
                 self._clipping.restore(resumed.log, journal_state.read_left_out(resumed.state))
@@ -453,23 +499,58 @@ class Recorder:
                 self._watch.exchange("the end of the block")
             finally:  # also after Ctrl-C and errors, so that the steps that were taken are logged
                 self._bring_up_to_date()
-            log.finish(self._counts())  # the run is complete, whatever fails from here on
+            with self._disk_errors_handled():
+                for writer in self._writers:
+                    writer.finish(self._counts())  # complete, whatever fails from here on
             self._run.whole.gather()
-            if log.writes:
-                with log.disk_errors_handled(), self._norm_pass.evaluation() as model:
+            if self._writers:
+                with self._disk_errors_handled(), self._norm_pass.evaluation() as model:
                     table = self._data.example_table(model, self._train, self._test)
                     table.to_parquet(folder / EXAMPLES)
                     if self._started is not None:
                         self._started.scores(model).to_parquet(folder / self._started.file_name)
-        if log.writes:
-            with log.disk_errors_handled():
+        if self._writers:
+            with self._disk_errors_handled():
                 seal(folder, self._key)
 
     def _bring_up_to_date(self) -> int:
         """Log every step that was taken, and return their number."""
         with deferred_interrupts():
-            self._log.flush(self._counts, self._clipping.unlogged)
+            self._flush()
         return self._step
+
+    def _flush(self) -> None:
+        """Log what was seen since the last flush."""
+        if not self._writers:
+            return
+        with self._disk_errors_handled():
+            self._write_details(self._writers[0])
+            counts = self._counts()
+            for setting, equal in [(one, len(list(same))) for one, same in groupby(self._settings)]:
+                # Counted now, since a later line may fail, and none must be logged twice.
+                for number, writer in enumerate(self._writers):
+                    if self._logged[number] == self._unlogged:
+                        writer.steps(self._unlogged, equal, **vars(setting), counts=counts)
+                        self._logged[number] += equal
+                self._unlogged += equal
+                del self._settings[:equal]
+
+    def _write_details(self, writer: NormLogWriter) -> None:
+        """Batch norms, rows of the reference examples, and which examples the filter left out."""
+        clips = np.array([setting.max_grad_norm for setting in self._settings])
+        if self._batches:
+            writer.free(self._unlogged, self._batches, clips)
+            self._batches = []
+        if self._reference:
+            rows = np.stack([measured.norms for measured in self._reference])
+            seconds = sum(measured.seconds for measured in self._reference)
+            writer.exact(self._unlogged, rows, clips, seconds)
+            self._reference = []
+        if left_out := self._clipping.unlogged:
+            positions = np.concatenate([positions for _, positions in left_out])
+            steps = np.concatenate([np.full(len(positions), step) for step, positions in left_out])
+            writer.left_out(self._unlogged, len(self._settings), positions, steps)
+            left_out.clear()
 
     def _counts(self) -> SessionCounts:
         """What has been counted in this session."""
@@ -522,7 +603,7 @@ class Recorder:
             self._measured = replace(taken, norms=taken.norms[few], seconds=0.0)
         self._records = [taken]
         self._clipping.begin_record(taken.norms)
-        if self._record_holdout and self._test is not None and self._log.writes:
+        if self._record_holdout and self._test is not None and self._writers:
             numbers = np.arange(len(self._test))
             self._records.append(norms_of(self._norm_pass, self._test, numbers))
 
@@ -556,20 +637,35 @@ class Recorder:
         self._batch = Batch(positions, self._run.contributions(safe, setting))
 
     def _after_step(self, setting: StepSetting) -> None:
+        """Write the records taken before the step; keep the rest of it for the next flush."""
+
         def contributed(taken: Measured) -> Measured:
             return replace(taken, norms=self._run.contributions(taken.norms, setting))
 
+        clip = setting.max_grad_norm
         self._training_seconds += time.perf_counter() - self._training_since
         with deferred_interrupts():
-            self._clipping.end_record(setting.max_grad_norm)
-            records, self._records = [contributed(taken) for taken in self._records], []
-            reference, self._measured = self._measured and contributed(self._measured), None
-            self._log.add_step(setting, self._batch, records, reference)
+            self._clipping.end_record(clip)
+            with self._disk_errors_handled():
+                for writer, taken in zip(self._writers, self._records, strict=False):
+                    writer.record(
+                        self._step,
+                        # Rounded when it is written.
+                        contributed(taken).norms + self._clip_headroom * clip,
+                        max_grad_norm=clip,
+                        targets_fingerprint=taken.targets_fingerprint,
+                        seconds=taken.seconds,
+                    )
+            if self._writers:
+                self._settings.append(setting)
+                self._batches += [self._batch] if self._in_steps.batch_norms else []
+                self._reference += [contributed(self._measured)] if self._measured else []
+            self._records, self._measured = [], None
             self._step += 1
-            if self._in_steps.due(self._step) or self._log.is_due:
-                self._log.flush(self._counts, self._clipping.unlogged)
+            if self._in_steps.due(self._step) or len(self._settings) >= FLUSH_STEPS:
+                self._flush()
         self._say(self._watch.news)
-        if not self._log.is_lost:
+        if not self._is_lost:
             self._take()
         self._training_since = time.perf_counter()
 
@@ -582,6 +678,35 @@ class Recorder:
                 continue
             said.add(one.detail)
             say(key, one.detail, refuted=bool(one.refuted), strict=self._strict)
+
+
+def _described(run: OpacusRun) -> dict[str, Any]:
+    """What the header of a log says about the optimizer, the sampler and the model."""
+    optimizer: Any = run.optimizer
+    settings: dict[str, float | None] = {}
+    for name in ("lr", "momentum", "weight_decay"):
+        values = {group.get(name) for group in optimizer.param_groups}
+        # None if the groups differ, or the optimizer has no such setting.
+        (value,) = values if len(values) == 1 else (None,)
+        settings[name] = float(value) if isinstance(value, int | float) else None
+    truncated = run.sampler == "truncated_poisson"
+    return {
+        "optimizer": type(optimizer.original_optimizer).__name__,
+        "learning_rate": settings.pop("lr"),
+        **settings,
+        "loss_reduction": optimizer.loss_reduction,
+        "expected_batch_size": optimizer.expected_batch_size,
+        "secure_mode": bool(optimizer.secure_mode),
+        "sampler_class": run.sampler_class,
+        **({"max_batch_size": int(run.batch_sampler.max_batch_size)} if truncated else {}),
+        "steps_per_epoch": run.steps_per_epoch,
+        **described_parameters(run.whole.module),
+        "versions": {
+            "torch": torch.__version__,
+            "opacus": opacus.__version__,
+            "python": platform.python_version(),
+        },
+    }
 
 
 def _step_and_run(resume_at: int | Mapping[str, Any] | None) -> tuple[int | None, str | None]:

@@ -63,7 +63,7 @@ def machine() -> dict[str, Any]:
     """The machine: processor, cores, threads and versions."""
     import torch
 
-    from indpriv.recording.run_log import processor
+    from indpriv.recording.process import processor
 
     return {
         "processor": processor(),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from indpriv._files import read_json
-from indpriv.recording import Recorder, run_log
+from indpriv.recording import Recorder, process
 from runs import PER_EXAMPLE, make_run
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -66,7 +66,7 @@ def test_the_commit_is_read_without_git(repository, kept, monkeypatch):
         folder.mkdir()
     monkeypatch.chdir(folder if folder.exists() else repository)
     monkeypatch.setenv("PATH", "")  # no git at all
-    assert run_log.environment_of(torch.device("cpu"))["code_commit"].startswith(f"{head}, ")
+    assert process.environment_of(torch.device("cpu"))["code_commit"].startswith(f"{head}, ")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_planted_repository_tells_nothing(tmp_path, monkeypatch, head):
     (tmp_path / ".git/refs/heads/loop").write_text("ref: refs/heads/loop")
     os.mkfifo(tmp_path / ".git/refs/heads/pipe")
     monkeypatch.chdir(tmp_path)
-    assert "code_commit" not in run_log.environment_of(torch.device("cpu"))
+    assert "code_commit" not in process.environment_of(torch.device("cpu"))
 
 
 @needs_git
@@ -92,12 +92,12 @@ def test_a_commit_passed_by_the_user_is_kept(repository):
 
 def test_no_commit_outside_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "code_commit" not in run_log.environment_of(torch.device("cpu"))
+    assert "code_commit" not in process.environment_of(torch.device("cpu"))
 
 
 def test_a_processor_without_a_name_has_a_kind(monkeypatch, tmp_path):
-    monkeypatch.setattr(run_log, "_CPUINFO", tmp_path / "absent")
-    assert run_log.environment_of(torch.device("cpu"))["machine"]["processor"]
+    monkeypatch.setattr(process, "_CPUINFO", tmp_path / "absent")
+    assert process.environment_of(torch.device("cpu"))["machine"]["processor"]
     (tmp_path / "info").write_text("processor\t: 0\nmodel name\t: A Chip 3000\n")
-    monkeypatch.setattr(run_log, "_CPUINFO", tmp_path / "info")
-    assert run_log.environment_of(torch.device("cpu"))["machine"]["processor"] == "A Chip 3000"
+    monkeypatch.setattr(process, "_CPUINFO", tmp_path / "info")
+    assert process.environment_of(torch.device("cpu"))["machine"]["processor"] == "A Chip 3000"

@@ -41,7 +41,7 @@ from indpriv.recording.norms.batches import same_values, tensors_of
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
-from indpriv.recording.run_log import deferred_interrupts
+from indpriv.recording.process import deferred_interrupts
 from indpriv.recording.training_data import Measured, norms_of
 
 AUTO, REPLAYING = "auto", "replaying checkpoints"

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from audits.training.steps import stop_requests
-from indpriv.recording.run_log import deferred_interrupts
+from indpriv.recording.process import deferred_interrupts
 
 pytestmark = pytest.mark.usefixtures("hears_ctrl_c")
 
