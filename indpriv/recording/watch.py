@@ -248,6 +248,7 @@ class Watch:
                 self._state.keep()  # nothing may change before the first forward pass either
             with self._careful("fed"):
                 self.deliveries.compare_items()
+            with self._careful("fed", kind="once"):
                 self.deliveries.compare_stored()
             stack.callback(self._end)
             stack.enter_context(self.deliveries.watching())
@@ -258,6 +259,7 @@ class Watch:
             self._state.compare("after the last update")
         with self._careful("fed"):
             self.deliveries.compare_items()
+        with self._careful("fed", kind="once"):
             self.deliveries.compare_stored()
         self.findings.end_step()
 
@@ -429,26 +431,22 @@ class Watch:
         """Let Opacus add the noise: compare the sum before, and measure what is added."""
         run, optimizer, counts = self._run, self._run.optimizer, self.tally.counts
         self._compare_whole_sum()
-        attacked = None if self._attack is None else self._attacked_step()
-        if self._attack is not None and attacked is not None:
-            self._attack.before_noise(*attacked)
-        self._noise.before()
-        generator = run.sources.noise
-        before = None if generator is None else generator.get_state()
-        if not isinstance(optimizer, ClippingRule):  # which draws from it in between
-            self._note_moved("noise")
-        add_noise()
-        run.sources.leave("noise")
-        draws = run.noise_std and run.whole.adds_noise(optimizer) and not run.sources.is_secure
-        still = generator and before is not None and torch.equal(before, generator.get_state())
-        counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
-        counts.guessable_seed |= run.sources.is_guessable
-        # Now, since another step hook may change settings before it calls ours.
-        self._noised, self.limits = self.coming_setting(), run.limits
-        if getattr(optimizer, "rank", 0) == 0:  # of several shards, the first is watched
-            self._noise.after(run.noise_std / run.whole.noise_divisor(optimizer))
-        if self._attack is not None and attacked is not None:
-            self._attack.after_noise(*attacked)
+        with self._attacked():
+            self._noise.before()
+            generator = run.sources.noise
+            before = None if generator is None else generator.get_state()
+            if not isinstance(optimizer, ClippingRule):  # which draws from it in between
+                self._note_moved("noise")
+            add_noise()
+            run.sources.leave("noise")
+            draws = run.noise_std and run.whole.adds_noise(optimizer) and not run.sources.is_secure
+            still = generator and before is not None and torch.equal(before, generator.get_state())
+            counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
+            counts.guessable_seed |= run.sources.is_guessable
+            # Now, since another step hook may change settings before it calls ours.
+            self._noised, self.limits = self.coming_setting(), run.limits
+            if getattr(optimizer, "rank", 0) == 0:  # of several shards, the first is watched
+                self._noise.after(run.noise_std / run.whole.noise_divisor(optimizer))
         self._coming = []
         if not self._budget.every:
             return
@@ -459,12 +457,19 @@ class Watch:
             noisy = [local(p.grad) for p in optimizer.params]
             self._coming = list(torch._foreach_div(noisy, float(divisor)))
 
-    def _attacked_step(self) -> tuple[StepSetting, Draw]:
-        """The step that noise is about to be added to."""
-        waiting = self.tally.waiting
+    @contextmanager
+    def _attacked(self) -> Iterator[None]:
+        """Let the attack, if there is one, see the sum before the block and after it."""
+        attack, waiting = self._attack, self.tally.waiting
+        if attack is None:
+            yield
+            return
         if waiting is None:
             raise EvidenceError(text("refusal.training", "other_batch"))
-        return self.coming_setting(), waiting
+        setting = self.coming_setting()
+        attack.before_noise(setting, waiting)
+        yield
+        attack.after_noise(setting, waiting)
 
     def _compare_whole_sum(self) -> None:
         """Gradients are summed up: compare the sum of a drawn step."""

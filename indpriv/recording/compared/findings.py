@@ -99,7 +99,8 @@ class Budget:
         """Begin; on a CPU its own time counts, so that other processes cost no comparisons."""
         self._clock = time.process_time if device == "cpu" else time.perf_counter
         self.every = self.drawn = True
-        self._spent = {"every": 0.0, "drawn": 0.0}
+        # "once": at the beginning and the end, a pass over what the data set holds.
+        self._spent = {"every": 0.0, "drawn": 0.0, "once": 0.0}
         self._steps = self._n_drawn = self._n_every = 0
         self._trained, self._since = 0.0, self._clock()
         self._inside = False
@@ -111,7 +112,7 @@ class Budget:
 
     @contextmanager
     def spending(self, kind: str) -> Iterator[None]:
-        """Time of comparisons of every step, or of drawn ones; not of training."""
+        """Time of comparisons of every step, of drawn ones, or made once; not of training."""
         outer, self._inside = self._inside, True
         start = self._clock()
         try:
