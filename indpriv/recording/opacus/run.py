@@ -7,7 +7,7 @@ step, never from a configuration.
 import inspect
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, TypeVar
 
 from opacus import optimizers
@@ -243,11 +243,12 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
         needed, remedy = FSDPModule, "opacus.utils.fsdp_utils.FSDP2Wrapper(model)"
     is_ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
     reduction = getattr(optimizer, "loss_reduction", None)
+    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
     sizes = {
-        "the loader's data set": len(loader.dataset),  # type: ignore[arg-type]
+        "the loader's data set": len(dataset) if isinstance(dataset, Sized) else None,
         # With several ranks, num_samples is the size of a shard.
-        "the loader's sampler": getattr(loader.batch_sampler, "total_size", None)
-        or getattr(loader.batch_sampler, "num_samples", n_examples),
+        "the loader's sampler": getattr(sampler, "total_size", None)
+        or getattr(sampler, "num_samples", n_examples),
     }
     name, size = next((one for one in sizes.items() if one[1] != n_examples), ("", n_examples))
     faults = {
@@ -261,7 +262,7 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
         "step_hook": getattr(optimizer, "step_hook", None) is None,
         "ghost": is_ghost and not isinstance(model, GHOST_MODELS),
         "loss_reduction": reduction not in ("mean", "sum"),
-        "batch_sampler": loader.batch_sampler is None,
+        "batch_sampler": sampler is None,
         "in_order": not getattr(loader, "in_order", True),
         "size": size != n_examples,
     }
