@@ -53,7 +53,7 @@ from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_anywhere, described_parameters
 from indpriv.recording.opacus.gradients import Thresholds
-from indpriv.recording.opacus.ranks import Batch, Ranks, check_together
+from indpriv.recording.opacus.ranks import Batch, Ranks
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.process import deferred_interrupts, environment_of
 from indpriv.recording.random_states import fingerprint_of_state
@@ -368,9 +368,9 @@ class Recorder:
             "example_ids": fingerprint(self._data.ids),
         }
         caveats = shared.pop("norm_pass")["caveats"]  # each rank may have found others
-        found = ranks.gather("attach", (shared, run.sources.seed_of_batches, caveats))
-        check_together("attach", [part for part, _, _ in found], [seed for _, seed, _ in found])
-        all_caveats = list(dict.fromkeys(caveat for *_, caveats in found for caveat in caveats))
+        seed = run.sources.seed_of_batches
+        found = ranks.gather("attach", caveats, shared=shared, seed=seed)
+        all_caveats = list(dict.fromkeys(caveat for each in found for caveat in each))
         return replace(header, norm_pass={**header.norm_pass, "caveats": all_caveats})
 
     def _header(self) -> LogHeader:

@@ -25,7 +25,7 @@ from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.norms import batches as of_batches
 from indpriv.recording.norms.batches import LossFn, call, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.opacus.ranks import Ranks, WholeModel, check_together, of_opacus
+from indpriv.recording.opacus.ranks import Ranks, WholeModel, of_opacus
 from indpriv.recording.random_states import kept_random_state
 
 _FEW = 32  # examples that are read twice
@@ -157,10 +157,10 @@ def norms_of(
     if several is not None:
         ranks, whole, moment = several
         weights = dict([*whole.module.named_parameters(), *whole.module.named_buffers()])
-        parts = ranks.gather(moment, (fingerprint_of(weights), taken, fingerprint))
-        check_together(moment, [{"the model's parameters": part[0]} for part in parts], [])
-        taken = np.concatenate([part[1] for part in parts])
-        fingerprint = hashlib.sha256("".join(part[2] for part in parts).encode()).hexdigest()
+        shared = {"the model's parameters": fingerprint_of(weights)}
+        parts = ranks.gather(moment, (taken, fingerprint), shared=shared)
+        taken = np.concatenate([part[0] for part in parts])
+        fingerprint = hashlib.sha256("".join(part[1] for part in parts).encode()).hexdigest()
     if len(taken) != len(wanted):
         raise InputError(text("refusal.training", "length", now=len(taken), before=len(wanted)))
     check_norms(taken, ids[wanted])

@@ -542,17 +542,13 @@ class Watch:
         mine = of_ranks.RankStep(
             tuple(self.tally.unsent),
             {name: getattr(self.tally.counts, name) for name in OF_ONE_RANK},
-            shared,
-            self._run.sources.seed_of_batches,
             None if drawn is None else drawn.positions,
             torch.cat([one.cpu() for one in norms]).numpy() if known else None,
             dict(self.findings.found),
         )
         self.tally.unsent.clear()
-        parts = self._ranks.gather(moment, mine)
-        of_ranks.check_together(
-            moment, [part.shared for part in parts], [part.sampling_seed for part in parts]
-        )
+        seed = self._run.sources.seed_of_batches
+        parts = self._ranks.gather(moment, mine, shared=shared, seed=seed)
         self._others = [part for rank, part in enumerate(parts) if rank != self._ranks.rank]
         for positions in (drawn for part in self._others for drawn in part.drawn):
             np.add.at(self.tally.participations, positions, 1)

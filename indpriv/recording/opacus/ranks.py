@@ -9,7 +9,7 @@ together. Only the first rank writes the log.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -41,6 +41,7 @@ _BY_RANK = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClippin
 DISTRIBUTED = (*of_opacus(optimizers, *_BY_RANK), *FSDP)
 
 T = TypeVar("T")
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Batch(NamedTuple):
@@ -57,8 +58,6 @@ class RankStep:
     Attributes:
         drawn: positions of each of its local batches since its last message.
         counts: up to now, by the names of their fields of TrainingCounts.
-        shared: name -> value of what must be equal on all ranks.
-        sampling_seed: must differ between ranks; None if the generator has none.
         positions: (n,) of its part of the batch; None if that is not the one that was drawn.
         norms: (n,) that training clipped; None if no rank needs them.
         found: by its comparisons, up to the last step.
@@ -66,8 +65,6 @@ class RankStep:
 
     drawn: tuple[IntArray, ...]
     counts: Mapping[str, int]
-    shared: Mapping[str, Any]
-    sampling_seed: int | None
     positions: IntArray | None = None
     norms: FloatArray | None = None
     found: Mapping[str, Found] = field(default_factory=dict)
@@ -85,45 +82,50 @@ class Ranks:
             self._group = dist.new_group(backend="gloo")
         self.writes = self.rank == 0  # the log
 
-    def gather(self, moment: str, value: T) -> list[T]:
+    def gather(
+        self, moment: str, value: T, *, shared: Mapping[str, Any] = _NONE, seed: int | None = None
+    ) -> list[T]:
         """Values of all ranks, in their order. All must call this at the same moment.
 
-        EvidenceError if a rank is gone, or is at another moment.
+        EvidenceError if a rank is gone, is at another moment, differs in what must be equal, or
+        draws with the same seed as another.
+
+        Args:
+            moment: in words.
+            value: of this rank.
+            shared: name -> value of what must be equal on all ranks.
+            seed: must differ between ranks; None if it is not known.
         """
         if self._group is None:
             return [value]
         found: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(found, (moment, value), group=self._group)
+            dist.all_gather_object(found, (moment, dict(shared), seed, value), group=self._group)
         except RuntimeError as error:
             values = {"size": self.size, "moment": moment}
             raise EvidenceError(text("refusal.training", "rank_is_gone", **values)) from error
-        moments = [where for where, _ in found]
+        moments, alike, seeds, parts = zip(*found, strict=True)
         if len(set(moments)) > 1:
             places = ", ".join(f"rank {rank} at {where}" for rank, where in enumerate(moments))
             raise EvidenceError(text("refusal.training", "ranks_apart", places=places))
-        return [part for _, part in found]
+        for name in shared:
+            each = [part[name] for part in alike]
+            if any(one != each[0] for one in each):
+                listed = ", ".join(f"{one!r} on rank {rank}" for rank, one in enumerate(each))
+                said = {"moment": moment, "name": name, "values": listed}
+                raise EvidenceError(text("refusal.training", "ranks_differ", **said))
+        known = [one for one in seeds if one is not None]
+        if len(set(known)) < len(known):
+            raise EvidenceError(
+                text("refusal.training", "same_seed", moment=moment, size=self.size)
+            )
+        return list(parts)
 
     def close(self) -> None:
         """Leave the group."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
-
-
-def check_together(
-    moment: str, shared: Sequence[Mapping[str, Any]], seeds: Sequence[int | None]
-) -> None:
-    """Raise EvidenceError if ranks differ in what must be equal, or two draw with the same seed."""
-    for name in shared[0]:
-        values = [part[name] for part in shared]
-        if any(value != values[0] for value in values):
-            listed = ", ".join(f"{value!r} on rank {rank}" for rank, value in enumerate(values))
-            said = {"moment": moment, "name": name, "values": listed}
-            raise EvidenceError(text("refusal.training", "ranks_differ", **said))
-    known = [seed for seed in seeds if seed is not None]
-    if len(set(known)) < len(known):
-        raise EvidenceError(text("refusal.training", "same_seed", moment=moment, size=len(seeds)))
 
 
 def whole_batch(moment: str, parts: Sequence[RankStep]) -> Batch | None:
