@@ -116,9 +116,7 @@ class Ranks:
                 raise EvidenceError(text("refusal.training", "ranks_differ", **said))
         known = [one for one in seeds if one is not None]
         if len(set(known)) < len(known):
-            raise EvidenceError(
-                text("refusal.training", "same_seed", moment=moment, size=self.size)
-            )
+            raise EvidenceError(text("refusal.training", "same_seed", moment=moment, n=self.size))
         return list(parts)
 
     def close(self) -> None:
