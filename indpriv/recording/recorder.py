@@ -60,7 +60,7 @@ from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.training_data import Measured, TrainingData, Unpack, length, norms_of
 from indpriv.recording.watch import AttackedRun, RunAttack, StartedAttack, Watch
 
-_CHECKED = 256  # number of examples that the norm pass is checked and timed on
+_CHECKED = 256  # number of examples that the norm pass is checked on
 FLUSH_STEPS = 256  # number of steps that a crash may lose
 _AUGMENTED = (
     "items of the data set are random (augmentation?), so the recorded norms belong to another "
