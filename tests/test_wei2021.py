@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from indpriv._files import read_json
-from indpriv.accountant import composed_epsilons
+from indpriv.analysis.schedule import composed_epsilons
 from reports.wei2021 import paper
 from reports.wei2021.accounts import noise_of
 from reports.wei2021.cost import verdict_of_cost

@@ -2,12 +2,10 @@
 
 `account` gives the epsilon of every example, `membership_risk` what its whole privacy curve says
 about attacks, and `cap_rows` the guarantee under a cap on the rows of a unit. `compose` accounts
-for several runs on the same people together; `composed_epsilons` evaluates five historical
-composition rules, for comparison only.
+for several runs on the same people together.
 """
 
 from indpriv.accountant.account import account
-from indpriv.accountant.historical_rules import composed_epsilons
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.risk import RiskTable, membership_risk
@@ -22,6 +20,5 @@ __all__ = [
     "account",
     "cap_rows",
     "compose",
-    "composed_epsilons",
     "membership_risk",
 ]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import indpriv
-from indpriv.accountant import composed_epsilons
-from indpriv.analysis.schedule import schedule_of
+from indpriv.analysis.schedule import composed_epsilons, schedule_of
 
 
 def log_of(noise, clip, sampler="poisson"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from indpriv import InputError
-from indpriv.accountant import composed_epsilons
+from indpriv.analysis.schedule import composed_epsilons
 
 PUBLISHED = {  # q = 0.01, noise 6, delta 1e-5
     10_000: (123.354, 7.450, 6.740, 1.159, 0.823),
