@@ -424,9 +424,8 @@ class EpsilonParts(Stated):
 def _tables_in(folder: Path) -> list[Rows]:
     marker = _files.read_json(folder / MARKER)
     check(_PARTS, marker, str(folder / MARKER))
-    found, expected = [], ranges(marker["rows"])
-    for number, (start, stop) in enumerate(expected):
-        part = folder / part_name(number)
+    found, expected = [], _parts(folder, marker["rows"])
+    for part, (start, stop) in expected.items():
         if not part.is_file():
             raise EvidenceError(
                 f"{folder} lacks {part.name} of {len(expected)} parts; restore it, or type the "
@@ -461,16 +460,15 @@ def beside(
         start = stop
 
 
-def part_name(number: int) -> str:
-    """The file of a part, from 0."""
-    return f"part-{number:05d}.parquet"
+def _parts(folder: Path, n_rows: int) -> dict[Path, tuple[int, int]]:
+    """The file of each part, and the range of its rows."""
+    return {folder / f"part-{k:05d}.parquet": rows for k, rows in enumerate(ranges(n_rows))}
 
 
 class PartsWriter:
-    """Writes a folder of parts, in any order, and goes on with one that was stopped.
+    """A folder of parts that are written in any order; it goes on with one that was stopped.
 
     Attributes:
-        folder: of the parts.
         discarded: number of parts of another account that lay there, and were removed.
     """
 
@@ -479,7 +477,7 @@ class PartsWriter:
 
         belongs_to: JSON that two accounts share only if their parts have the same bits.
         """
-        self.folder, self._ranges = folder, ranges(n_rows)
+        self._parts = _parts(folder, n_rows)
         marker = {"rows": n_rows, "rows_per_part": PART_ROWS, "belongs_to": dict(belongs_to)}
         make_folder(folder)
         self.discarded = 0
@@ -491,27 +489,19 @@ class PartsWriter:
         for leftover in folder.glob(".part-*.tmp"):
             remove_file(leftover)
 
-    def missing(self) -> list[tuple[int, int, int]]:
-        """Numbers of parts that are not there, each with the range of its rows."""
-        return [
-            (number, start, stop)
-            for number, (start, stop) in enumerate(self._ranges)
-            if not (self.folder / part_name(number)).is_file()
-        ]
+    def missing(self) -> dict[Path, tuple[int, int]]:
+        """The parts that are not there, each with the range of its rows."""
+        return {path: rows for path, rows in self._parts.items() if not path.is_file()}
 
     def share_worst_case(self) -> None:
         """Give each part the worst case of all, once all are there: the largest of theirs."""
-        paths = [self.folder / part_name(number) for number in range(len(self._ranges))]
-        own = [Rows.open(path).read(0, 0).attrs["worst_case_epsilon"] for path in paths]
-        for path, worst in zip(paths, own, strict=True):
+        found = map(Rows.open, self._parts)
+        own = [rows.read(0, 0).attrs["worst_case_epsilon"] for rows in found]
+        for path, worst in zip(self._parts, own, strict=True):
             if worst != max(own):
                 frame = _files.read_parquet(path)
                 table = EpsilonTable.from_frame(frame, frame.columns[4:])
                 table.with_worst_case(max(own)).to_parquet(path)
-
-    def write(self, number: int, table: EpsilonTable, columns: pd.DataFrame | None = None) -> None:
-        """Write a part; columns: as in `EpsilonTable.to_parquet`."""
-        table.to_parquet(self.folder / part_name(number), columns=columns)
 
 
 def write_epsilons(
@@ -546,5 +536,5 @@ def write_epsilons(
     tables = epsilons.tables(epsilons.details)
     if isinstance(epsilons, EpsilonTable):
         tables = (epsilons.take(slice(*each)) for each in ranges(n_rows))
-    for (number, start, stop), part in zip(writer.missing(), tables, strict=True):
-        writer.write(number, part, further(start, stop))
+    for (path, rows_of), part in zip(writer.missing().items(), tables, strict=True):
+        part.to_parquet(path, columns=further(*rows_of))

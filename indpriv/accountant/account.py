@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
+from scipy.sparse import csr_array
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import warn_caller
-from indpriv._files import ROW_GROUP_SIZE
 from indpriv._progress import Progress
 from indpriv.accountant import blocks
 from indpriv.accountant.blocks import BlockAccount, Workers, block_size, epsilon_table
@@ -30,7 +30,6 @@ from indpriv.accountant.method import (
     account_of,
     check_coins,
     claim_of,
-    owners_of,
     uses_batch_norms,
     warn_of_delta,
     with_clipping_norm,
@@ -38,7 +37,7 @@ from indpriv.accountant.method import (
 from indpriv.accountant.pairs import pair_laws, rare_truncations, tight_worst_case, uses_pairs
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp import Columns, Counts, RdpAccountant, joined, taken, tightened
-from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
+from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed, per_count
 from indpriv.accountant.tight import Met
 from indpriv.accountant.units import (
     UnitCells,
@@ -54,8 +53,45 @@ from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog, recoded
 from indpriv.norm_log.records import Levels
 
-_SEARCH_BYTES = 4096  # that the walk to the best order takes for one example and direction
+_SEARCH_BYTES = 4096  # that the search for the best order takes for one example and direction
 _CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Turns counts over cells into epsilons. It can be pickled.
+
+    Attributes:
+        directions: by Rényi orders, each neighbouring direction that may be the larger one.
+        pairs: by losses; None where there are no tight bounds of each example.
+    """
+
+    directions: Sequence[RdpAccountant]
+    pairs: Pairs | None = None
+
+    @classmethod
+    def of(
+        cls, kinds: StepKinds, method: Method, most_steps: float, steps: csr_array | None = None
+    ) -> Bounds:
+        """Those of adding or removing an example, or a unit where kinds are of several rows.
+
+        steps: (n_cells, n_kinds) of one count of each cell; by default cells are kinds.
+        """
+        pairs = None
+        if method.accountant == "pld" and kinds.rows is None:
+            pairs = Pairs.sampled(kinds, delta=method.delta, most_steps=most_steps, steps=steps)
+        return cls([kinds.accountant(method, steps)], pairs)
+
+    def __call__(self, counts: Counts, gaussian: FloatArray | None = None) -> Columns:
+        """Bounds of n examples; gaussian: (n,) squared mu of Gaussian mechanisms besides."""
+        found = [accountant.epsilons(counts, gaussian) for accountant in self.directions]
+        which = np.argmax([one["epsilon"] for one in found], axis=0)
+        limit = np.max([one["true_positive_limit"] for one in found], axis=0)
+        largest = taken(joined(found), which * len(which) + np.arange(len(which)))
+        largest |= {"true_positive_limit": limit}
+        if self.pairs is None:
+            return largest
+        return tightened(largest, self.pairs.epsilons(Met.of(counts, gaussian)))
 
 
 @dataclass(frozen=True)
@@ -65,21 +101,19 @@ class Engine:
     Attributes:
         method: how to account.
         steps: how norms are counted; they never say that an example is always clipped unless it is.
-        directions: Rényi bounds of each neighbouring direction that may be the larger one.
+        bounds: of these counts.
         worst_case: bounds of one example that is clipped in every step.
         alike: of a replacement with the example's own norms, which is no bound; None unless
             examples are replaced.
-        pairs: what steps are, where tight bounds of each example are computed.
         below: where lower ends are computed, too, steps of which none costs more than its own,
             and what they are.
     """
 
     method: Method
     steps: Steps
-    directions: Sequence[RdpAccountant]
+    bounds: Bounds
     worst_case: Columns
     alike: RdpAccountant | None = None
-    pairs: Pairs | None = None
     below: tuple[Steps, Pairs] | None = None
 
     @classmethod
@@ -89,45 +123,46 @@ class Engine:
         if uses_pairs(log, method):
             laws, alike = pair_laws(log, method, steps.laws, steps.clipped)
             directions = [
-                RdpAccountant(partial(steps.divergences, of_laws=law), method)
+                RdpAccountant(partial(per_count, steps.steps, law), method)
                 for law in (*laws, *([alike] if alike else []))
             ]
             of_alike = directions.pop() if alike else None
-            return cls(method, steps, directions, _worst_of_pairs(log, method), of_alike)
-        directions, worst = [RdpAccountant(steps.divergences, method)], worst_case_rdp(log, method)
-        if method.accountant != "pld":
-            return cls(method, steps, directions, worst)
-        below = lower = None
-        if method.brackets:
-            least = steps.below()
-            below = least, Pairs.of(least, delta)
-            lower = clipped_in_every_step(log, delta, down=True)
-        worst = _by_losses(worst, clipped_in_every_step(log, delta, down=False), lower)
-        return cls(method, steps, directions, worst, None, Pairs.of(steps, delta), below)
+            return cls(method, steps, Bounds(directions), _worst_of_pairs(log, method), of_alike)
+        bounds = Bounds.of(steps.laws, method, float(log.total_steps), steps.steps)
+        worst, below = worst_case_rdp(log, method), None
+        if method.accountant == "pld":
+            pairs, met = clipped_in_every_step(log, delta, down=False)
+            worst = tightened(worst, pairs.epsilons(met))
+            if method.brackets:
+                least = steps.below()
+                below = least, Pairs.of(least, delta)
+                pairs, met = clipped_in_every_step(log, delta, down=True)
+                worst["epsilon_lower"] = pairs.lower_epsilons(met, worst["epsilon"])
+        return cls(method, steps, bounds, worst, below=below)
 
     @property
     def bytes_per_example(self) -> int:
         """Memory that a block takes for one example."""
-        tight = 0 if self.pairs is None else 16 * self.pairs.steps.shape[0]
-        return self.steps.bytes_per_example + _SEARCH_BYTES * len(self.directions) + tight
+        tight = 0 if self.bounds.pairs is None else 16 * self.steps.n_cells
+        searched = _SEARCH_BYTES * len(self.bounds.directions)
+        return self.steps.bytes_per_example + searched + tight
 
     def __call__(self, block: NormLog) -> Columns:
         """Bounds of the rows of a block; one that is always clipped has the worst case, exactly."""
         block = as_read(block, self.method.preset)
         counts, worst = self.steps.counts(block), self.worst_case
-        found = _largest(self.directions, counts)
+        found = self.bounds(counts)
+        if self.method.accountant == "pld":
+            if self.bounds.pairs is None:
+                found = tightened(found, worst["epsilon"])
+            found["rdp_epsilon"] = np.minimum(found["rdp_epsilon"], worst["rdp_epsilon"])
         # The divergence grows with the norm, so the worst case bounds each example; its search may
         # have found a better order than an example's own.
-        found["epsilon"] = np.minimum(found["epsilon"], worst.get("rdp_epsilon", worst["epsilon"]))
-        if self.pairs is not None:
-            below = None
-            if self.below is not None:
-                below = self.below[1], Met.of(self.below[0].counts(block))
-            found = _by_losses(found, (self.pairs, Met.of(counts)), below)
-        elif self.method.accountant == "pld":
-            found = tightened(found, worst["epsilon"])
         epsilon = found["epsilon"] = np.minimum(found["epsilon"], worst["epsilon"])
-        lower = found["epsilon_lower"] = np.minimum(found["epsilon_lower"], epsilon)
+        lower = found["epsilon_lower"]
+        if self.below is not None:
+            met = Met.of(self.below[0].counts(block))
+            lower = found["epsilon_lower"] = self.below[1].lower_epsilons(met, epsilon)
         if self.alike is not None:
             alike = self.alike.epsilons(counts)["epsilon"]
             found["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
@@ -141,11 +176,11 @@ class Engine:
 def worst_case_rdp(log: NormLog, method: Method) -> Columns:
     """The Rényi bound of an example that is clipped in every step; InputError if it is infinite."""
     kinds, steps = clipped_steps(log)
-    return _finite([kinds.accountant(method)], kinds, steps)
+    return _finite(Bounds([kinds.accountant(method)]), kinds, steps)
 
 
-def _finite(directions: Sequence[RdpAccountant], kinds: StepKinds, steps: FloatArray) -> Columns:
-    found = _largest(directions, steps[None])
+def _finite(bounds: Bounds, kinds: StepKinds, steps: FloatArray) -> Columns:
+    found = bounds(steps[None])
     if not np.isfinite(found["epsilon"][0]):
         raise InputError(
             f"noise_multiplier={1 / kinds.shift.max():g} leaves no finite epsilon: "
@@ -159,28 +194,10 @@ def _worst_of_pairs(log: NormLog, method: Method) -> Columns:
     """The same by the accountant, where a step is not the Poisson pair of add/remove."""
     kinds, steps = condensed(*clipped_steps(log))
     laws, _ = pair_laws(log, method, kinds, kinds.shift)
-    found = _finite([RdpAccountant(law, method) for law in laws], kinds, steps)
+    found = _finite(Bounds([RdpAccountant(law, method) for law in laws]), kinds, steps)
     if method.accountant != "pld":
         return found
     return tightened(found, np.array([tight_worst_case(log, method, float(found["epsilon"][0]))]))
-
-
-def _largest(directions: Sequence[RdpAccountant], counts: Counts) -> Columns:
-    """The bounds of the direction with the largest epsilon."""
-    found = [accountant.epsilons(counts) for accountant in directions]
-    which = np.argmax([one["epsilon"] for one in found], axis=0)
-    limit = np.max([one["true_positive_limit"] for one in found], axis=0)
-    largest = taken(joined(found), which * len(which) + np.arange(len(which)))
-    return largest | {"true_positive_limit": limit}
-
-
-def _by_losses(
-    by_orders: Columns, above: tuple[Pairs, Met], below: tuple[Pairs, Met] | None
-) -> Columns:
-    pairs, met = above
-    epsilon = np.minimum(pairs.epsilons(met), by_orders["epsilon"])
-    lower = 0.0 if below is None else below[0].lower_epsilons(below[1], epsilon)
-    return tightened(by_orders, epsilon, lower)
 
 
 def account(
@@ -273,9 +290,7 @@ def account_parts(
 
     folder, belongs_to: see `PartsWriter`. progress: called with (examples or units done, all).
     """
-    owners = owners_of(log)
-    n = log.n_examples if owners is None else len(pd.unique(owners))
-    writer = PartsWriter(folder, n, belongs_to)
+    writer = PartsWriter(folder, len(Units.of(log) or log.example_ids), belongs_to)
     if writer.discarded:
         warn_caller(
             f"{folder}: {writer.discarded} parts of another account, which was stopped, do not "
@@ -283,10 +298,10 @@ def account_parts(
         )
     missing = writer.missing()
     if missing:
-        wanted = [(start, stop) for _, start, stop in missing]
+        wanted = list(missing.values())
         tables = block_account(log, method).tables(wanted, workers=workers, progress=progress)
-        for (number, _, _), table in zip(missing, tables, strict=True):
-            writer.write(number, table)
+        for part, table in zip(missing, tables, strict=True):
+            table.to_parquet(part)
     if method.participation == "known":  # the most exposed unit may lie in any part
         writer.share_worst_case()
     return EpsilonParts.open(folder)
@@ -302,13 +317,12 @@ def block_account(log: NormLog, method: Method) -> BlockAccount:
 
 def _of_steps(log: NormLog, method: Method) -> BlockAccount:
     """The same without what a private clipping norm costs."""
-    owners = owners_of(log)
     if method.participation == "known":
         warn_of_delta(log, method)
-        return known_blocks(log, method, None if owners is None else Units.of(owners))
+        return known_blocks(log, method)
     if log.truncation is not None and (rare := rare_truncations(log)) < method.delta / 10:
         return _with_rare_truncations(log, method, rare)
-    units = None if owners is None else Units.of(owners)
+    units = Units.of(log)
     several = units is not None and len(units) < log.n_examples
     if uses_pairs(log, method):
         relation = method.relation_of(log.neighbouring)
@@ -326,8 +340,6 @@ def _of_steps(log: NormLog, method: Method) -> BlockAccount:
                 'participation; pass participation="known"'
             )
         log = replace(log, filtered=None)  # its charges are of add/remove with Poisson sampling
-        if log.sampler == "fixed_size":
-            return _fixed_size_account(log, method)
     if units is not None and several:
         return under_filter(unit_account(log, units, method), method)
     if units is not None:
@@ -351,28 +363,16 @@ def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAc
 def row_account(log: NormLog, method: Method, rows_per_unit: int | None = None) -> BlockAccount:
     """The account of each row of a log; raises and warns as `checked` does."""
     read = checked(log, method)
+    claim, account = claim_of(read, method), account_of(read, method, rows_per_unit)
+    if log.sampler == "fixed_size" and uses_pairs(log, method):
+        # Norms are not read: without a record, every step counts at max_grad_norm
+        log = replace(log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0])
+        read = replace(log, batch_norms=None)
     engine = Engine.prepare(read, method)
-    worst, claim = float(engine.worst_case["epsilon"][0]), claim_of(read, method)
-    table = partial(epsilon_table, worst, claim, account_of(read, method, rows_per_unit))
+    table = partial(epsilon_table, float(engine.worst_case["epsilon"][0]), claim, account)
     size = block_size(engine.bytes_per_example)
     log = replace(log, batch_norms=read.batch_norms)
     return BlockAccount(log, log.example_ids, engine, table, size)
-
-
-def _fixed_size_account(log: NormLog, method: Method) -> BlockAccount:
-    """The account of fixed-size batches under replace-one, whose norms are not read."""
-    warn_of_delta(log, method)
-    worst = _worst_of_pairs(log, method)
-    nothing = replace(log.only(slice(0)), batch_norms=None)
-    account, claim = account_of(log, method), claim_of(log, method)
-    table = partial(epsilon_table, float(worst["epsilon"][0]), claim, account)
-    work = partial(_same_for_all, worst)
-    return BlockAccount(nothing, log.example_ids, work, table, ROW_GROUP_SIZE)
-
-
-def _same_for_all(one: Columns, block: NormLog) -> Columns:
-    """Every example of a block has the bounds of one."""
-    return taken(one, np.zeros(block.n_examples, np.int64))
 
 
 def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
@@ -399,7 +399,8 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
         size = min(size, block_size(engine.bytes_per_example))
         of_single = claim_of(single, method)
         claim = of_single if of_single[0] == ESTIMATE else claim
-    work = _UnitBounds(method, cells, cells.mechanisms.accountant(method), engine, n_rows, worst)
+    bounds = Bounds.of(cells.laws, method, float(log.total_steps))
+    work = _UnitBounds(method, cells, bounds, engine, n_rows, worst)
     table = partial(epsilon_table, float(worst.max()), claim, account_of(read, method, most))
     log = replace(log, batch_norms=batch_norms)
     return BlockAccount(log, units.ids, work, table, size, first_row)
@@ -412,7 +413,7 @@ class _UnitBounds:
     Attributes:
         method: of the account.
         cells: how the norms of units with several rows are counted.
-        rdp: turns these counts into epsilons.
+        bounds: turns these counts into epsilons.
         engine: of units of one row; None if there are none.
         n_rows: (n,) numbers of rows that units have, ascending.
         worst: (n,) epsilon that the run guarantees to units with as many rows.
@@ -420,7 +421,7 @@ class _UnitBounds:
 
     method: Method
     cells: UnitCells
-    rdp: RdpAccountant
+    bounds: Bounds
     engine: Engine | None
     n_rows: IntArray
     worst: FloatArray
@@ -439,7 +440,7 @@ class _UnitBounds:
                 rows = rows.take(np.flatnonzero(np.repeat(~one, n_rows)))
             rows = as_read(rows, self.method.preset)
             starts = first_rows(rows)
-            found = self.rdp.epsilons(self.cells.counts(rows, starts))
+            found = self.bounds(self.cells.counts(rows, starts))
             if self.method.accountant == "pld":
                 tight = unit_epsilons(self.cells.norms, rows, starts, self.method.delta)
                 found = tightened(found, tight)

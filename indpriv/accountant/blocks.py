@@ -66,10 +66,7 @@ def _run_ahead(
     tasks: Iterable[tuple[Any, ...]],
     n_at_once: int,
 ) -> Iterator[Result]:
-    """Yield result(begin(*task)) in the order of the tasks; a few tasks run ahead.
-
-    Twice as many as run at once are begun, and one more, so that no core waits.
-    """
+    """Yield result(begin(*task)) in the order of the tasks; as many again wait, so no core does."""
     running = deque[Any]()
     try:
         for task in tasks:
@@ -119,8 +116,7 @@ class RayPool:
     def sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """A function that begins work(*task) on a worker, and returns a reference to its result.
 
-        The reference may stand in another task for the result. Results lie in Ray's object store,
-        from which workers read them in place.
+        The reference may stand in another task for the result.
         """
         run = self._ray.remote(_run).options(num_cpus=1, max_retries=_RETRIES)
         shared = [self._ray.put(work)]  # in a list, Ray does not unpickle it
@@ -129,15 +125,7 @@ class RayPool:
     def in_order(
         self, work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
     ) -> Iterator[Result]:
-        """Yield the results of work(*task) in the order of the tasks; work is sent once.
-
-        Both can be pickled.
-
-        Raises:
-            InputError: a worker has another version of Python or of a package, or lacks one; the
-                disk of a node is full.
-            Exception: whatever work raises.
-        """
+        """Yield the results of work(*task) in the order of the tasks; both can be pickled."""
         yield from _run_ahead(
             self.sent(work), self._result, self._ray.cancel, tasks, n_at_once=self.n_tasks
         )

@@ -37,16 +37,14 @@ _AT_ONCE = 1 << 15  # examples: what is made of their entries stays in cache
 _REPEATING = ("with_replacement", "other")  # samplers that may draw an example twice for a step
 
 
-def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAccount:
+def known_blocks(log: NormLog, method: Method) -> BlockAccount:
     """The account of a log with known participation; the worst case of a table is of its units.
 
     If the rows of a unit are not neighbours in the log, its batch norms are read into memory.
-
-    units: those of a log whose unit is not the example.
     """
+    units, first_row = Units.of(log), None
     # Full records are not read: they hold norms of steps that an example took no part in.
     log = log.only(slice(0))
-    first_row = None
     if units is None:
         log = replace(log, unit_ids=None)
     else:
@@ -87,13 +85,12 @@ def gaussian_bounds(squared_mu: FloatArray, delta: float) -> Columns:
 def known_units(
     log: NormLog,
     method: Method,
-    units: Units | None = None,
     *,
     progress: Progress | None = None,
     workers: Workers = None,
 ) -> Columns:
     """What is known about each example or unit, in all steps; see `known_blocks`."""
-    blocks = known_blocks(log, method, units).blocks(workers=workers, progress=progress)
+    blocks = known_blocks(log, method).blocks(workers=workers, progress=progress)
     return _in_all_steps(log, method, list(blocks))
 
 

@@ -163,8 +163,8 @@ class PrivacyFilter:
         left_out_at: (n_examples,) the first step without the example; total_steps or more if it
             stayed to the end.
         """
-        n, owners, settings = log.n_examples, owners_of(log), log.settings
-        units = None if owners is None else Units.of(owners).numbers
+        n, owned, settings = log.n_examples, Units.of(log), log.settings
+        units = None if owned is None else owned.numbers
         codes, clips = NormCodes.of(log), settings.max_grad_norm[log.recorded_steps]
         recorded = log.recorded_steps.tolist() if log.individually_clipped else []
         total = np.zeros(n)

@@ -32,11 +32,10 @@ from indpriv.accountant.method import (
     check_poisson_pairs,
     claim_of,
     mu_with_release,
-    owners_of,
     rate_after_release,
     warn_of_delta,
 )
-from indpriv.accountant.rdp import kl_divergences
+from indpriv.accountant.rdp import joined, kl_divergences
 from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met
 from indpriv.accountant.units import Units
@@ -46,8 +45,6 @@ from indpriv.norm_log.norm_log import NormLog
 _LARGEST_RATE = 1 - 1e-9  # of false positives, at which curves are read
 _LEAST_DELTA = 1e-30  # curves are read down to such deltas
 _MU_POINTS = 5  # epsilons at which a Gaussian curve is compared with an example's
-# Of a worst case whose curve is read: beyond them that takes minutes.
-_MOST_STEPS, _MOST_KINDS, _MOST_OF_BOTH = 10**6, 1000, 10**7
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,7 @@ class Risk:
     @classmethod
     def concatenated(cls, parts: list[Risk]) -> Risk:
         """The risk of the examples of all parts."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return cls(**joined([vars(part) for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -336,26 +332,25 @@ def membership_risk(
     readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
     rates, at = readings.false_positive_rate, readings.epsilon
     if participation == "known":
-        owners = owners_of(log)
-        units = None if owners is None else Units.of(owners)
+        units = Units.of(log)
         account = account_of(log, method, None if units is None else int(units.n_rows.max()))
         # Of the largest unit: no other one costs more
         readings = replace(readings, clipping_norm_cost=account.clipping_norm_epsilon)
         warn_of_delta(log, method)
-        known = known_units(log, method, units, progress=progress, workers=workers)
+        known = known_units(log, method, progress=progress, workers=workers)
         worst = np.sqrt(np.array([known["clipped"].max()]))
         risks = (
             readings.off_gaussian(np.sqrt(known["own"]), np.sqrt(known["least"])),
             readings.off_gaussian(worst, worst),
         )
-        ids = np.asarray(log.example_ids if units is None else units.ids)
-        return RiskTable(ids, *risks, rates, at, *claim_of(log, method), account)
-    relation = method.relation_of(log.neighbouring)
-    check_poisson_pairs(log, relation, "the privacy curve of a run")
-    read = checked(log, method)
-    risks = _secret_risks(read, method, readings.of_log(read, method), progress, workers)
-    ids, account = np.asarray(log.example_ids), account_of(read, method)
-    return RiskTable(ids, *risks, rates, at, *claim_of(read, method), account)
+    else:
+        units, relation = None, method.relation_of(log.neighbouring)
+        check_poisson_pairs(log, relation, "the privacy curve of a run")
+        log = checked(log, method)
+        risks = _secret_risks(log, method, readings.of_log(log, method), progress, workers)
+        account = account_of(log, method)
+    ids = np.asarray(log.example_ids if units is None else units.ids)
+    return RiskTable(ids, *risks, rates, at, *claim_of(log, method), account)
 
 
 def _secret_risks(
@@ -383,41 +378,14 @@ def _secret_risks(
 
 
 def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:
-    """`RiskTable.worst_case` of a log, without reading its rows.
+    """`RiskTable.worst_case` of a log, without lower figures and without reading its rows.
 
-    It is the risk of one row at max_grad_norm in every step; a unit of several rows has more. Where
-    the curve takes minutes, upper figures are those of any mechanism with the run's epsilon at
-    delta (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776), and mu is not a number.
+    It is the risk of one row at max_grad_norm in every step; a unit of several rows has more.
     """
     check_poisson_pairs(log, "add_remove", "the privacy curve of a run")
     method = Method(delta=delta, accountant="pld")
     readings = Readings.of(false_positive_rate, (), delta=delta).of_log(log, method)
-    if not risk_takes_long(log):
-        return _worst_case(log, method, readings, lower=False)
-    epsilon = min(readings.largest_epsilon + readings.clipping_norm_cost, 700.0)
-    rates = np.asarray(readings.false_positive_rate)[None]
-    above = np.exp(epsilon) * rates + delta
-    below = 1 - np.exp(-epsilon) * (1 - delta - rates)
-    none, nothing = np.full(1, np.nan), np.zeros((1, 0))
-    return Risk(
-        advantage=np.full(1, min(np.tanh(epsilon / 2) + 2 * delta / (np.exp(epsilon) + 1), 1.0)),
-        advantage_lower=np.zeros(1),
-        true_positive_rate=np.minimum(np.minimum(above, below), 1.0),
-        true_positive_rate_lower=rates,
-        delta=nothing,
-        delta_lower=nothing,
-        mu=none,
-        mu_error=none,
-    )
-
-
-def risk_takes_long(log: NormLog) -> bool:
-    """Whether the curve of the worst case takes minutes: of many steps, or many kinds of steps."""
-    settings = log.settings
-    if len(settings) > _MOST_STEPS:
-        return True
-    kinds = np.unique(np.column_stack([settings.noise_multiplier, settings.sample_rate]), axis=0)
-    return len(kinds) > _MOST_KINDS or len(kinds) * len(settings) > _MOST_OF_BOTH
+    return _worst_case(log, method, readings, lower=False)
 
 
 def has_risk_curve(account: Account) -> bool:
@@ -505,11 +473,11 @@ def predicted_evidence(
     check_poisson_pairs(log, log.neighbouring, "predicted_evidence")
     steps = Steps.of(log, between_records)
     wanted = np.asarray(orders, dtype=np.float64)
-    kl = steps.per_count(kl_divergences(steps.laws.shift, steps.laws.rate))
-    table = np.vstack([kl, steps.divergences(wanted)])
+    kl = kl_divergences(steps.laws.shift, steps.laws.rate)
+    table = steps.steps @ np.vstack([kl, steps.laws.divergences(wanted)]).T
 
     def sums(block: NormLog) -> FloatArray:
-        return np.asarray(steps.counts(block) @ table.T)
+        return np.asarray(steps.counts(block) @ table)
 
     size = block_size(steps.bytes_per_example)
     found = np.vstack(list(in_blocks(log, sums, size=size))).T

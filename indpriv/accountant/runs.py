@@ -18,15 +18,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.sparse import csr_array, hstack
+from scipy.sparse import block_diag, csr_array, hstack
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
-from indpriv.accountant.account import checked
+from indpriv.accountant.account import Bounds, checked
 from indpriv.accountant.blocks import block_size, epsilon_table, in_order
 from indpriv.accountant.known import gaussian_bounds, known_units
-from indpriv.accountant.loss_pairs import Pairs
 from indpriv.accountant.method import (
     ESTIMATE,
     Method,
@@ -37,17 +36,15 @@ from indpriv.accountant.method import (
     details_with_release,
     warn_of_delta,
 )
-from indpriv.accountant.rdp import Columns, RdpAccountant, epsilon_offsets, joined, tightened
+from indpriv.accountant.rdp import Columns, epsilon_offsets, joined
 from indpriv.accountant.steps import StepKinds, Steps
-from indpriv.accountant.tight import Met
-from indpriv.accountant.units import UnitCells, Units, clipped_rows
+from indpriv.accountant.units import UnitCells, clipped_rows
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
 BY = ("example_id", "unit_id")
 _ORDERS = 1 + np.geomspace(1e-3, 1e5, 600)  # of the price of tuning
-_GAUSSIAN = StepKinds(np.ones(1), np.ones(1))  # of squared mu 1
 
 
 def compose(
@@ -146,15 +143,6 @@ def methods_of(
 
     A run with secret Poisson sampling has one account under add/remove and zero-out, so zero-out
     is the relation of all runs where one of them needs it.
-
-    Args:
-        runs: two or more logs.
-        method: of the composition; its relation, if it has one, is that of all runs.
-        participation: of all runs, or one for each.
-
-    Raises:
-        InputError: fewer than two runs, another number of participations, or runs that differ in
-            unit or relation.
     """
     if len(runs) < 2:
         raise InputError(f"{len(runs)} runs; pass two or more to compose")
@@ -231,17 +219,10 @@ class Tuning:
         return names.get(self.shape, f"truncated negative binomial of shape {self.shape:g}")
 
     def rdp(self, orders: FloatArray, rdp: FloatArray) -> FloatArray:
-        """The Rényi curve of publishing the best run.
+        """The Rényi curve of publishing the best run: Theorem 2, or 6 for the Poisson law.
 
-        Theorem 2 of the paper, or Theorem 6 for the Poisson law.
-
-        Args:
-            orders: (n_orders,) above 1, ascending.
-            rdp: (n_orders,) curve of one run, or an upper bound of the curves of all that could be
-                tried.
-
-        Returns:
-            (n_orders,).
+        orders: (n_orders,) above 1, ascending. rdp: (n_orders,) curve of one run, or an upper bound
+            of the curves of all that could be tried.
         """
         price = math.log(self.mean) / (orders - 1)
         if math.isinf(self.shape):
@@ -314,9 +295,9 @@ class _Run:
             return csr_array(shape)
         block = self.log.part(int(rows[0]), int(rows[-1]))
         if isinstance(self.cells, Steps):
-            found = csr_array(self.cells.counts(block))
+            found = self.cells.counts(block)
         else:
-            found = csr_array(self.cells.counts(block, rows[:-1][inside] - rows[0]))
+            found = self.cells.counts(block, rows[:-1][inside] - rows[0])
         starts = found.indptr[np.append(0, np.cumsum(inside))]
         return csr_array((found.data, found.indices, starts), shape=shape)
 
@@ -349,7 +330,7 @@ def _laid_out(
         cells: Steps | UnitCells | None = None
         squared_mu, clipped, most = np.zeros(len(ids)), 0.0, int(rows.max())
         if method.participation == "known":
-            known = known_units(log, method, Units.of(person) if most > 1 else None)
+            known = known_units(replace(log, unit="user", unit_ids=person), method)
             squared_mu[pd.unique(person)] = known["own"]
             clipped = float(known["clipped"].max())
         else:
@@ -371,30 +352,15 @@ def _epsilons(
     secret = [run for run in runs if run.cells is not None]
     if not secret:
         return gaussian_bounds(squared_mu, method.delta) | {"epsilon_lower": np.zeros(n)}
-    of_rows = [run.cells for run in runs if isinstance(run.cells, Steps)]
-    of_units = [run.cells.mechanisms for run in runs if isinstance(run.cells, UnitCells)]
-    if of_units:
-        accountant = StepKinds.concatenated([*of_units, _GAUSSIAN]).accountant(method)
-    else:
-        parts = [*(cells.divergences for cells in of_rows), _GAUSSIAN.divergences]
-        accountant = RdpAccountant(lambda orders: np.hstack([of(orders) for of in parts]), method)
-    pairs = None
-    if method.accountant == "pld":
-        laws = StepKinds.concatenated([cells.laws for cells in of_rows])
-        steps = float(sum(run.log.total_steps for run in secret))
-        pairs = Pairs.sampled(laws, delta=method.delta, most_steps=steps)
+    laws = StepKinds.concatenated([run.cells.laws for run in runs if run.cells is not None])
+    of_rows = [run.cells.steps for run in runs if isinstance(run.cells, Steps)]
+    steps = csr_array(block_diag(of_rows)) if of_rows else None
+    most_steps = float(sum(run.log.total_steps for run in secret))
+    bounds = Bounds.of(laws, method, most_steps, steps)
 
     def work(start: int, stop: int) -> tuple[int, Columns]:
-        counts, gaussian = [run.counts(start, stop) for run in secret], squared_mu[start:stop]
-        every = hstack([*counts, gaussian[:, None]], format="csr")
-        if every.shape[1] <= 4 * np.diff(every.indptr).max():  # dense ones are faster there
-            every = every.toarray()
-        found = accountant.epsilons(every)
-        if pairs is None:
-            return stop, found
-        by_law = [own @ cells.steps for own, cells in zip(counts, of_rows, strict=True)]
-        met = Met.of(hstack(by_law, format="csr"), gaussian)
-        return stop, tightened(found, pairs.epsilons(met))
+        counts = hstack([run.counts(start, stop) for run in secret], format="csr")
+        return stop, bounds(counts, squared_mu[start:stop])
 
     width = sum(run.n_cells for run in secret)
     size, done_parts = block_size(8 * width), []
@@ -421,14 +387,8 @@ def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> Fl
     laws, counts = StepKinds.concatenated(clipped), np.hstack(steps)
     if patterns.max() == 1:
         laws = replace(laws, rows=None)
-    met = np.column_stack([counts, squared_mu])
-    accountant = StepKinds.concatenated([laws, _GAUSSIAN]).accountant(method)
-    epsilon = accountant.epsilons(met)["epsilon"]
-    if method.accountant == "pld":
-        most_steps = float(counts.sum(axis=1).max())
-        pairs = Pairs.sampled(laws, delta=method.delta, most_steps=most_steps)
-        epsilon = np.minimum(pairs.epsilons(Met.of(csr_array(counts), squared_mu)), epsilon)
-    return epsilon
+    bounds = Bounds.of(laws, method, float(counts.sum(axis=1).max()))
+    return np.asarray(bounds(counts, squared_mu)["epsilon"])
 
 
 def _best_published(

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +26,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.blocks import n_cores
 from indpriv.accountant.method import Method
 from indpriv.accountant.norms import GoverningNorms, nodes_from_zero, places, snapped_rates
-from indpriv.accountant.rdp import Counts, RdpAccountant, divergences_of_pairs, renyi_divergences
+from indpriv.accountant.rdp import MOST_DENSE, RdpAccountant, divergences_of_pairs
 from indpriv.norm_log.norm_log import NormLog
 
 # Relative distances of shifts, and of rates, that are snapped. Of rates an example meets many, so
@@ -38,8 +39,6 @@ _MOST_LAWS, _MOST_CLIPPED = 1 << 18, 1 << 14  # in general, and of one clipped e
 _MOST_OWN, _MOST_NODES = 1 << 11, 1 << 14  # divergences that are not interpolated, and nodes
 _MOST_ENTRIES = 1 << 24  # of Steps.steps; beyond, settings are snapped, at least this far apart:
 _SETTINGS_APART = 5e-4
-_MOST_DENSE = 2048  # cells that are counted in a dense array
-_TABLE_BYTES = 1 << 18  # of the dense counts in the making: they stay in cache
 _WORTH_THREADS = 20_000  # divergences that take longer than starting a thread
 
 
@@ -70,26 +69,33 @@ class StepKinds:
         shifts, rates = [part.shift for part in parts], [part.rate for part in parts]
         return cls(np.concatenate(shifts), np.concatenate(rates), rows)
 
-    def accountant(self, method: Method) -> RdpAccountant:
-        """Of counts of these kinds."""
-        if self.rows is None:
+    def accountant(self, method: Method, steps: csr_array | None = None) -> RdpAccountant:
+        """Of counts of these kinds, or of cells, each of which has such steps (n_cells, n)."""
+        if self.rows is not None:
+            return RdpAccountant(self.divergences_at, method, slow=True)
+        if steps is None:
             return RdpAccountant(self.divergences, method)
-        return RdpAccountant(self.divergences_at, method, slow=True)
+        return RdpAccountant(partial(per_count, steps, self.divergences), method)
 
     def divergences_at(self, kinds: IntArray, orders: FloatArray) -> FloatArray:
         """(n,) Rényi divergence of one step of kinds[i] at orders[i]."""
         values = np.zeros(len(kinds))
         rows = np.ones(len(kinds), np.int64) if self.rows is None else self.rows[kinds]
+        n_threads = n_cores() if len(kinds) > _WORTH_THREADS else 1
 
-        def fill(k: int) -> None:
-            chosen = np.flatnonzero(rows == k)
-            distinct, row = np.unique(kinds[chosen], return_inverse=True)
+        def fill(part: tuple[int, IntArray]) -> None:
+            k, chosen = part
             values[chosen] = divergences_of_pairs(
-                self.shift[distinct], self.rate[distinct], row, orders[chosen], k
+                self.shift, self.rate, kinds[chosen], orders[chosen], k
             )
 
-        with ThreadPoolExecutor(n_cores()) as pool:
-            list(pool.map(fill, np.unique(rows)[::-1].tolist()))  # the longest first
+        parts = [
+            (k, chosen)
+            for k in np.unique(rows)[::-1].tolist()  # the longest first
+            for chosen in np.array_split(np.flatnonzero(rows == k), n_threads)
+        ]
+        with ThreadPoolExecutor(n_threads) as pool:
+            list(pool.map(fill, parts))
         return values
 
     def divergences(self, orders: FloatArray) -> FloatArray:
@@ -101,15 +107,9 @@ class StepKinds:
         return values[:, inverse.ravel()]
 
     def _on_curve(self, orders: FloatArray) -> FloatArray:
-        values = np.empty((len(self), len(orders)))
-
-        def fill(part: slice) -> None:
-            values[part] = renyi_divergences(self.shift[part], self.rate[part], orders)
-
-        n_threads = n_cores() if values.size > _WORTH_THREADS else 1
-        with ThreadPoolExecutor(n_threads) as pool:
-            list(pool.map(fill, (slice(start, None, n_threads) for start in range(n_threads))))
-        return values.T
+        kinds = np.repeat(np.arange(len(self)), len(orders))
+        values = self.divergences_at(kinds, np.tile(orders, len(self)))
+        return values.reshape(len(self), -1).T
 
     def _between_nodes(self, orders: FloatArray) -> FloatArray:
         """The same on chords in u^2 and log q, above the curve [7.4]."""
@@ -146,22 +146,9 @@ def neighbours(
 
 
 def collected(
-    entries: Iterable[tuple[IntArray, FloatArray | IntArray]], n: int, n_cells: int, *, dense: bool
-) -> Counts:
+    entries: Iterable[tuple[IntArray, FloatArray | IntArray]], n: int, n_cells: int
+) -> csr_array:
     """Counts of n examples, from parts of their (k, n) cells and steps that broadcast to them."""
-    if dense:
-        counts = np.zeros((n, n_cells))
-        size = max(1, _TABLE_BYTES // (8 * n_cells))
-        for cell, steps in entries:
-            weights = np.broadcast_to(steps, cell.shape)
-            for start in range(0, n, size):
-                part = slice(start, start + size)
-                own = cell[:, part]
-                flat = own + n_cells * np.arange(own.shape[1])
-                length = own.shape[1] * n_cells
-                seen = np.bincount(flat.ravel(), weights[:, part].ravel(), minlength=length)
-                counts[part] += seen.reshape(-1, n_cells)
-        return counts
     every = list(entries)
     column = np.concatenate([cell for cell, _ in every], dtype=np.int32, casting="same_kind")
     value = np.concatenate([np.broadcast_to(steps, cell.shape) for cell, steps in every])
@@ -243,39 +230,25 @@ class Steps:
         return int(self.steps.shape[0])
 
     @property
-    def _dense(self) -> bool:
-        return self.n_cells <= _MOST_DENSE
-
-    @property
     def bytes_per_example(self) -> int:
         """Memory that the counts of one example take, and what they are made from."""
-        n_entries = (1 if self._dense else 2) * len(self.record)
-        counts = 8 * self.n_cells if self._dense else 0
-        return self.norms.bytes_per_example + 16 * n_entries + counts
+        counts = 8 * self.n_cells if self.n_cells <= MOST_DENSE else 0
+        return self.norms.bytes_per_example + 32 * len(self.record) + counts
 
-    def divergences(
-        self, orders: FloatArray, of_laws: Callable[[FloatArray], FloatArray] | None = None
-    ) -> FloatArray:
-        """(n_orders, n_cells) Rényi divergences of one count of each cell.
+    def divergences(self, orders: FloatArray) -> FloatArray:
+        """(n_orders, n_cells) Rényi divergences of one count of each cell."""
+        return per_count(self.steps, self.laws.divergences, orders)
 
-        of_laws: from orders to the (n_orders, n_laws) of one step; by default of Poisson sampling.
-        """
-        return self.per_count((of_laws or self.laws.divergences)(orders))
-
-    def per_count(self, values: FloatArray) -> FloatArray:
-        """(n_rows, n_cells) of one count of each cell; values: (n_rows, n_laws) of one step."""
-        return np.ascontiguousarray((self.steps @ np.ascontiguousarray(values.T)).T)
-
-    def counts(self, block: NormLog) -> Counts:
+    def counts(self, block: NormLog) -> csr_array:
         """Counts of a block of examples over the cells."""
-        if self.norms.log.batch_norms is not None and self._dense:
+        if self.norms.log.batch_norms is not None and self.n_cells <= MOST_DENSE:
             return self._by_span(block)
         codes = self.norms.codes.codes(self.norms.read(block), down=self.norms.down)
         place = codes[self.record] + self.mix[:, None] * self.cell.shape[1]
         entries = [(self.cell.take(place), self.weight[:, None])]
-        return collected(entries, block.n_examples, self.n_cells, dense=self._dense)
+        return collected(entries, block.n_examples, self.n_cells)
 
-    def _by_span(self, block: NormLog) -> Counts:
+    def _by_span(self, block: NormLog) -> csr_array:
         """Counts with batch norms, where each example has spans of its own."""
         norms, n_cells = self.norms, self.n_cells
         example, norm, begin, stop = norms.known(block).spans(norms.between_records)
@@ -285,7 +258,17 @@ class Steps:
             before = np.append(0, np.cumsum(self.weight * (self.mix == mix)))
             steps = before[stop] - before[begin]
             counts += np.bincount(first + cell[codes], steps, minlength=len(counts))
-        return np.asarray(counts.reshape(-1, n_cells))
+        return csr_array(counts.reshape(-1, n_cells))
+
+
+def per_count(
+    steps: csr_array, of_laws: Callable[[FloatArray], FloatArray], orders: FloatArray
+) -> FloatArray:
+    """(n_orders, n_cells) of one count of each cell, that is steps (n_cells, n_laws).
+
+    of_laws: from orders to the (n_orders, n_laws) of one step.
+    """
+    return np.ascontiguousarray((steps @ np.ascontiguousarray(of_laws(orders).T)).T)
 
 
 def _mixes(norms: GoverningNorms) -> tuple[IntArray, IntArray, IntArray, csr_array]:
@@ -296,7 +279,7 @@ def _mixes(norms: GoverningNorms) -> tuple[IntArray, IntArray, IntArray, csr_arr
     """
     steps, n_settings = norms.steps, norms.steps.shape[1]
     each = np.diff(steps.indptr)
-    if each.max() == 1 or n_settings * len(norms.codes.bounds) <= _MOST_DENSE:
+    if each.max() == 1 or n_settings * len(norms.codes.bounds) <= MOST_DENSE:
         entries = steps.tocoo()
         record, setting = (index.astype(np.int64) for index in (entries.row, entries.col))
         return record, setting, entries.data, csr_array(eye_array(n_settings))

@@ -74,6 +74,7 @@ class Met:
     def of(cls, counts: FloatArray | csr_array, gaussian: FloatArray | None = None) -> Met:
         """Checked counts; ValueError where they are not whole: a power of a complex number."""
         found = csr_array(counts)
+        found.sum_duplicates()
         found.eliminate_zeros()
         whole = np.isfinite(found.data) & (found.data == np.floor(found.data))
         if not (whole & (found.data >= 0)).all():

@@ -20,14 +20,15 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method, check_poisson_pairs, clipping_norm_cost, owners_of
-from indpriv.accountant.norms import GoverningNorms
-from indpriv.accountant.rdp import Counts
+from indpriv.accountant.norms import GoverningNorms, snapped_rates
+from indpriv.accountant.rdp import MOST_DENSE
 from indpriv.accountant.steps import StepKinds, clipped_steps, collected, neighbours
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -59,9 +60,11 @@ class Units:
     numbers: IntArray
 
     @classmethod
-    def of(cls, unit_ids: NDArray[np.generic]) -> Units:
-        """The units of a log by the unit of each row (n_examples,)."""
-        numbers, ids = pd.factorize(unit_ids)
+    def of(cls, log: NormLog) -> Units | None:
+        """The units of a log; None if each row is accounted for itself."""
+        if (owners := owners_of(log)) is None:
+            return None
+        numbers, ids = pd.factorize(owners)
         return cls(np.asarray(ids), np.bincount(numbers, minlength=len(ids)), numbers)
 
     def __len__(self) -> int:
@@ -103,7 +106,7 @@ class UnitCells:
     """Cells (setting, number of rows, node), each of equal rows of one norm: the node runs fastest.
 
     Attributes:
-        mechanisms: of the cells.
+        laws: of the cells.
         norms: which norm of a row counts in which step.
         row_numbers: (n_numbers,) see `row_numbers`.
         nodes: (n_nodes,) ascending from 0, among which norms of rows are located: levels, or
@@ -113,7 +116,7 @@ class UnitCells:
         between_nodes: whether norms lie between nodes, not on them.
     """
 
-    mechanisms: StepKinds
+    laws: StepKinds
     norms: GoverningNorms
     row_numbers: IntArray
     nodes: FloatArray
@@ -133,7 +136,10 @@ class UnitCells:
         few = len(settings) * len(nodes) <= _MAX_LEVELS and largest_unit <= MOST_ROWS
         between_nodes = not (norms.codes.direct and len(tables) == 1 and few)
         if between_nodes:
-            scale, (rates, setting) = 1 / noise, _rounded_up(rates)
+            few_rates = len(np.unique(rates)) <= _MAX_RATES
+            apart = 0.0 if few_rates else np.log(rates.max() / rates.min()) / (_MAX_RATES - 1)
+            rates, setting = np.unique(snapped_rates(rates, apart, down=False), return_inverse=True)
+            scale = 1 / noise
             # 0, then a geometric series
             ends = _SMALLEST / noise.max(), max(1.0, largest_unit / MOST_ROWS) / noise.min()
             n = max(math.ceil(math.log(ends[1] / ends[0]) / math.log(_NODE_RATIO)) + 1, 2)
@@ -141,39 +147,31 @@ class UnitCells:
         else:
             shifts, rates = nodes / settings[:, :1], settings[:, 1]
         shape = (len(rates), len(numbers), len(nodes))
-        mechanisms = StepKinds(
+        laws = StepKinds(
             np.broadcast_to(shifts.reshape(-1, 1, len(nodes)), shape).ravel(),
             np.broadcast_to(rates[:, None, None], shape).ravel(),
             np.broadcast_to(numbers[None, :, None], shape).ravel(),
         )
-        return cls(mechanisms, norms, numbers, nodes, scale, setting, between_nodes)
+        return cls(laws, norms, numbers, nodes, scale, setting, between_nodes)
 
     @property
     def n_cells(self) -> int:
         """Number of cells."""
-        return len(self.mechanisms)
+        return len(self.laws)
 
     @property
     def bytes_per_unit(self) -> int:
         """Memory that the counts of one unit take."""
-        counts = 8 * self.n_cells if self._dense else 32 * self._n_entries
-        return counts + self.norms.bytes_per_example
+        counts = 8 * self.n_cells if self.n_cells <= MOST_DENSE else 0
+        entries = (4 if self.between_nodes else 2) * self.norms.steps.nnz
+        return counts + 32 * entries + self.norms.bytes_per_example
 
-    @property
-    def _dense(self) -> bool:
-        return self._n_entries > self.n_cells
-
-    @property
-    def _n_entries(self) -> int:
-        return (4 if self.between_nodes else 2) * self.norms.steps.nnz
-
-    def counts(self, block: NormLog, starts: IntArray) -> Counts:
+    def counts(self, block: NormLog, starts: IntArray) -> csr_array:
         """Counts over the cells of the units whose rows are consecutive examples of a block.
 
         starts: (n_units,) position of each unit's first example.
         """
-        entries = self._entries(self.norms.read(block), starts)
-        return collected(entries, len(starts), self.n_cells, dense=self._dense)
+        return collected(self._entries(self.norms.read(block), starts), len(starts), self.n_cells)
 
     def _entries(
         self, values: NDArray[np.generic], starts: IntArray
@@ -205,16 +203,6 @@ class UnitCells:
                 yield first + more * n_nodes + node, steps * share * rest
 
 
-def _rounded_up(rates: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Distinct sample rates and their indices; too many are rounded up to a geometric series."""
-    distinct, index = np.unique(rates, return_inverse=True)
-    if len(distinct) <= _MAX_RATES:
-        return distinct, index.ravel()
-    series = np.geomspace(distinct[0], distinct[-1], _MAX_RATES) * (1 + _ROUNDING)
-    series = np.append(np.minimum(series[:-1], distinct[-1]), distinct[-1])
-    return series, np.searchsorted(series, rates)
-
-
 def unit_epsilons(
     norms: GoverningNorms, block: NormLog, starts: IntArray, delta: float
 ) -> FloatArray:
@@ -239,11 +227,8 @@ def unit_epsilon(shifts: FloatArray, rate: FloatArray, steps: FloatArray, delta:
     There is no lower end: norms do not say how the gradients of a unit's rows point, and if they
     cancel out the unit leaves no trace.
 
-    Args:
-        shifts: (n_kinds, n_rows) contributions of its rows over the noise, by kind of step.
-        rate: (n_kinds,) sample rates.
-        steps: (n_kinds,) number of steps of each kind, whole numbers.
-        delta: of the epsilon.
+    shifts: (n_kinds, n_rows) contributions of its rows over the noise, by kind of step. rate and
+    steps, whole numbers: (n_kinds,).
     """
     rows, rate, steps = _few_kinds(shifts, rate, steps)
     if not len(steps):
@@ -285,12 +270,9 @@ def _losses(shifts: bytes, rate: float, tail: float, added: bool) -> Cells:
 
 
 def clipped_rows(log: NormLog, n_rows: IntArray) -> tuple[StepKinds, FloatArray]:
-    """What units with these numbers of rows meet if all rows are clipped in every step.
+    """Kinds, and (len(n_rows), n_kinds) steps, of units whose rows are clipped in every step.
 
     More than MOST_ROWS count as that many larger rows.
-
-    Returns:
-        the kinds; (len(n_rows), n_kinds) steps of each unit under each.
     """
     kinds, steps = clipped_steps(log)
     rows, kind = np.repeat(n_rows, len(kinds)), np.tile(np.arange(len(kinds)), len(n_rows))
@@ -361,7 +343,7 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     >>> half.rows_dropped, half.units_affected
     (1, 1)
     """
-    if log.unit_ids is None or log.unit == "example":
+    if (units := Units.of(log)) is None:
         raise InputError(
             'this log has no units to cap: it needs unit_ids and a unit such as "user"'
         )
@@ -371,7 +353,6 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
             'depends on who took part when; leave out participation="known"'
         )
     check_poisson_pairs(log, method.relation_of(log.neighbouring), "a cap on rows")
-    units = Units.of(log.unit_ids)
     wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)
     cost = clipping_norm_cost(log, log.neighbouring, most.astype(np.float64))

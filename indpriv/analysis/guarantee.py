@@ -21,8 +21,9 @@ from indpriv.accountant.method import (
     mu_with_release,
     rate_after_release,
 )
-from indpriv.accountant.risk import has_risk_curve, risk_takes_long, worst_case_risk
+from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.accountant.runs import Tuning
+from indpriv.accountant.units import Units
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.summary import SENSITIVE, Audit, Finding
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, Epsilons, EpsilonTable
@@ -292,17 +293,13 @@ def _status(
 def membership_of(log: NormLog, table: Epsilons) -> Membership | None:
     """The worst case's limit for the best membership test.
 
-    None where a unit has several rows, or where steps are so many or so different that it takes
-    minutes: the guarantee itself bounds the test too (`true_positive_bound`).
+    None where a unit has several rows or an account has no such curve: the guarantee itself bounds the test too
+    (`true_positive_bound`).
     """
-    several = (
-        log.unit != "example"
-        and log.unit_ids is not None
-        and len(np.unique(log.unit_ids)) < log.n_examples
-    )
-    if table.account.participation != "known" and (
-        not has_risk_curve(table.account) or risk_takes_long(log) or several
-    ):
+    units = Units.of(log)
+    several = units is not None and len(units) < log.n_examples
+    known = table.account.participation == "known"
+    if not known and (several or not has_risk_curve(table.account)):
         return None
     rates, advantage, mu = worst_case_limits(log, table, (FALSE_POSITIVE_RATE,))
     return Membership(FALSE_POSITIVE_RATE, float(rates[0]), advantage, mu)

@@ -17,7 +17,6 @@ from indpriv._plain import OneOf
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method
-from indpriv.accountant.units import Units
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
@@ -133,8 +132,7 @@ def _of_rows(log: NormLog, delta: float, place: str, adds_up: bool) -> tuple[Vie
 
 def _known(log: NormLog, delta: float, unit: str, observer: str) -> View:
     """A view against those who know who took part."""
-    units = Units.of(log.unit_ids) if log.unit != "example" and log.unit_ids is not None else None
-    known = known_units(log, Method(delta=delta, participation="known"), units)
+    known = known_units(log, Method(delta=delta, participation="known"))
     each = gaussian_epsilons(np.sqrt(known["own"]), delta)[1]
     worst = gaussian_epsilons(np.sqrt([known["clipped"].max()]), delta)[1]
     least = float(log.settings.noise_multiplier.min())

@@ -94,6 +94,15 @@ def test_everyone_has_the_worst_case_of_dp_accounting(sigma, steps):
     assert table.account.describe().startswith("delta 1e-5, replace one example, fixed-size")
 
 
+def test_people_of_one_row_are_named_by_their_ids():
+    """Before, such a table had the ids of their rows, as if rows were protected."""
+    people = log_of(unit="user", unit_ids=["a", "b", "c"])
+    table = account(people, delta=DELTA, neighbouring="replace_one")
+    rows = account(log_of(), delta=DELTA, neighbouring="replace_one")
+    assert table.to_frame()["unit_id"].tolist() == ["a", "b", "c"]
+    assert np.array_equal(table.epsilon, rows.epsilon)
+
+
 def test_the_tight_worst_case_is_slightly_above_that_of_removal_at_twice_the_sensitivity():
     log = log_of(total_steps=20)
     table = account(log, delta=DELTA, neighbouring="replace_one", accountant="pld")

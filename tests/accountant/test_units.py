@@ -40,7 +40,7 @@ def cost(norms, order, *, largest_unit=0, **changes):
     counts = cells.counts(log.part(0, n_rows), np.array([0]))
     met = np.flatnonzero(counts.sum(axis=0))
     table = np.zeros((1, cells.n_cells))
-    table[0, met] = cells.mechanisms.divergences_at(met, np.full(len(met), order))
+    table[0, met] = cells.laws.divergences_at(met, np.full(len(met), order))
     return (counts @ table.T)[0, 0]
 
 
@@ -231,8 +231,8 @@ def test_divergences_are_computed_only_where_units_have_steps():
     asked = []
 
     def counted(index, orders):
-        asked.append((cells.mechanisms.rows[index], orders))
-        return cells.mechanisms.divergences_at(index, orders)
+        asked.append((cells.laws.rows[index], orders))
+        return cells.laws.divergences_at(index, orders)
 
     lazy = RdpAccountant(counted, Method(delta=DELTA), slow=True)
     found = lazy.epsilons(counts)
@@ -244,11 +244,11 @@ def test_divergences_are_computed_only_where_units_have_steps():
         198,
     }  # 3: sums of norms are rounded up in their last place
     assert orders[n_rows == 198].max() < 10 < orders[n_rows == 1].max()
-    everything = cells.mechanisms.rows, np.arange(cells.n_cells)
+    everything = cells.laws.rows, np.arange(cells.n_cells)
     each = 1 + np.geomspace(1e-2, 1e2, 4000)
     for unit, k in enumerate((198, 2, 1)):
-        cell = everything[1][(everything[0] == k) & np.isclose(cells.mechanisms.shift, 0.3)]
-        rdp = cells.mechanisms.divergences_at(np.repeat(cell, 4000), each)
+        cell = everything[1][(everything[0] == k) & np.isclose(cells.laws.shift, 0.3)]
+        rdp = cells.laws.divergences_at(np.repeat(cell, 4000), each)
         least = (rdp + epsilon_offsets(each, DELTA, "canonne2020")).min()
         assert found["epsilon"][unit] == pytest.approx(least, rel=1e-3)
 
