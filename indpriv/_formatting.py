@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import ROUND_CEILING, Context
+from typing import Any
 
 _DELTA_DIGITS = 6  # significant
 _NO_LIMIT = 1e6  # from here on, the end of an interval of epsilons or their ratios says nothing
@@ -102,3 +103,61 @@ def capitalised(text: str) -> str:
 def sentence(text: str) -> str:
     """The text as a sentence of its own."""
     return capitalised(text) if text.endswith("…") else capitalised(text).rstrip(".") + "."
+
+
+def digit_up(bound: float) -> str:
+    """A bound with one digit, rounded up.
+
+    >>> digit_up(0.00213), digit_up(0.0)
+    ('0.003', '0')
+    """
+    if bound == 0:
+        return "0"
+    unit = 10.0 ** math.floor(math.log10(bound))
+    return f"{math.ceil(bound / unit) * unit:.1g}"
+
+
+def _or_dash(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "–" if value is None else form(value)
+
+
+def _in_percent(digits: int) -> Callable[[Any], str]:
+    """Shows an interval of shares, e.g. 12.1 to 13.4 %."""
+    return _or_dash(lambda of: f"{100 * of.low:.{digits}f} to {100 * of.high:.{digits}f} %")
+
+
+def formatted(value: Any, form: str) -> str:
+    """A figure, or a dash for None; form: of `FORMATS`, or of Python, e.g. ".3f"."""
+    if form in FORMATS:
+        return FORMATS[form](value)
+    return "–" if value is None else format(value, form)
+
+
+# Epsilons, limits and ceilings are rounded up, lower bounds down.
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "text": _or_dash(str),
+    "eps": format_epsilon,
+    "delta": format_delta,
+    "least": format_lower_bound,
+    "share": format_share,
+    "share1": lambda value: format_share(value, 1),
+    "share2": lambda value: format_share(value, 2),
+    "percent": lambda value: f"{format_number(100 * value)} %",
+    "up": _or_dash(format_share_up),
+    "int": _or_dash("{:,}".format),
+    "num": format_number,
+    "num2": lambda value: format_number(value, 2),
+    "dec2": _or_dash("{:.2f}".format),
+    "dec3": _or_dash("{:.3f}".format),
+    "sig3": "{:.3g}".format,
+    "signed": _or_dash("{:+.3f}".format),
+    "points": _or_dash(lambda value: f"{100 * value:+.2f} %"),
+    "corr": _or_dash("{:.4f}".format),
+    "p": _or_dash(format_p_value),
+    "span": _or_dash(lambda of: format_interval(of.low, of.high)),
+    "span3": _or_dash(lambda of: f"[{of.low:.3f}, {of.high:.3f}]"),
+    "percent_span": _in_percent(1),
+    "percent_span2": _in_percent(2),
+    "points_span": _or_dash(lambda of: f"[{100 * of.low:+.2f}, {100 * of.high:+.2f}] %"),
+    "digit_up": digit_up,
+}

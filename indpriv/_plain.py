@@ -1,9 +1,9 @@
-"""Dataclasses as JSON: written, read back by pydantic, and described by a JSON Schema.
+"""Dataclasses as JSON: written, read back by pydantic, shown, and described by a JSON Schema.
 
 What a field holds follows from its annotation. A data frame is `Annotated[pd.DataFrame,
 Columns(...)]`, in JSON a list of one object a row. A key whose field has a default may be absent
-where JSON is read; keys that are not known are passed over. `Annotated[float, Field(ge=0)]` narrows
-what is read, and the schema.
+where JSON is read; keys that are not known are passed over. A kind of `indpriv._kinds` says also
+how values are shown, in which unit they are, and whether they are private.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, NotRequired, TypeVar
+from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,15 +23,14 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaValidator, core_schema
 from typing_extensions import TypedDict
 
+from indpriv._formatting import formatted
 from indpriv._reading import first_wrong
 from indpriv.errors import InputError
 
 T = TypeVar("T")
 Kinds = Mapping[str, tuple[Any, str]]  # key -> the kind of its value, and what it holds
+_TABLES: dict[str, "Columns"] = {}  # by the name of a row
 
-Share = Annotated[float, Field(ge=0, le=1)]
-AtLeastZero = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
 _ENTRY = re.compile(r"(\w+(?:, \w+)*): (.+)", re.DOTALL)
 
 
@@ -53,12 +52,22 @@ class Columns:
         name, text: of a row, in the schema.
         kinds: the type of each column and what it holds; NaN or None stands for an unknown value.
         optional: columns that JSON may lack; their values are then unknown.
+        each: a column, and the format "each" of its rows by their value of that column.
     """
 
     name: str
     text: str
     kinds: Kinds
     optional: Collection[str] = ()
+    each: tuple[str, Mapping[str, str]] | None = None
+
+    def __post_init__(self) -> None:
+        _TABLES[self.name] = self
+
+    @functools.cached_property
+    def columns(self) -> "Mapping[str, Column]":
+        """What is known of each column."""
+        return {name: column(*of) for name, of in self.kinds.items()}
 
     def frame(self, values: Mapping[str, Any], n: int) -> pd.DataFrame:
         """A frame of n rows with these columns in this order; those without values are unknown."""
@@ -66,7 +75,9 @@ class Columns:
             name: pd.Series(values.get(name, [None] * n), range(n), _dtype(kind))
             for name, (kind, _) in self.kinds.items()
         }
-        return pd.DataFrame(made, range(n))
+        found = pd.DataFrame(made, range(n))
+        found.attrs["rows"] = self.name
+        return found
 
     def __get_pydantic_core_schema__(self, _kind: Any, handler: GetCoreSchemaHandler) -> Any:
         row: Any = _object(self.name, self.kinds, self.text, self.optional)
@@ -107,7 +118,73 @@ def _dtype(kind: Any) -> Any:
 
 def records(frame: pd.DataFrame) -> Iterator[Any]:
     """The rows of a frame as named tuples, with None for what is unknown."""
-    return frame.astype(object).where(frame.notna(), None).itertuples(index=False, name="Row")
+    name = frame.attrs.get("rows", "Row")
+    return frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=name)
+
+
+class Column(NamedTuple):
+    """A column of a table, or a field of a class.
+
+    Attributes:
+        kind: of its values; of the items of a list.
+        meaning: what it holds.
+        unit: of a number; "" of anything else.
+        form: the format of `formatted` that shows it; "" of rows and objects.
+        private: it is computed from the data, so not for publication.
+    """
+
+    kind: Any
+    meaning: str
+    unit: str
+    form: str
+    private: bool
+
+
+@functools.cache
+def columns_of(kind: Any) -> Mapping[str, Column]:
+    """The columns of a dataclass, or of a table by the name of its rows; else none."""
+    if kind in _TABLES:
+        return _TABLES[kind].columns
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    texts = _descriptions(typing.cast(Any, kind))
+    hints = typing.get_type_hints(kind, include_extras=True)
+    names = (one.name for one in dataclasses.fields(kind))
+    return {name: column(hints[name], texts.get(name, "")) for name in names}
+
+
+def column(kind: Any, meaning: str = "") -> Column:
+    """The column whose values are of this kind."""
+    said: dict[str, Any] = {}
+    while True:
+        origin, inside = typing.get_origin(kind), typing.get_args(kind)
+        if origin is Annotated:
+            for mark in inside[1:]:
+                said = (getattr(mark, "json_schema_extra", None) or {}) | said
+            tables = [mark.name for mark in inside[1:] if isinstance(mark, Columns)]
+            kind = tables[0] if tables else inside[0]
+        elif origin in (typing.Union, types.UnionType):
+            kind = next(one for one in inside if one is not types.NoneType)
+        elif inside:  # a list, or a mapping by text
+            kind = inside[0] if origin is tuple else inside[1]
+        else:
+            form = said.get("shown", "text" if kind in (str, bool) else "")
+            return Column(kind, meaning, said.get("unit", ""), form, said.get("private", True))
+
+
+def form_of(row: Any, name: str) -> str:
+    """The format of a column of a row; "" of what is none. A mapping is a row of "Achieved"."""
+    kind: Any = type(row) if dataclasses.is_dataclass(row) else type(row).__name__
+    columns = columns_of("Achieved" if isinstance(row, Mapping) else kind)
+    form = columns[name].form if name in columns else ""
+    if form == "each" and (each := _TABLES[kind].each):
+        return each[1][getattr(row, each[0])]
+    return form
+
+
+def shown(row: Any, name: str) -> str:
+    """The value of a column of a row, in the format of that column."""
+    return formatted(getattr(row, name), form_of(row, name))
 
 
 def to_json(value: Any) -> Any:

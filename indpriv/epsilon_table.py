@@ -27,6 +27,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Rows, as_rows, joined, rows_at
 from indpriv._folders import make_folder, remove_file
 from indpriv._formatting import format_delta, format_epsilon
+from indpriv._kinds import Count, Delta, Epsilon, Number, Percent, Share
 from indpriv._plain import from_json
 from indpriv._reading import Whole, check, named, table
 from indpriv.errors import EvidenceError, InputError
@@ -88,23 +89,23 @@ class Account:
             release, e.g. the private median of the norms at the start; 0 if it is not.
     """
 
-    delta: float
+    delta: Delta
     unit: str
     neighbouring: str
     sampler: str
     accountant: str
     conversion: str
     between_records: str
-    rounding: float
+    rounding: Percent
     rounding_mode: str
-    total_steps: int
-    recorded_share: float
+    total_steps: Count
+    recorded_share: Share
     privacy_filter: str = ""
-    rows_per_unit: int | None = None
+    rows_per_unit: Count | None = None
     participation: str = "secret"
-    tolerance: float = 0.0
-    max_batch_size: int | None = None
-    clipping_norm_epsilon: float = 0.0
+    tolerance: Number = 0.0
+    max_batch_size: Count | None = None
+    clipping_norm_epsilon: Epsilon = 0.0
 
     @property
     def guaranteed_by(self) -> str:

@@ -25,6 +25,7 @@ STAGES = {
         "_folders",
         "_formatting",
         "_journal",
+        "_kinds",
         "_likelihood",
         "_plain",
         "_progress",

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from audits.advice.new_runs import account_run
 from audits.words import attributed
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._plain import AtLeastZero, Count, Share, to_json
+from indpriv._kinds import Count, Epsilon, Percent, RoundShare
+from indpriv._plain import to_json
 from indpriv._progress import StageProgress, silent
 from indpriv.analysis.advice import Group
 from indpriv.analysis.groups import MIN_GROUP
@@ -73,15 +74,15 @@ class GroupChange:
     n: Count
     n_deleted: Count
     too_small: bool
-    mean_with: AtLeastZero
-    mean_without: AtLeastZero
+    mean_with: Epsilon
+    mean_without: Epsilon
     relative_change: float
     interval: Interval | None
-    quantile_with: AtLeastZero
-    quantile_without: AtLeastZero
-    share_rises: Share
-    share_falls: Share
-    rises_by_chance: Share | None
+    quantile_with: Epsilon
+    quantile_without: Epsilon
+    share_rises: RoundShare
+    share_falls: RoundShare
+    rises_by_chance: RoundShare | None
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ class Deletion:
     plural: str
     claims: tuple[str, ...]
     n_seeds: Count
-    quantile: Share
-    worst_case_with: AtLeastZero
-    worst_case_without: AtLeastZero
+    quantile: Percent
+    worst_case_with: Epsilon
+    worst_case_without: Epsilon
     groups: tuple[GroupChange, ...]
 
     def to_json(self) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from indpriv._arrays import FloatArray
-from indpriv._plain import AtLeastZero, Count, OneOf, Share
+from indpriv._kinds import AtLeastZero, Count, Epsilon, Percent, Share, figure
+from indpriv._plain import OneOf
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.intervals import CONFIDENCE
 
@@ -45,11 +46,11 @@ class SubsetReading:
         at_worst_case: whether that is the worst case of the run.
     """
 
-    share: Share
+    share: Percent
     seed: int
     n_all: Count
     n: Count
-    quantile: AtLeastZero | None
+    quantile: Epsilon | None
     at_worst_case: bool = False
 
 
@@ -75,8 +76,8 @@ class RecordsNeeded:
     factor: AtLeastZero | None
     factor_low: AtLeastZero | None
     factor_high: AtLeastZero | None
-    exponent: float | None
-    largest_error: AtLeastZero | None
+    exponent: Annotated[float, figure("+.2f")] | None
+    largest_error: Share | None
     readings: tuple[SubsetReading, ...]
 
 

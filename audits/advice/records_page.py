@@ -11,9 +11,8 @@ from typing import Any
 
 from audits.advice.records import MOST_DATA, RISES, UNKNOWN, RecordsNeeded
 from audits.advice.subsets import LINE_GOES_ON, AdviceOnRecords, GroupOnRecords
-from indpriv._formatting import format_epsilon
+from indpriv._formatting import FORMATS, format_epsilon
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.report.formats import FORMATS
 from indpriv.report.page import Page
 from indpriv.report.report import advice_page
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -27,12 +28,13 @@ from scipy import stats
 
 from audits.exposure.ranks import Exposures
 from indpriv._arrays import FloatArray
-from indpriv._plain import AtLeastZero, Count, Share
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, student_interval
+from indpriv._kinds import Count, Delta, Epsilon, PValue, figure
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Span, student_interval
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 
 CHANCE = 1 / math.log(2)  # mean exposure in bits of a secret that no row holds, of many candidates
+_Bits = Annotated[float, figure(".2f", "bits", ge=0)]
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,15 @@ class ExposureRow:
 
     rows: Count
     n_secrets: Count
-    mean: AtLeastZero
-    interval: Interval | None
+    mean: _Bits
+    interval: Span | None
     extracted: Count
     extrapolated: Count
-    worst_case_epsilon: AtLeastZero | None
-    ceiling: AtLeastZero | None
-    mean_epsilon: AtLeastZero | None
-    individual_ceiling: AtLeastZero | None
-    p_value: Share | None
+    worst_case_epsilon: Epsilon | None
+    ceiling: _Bits | None
+    mean_epsilon: Epsilon | None
+    individual_ceiling: _Bits | None
+    p_value: PValue | None
     above_ceiling: bool
 
 
@@ -82,9 +84,9 @@ class ExposureFindings:
     """
 
     n_candidates: Count
-    delta: Share | None
+    delta: Delta | None
     rows: tuple[ExposureRow, ...]
-    control_p_value: Share | None
+    control_p_value: PValue | None
 
     @property
     def findings(self) -> int:

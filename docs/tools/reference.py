@@ -119,11 +119,17 @@ def audit_json() -> str:
 
 def _fields(title: str, definition: Schema, schema: Schema) -> str:
     rows = [
-        (f"`{key}`", _kind(value, schema, links=True), value.get("description", ""))
+        (
+            f"`{key}`",
+            _kind(value, schema, links=True),
+            next(_said(value, "unit"), ""),
+            "no" if False in _said(value, "private") else "",
+            value.get("description", ""),
+        )
         for key, value in definition.get("properties", {}).items()
     ]
     about = definition.get("description", "") if title != "audit.json" else ""
-    table = _table(("field", "value", "meaning"), rows)
+    table = _table(("field", "value", "unit", "private", "meaning"), rows)
     return f"## {title}\n\n{_text(about)}\n\n{table}\n"
 
 
@@ -146,6 +152,15 @@ def _kind(value: Schema, schema: Schema, *, links: bool = False) -> str:
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     limits = [f"{sign} {value[key]}" for key, sign in bounds.items() if key in value]
     return f"{kind} {', '.join(limits)}".strip()
+
+
+def _said(value: Schema, key: str) -> Iterator[Any]:
+    """What a schema, its alternatives or its items say of a column."""
+    if key in value:
+        yield value[key]
+    for part in (*value.get("anyOf", ()), value.get("items"), value.get("additionalProperties")):
+        if isinstance(part, Mapping):
+            yield from _said(part, key)
 
 
 def _target(value: Schema) -> str | None:

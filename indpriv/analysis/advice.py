@@ -24,14 +24,15 @@ from scipy import stats
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
-from indpriv._plain import AtLeastZero, Count, Share, to_json
+from indpriv._kinds import AtLeastZero, Count, Epsilon, Percent
+from indpriv._plain import to_json
 from indpriv._progress import Advance
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.analysis.disclosures import Range
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, Span
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, clipped_lower, coarser, noisier
@@ -86,8 +87,8 @@ class Remedy:
     factor: AtLeastZero | None
     factor_low: AtLeastZero | None
     factor_high: AtLeastZero | None
-    quantile: AtLeastZero | None
-    worst_case_epsilon: AtLeastZero | None
+    quantile: Epsilon | None
+    worst_case_epsilon: Epsilon | None
 
 
 def remedies(
@@ -173,8 +174,8 @@ class GroupAdvice:
     name: str
     n: Count
     too_small: bool
-    quantile: AtLeastZero
-    interval: Interval
+    quantile: Epsilon
+    interval: Span
     noise: Remedy
     clipping: Remedy | None
 
@@ -193,8 +194,8 @@ class Advice:
     plural: str
     claim: str
     claim_reason: str
-    target: AtLeastZero
-    quantile: Share
+    target: Epsilon
+    quantile: Percent
     guarantee: Guarantee
     noise_multiplier: Range
     max_grad_norm: Range

@@ -13,13 +13,13 @@ follow.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._plain import AtLeastZero, Count, Share
+from indpriv._kinds import Count, RoundShare, figure
 from indpriv.accountant.account import worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import Method, uses_batch_norms
@@ -34,6 +34,8 @@ from indpriv.norm_log.norm_log import NormLog
 _BIN = 1e-3  # of relative norms: the 95th percentile is rounded up to a multiple
 _NORM_BYTES = 200  # that one norm takes while it is looked at
 _GRID = 200  # relative norms between which divergences are interpolated; whole hundredths are on it
+_Shift = Annotated[float, figure("+.3f", "max_grad_norm")]
+_Error = Annotated[float, figure(".3f", "max_grad_norm", ge=0)]
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,18 @@ class BatchNormFidelity:
 
     between_records: str
     n_entries: Count
-    signed_bias: float
-    mean_absolute: AtLeastZero
-    p95_absolute: AtLeastZero
-    largest_absolute: AtLeastZero
-    share_under: Share
-    share_under_1_percent: Share
-    order: float
-    mean_rdp: AtLeastZero
-    rdp_bias: float
-    rdp_bias_error: AtLeastZero
-    unbiased_mean_rdp: AtLeastZero | None
-    standard_error: AtLeastZero | None
+    signed_bias: _Shift
+    mean_absolute: _Error
+    p95_absolute: _Error
+    largest_absolute: _Error
+    share_under: RoundShare
+    share_under_1_percent: RoundShare
+    order: Annotated[float, figure(".3g")]
+    mean_rdp: Annotated[float, figure(".4g", "nats", ge=0)]
+    rdp_bias: Annotated[float, figure("+.2g", "nats")]
+    rdp_bias_error: Annotated[float, figure(".1g", "nats", ge=0)]
+    unbiased_mean_rdp: Annotated[float, figure(".4g", "nats", ge=0)] | None
+    standard_error: Annotated[float, figure(".1g", "nats", ge=0)] | None
 
 
 def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:

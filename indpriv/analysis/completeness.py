@@ -19,7 +19,7 @@ from scipy import stats
 
 from indpriv import _columns
 from indpriv._facts import text
-from indpriv._plain import AtLeastZero, Count
+from indpriv._kinds import BinError, Ceiling, Count, Seed
 from indpriv._repeats import Repeats, numbers_of
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.fidelity import MOST_COMPARED
@@ -135,13 +135,13 @@ class Exactness:
     """
 
     most_exact: Count
-    quantile_error: AtLeastZero
-    pair_error: AtLeastZero
-    pearson_error: AtLeastZero | None
-    spearman_error: AtLeastZero | None
+    quantile_error: Ceiling
+    pair_error: Ceiling
+    pearson_error: BinError | None
+    spearman_error: BinError | None
     attacked_members: Count | None
     attacked_nonmembers: Count | None
-    attack_error: AtLeastZero | None
+    attack_error: Ceiling | None
     compared: Count | None
 
 
@@ -242,7 +242,7 @@ FINDINGS = (
         created=(str, "ISO 8601, UTC."),
         versions=(Mapping[str, str], "Of the tool and its libraries."),
         command=(str, "Reproduces the audit."),
-        attack_seed=(int, "Of the random choices of attacks; not a seed of training."),
+        attack_seed=(Seed, "Of the random choices of attacks; not a seed of training."),
     ),
     Finding(
         "missing",

@@ -7,7 +7,7 @@ hazards.toml.
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -30,7 +30,8 @@ from indpriv._facts import (
 )
 from indpriv._files import first_at
 from indpriv._formatting import capitalised, format_cost, sentence
-from indpriv._plain import AtLeastZero, Count, Share
+from indpriv._kinds import Count, Percent, Public, Rounded, Share, figure
+from indpriv._plain import shown
 from indpriv.analysis.attacks.membership import BY_GROUP
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.guarantee import divisor_of
@@ -47,10 +48,14 @@ _HASHED_AT_ONCE = 1 << 17  # ids, whose texts take ten times their memory
 
 @dataclass(frozen=True)
 class Range:
-    """Smallest and largest realised value over all steps."""
+    """Smallest and largest realised value over all steps.
 
-    min: AtLeastZero
-    max: AtLeastZero
+    Attributes:
+        min, max: of these values.
+    """
+
+    min: Annotated[float, figure(".6g", ge=0)]
+    max: Annotated[float, figure(".6g", ge=0)]
 
     @classmethod
     def of(cls, values: FloatArray) -> "Range":
@@ -58,9 +63,8 @@ class Range:
         return cls(float(values.min()), float(values.max()))
 
     def __str__(self) -> str:
-        if self.min == self.max:
-            return f"{self.min:.6g}"
-        return f"{self.min:.6g} to {self.max:.6g}"
+        least, most = shown(self, "min"), shown(self, "max")
+        return least if self.min == self.max else f"{least} to {most}"
 
 
 @dataclass(frozen=True)
@@ -92,16 +96,16 @@ class RunFacts:
     n_units: Count | None
     train_accuracy: Share | None
     test_accuracy: Share | None
-    total_steps: Count
-    expected_epochs: float
-    noise_multiplier: Range
-    max_grad_norm: Range
-    sample_rate: Range
+    total_steps: Public[Count]
+    expected_epochs: Rounded
+    noise_multiplier: Public[Range]
+    max_grad_norm: Public[Range]
+    sample_rate: Public[Range]
     individually_clipped: bool
-    n_records: Count
-    recorded_share: Share
+    n_records: Public[Count]
+    recorded_share: Public[Share]
     n_exact_examples: Count
-    rounding: AtLeastZero
+    rounding: Percent
     rounding_mode: str
     example_ids_sha256: str
     caveats: tuple[str, ...]

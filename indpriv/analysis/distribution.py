@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indpriv._plain import AtLeastZero, Count, Share
+from indpriv._kinds import Count, Epsilon, Share
 from indpriv.accountant import Method, cap_rows
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding
@@ -35,15 +35,15 @@ class Distribution:
     """
 
     n: Count
-    mean: AtLeastZero
-    median: AtLeastZero
-    p75: AtLeastZero
-    p95: AtLeastZero
-    p99: AtLeastZero
-    max: AtLeastZero
+    mean: Epsilon
+    median: Epsilon
+    p75: Epsilon
+    p95: Epsilon
+    p99: Epsilon
+    max: Epsilon
     share_at_worst_case: Share
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
+    edges: tuple[Epsilon, ...]
+    counts: tuple[Count, ...]
 
 
 def top_of_range(epsilons: Epsilons) -> float:
@@ -101,14 +101,14 @@ class UnitSizes:
         n_rows: number of rows of all units.
     """
 
-    least: int
-    most: int
-    n_units: int
-    median: float | None
-    max: float | None
-    worst_case_epsilon: float
-    rows_dropped: int
-    n_rows: int
+    least: Count
+    most: Count
+    n_units: Count
+    median: Epsilon | None
+    max: Epsilon | None
+    worst_case_epsilon: Epsilon
+    rows_dropped: Count
+    n_rows: Count
 
 
 def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:

@@ -15,7 +15,8 @@ import pandas as pd
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition, grouping_of, known_columns, rows_at
-from indpriv._plain import AtLeastZero, Columns, Count, Share
+from indpriv._kinds import Correlation, Count, Epsilon, Error, Rounded, RoundShare, Share, Shift
+from indpriv._plain import Columns
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
@@ -55,14 +56,14 @@ class Differences:
     """
 
     n: Count
-    pearson: float | None
-    signed_bias: float
-    mean_absolute: AtLeastZero
-    p95_absolute: AtLeastZero
-    largest_absolute: AtLeastZero
-    largest_under: AtLeastZero
-    share_under: Share
-    share_under_1_percent: Share
+    pearson: Correlation | None
+    signed_bias: Shift
+    mean_absolute: Error
+    p95_absolute: Error
+    largest_absolute: Error
+    largest_under: Error
+    share_under: RoundShare
+    share_under_1_percent: RoundShare
 
 
 def differences(estimate: FloatArray, reference: FloatArray) -> dict[str, Any]:
@@ -88,23 +89,25 @@ def _some(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GroupFidelity:
-    """Estimated and exact epsilons of one group; figures as in `Differences`.
+    """Estimated and exact epsilons of one group.
 
     Attributes:
         by, name: the column and the group.
+        n: number of examples.
         too_small: fewer than ten examples were compared.
         mean_exact: mean exact epsilon.
+        signed_bias, mean_absolute, largest_absolute, share_under_1_percent: as in `Differences`.
     """
 
     by: str
     name: str
     n: Count
     too_small: bool
-    mean_exact: AtLeastZero
-    signed_bias: float
-    mean_absolute: AtLeastZero
-    largest_absolute: AtLeastZero
-    share_under_1_percent: Share
+    mean_exact: Epsilon
+    signed_bias: Shift
+    mean_absolute: Error
+    largest_absolute: Error
+    share_under_1_percent: RoundShare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +128,9 @@ class Fidelity(Differences):
     source: str
     is_this_log: bool
     every: Count
-    epochs: float
+    epochs: Rounded
     between_records: str
-    median_exact: AtLeastZero
+    median_exact: Epsilon
     groups: tuple[GroupFidelity, ...] = ()
 
 
@@ -139,11 +142,11 @@ SENSITIVITY = Columns(
         "here": (str, "Its value in this audit."),
         "instead": (str, "Its other value."),
         "n": (Count, "Number of examples."),
-        "pearson": (float | None, "Pearson's r of both epsilons; None where undefined."),
-        "mean_shift": (float, "Epsilon under the other choice minus that here, on average."),
-        "p95_absolute": (AtLeastZero, "The 95 % quantile of the absolute shift."),
-        "largest_absolute": (AtLeastZero, "The largest absolute shift."),
-        "share_smaller": (Share, "Share of examples to which the other choice gives less."),
+        "pearson": (Correlation | None, "Pearson's r of both epsilons; None where undefined."),
+        "mean_shift": (Shift, "Epsilon under the other choice minus that here, on average."),
+        "p95_absolute": (Error, "The 95 % quantile of the absolute shift."),
+        "largest_absolute": (Error, "The largest absolute shift."),
+        "share_smaller": (RoundShare, "Share of examples to which the other choice gives less."),
     },
 )
 
@@ -180,12 +183,12 @@ class Spacing:
     n_kept: Count
     every: Count
     between_records: str
-    pearson: float | None
-    mean_shift: float
-    mean_absolute: AtLeastZero
-    p95_absolute: AtLeastZero
-    largest_absolute: AtLeastZero
-    share_larger: Share
+    pearson: Correlation | None
+    mean_shift: Shift
+    mean_absolute: Error
+    p95_absolute: Error
+    largest_absolute: Error
+    share_larger: RoundShare
 
 
 def spacing_of(every_record: EpsilonTable, fewer: EpsilonTable, **counts: int) -> Spacing:
@@ -451,18 +454,19 @@ class Tightness:
     Attributes:
         worst_case: epsilon of the run by privacy loss distributions, never below the truth.
         n: number of examples that were drawn at random; all if they are few.
-        median: of their tight epsilon. median_told: of their epsilon in this audit.
+        median: of their tight epsilon.
+        median_told: of their epsilon in this audit.
         n_bracketed: of how many of them a lower end was computed; only where the audit's own
             accountant is the tight one.
         above: by how much their epsilon is above the lower end, as a share, at most.
     """
 
-    worst_case: AtLeastZero
+    worst_case: Epsilon
     n: Count
-    median: AtLeastZero
-    median_told: AtLeastZero
+    median: Epsilon
+    median_told: Epsilon
     n_bracketed: Count = 0
-    above: AtLeastZero | None = None
+    above: Share | None = None
 
 
 def _tightness(run: AuditedRun) -> dict[str, Any]:

@@ -24,10 +24,27 @@ from scipy import stats
 from indpriv import _columns
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
-from indpriv._plain import AtLeastZero, Columns, Count, Share
+from indpriv._kinds import (
+    AtLeastZero,
+    Count,
+    Epsilon,
+    Loss,
+    PValue,
+    Rounded,
+    RoundShare,
+    Seed,
+    Share,
+)
+from indpriv._plain import Columns
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.statistics import resampling
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.statistics.intervals import (
+    CONFIDENCE,
+    Interval,
+    Shares,
+    Span,
+    clopper_pearson,
+)
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell, spearman
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.epsilon_table import Epsilons, beside
@@ -44,8 +61,8 @@ _SUMS = (
     *("n_test", "n_test_known", "test_correct"),
 )
 _RATES = ("true_positive_rate", "false_positive_rate")
-_EPSILON, _SHARE, _INTERVAL = AtLeastZero | None, Share | None, Interval | None
-_EXACT = (_INTERVAL, "Exact binomial interval (Clopper and Pearson 1934).")
+_EPSILON, _SHARE, _P_VALUE, _SPAN = Epsilon | None, Share | None, PValue | None, Span | None
+_EXACT = (Shares | None, "Exact binomial interval (Clopper and Pearson 1934).")
 _CORRECT = (_SHARE, "Share of examples that the final model classifies correctly.")
 # Rates of the final model on test examples are those of equalised odds. Of two labels the positive
 # class is the second in sorted order, as in scikit-learn. Of more, the false-positive rate is
@@ -57,17 +74,20 @@ _COLUMNS: dict[str, tuple[Any, str]] = {
     "n_test": (Count, "Number of test examples."),
     "too_small": (bool, "The group has fewer training examples than the minimum, too few to read."),
     "mean": (_EPSILON, "Of epsilon."),
-    "mean_interval": (_INTERVAL, "Bootstrap; None of a group that is too small or has no spread."),
-    "ratio_to_best": (_EPSILON, "Mean over the smallest mean of a readable group, if not 0."),
+    "mean_interval": (_SPAN, "Bootstrap; None of a group that is too small or has no spread."),
+    "ratio_to_best": (
+        AtLeastZero | None,
+        "Mean over the smallest mean of a readable group, if not 0.",
+    ),
     "p_value": (
-        _SHARE,
+        _P_VALUE,
         "Of the distance between the group's mean and the mean of all examples, by permutation, "
         "corrected for all groups of the table; None of a group that is too small, or if nothing "
         "varies.",
     ),
     **dict.fromkeys((*_QUANTILES, "max"), (_EPSILON, "Of epsilon.")),
     "share_at_worst_case": (_SHARE, "Share of its examples at the worst-case epsilon."),
-    "mean_loss": (float | None, "Nats, over finite losses."),
+    "mean_loss": (Loss | None, "Nats, over finite losses."),
     "losses_left_out": (Count, "Number of training examples without a finite loss."),
     "train_accuracy": _CORRECT,
     "train_accuracy_interval": _EXACT,
@@ -78,8 +98,11 @@ _COLUMNS: dict[str, tuple[Any, str]] = {
         "Mean epsilon at the label shares of the whole training set; None where the group lacks a "
         "label, or where labels are not classes.",
     ),
-    "standardised_interval": (_INTERVAL, "Bootstrap; None also if few examples have some label."),
-    "p_value_within_label": (_SHARE, "The same of the distance from the means within label."),
+    "standardised_interval": (_SPAN, "Bootstrap; None also if few examples have some label."),
+    "p_value_within_label": (
+        _P_VALUE,
+        "The same of the distance from the means within label.",
+    ),
     "lacks_labels": (tuple[str, ...], "Labels that no training example of the group has."),
     "smallest_label_count": (Count | None, "The fewest of its training examples with one label."),
     "true_positive_rate": (
@@ -87,7 +110,7 @@ _COLUMNS: dict[str, tuple[Any, str]] = {
         "Share of positives that are predicted positive; of several classes the mean over classes "
         "of the share recognised (recall), None if the group lacks one.",
     ),
-    "true_positive_rate_interval": (_INTERVAL, "Exact binomial; None also of several classes."),
+    "true_positive_rate_interval": (Shares | None, "Exact binomial; None also of several classes."),
     "false_positive_rate": (_SHARE, "Share of negatives that are predicted positive."),
     "false_positive_rate_interval": _EXACT,
 }
@@ -102,16 +125,17 @@ class Ratio:
 
     Attributes:
         worst, best: the two groups.
-        value: None where undefined; reason says why.
+        value: None where undefined.
+        reason: why it is undefined.
         interval: bootstrap interval for these two groups. It does not account for choosing them as
             the extremes.
     """
 
     worst: str
     best: str
-    value: float | None
+    value: Rounded | None
     reason: str = ""
-    interval: Interval | None = None
+    interval: Span | None = None
 
 
 @dataclass(frozen=True)
@@ -124,9 +148,9 @@ class RankCorrelation:
         p_value: two-sided, from every order of the groups or from 9,999 random ones.
     """
 
-    value: float
+    value: Rounded
     n_groups: Count
-    p_value: Share
+    p_value: PValue
 
 
 @dataclass(frozen=True)
@@ -140,8 +164,8 @@ class Spread:
         permutations: number of permutations drawn.
     """
 
-    p_value: Share
-    corrected: Share
+    p_value: PValue
+    corrected: PValue
     permutations: Count
 
 
@@ -156,7 +180,7 @@ class Reversal:
     """
 
     label: str
-    p_value: Share
+    p_value: PValue
 
     @property
     def beyond_chance(self) -> bool:
@@ -166,7 +190,13 @@ class Reversal:
 
 @dataclass(frozen=True, eq=False)
 class WithinLabel:
-    """The same groups among the examples of one label; rows in the order of the raw table."""
+    """The same groups among the examples of one label.
+
+    Attributes:
+        label: the label.
+        rows: in the order of the raw table.
+        ratio: of the largest to the smallest mean within the label.
+    """
 
     label: str
     rows: Groups
@@ -217,9 +247,9 @@ class GroupTable:
     reversals: tuple[Reversal, ...]
     within_label: tuple[WithinLabel, ...]
     notes: tuple[str, ...]
-    confidence: Share
+    confidence: RoundShare
     resamples: Count
-    seed: int
+    seed: Seed
     positive_class: str | None = None
 
     @property

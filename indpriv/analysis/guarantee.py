@@ -14,7 +14,8 @@ from scipy.special import ndtr, ndtri
 
 from indpriv._arrays import FloatArray
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
-from indpriv._plain import AtLeastZero, OneOf, Share, to_json
+from indpriv._kinds import Ceiling, Delta, Epsilon, Public, RoundShare, figure
+from indpriv._plain import OneOf, shown, to_json
 from indpriv.accountant.gaussian import gaussian_mu
 from indpriv.accountant.method import (
     advantage_with_release,
@@ -132,10 +133,10 @@ class Membership:
         mu: of a Gaussian mechanism like this run (mu-GDP); an approximation.
     """
 
-    false_positive_rate: Share
-    true_positive_rate: Share
-    advantage: Share
-    mu: AtLeastZero
+    false_positive_rate: RoundShare
+    true_positive_rate: Ceiling
+    advantage: Ceiling
+    mu: Annotated[float, figure("eps", ge=0)]
 
 
 @dataclass(frozen=True)
@@ -160,15 +161,15 @@ class Guarantee:
         evidence: the same in one sentence that holds nothing of the data.
     """
 
-    worst_case_epsilon: AtLeastZero
-    delta: AtLeastZero
-    delta_times_n: AtLeastZero
-    status: Annotated[str, OneOf(*STATUSES)]
-    statement: str
+    worst_case_epsilon: Public[Epsilon]
+    delta: Public[Delta]
+    delta_times_n: Annotated[float, figure(".2g", "people", ge=0)]
+    status: Public[Annotated[str, OneOf(*STATUSES)]]
+    statement: Public[str]
     reasons: tuple[str, ...]
-    membership: Membership | None
+    membership: Public[Membership | None]
     lines: tuple[Fact, ...]
-    evidence: str
+    evidence: Public[str]
 
     def __post_init__(self) -> None:
         if self.status == SUPPORTED and not evidence.is_earned(self.lines):
@@ -293,8 +294,8 @@ def _status(
 def membership_of(log: NormLog, table: Epsilons) -> Membership | None:
     """The worst case's limit for the best membership test.
 
-    None where a unit has several rows or an account has no such curve: the guarantee itself bounds the test too
-    (`true_positive_bound`).
+    None where a unit has several rows or an account has no such curve: the guarantee itself bounds
+    the test too (`true_positive_bound`).
     """
     units = Units.of(log)
     several = units is not None and len(units) < log.n_examples
@@ -435,7 +436,7 @@ def _alarms(audit: Audit) -> Iterator[str]:
     elif not guarantee.stands:
         yield f"No guarantee is proven for this run: {'; '.join(guarantee.reasons)}."
     if guarantee.delta_times_n >= 1:
-        times_n = f"Delta times n is {guarantee.delta_times_n:.2g}."
+        times_n = f"Delta times n is {shown(guarantee, 'delta_times_n')}."
         yield f"{text('sentence.guarantee', 'delta')} {times_n}"
     for line in guarantee.lines:
         if line.status == REFUTED:
@@ -467,9 +468,9 @@ FINDINGS = (
         watched="guarantee",
         public=_shown,
         notes=_open,
-        account=(Account, "What every epsilon here means."),
+        account=(Public[Account], "What every epsilon here means."),
         claim=(
-            Annotated[str, OneOf("exact", "estimate")],
+            Public[Annotated[str, OneOf("exact", "estimate")]],
             "Of the individual epsilons: exact or estimate.",
         ),
         claim_reason=(str, "Why."),

@@ -7,17 +7,17 @@ final training loss.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Rows, to_floats
-from indpriv._plain import AtLeastZero, Count
+from indpriv._kinds import BinError, Count, Epsilon, Loss, Number, Rounded, figure
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.distribution import top_of_range
-from indpriv.analysis.statistics.intervals import Interval, relation_intervals
+from indpriv.analysis.statistics.intervals import Span, relation_intervals
 from indpriv.analysis.statistics.weighted import (
     PAIR_BITS,
     Condensed,
@@ -43,16 +43,18 @@ _EPSILON_BINS = 20
 class LossBins:
     """Counts and quartiles of epsilon per bin of loss, for a figure that holds no single example.
 
-    loss_edges: (n_loss + 1,) nats, geometric; epsilon_edges: (n_epsilon + 1,); counts: (n_loss,
-    n_epsilon); p25, median, p75: (n_loss,) of epsilon, None in an empty bin.
+    Attributes:
+        loss_edges, epsilon_edges: (n_loss + 1,), geometric, and (n_epsilon + 1,).
+        counts: (n_loss, n_epsilon).
+        p25, median, p75: (n_loss,) of epsilon, None in an empty bin.
     """
 
-    loss_edges: tuple[float, ...]
-    epsilon_edges: tuple[float, ...]
-    counts: tuple[tuple[int, ...], ...]
-    p25: tuple[float | None, ...]
-    median: tuple[float | None, ...]
-    p75: tuple[float | None, ...]
+    loss_edges: tuple[Loss, ...]
+    epsilon_edges: tuple[Epsilon, ...]
+    counts: tuple[tuple[Count, ...], ...]
+    p25: tuple[Epsilon | None, ...]
+    median: tuple[Epsilon | None, ...]
+    p75: tuple[Epsilon | None, ...]
 
 
 @dataclass(frozen=True)
@@ -87,30 +89,30 @@ class LossRelation:
     """
 
     n: Count
-    pearson_log_loss: float | None
-    spearman: float | None
-    pearson_interval: Interval | None
-    spearman_interval: Interval | None
+    pearson_log_loss: Rounded | None
+    spearman: Rounded | None
+    pearson_interval: Span | None
+    spearman_interval: Span | None
     n_below_worst_case: Count
-    pearson_below_worst_case: float | None
-    spearman_below_worst_case: float | None
-    pearson_below_interval: Interval | None
-    spearman_below_interval: Interval | None
-    median_loss_at_worst_case: float | None
-    median_loss_below_worst_case: float | None
+    pearson_below_worst_case: Rounded | None
+    spearman_below_worst_case: Rounded | None
+    pearson_below_interval: Span | None
+    spearman_below_interval: Span | None
+    median_loss_at_worst_case: Loss | None
+    median_loss_below_worst_case: Loss | None
     floored: Count
-    floor: float
+    floor: Annotated[float, figure(".3g", "nats")]
     left_out: Count
     undefined_reason: str
     bins: LossBins | None
-    intercept: float | None = None
-    slope: float | None = None
-    intercept_interval: Interval | None = None
-    slope_interval: Interval | None = None
-    pearson_with_floor: float | None = None
-    pearson_with_floor_interval: Interval | None = None
-    pearson_error: AtLeastZero | None = 0.0
-    spearman_error: AtLeastZero | None = 0.0
+    intercept: Number | None = None
+    slope: Number | None = None
+    intercept_interval: Span | None = None
+    slope_interval: Span | None = None
+    pearson_with_floor: Rounded | None = None
+    pearson_with_floor_interval: Span | None = None
+    pearson_error: BinError | None = 0.0
+    spearman_error: BinError | None = 0.0
 
 
 def relate_to_loss(epsilons: Epsilons, train: Rows) -> LossRelation:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
 from indpriv._files import ROW_GROUP_SIZE
+from indpriv._kinds import Count, Number, RoundShare
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons
@@ -46,15 +47,15 @@ class Drivers:
             epsilons.
     """
 
-    steps: tuple[int, ...]
+    steps: tuple[Count, ...]
     classes: tuple[str, ...]
-    median_norm: tuple[tuple[float | None, ...], ...]
-    clipped_share: tuple[float, ...]
-    clipped_share_by_class: tuple[tuple[float | None, ...], ...]
+    median_norm: tuple[tuple[Number | None, ...], ...]
+    clipped_share: tuple[RoundShare, ...]
+    clipped_share_by_class: tuple[tuple[RoundShare | None, ...], ...]
     most_protected: tuple[Any, ...]
     least_protected: tuple[Any, ...]
-    n_at_least: int
-    n_at_most: int
+    n_at_least: Count
+    n_at_most: Count
 
 
 def describe_drivers(

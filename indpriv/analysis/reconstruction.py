@@ -8,7 +8,7 @@ found: Hayes, Mahloujifar and Balle 2023 (arXiv:2302.07225) for one example, add
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,10 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from indpriv._arrays import BoolArray, FloatArray
-from indpriv._plain import Share
+from indpriv._kinds import Ceiling, Count, Epsilon, Number, RoundShare, Share, figure
+from indpriv._plain import shown
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, Shares, clopper_pearson
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
@@ -31,14 +32,19 @@ _LEAST_MU = 1e-3  # smaller ones count as this
 
 @dataclass(frozen=True)
 class ReconstructionBin:
-    """Examples with an individual epsilon above low and at most high; see Reconstruction."""
+    """Examples with an individual epsilon above low and at most high.
 
-    low: float
-    high: float
-    n_examples: int
+    Attributes:
+        low, high: ends of the bin.
+        n_examples, identified, interval, ceiling, above_ceiling: as in `Reconstruction`.
+    """
+
+    low: Epsilon
+    high: Epsilon
+    n_examples: Count
     identified: Share
-    interval: Interval
-    ceiling: Share
+    interval: Shares
+    ceiling: Ceiling
     above_ceiling: bool
 
 
@@ -65,24 +71,24 @@ class Reconstruction:
     """
 
     method: str
-    step: int | None
-    n_examples: int
+    step: Count | None
+    n_examples: Count
     chance: Share
     identified: Share
-    interval: Interval
-    ceiling: Share
+    interval: Shares
+    ceiling: Ceiling
     above_ceiling: bool
-    label_found: Share | None
-    error: float | None
-    close: Share
-    close_by_chance: Share
-    iterations: float
+    label_found: RoundShare | None
+    error: Annotated[float, figure("num2")] | None
+    close: RoundShare
+    close_by_chance: RoundShare
+    iterations: Number
     bins: tuple[ReconstructionBin, ...] = ()
 
     @property
     def named(self) -> str:
         """The attack, and when it saw what."""
-        return self.method + ("" if self.step is None else f", after {self.step:,} steps")
+        return self.method + ("" if self.step is None else f", after {shown(self, 'step')} steps")
 
     @property
     def findings(self) -> int:

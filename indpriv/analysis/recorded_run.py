@@ -16,6 +16,7 @@ from indpriv._arrays import IntArray
 from indpriv._columns import to_floats
 from indpriv._facts import Fact, text
 from indpriv._files import ROW_GROUP_SIZE, first_at
+from indpriv._kinds import Delta
 from indpriv.analysis.schedule import Curve
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.statistics.resampling import generator_of
@@ -65,7 +66,7 @@ class Declared:
     """
 
     name: str | None = None
-    delta: float | None = None
+    delta: Delta | None = None
     participation: str | None = None
     neighbouring: str | None = None
     account: Mapping[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks
 from indpriv._files import read_parquet
-from indpriv._plain import AtLeastZero, Count, Share
+from indpriv._kinds import Count, Epsilon, Number, Share
 from indpriv._reading import named
 from indpriv.accountant.method import Method
 from indpriv.accountant.steps import StepKinds
@@ -39,14 +39,15 @@ class Curve:
     """Checkpoints of a run; every field has one value for each.
 
     Attributes:
-        steps: updates made. test_accuracy: of the model.
+        steps: updates made.
+        test_accuracy: of the model.
         epsilon: worst case up to there, by Opacus's RDP accountant; empty for a run that has no
             privacy.
     """
 
     steps: tuple[Count, ...]
     test_accuracy: tuple[Share, ...]
-    epsilon: tuple[AtLeastZero, ...]
+    epsilon: tuple[Epsilon, ...]
 
     @classmethod
     def read(cls, path: Path) -> Curve:
@@ -108,12 +109,12 @@ class ComposedEpsilons:
         moments: MA, the moments accountant: RDP with the 2017 conversion. Only this is a bound.
     """
 
-    basic: float
-    advanced: float
-    advanced_as_printed: float
-    optimal: float
-    zcdp: float
-    moments: float
+    basic: Epsilon
+    advanced: Epsilon
+    advanced_as_printed: Epsilon
+    optimal: Epsilon
+    zcdp: Epsilon
+    moments: Epsilon
 
 
 def composed_epsilons(
@@ -176,8 +177,9 @@ class ScheduleFindings:
     """Settings at evenly spaced steps; each of the first four fields has one value for each.
 
     Attributes:
-        steps: their numbers. noise_std: noise_multiplier times max_grad_norm. Quantile clipping
-            adds slightly more to the sum of gradients, since its multiplier is of two releases.
+        steps: their numbers.
+        noise_std: noise_multiplier times max_grad_norm. Quantile clipping adds slightly more to the
+            sum of gradients, since its multiplier is of two releases.
         max_grad_norm, noise_multiplier: as accounted.
         curve: test accuracy at checkpoints; None where the run kept none.
         rules: the worst case by the rules of the papers on dynamic parameters; they are not
@@ -185,9 +187,9 @@ class ScheduleFindings:
     """
 
     steps: tuple[Count, ...]
-    max_grad_norm: tuple[AtLeastZero, ...]
-    noise_multiplier: tuple[AtLeastZero, ...]
-    noise_std: tuple[AtLeastZero, ...]
+    max_grad_norm: tuple[Number, ...]
+    noise_multiplier: tuple[Number, ...]
+    noise_std: tuple[Number, ...]
     curve: Curve | None = None
     rules: ComposedEpsilons | None = None
 

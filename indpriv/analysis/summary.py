@@ -9,7 +9,16 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from indpriv._plain import empty, fields_schema, read_fields, records, to_json
+from indpriv._plain import (
+    Column,
+    column,
+    columns_of,
+    empty,
+    fields_schema,
+    read_fields,
+    records,
+    to_json,
+)
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
 
@@ -73,6 +82,16 @@ def findings() -> tuple[Finding, ...]:
 def keys() -> Mapping[str, tuple[Any, str]]:
     """Every key of audit.json: the kind of its value, and what it holds."""
     return {key: kind for finding in findings() for key, kind in finding.keys.items()}
+
+
+def column_at(path: str) -> Column:
+    """The column of a figure, e.g. "individual.median"; private, unless it or its class is not."""
+    first, *names = path.split(".")
+    found = column(*keys()[first])
+    for name in names:
+        inner = columns_of(found.kind)[name]
+        found = inner._replace(private=found.private and inner.private)
+    return found
 
 
 @cache
@@ -157,7 +176,8 @@ def audit_schema() -> dict[str, Any]:
         "title": "indpriv audit",
         **schema,
         "description": f"audit.json of an audit directory. {SENSITIVE}. "
-        "Every number is finite; what is undefined is null.",
+        "Every number is finite; what is undefined is null. What does not say private: false is "
+        "computed from the data, and not for publication.",
         "required": [*_FIXED, "meaning", *schema["required"]],
         "properties": {**_FIXED, "meaning": meaning, **schema["properties"]},
     }

@@ -13,6 +13,7 @@ import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import first_at
+from indpriv._kinds import Epsilon, Number
 from indpriv._plain import OneOf
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import known_units
@@ -43,10 +44,10 @@ class View:
 
     unit: Annotated[str, OneOf(CLIENT, ROW)]
     observer: Annotated[str, OneOf(*OBSERVERS)]
-    noise_multiplier: float | None
+    noise_multiplier: Number | None
     participation: Annotated[str, OneOf("secret", "known")]
-    worst_case_epsilon: float | None
-    median_epsilon: float | None
+    worst_case_epsilon: Epsilon | None
+    median_epsilon: Epsilon | None
     reason: str
 
 

@@ -15,16 +15,15 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from indpriv import _formatting
 from indpriv._checks import check_choice
 from indpriv._facts import PASSED
+from indpriv._formatting import formatted
 from indpriv._reading import named
 from indpriv._storage import location
 from indpriv.accountant.account import table_for
@@ -33,7 +32,7 @@ from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.guarantee import guarantee_of_run
 from indpriv.analysis.recorded_run import recorded_run, with_units
-from indpriv.analysis.summary import Audit, findings
+from indpriv.analysis.summary import Audit, column_at, findings
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
 from indpriv.audit.pipeline import as_checked
 from indpriv.epsilon_table import LARGEST_FILE, Account, EpsilonParts
@@ -44,20 +43,15 @@ from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.verify import journal_check
 
 WITHHELD = "withheld"
+SHARES = ("1", "probability")  # units of figures from 0 to 1
 RECOMPUTED, BELIEVED = "recomputed", "believed"
 REPLAY = "replay"  # in an audit directory of checkpoints: the run that was made of them
 GROUP_RATIO = "max_group_ratio"  # largest over smallest mean epsilon of two groups, of every table
 LIMITS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _FROM = {"verdict": "log", "checks": "log"}  # what gives the values of a finding again
-_SHOWN: dict[str, Callable[[Any], str]] = {
-    "text": str,
-    "epsilon": _formatting.format_epsilon,
-    "delta": _formatting.format_delta,
-    "share": partial(_formatting.format_share, digits=1),
-}
 # What audit.json says and can be computed again.
 _COMPARED = {
-    **{of["name"]: of["figure"] for of in LIMITS.values() if of["shown"] != "text"},
+    **{of["name"]: of["figure"] for of in LIMITS.values() if column_at(of["figure"]).unit},
     "status of the guarantee": "guarantee.status",
     "unit": "account.unit",
     "claim": "claim",
@@ -69,7 +63,7 @@ def check_limits(limits: Mapping[str, Any]) -> None:
     """Raise InputError for limits that are not in gate.toml, or that limit nothing."""
     for option, value in limits.items():
         check_choice("limit", option, (*LIMITS, GROUP_RATIO))
-        share = LIMITS.get(option, {}).get("shown") in ("delta", "share")
+        share = option in LIMITS and column_at(LIMITS[option]["figure"]).unit in SHARES
         largest = 1.0 if share else math.inf
         if value is None or not option.startswith(("max_", "min_")):
             continue
@@ -182,20 +176,20 @@ def judge(content: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Conditi
 def _limited(audit: Audit, option: str, limit: Any) -> Condition:
     """Whether one figure is within its limit, or is the text that is required."""
     about = LIMITS[option]
-    name, of, private = about["name"], about["of"], about.get("private", False)
-    value, show = attrgetter(about["figure"])(audit), _SHOWN[about["shown"]]
+    name, of, figure = about["name"], about["of"], column_at(about["figure"])
+    value, private = attrgetter(about["figure"])(audit), figure.private
     if value is None:
         raise InputError(
             f"--{option.replace('_', ' ', 1)}: this audit has no {name}; pass test_set to the "
             "Recorder"
         )
-    found, most = show(value), option.startswith("max_")
-    if about["shown"] == "text":
+    found, most = formatted(value, figure.form), option.startswith("max_")
+    if not figure.unit:
         asked = about.get("asked", limit)
         found += f": {audit.guarantee.evidence}" if option == "verified" else ""
         return Condition(name, value == asked, found, asked, of, private)
     name = f"{name} ({audit.claim})" if of == "table" else name
-    asked = f"at most {limit:g}" if most else f"at least {show(limit)}"
+    asked = f"at most {limit:g}" if most else f"at least {formatted(limit, figure.form)}"
     passed = value <= limit if most else value >= limit
     return Condition(name, passed, found, asked, of, private)
 

@@ -26,11 +26,12 @@ from matplotlib.image import imsave
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from indpriv._formatting import format_edges, format_epsilon, format_number, format_share
+from indpriv._formatting import format_edges, format_epsilon, format_number, formatted
+from indpriv._plain import shown
 from indpriv._shown import clean
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Fidelity
-from indpriv.analysis.groups import MIN_GROUP, GroupTable
+from indpriv.analysis.groups import GROUPS, MIN_GROUP, GroupTable
 from indpriv.analysis.loss import LossBins, LossRelation
 from indpriv.analysis.norms import Drivers
 from indpriv.analysis.schedule import ScheduleFindings
@@ -176,11 +177,11 @@ def epsilon_histogram(
 ) -> str:
     """Histogram with the median marked, and the worst case unless it is None (far beyond)."""
     edges, counts = np.array(individual.edges), np.array(individual.counts)
-    median, share = format_epsilon(individual.median), format_share(individual.share_at_worst_case)
+    median, share = shown(individual, "median"), shown(individual, "share_at_worst_case")
     description = (
-        f"{individual.n:,} {plural} in {len(counts)} bins from 0 to "
+        f"{shown(individual, 'n')} {plural} in {len(counts)} bins from 0 to "
         f"{format_epsilon(float(edges[-1]))}. Median {median}, 95th percentile "
-        f"{format_epsilon(individual.p95)}; {share} are at the worst case"
+        f"{shown(individual, 'p95')}; {share} are at the worst case"
     )
     with style():
         figure = new_figure(3.1)
@@ -236,13 +237,13 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
 
     Returns "" where no group has examples.
     """
-    rows = table.rows.iloc[shown := shown_rows(table.rows, _MOST_GROUPS)]
-    if not shown:
+    rows = table.rows.iloc[drawn := shown_rows(table.rows, _MOST_GROUPS)]
+    if not drawn:
         return ""
     texts = rows["name"].tolist()
     epsilons = {"epsilon, all": rows["mean"]}
     for within in table.within_label if len(table.within_label) <= _MOST_LABELS else ():
-        epsilons[placeholder(len(texts))] = within.rows["mean"].iloc[shown]
+        epsilons[placeholder(len(texts))] = within.rows["mean"].iloc[drawn]
         texts.append(within.label)
     epsilons["standardised"] = rows["standardised_mean"]
     limit = max(worst_case_epsilon or 0.0, pd.concat(epsilons).max()) or 1.0
@@ -256,11 +257,11 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
             left, bottom = _LEFT + index * (width + _GAP), 0.1 / height
             axes = figure.add_axes((left, bottom, width, 1 - 0.44 / height))
             if title in epsilons:
-                _bars(axes, values, format_epsilon, limit, ACCENT)
+                _bars(axes, values, limit, ACCENT)
                 if worst_case_epsilon is not None:
                     axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.0, alpha=0.8)
             else:
-                _bars(axes, values, lambda share: format_share(share, 1), 1.0, SECOND)
+                _bars(axes, values, 1.0, SECOND)
             stressed = index == 0 or title not in epsilons
             axes.set_title(title, fontsize=8.5, color=INK if stressed else MUTED, pad=7)
             if index == 0:
@@ -276,15 +277,14 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
         return to_svg(figure, name, title, f"{description}; the table holds the values.", texts)
 
 
-def _bars(
-    axes: Axes, values: "pd.Series[float]", text: Callable[[float], str], limit: float, colour: str
-) -> None:
-    """Horizontal bars with their values beside them."""
+def _bars(axes: Axes, values: "pd.Series[float]", limit: float, colour: str) -> None:
+    """Horizontal bars of a column of groups, with their values beside them."""
+    form = GROUPS.columns[str(values.name)].form
     axes.barh(range(len(values)), values.fillna(0), height=0.62, color=colour, alpha=0.85, lw=0)
     axes.set_xlim(0, limit * 1.62)
     axes.set_ylim(len(values) - 0.5, -0.5)
     for row, value in enumerate(values):
-        label = "–" if np.isnan(value) else text(value)
+        label = formatted(None if np.isnan(value) else value, form)
         axes.text(limit * 1.02, row, f" {label}", va="center", fontsize=8, color=INK)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -311,7 +311,7 @@ def epsilon_against_loss(
         fitted = intercept + slope * np.log(edges)
         fitted[(fitted < 0) | (fitted > top)] = np.nan
         sign = "+" if slope >= 0 else "−"
-        label = f"{format_number(intercept)} {sign} {format_number(abs(slope))} ln(loss)"
+        label = f"{shown(loss, 'intercept')} {sign} {format_number(abs(slope))} ln(loss)"
         dashes = (0, (4, 2))
         axes.plot(edges, fitted, color=SECOND, linewidth=1.6, linestyle=dashes, label=label)
         if worst_case_epsilon is not None:
@@ -329,9 +329,9 @@ def epsilon_against_loss(
             figure,
             name,
             "Individual epsilon against loss",
-            f"Density of {loss.n:,} {plural} in {len(bins.counts)} bins of loss, with the "
+            f"Density of {shown(loss, 'n')} {plural} in {len(bins.counts)} bins of loss, with the "
             "median and quartiles of epsilon per bin and the fitted logarithm. Pearson's r of "
-            f"epsilon and log loss is {format_number(loss.pearson_log_loss)}.",
+            f"epsilon and log loss is {shown(loss, 'pearson_log_loss')}.",
         )
 
 

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 
 from indpriv import _formatting
 from indpriv._facts import text
-from indpriv._formatting import capitalised, format_interval, format_number, format_share
+from indpriv._formatting import capitalised, formatted
 from indpriv.analysis import comparison, loss, reconstruction
 from indpriv.analysis.attacks import canaries, lower_bound, rates
 from indpriv.analysis.groups import MIN_GROUP
@@ -26,23 +26,12 @@ from indpriv.report.search import MOST_EXAMPLES
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_ROWS = 40  # of one table; audit.json has all
 _BEST_SHOWN = 4
-_NONE = "–"
-
-
-def _or_dash(form: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: _NONE if value is None else form(value)
-
-
-def _span(interval: Any, scale: float = 1.0, digits: int = 2, unit: str = "") -> str:
-    """An interval, e.g. 12.1 to 13.4 %."""
-    if interval is None:
-        return _NONE
-    return f"{scale * interval.low:.{digits}f} to {scale * interval.high:.{digits}f}{unit}"
 
 
 def after(interval: Any) -> str:
     """An interval as it stands after its figure; nothing where there is none."""
-    return "" if interval is None else f" {format_interval(interval.low, interval.high)}"
+    form = getattr(interval, "form", "span")  # of a registered column
+    return "" if interval is None else f" {formatted(interval, form)}"
 
 
 def counted(n: int, what: str) -> str:
@@ -77,18 +66,6 @@ def odds(epsilon: float) -> str:
     return f"{math.ceil(factor * 10) / 10:.1f}" if factor < 100 else f"{math.ceil(factor):,}"
 
 
-def digit_up(bound: float) -> str:
-    """A bound with one digit, rounded up.
-
-    >>> digit_up(0.00213), digit_up(0.0)
-    ('0.003', '0')
-    """
-    if bound == 0:
-        return "0"
-    unit = 10.0 ** math.floor(math.log10(bound))
-    return f"{math.ceil(bound / unit) * unit:.1g}"
-
-
 def setting(value: float, *, up: bool) -> str:
     """A setting to three significant digits, on the side of a smaller epsilon.
 
@@ -114,37 +91,11 @@ def data_of(name: str) -> dict[str, Any]:
     return tomllib.loads((TEMPLATES / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-# Epsilons, limits and ceilings are rounded up, lower bounds down.
-FORMATS: dict[str, Callable[..., str]] = {
-    "text": lambda value: _NONE if value is None else str(value),
-    "eps": _formatting.format_epsilon,
-    "delta": _formatting.format_delta,
-    "least": _formatting.format_lower_bound,
-    "share": format_share,
-    "share1": lambda value: format_share(value, 1),
-    "share2": lambda value: format_share(value, 2),
-    "percent": lambda value: f"{format_number(100 * value)} %",
-    "up": _or_dash(_formatting.format_share_up),
-    "int": _or_dash("{:,}".format),
-    "num": format_number,
-    "num2": lambda value: format_number(value, 2),
-    "dec2": _or_dash("{:.2f}".format),
-    "dec3": _or_dash("{:.3f}".format),
-    "sig3": "{:.3g}".format,
-    "signed": _or_dash("{:+.3f}".format),
-    "points": _or_dash(lambda value: f"{100 * value:+.2f} %"),
-    "auc": _or_dash("{:.3f}".format),
-    "corr": _or_dash("{:.4f}".format),
-    "p": _or_dash(_formatting.format_p_value),
-    "span": _or_dash(lambda interval: format_interval(interval.low, interval.high)),
-    "auc_span": _or_dash(lambda found: f"[{found.low:.3f}, {found.high:.3f}]"),
-    "percent_span": lambda interval: _span(interval, 100, 1, " %"),
-    "percent_span2": lambda interval: _span(interval, 100, 2, " %"),
-    "points_span": _or_dash(lambda f: f"[{100 * f.low:+.2f}, {100 * f.high:+.2f}] %"),
+# Of texts, and of figures with words; `FORMATS` are those of figures alone.
+WORDS: dict[str, Callable[..., str]] = {
     "after": after,
-    "digit_up": digit_up,
-    "rows": lambda row: _formatting.format_rows(row.least, row.most),
     "odds": odds,
+    "rows": lambda row: _formatting.format_rows(row.least, row.most),
     "cap": capitalised,
     "sentence": _formatting.sentence,
     "spaced": lambda name: str(name).replace("_", " "),
@@ -163,7 +114,6 @@ CONSTANTS: dict[str, Any] = {
     "disclaimer": DISCLAIMER,
     "each_by_itself": canaries.EACH_BY_ITSELF,
     "false_positive_rate": FALSE_POSITIVE_RATE,
-    "interval": rates.interval,
     "min_group": MIN_GROUP,
     "min_trials": rates.MIN_TRIALS,
     "models": {"dp": "This model", "non_dp": "Without DP"},

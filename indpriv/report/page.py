@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,15 +36,17 @@ from rich.text import Text
 
 from indpriv._files import write_atomically, write_json
 from indpriv._folders import make_folder
-from indpriv._formatting import format_edges
-from indpriv._plain import records
+from indpriv._formatting import FORMATS, format_edges, formatted
+from indpriv._plain import form_of, records
 from indpriv._shown import Console as CleanConsole
 from indpriv._shown import clean, shown
+from indpriv.analysis.attacks import rates
+from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
 from indpriv.report.figures import FIGURES
-from indpriv.report.formats import CONSTANTS, FORMATS, TEMPLATES, data_of, shown_rows
+from indpriv.report.formats import CONSTANTS, TEMPLATES, WORDS, data_of, shown_rows
 
 Target = Literal["markdown", "html", "terminal"]
 Template = str | Path  # the name of one of ours, or the path, without its suffix, of another
@@ -75,9 +76,88 @@ def escape(text: object) -> str:
     return _LEADING.sub(lambda m: f"{m[2] or ''}\\{m[1] or m[3] or ''}", found)
 
 
+class Figure:
+    """A figure of a registered column: as text, in the format of that column."""
+
+    form = ""
+
+    def __str__(self) -> str:
+        return formatted(self, self.form)
+
+
+@cache
+def _figures(kind: type, form: str) -> Any:
+    return type("Figure", (Figure, kind), {"form": form})
+
+
+def _of(row: Any, name: Any) -> Any:
+    """A value of a row by the name of its column, or what a macro makes of the row."""
+    if callable(name):
+        return name(row)
+    if isinstance(row, Mapping):
+        return _figure(row[name], form_of(row, name))
+    first, _, rest = name.partition(".")
+    value = _figure(getattr(row, first), form_of(row, first))
+    return _of(value, rest) if rest else value
+
+
+def _figure(value: Any, form: str) -> Any:
+    """The same value as a `Figure` of this format, or several of them."""
+    if not form or isinstance(value, str | bool | Figure):
+        return value
+    if type(value) is tuple:
+        return tuple(_figure(one, form) for one in value)
+    if isinstance(value, Mapping):
+        return {key: _figure(one, form) for key, one in value.items()}
+    if isinstance(value, Interval):
+        return _figures(Interval, form)(value.low, value.high)
+    if isinstance(value, int | float):
+        kind: Any = type(value)
+        return _figures(kind, form)(value)
+    return value
+
+
+def _by_hand(form: Callable[..., str]) -> Callable[..., str]:
+    """A filter for figures that are no registered column: those have a format already."""
+
+    def formatted(*values: Any) -> str:
+        if any(isinstance(value, Figure) for value in values):
+            raise TypeError("a registered column is shown in its own format: leave out the filter")
+        return form(*values)
+
+    return formatted
+
+
+def _text(value: object) -> str:
+    """A value as text, or a dash for None."""
+    if isinstance(value, float) and not isinstance(value, Figure):
+        raise TypeError(f"{value} is of no registered column, so a filter should give its format")
+    return FORMATS["text"](value)
+
+
+_FILTERS = {name: _by_hand(form) for name, form in FORMATS.items()} | WORDS
+_FILTERS["text"] = _text
+
+
+class _Environment(Environment):
+    """Templates in which figures of registered columns have their format."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return _figure(super().getattr(obj, attribute), form_of(obj, attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        found = super().getitem(obj, argument)
+        return _figure(found, form_of(obj, argument)) if isinstance(argument, str) else found
+
+
+def _interval(row: Any) -> Any:
+    """The interval of a row of rates."""
+    return _figure(rates.interval(row), form_of({}, f"{row.rate}_interval"))
+
+
 def _finalized(value: object) -> str:
     """What an expression gives: text with the spaces that a template puts at its ends."""
-    text = str(value)
+    text = _text(value)
     if isinstance(value, Safe) or not text.strip():
         return text
     return " " * (text[0] == " ") + escape(text) + " " * (text[-1] == " ")
@@ -115,7 +195,7 @@ class _Rendering:
 
     def environment(self, *folders: Path) -> Environment:
         """Of the templates, here or in these folders, with the filters and blocks of this page."""
-        made = Environment(
+        made = _Environment(
             loader=FileSystemLoader([*folders, TEMPLATES]),
             bytecode_cache=_COMPILED,
             undefined=StrictUndefined,
@@ -123,11 +203,14 @@ class _Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        made.filters.update(FORMATS, table=self.table, md=Safe, merged=_merged)
+        made.filters.update(_FILTERS, format=_by_hand(made.filters["format"]))
+        made.filters.update(table=self.table, md=Safe, merged=_merged)
         made.filters.update(edges=format_edges, records=records, shown_rows=shown_rows)
         names = ("table", "figure", "folded", "section", "block")
         own = {name: getattr(self, name) for name in names}
-        made.globals.update(own | CONSTANTS | {"code": _code, "typed": _typed, "zip": zip})
+        made.globals.update(
+            own | CONSTANTS | {"interval": _interval, "code": _code, "typed": _typed, "zip": zip}
+        )
         return made
 
     def text(self, template: Template, values: Mapping[str, Any]) -> str:
@@ -209,8 +292,8 @@ class Table:
 
     Args:
         rows: of a frame, or objects whose attributes `columns` names, or sequences of texts.
-        columns: heading -> "attribute" or "attribute|format", or a macro of the row; headings alone
-            where rows are sequences.
+        columns: heading -> the column, "attribute|format" of what is none, or a macro of the row;
+            headings alone where rows are sequences.
         caption: above the table.
         style: "facts" (names and values), "key" (name, large figure, remark), or "".
         small, total: attributes, or macros, of rows that are too few to read, or that sum up the
@@ -240,7 +323,7 @@ class Table:
             if isinstance(columns, Mapping):
                 cells = [_cell(row, of) for of in columns.values()]
             else:
-                cells = [escape(FORMATS["text"](cell)) for cell in row]
+                cells = [escape(_text(cell)) for cell in row]
             is_small, is_total = small and _of(row, small), total and _of(row, total)
             self.rows.append(("small" if is_small else "total" if is_total else "", cells))
 
@@ -308,19 +391,12 @@ class Table:
         return grid
 
 
-def _of(row: Any, name: Any) -> Any:
-    if callable(name):
-        return name(row)
-    if isinstance(row, Mapping):
-        return row[name]
-    return attrgetter(name)(row)
-
-
 def _cell(row: Any, of: Any) -> str:
     if callable(of):  # a macro, whose text is Markdown
         return Safe(" ".join(of(row).split()))
     name, _, form = of.partition("|")
-    return escape(FORMATS[form or "text"](_of(row, name)))
+    value = _of(row, name)
+    return escape(_FILTERS[form or "text"](value))
 
 
 def _width(grid: Grid, console: Console) -> int:

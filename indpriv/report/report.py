@@ -20,13 +20,14 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from indpriv import _facts
-from indpriv._formatting import format_epsilon, format_number, format_share
-from indpriv._plain import records, to_json
+from indpriv._formatting import format_share, formatted
+from indpriv._plain import records, shown, to_json
 from indpriv._shown import clean
 from indpriv.analysis.advice import MOST_NOISE, Advice, Remedy
 from indpriv.analysis.attacks.canaries import AttackMeasures
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, achieved, interval, parts
 from indpriv.analysis.disclosures import Range, recording
+from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import (
     SENSITIVE,
     Audit,
@@ -80,7 +81,8 @@ def _page_of(audit: Audit, since: Audit | None) -> Page:
         title=f"Privacy audit of {audit.name}",
         eyebrow="Individual privacy audit",
         name=audit.name,
-        meta=f"{run.n_examples:,} training examples · {run.total_steps:,} steps of DP-SGD "
+        meta=f"{shown(run, 'n_examples')} training examples · "
+        f"{shown(run, 'total_steps')} steps of DP-SGD "
         f"· audited {audit.created[:10]} with indpriv {audit.versions['indpriv']}",
         values=values_of(audit, since),
     )
@@ -179,9 +181,9 @@ def _group_line(table: Any, best: Any, worst: Any) -> str:
     for mark, most, and_ in product(marks, range(24, 3, -1), (" vs ", ", ")):
         line = (
             f"{formats.shorten(table.by, most)} {quoted(worst.name, most)} "
-            f"{format_epsilon(worst.mean)}"
-            f" (n {_size(worst.n)}){and_}{quoted(best.name, most)} {format_epsilon(best.mean)}"
-            f" ({_size(best.n)}) x{table.ratio.value:.2f}{mark}"
+            f"{shown(worst, 'mean')}"
+            f" (n {_size(worst.n)}){and_}{quoted(best.name, most)} {shown(best, 'mean')}"
+            f" ({_size(best.n)}) x{shown(table.ratio, 'value')}{mark}"
         )
         if cell_len(clean(line)) <= _ROOM:
             return line
@@ -245,7 +247,7 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "declared_json": json.dumps(
             audit.run.declared.content, indent=2, ensure_ascii=False, default=str
         ),
-        "interval_of": lambda row: formats.FORMATS["percent_span"](interval(row)),
+        "interval_of": lambda row: formatted(interval(row), "percent_span"),
         "since": since,
     }
 
@@ -280,7 +282,7 @@ def _ends(table: Any) -> tuple[Any, Any, Any] | None:
 
 def _too_small(audit: Audit) -> list[str]:
     return [
-        f"{row.name} ({row.n:,})"
+        f"{row.name} ({shown(row, 'n')})"
         for table in audit.groups
         for row in records(table.rows)
         if row.too_small and row.n
@@ -350,7 +352,7 @@ def _ceilings(found: Audit) -> Iterator[dict[str, Any]]:
         ("Worst case", "What no attacker exceeds, worst case", found.ceilings.worst_case),
     ):
         most = {"tpr_0.01": of["0.01"], "tpr_0.001": of["0.001"], "limit": True}
-        yield _row(title=title, sees=sees, **most)
+        yield _row(title=title, sees=sees, control=_row(), **most)
 
 
 def _ladder(found: Audit) -> list[dict[str, Any]]:
@@ -360,13 +362,12 @@ def _ladder(found: Audit) -> list[dict[str, Any]]:
     rows = []
     for sees in RUNGS:
         if row := strongest.get(sees):
-            control = controls.get(row["attack"], _row())
-            rows.append(row | {"control_auc": control["auc"], "control_tpr": control["tpr_0.01"]})
+            rows.append(row | {"control": controls.get(row["attack"], _row())})
     if not rows:
         return []
     for row in achieved(found.rates, by="", part=UPDATES):
         alone = {"auc_joint": None, "tpr_0.01_joint": None, "name": row["attack"]}
-        rows.append(_row(**row | alone | {"sees": "Every noisy update"}))
+        rows.append(_row(**row | alone | {"sees": "Every noisy update", "control": _row()}))
     return [*rows, *_ceilings(found)]
 
 
@@ -391,7 +392,9 @@ def _success_rates(found: Audit, by: str) -> dict[str, Any]:
             for row in (*ours[: len(ours) - len(groups)], *tried)
         ],
         "baseline": bool(baseline),
-        "range": f"{min(readable):.2f} to {max(readable):.2f}" if len(readable) > 1 else "",
+        "range": formatted(Interval(min(readable), max(readable)), "percent_span")
+        if len(readable) > 1
+        else "",
         "beating": [
             row["part"] for row in ours if (of := row["success_interval"]) and of.low > 0.5
         ],
@@ -446,8 +449,8 @@ def advice_page(found: Advice, template: Template = "advice") -> Page:
         eyebrow="What would lower the epsilons of a group",
         name=found.name,
         meta=f"{formats.counted(found.groups[0].n, found.plural[:-1])} · "
-        f"target epsilon {found.target:g} "
-        f"for {format_number(100 * found.quantile)} % of each group",
+        f"target epsilon {shown(found, 'target')} "
+        f"for {shown(found, 'quantile')} of each group",
         values={"found": found, "remedy": _remedy},
     )
 

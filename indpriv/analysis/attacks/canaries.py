@@ -18,9 +18,9 @@ from scipy import optimize, special, stats
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_delta, check_positive_int
-from indpriv._formatting import format_epsilon, format_lower_bound
+from indpriv._kinds import Count, Delta, Epsilon, LowerBound, Number, PValue, Seed, Share, figure
 from indpriv._likelihood import log_likelihood_ratio
-from indpriv._plain import AtLeastZero, Share
+from indpriv._plain import shown
 from indpriv.accountant.account import account
 from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis.attacks import rates
@@ -72,10 +72,10 @@ class AttackMeasures:
 
     attack: str
     method: str
-    delta: float
-    seed: int
+    delta: Delta
+    seed: Seed
     rates: Annotated[pd.DataFrame, rates.RATES]
-    roc: tuple[tuple[float, float], ...]
+    roc: tuple[tuple[Share, float], ...]
 
     def __post_init__(self) -> None:
         bound = rates.parts(self.rates, by="", rate="epsilon").get(rates.ALL)
@@ -154,9 +154,9 @@ class CanaryBound:
     """
 
     key: str
-    epsilon: AtLeastZero
+    epsilon: LowerBound
     false_alarm_rate: Share
-    false_alarm_interval: intervals.Interval
+    false_alarm_interval: intervals.Shares
 
 
 @dataclass(frozen=True)
@@ -177,15 +177,15 @@ class CanaryFindings:
         agrees: p_value is at least `SIGNIFICANCE`.
     """
 
-    length: float
-    n_members: int
-    n_others: int
-    ceiling: float
+    length: Annotated[float, figure("g")]
+    n_members: Count
+    n_others: Count
+    ceiling: Epsilon
     bounds: tuple[CanaryBound, ...]
-    separation: float
-    separation_interval: intervals.Interval
-    separation_predicted: float
-    p_value: Share
+    separation: Number
+    separation_interval: intervals.Span
+    separation_predicted: Number
+    p_value: PValue
     agrees: bool
 
 
@@ -199,7 +199,7 @@ class CanaryResults:
         left_out: why other lengths are not judged, in sentences.
     """
 
-    delta: float
+    delta: Delta
     lengths: tuple[CanaryFindings, ...]
     left_out: tuple[str, ...]
 
@@ -442,11 +442,12 @@ def _gradient_canaries(run: AuditedRun) -> dict[str, Any]:
 def _proven(audit: Audit) -> Iterator[str]:
     if (found := audit.canaries) is None:
         return
-    proven, worst = found.overall["epsilon"].value, audit.guarantee.worst_case_epsilon
-    if proven > worst:
+    proven, guarantee = found.overall["epsilon"], audit.guarantee
+    if proven.value > guarantee.worst_case_epsilon:
         yield (
-            f"The canaries prove a worst-case epsilon of at least {format_lower_bound(proven)}, "
-            f"above the {format_epsilon(worst)} accounted: the run or its account is wrong."
+            f"The canaries prove a worst-case epsilon of at least {shown(proven, 'value')}, "
+            f"above the {shown(guarantee, 'worst_case_epsilon')} accounted: the run or "
+            "its account is wrong."
         )
 
 
@@ -454,8 +455,8 @@ def _contradicted(audit: Audit) -> Iterator[str]:
     for one in audit.gradient_canaries.lengths if audit.gradient_canaries else ():
         if not one.agrees:
             yield (
-                f"Gradient canaries of length {one.length:g} contradict the account: the run or "
-                "its account is wrong."
+                f"Gradient canaries of length {shown(one, 'length')} contradict the account: the "
+                "run or its account is wrong."
             )
 
 

@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._plain import Share
+from indpriv._kinds import Ceiling
 from indpriv.accountant.account import with_norms_it_uses
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
@@ -39,9 +39,9 @@ class Ceilings:
             allows any attack.
     """
 
-    worst_case: Mapping[str, Share]
-    common_threshold: Mapping[str, Share]
-    advantage: Share = 1.0
+    worst_case: Mapping[str, Ceiling]
+    common_threshold: Mapping[str, Ceiling]
+    advantage: Ceiling = 1.0
 
 
 def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:

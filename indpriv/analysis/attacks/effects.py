@@ -7,16 +7,16 @@ fixed, gives exact tests of "no effect at all" (Fisher 1935; Phipson and Smyth 2
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
-from indpriv._plain import Count, Share
+from indpriv._kinds import Count, Epsilon, PValue, Rounded, figure
 from indpriv.analysis.attacks.ceilings import mu_of
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
+from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, Span
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import Effects, Moments, effects, reference_signals
 from indpriv.epsilon_table import EpsilonTable
@@ -36,12 +36,12 @@ class EffectBin:
     of "no effect at all", corrected for all bins (largest |z| over redrawn coins).
     """
 
-    mean_epsilon: float
-    mu: float
+    mean_epsilon: Epsilon
+    mu: Annotated[float, figure(".3f")]
     n_examples: Count
-    effect: float
-    error: float
-    p_value: Share
+    effect: Annotated[float, figure(".3f")]
+    error: Annotated[float, figure(".3f")]
+    p_value: PValue
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class MembershipEffects:
     n_models: Count
     n_examples: Count
     bins: tuple[EffectBin, ...]
-    p_value: Share
-    trend_p_value: Share
-    correlation: float
-    reliability: float
-    reliability_interval: Interval
-    corrected: float | None
-    corrected_interval: Interval | None
+    p_value: PValue
+    trend_p_value: PValue
+    correlation: Annotated[float, figure("num2")]
+    reliability: Annotated[float, figure("num2")]
+    reliability_interval: Span
+    corrected: Rounded | None
+    corrected_interval: Span | None
     redraws: Count
 
 

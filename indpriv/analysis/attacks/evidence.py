@@ -21,6 +21,7 @@ import numpy as np
 from scipy import special
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._kinds import Correlation, Count
 from indpriv.accountant.risk import PredictedEvidence
 from indpriv.errors import InputError
 
@@ -74,10 +75,10 @@ class Identity:
     """
 
     name: str
-    mean: float
-    expected: float
-    standard_error: float
-    n_runs: int
+    mean: Correlation
+    expected: Correlation
+    standard_error: Correlation
+    n_runs: Count
 
     @property
     def z(self) -> float:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import to_floats
+from indpriv._kinds import Share
 from indpriv.accountant.account import table_for
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
@@ -484,7 +485,7 @@ FINDINGS = (
         ),
         unchecked=(tuple[str, ...], "What of the reference models could not be checked, and why."),
         roc=(
-            Mapping[str, tuple[tuple[float, float], ...]],
+            Mapping[str, tuple[tuple[Share, Share], ...]],
             "(false-positive rate, true-positive rate) of thresholds on the loss, by model.",
         ),
         most_exposed=(

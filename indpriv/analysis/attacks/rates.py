@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,8 @@ from scipy.special import expit, logit
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
-from indpriv._plain import Columns, Count, Share, records
+from indpriv._kinds import Ceiling, Count, Epsilon, Number, PValue, RoundShare, Share, figure
+from indpriv._plain import Columns, records
 from indpriv.analysis.statistics import intervals
 from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.attack_scores import AttackScores
@@ -37,7 +38,12 @@ _ROC_POINTS = 50
 LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
 INTERVALS = "a binomial interval over examples"
 _Row = dict[str, Any]
-_KINDS = {"text": str, "count": Count, "share": Share, "number": float, "yes or no": bool}
+_KINDS: dict[str, Any] = {
+    **{"text": str, "yes or no": bool, "count": Count, "number": Number, "epsilon": Epsilon},
+    **{"share": Share, "round share": RoundShare, "ceiling": Ceiling},
+    "points": Annotated[float, figure("points")],
+    "rate": Annotated[float, figure("each")],
+}
 
 
 def _columns(name: str, text: str, columns: Mapping[str, Any], optional: Sequence[str] = ()) -> Any:
@@ -45,14 +51,27 @@ def _columns(name: str, text: str, columns: Mapping[str, Any], optional: Sequenc
     kinds: dict[str, Any] = {}
     for column, (kind, meaning) in columns.items():
         known = _KINDS[kind.removesuffix(" or null")]
+        if column == "rate":
+            meaning = "; ".join(f"{rate}: {of}" for rate, (_, _, of) in _EACH.items()) + "."
         kinds[column] = (known | None if kind.endswith(" or null") else known, meaning)
-    return Columns(name, text, kinds, optional)
+    forms = {rate: form for rate, (form, _, _) in _EACH.items()}
+    return Columns(name, text, kinds, optional, ("rate", forms) if "rate" in columns else None)
 
 
 _TABLES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+_EACH = _TABLES.pop("each")
 RATES, TRIED, BINS, ATTRIBUTES = (
     _columns(**_TABLES[name]) for name in ("rates", "tried", "bins", "attributes")
 )
+_ONE = {
+    f"{rate}{of}": (Annotated[kind, figure(form)], meaning)
+    for rate, (value, span, meaning) in _EACH.items()
+    for of, kind, form in (
+        *(("", float, value), ("_n", int, ",")),
+        *(("_interval", intervals.Interval, span), ("_joint", intervals.Interval, span)),
+    )
+}
+Columns("Achieved", "What one attack achieves: a row of `achieved`.", {**TRIED.kinds, **_ONE})
 
 
 def table(columns: Columns, rows: Iterable[Mapping[str, Any]] = ()) -> pd.DataFrame:
@@ -385,8 +404,8 @@ class UnequalAttack:
     successes: Count
     rest_trials: Count
     rest_successes: Count
-    p_value: Share
-    chi_squared_p: Share | None
+    p_value: PValue
+    chi_squared_p: PValue | None
 
 
 _Half = tuple[FloatArray, FloatArray]  # scores of members and of as many non-members

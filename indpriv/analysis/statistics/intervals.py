@@ -1,12 +1,14 @@
 """Confidence intervals of rates, of means of independent values, of correlations and of lines."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from scipy import stats
 from scipy.special import betaincinv
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._kinds import Number, figure
 from indpriv.analysis.statistics.weighted import is_constant, line, ones, ranks
 from indpriv.errors import InputError
 
@@ -16,10 +18,18 @@ _MIN_PAIRS = 10
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval."""
+    """A confidence interval.
 
-    low: float
-    high: float
+    Attributes:
+        low, high: its ends.
+    """
+
+    low: Number
+    high: Number
+
+
+Span = Annotated[Interval, figure("span")]
+Shares = Annotated[Interval, figure("percent_span")]
 
 
 def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:

@@ -1,0 +1,132 @@
+"""One registry of columns: what each holds, its unit, its format, and whether it is private."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import indpriv
+from indpriv._formatting import formatted
+from indpriv._plain import column, columns_of, form_of, shown
+from indpriv.analysis.attacks.rates import RATES, achieved, parts, table
+from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.statistics.intervals import Interval
+from indpriv.analysis.summary import column_at, keys
+from indpriv.audit.gate import LIMITS
+from indpriv.report.page import render_markdown
+
+PACKAGE = Path(indpriv.__file__).parent
+OURS = [
+    file for of in ("analysis", "audit", "report", "cli") for file in (PACKAGE / of).rglob("*.py")
+]
+SAMPLES = {float: 0.25, int: 1, str: "a", bool: True, Interval: Interval(0.1, 0.2)}
+
+
+def registry():
+    """(table or class, name) -> column, of everything in audit.json."""
+    found, left = {}, [("audit.json", name, column(*of)) for name, of in keys().items()]
+    while left:
+        of, name, one = left.pop()
+        if (of, name) not in found:
+            found[of, name] = one
+            own = columns_of(one.kind) if isinstance(one.kind, type | str) else {}
+            left += [(one.kind, inner, each) for inner, each in own.items()]
+    return found
+
+
+REGISTRY = registry()
+
+
+def test_every_column_says_all_five():
+    assert len(REGISTRY) > 400
+    for (of, name), one in REGISTRY.items():
+        assert one.meaning, (of, name)
+        assert one.private in (True, False), (of, name)
+        if one.kind in (int, float):
+            assert one.unit, (of, name)
+            assert one.form, (of, name)
+        if one.form and one.form != "each":
+            assert formatted(SAMPLES[one.kind], one.form), (of, name)
+
+
+def test_a_rate_is_shown_in_the_format_of_its_rate():
+    same = {
+        "attack": "a",
+        "model": "dp",
+        "by": "",
+        "part": "p",
+        "n": 9,
+        "n_members": 4,
+        "n_others": 5,
+    }
+    rates = ("auc", "tpr_0.01", "epsilon")
+    found = table(RATES, [{**same, "rate": rate, "value": 0.2034} for rate in rates])
+    assert [shown(row, "value") for row in parts(found)["p"].values()] == [
+        "0.203",
+        "20.34 %",
+        "0.20",
+    ]
+    assert form_of(achieved(found)[0], "auc") == RATES.each[1]["auc"]
+
+
+def test_settings_and_the_guarantee_are_public_and_figures_of_the_data_private():
+    private = {option: column_at(of["figure"]).private for option, of in LIMITS.items()}
+    assert {option for option, hidden in private.items() if not hidden} == {
+        *("unit", "verified", "exact", "max_worst_case_epsilon", "max_delta", "min_coverage")
+    }
+    for path in ("guarantee.delta_times_n", "run.n_examples", "groups", "rates", "unit_sizes"):
+        assert column_at(path).private, path
+
+
+FOUND = Distribution(1000, 1.0, 1.234, 1.5, 1.6, 1.7, 1.8, 0.1234, (0.0, 2.0), (1000,))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{ found.n }}: {{ found.median }}, {{ found.edges[1] }}", "1,000: 1.24, 2.00"),
+        ("{{ found.share_at_worst_case }} {{ (found.n / 3) | num }}", "12.3 % 333"),
+        ('{{ "at most " ~ found.p95 }}', "at most 1.60"),
+        ('{{ [found] | table({"Median": "median"}) }}', "| 1.24 |"),
+    ],
+)
+def test_templates_show_a_column_in_its_format(tmp_path, text, expected):
+    (tmp_path / "page.md.j2").write_text(text)
+    assert expected in render_markdown(tmp_path / "page", found=FOUND)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{{ found.median | num }}", "leave out the filter"),
+        ('{{ "%.3f" | format(found.median) }}', "leave out the filter"),
+        ('{{ [found] | table({"Median": "median|num"}) }}', "leave out the filter"),
+        ("{{ found.median / 2 }}", "a filter should give its format"),
+        ('{{ [(found.median / 2,)] | table(["Half"]) }}', "a filter should give its format"),
+    ],
+)
+def test_templates_format_no_column_by_hand_and_everything_else(tmp_path, text, error):
+    (tmp_path / "page.md.j2").write_text(text)
+    with pytest.raises(TypeError, match=error):
+        render_markdown(tmp_path / "page", found=FOUND)
+
+
+def test_no_module_formats_a_column_by_hand():
+    names = {name for (_, name), one in REGISTRY.items() if one.kind is float}
+    found = [
+        f"{file.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+        for file in OURS
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if any(isinstance(of, ast.Attribute) and of.attr in names for of in formatted_in(node))
+    ]
+    assert not found
+
+
+def formatted_in(node):
+    """What a call of a format, or an expression in a text with a format, shows."""
+    if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+        return [node.value]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        edges = node.func.id == "format_edges"  # of bins, with as many decimals as they need
+        return node.args if node.func.id.startswith("format") and not edges else []
+    return []
