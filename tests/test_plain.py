@@ -84,6 +84,8 @@ def test_the_schema_fits_what_is_written():
         "description": "How many there are, and what part of all that is.",
         "type": "integer",
         "minimum": 0,
+        "unit": "1",
+        "shown": ",",
     }
     assert row["properties"]["max"] == {"description": "The largest.", "type": "number"}
     assert row["properties"]["kind"]["enum"] == ["exact", "estimate"]

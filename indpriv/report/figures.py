@@ -68,8 +68,7 @@ def style() -> AbstractContextManager[None]:
 
 def bare(axes: Axes, xlabel: str, ylabel: str = "", *, title: str = "") -> None:
     """Label axes, leave only the lower edge of their frame, and draw horizontal lines."""
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, color=INK, pad=8)
     axes.grid(axis="y")
     sns.despine(ax=axes, left=True)
@@ -192,8 +191,7 @@ def epsilon_histogram(
         axes.bar(centres, counts, widths, color=ACCENT, alpha=0.85, linewidth=0)
         for index, centre in enumerate(centres):  # also where a bar is too low to point at
             axes.bar(centre, top, edges[1] - edges[0], color="none", gid=f"tip{index}")
-        axes.set_ylim(0, top)
-        axes.set_xlim(edges[0], edges[-1] * 1.012)
+        axes.set(ylim=(0, top), xlim=(edges[0], edges[-1] * 1.012))
         axes.yaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
         bare(axes, "individual epsilon", plural)
@@ -281,13 +279,11 @@ def _bars(axes: Axes, values: "pd.Series[float]", limit: float, colour: str) -> 
     """Horizontal bars of a column of groups, with their values beside them."""
     form = GROUPS.columns[str(values.name)].form
     axes.barh(range(len(values)), values.fillna(0), height=0.62, color=colour, alpha=0.85, lw=0)
-    axes.set_xlim(0, limit * 1.62)
-    axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.set(xlim=(0, limit * 1.62), ylim=(len(values) - 0.5, -0.5))
     for row, value in enumerate(values):
         label = formatted(None if np.isnan(value) else value, form)
         axes.text(limit * 1.02, row, f" {label}", va="center", fontsize=8, color=INK)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     sns.despine(ax=axes, bottom=True)
 
 
@@ -317,8 +313,7 @@ def epsilon_against_loss(
         if worst_case_epsilon is not None:
             worst = f"worst case {format_epsilon(worst_case_epsilon)}"
             axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
-        axes.set_xlim(edges[0], edges[-1])
-        axes.set_ylim(0, top * 1.05)
+        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, top * 1.05))
         _short(axes.xaxis)
         axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         axes.xaxis.set_minor_locator(ticker.NullLocator())
@@ -380,13 +375,11 @@ def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]], name: str = 
         axes.plot(ends, ends, color=MUTED, linewidth=1.0, linestyle=dashes, label="chance")
         for points, label, colour in shown:
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=label)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g} %"))
             axis.set_minor_locator(ticker.NullLocator())
-        axes.set_xlim(lowest, 1)
-        axes.set_ylim(lowest, 1)
+        axes.set(xlim=(lowest, 1), ylim=(lowest, 1))
         bare(axes, "false-positive rate", "true-positive rate")
         axes.grid(axis="x")
         axes.legend(loc="lower right", handlelength=1.8)

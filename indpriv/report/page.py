@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pandas as pd
 from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
@@ -109,23 +109,21 @@ def _figure(value: Any, form: str) -> Any:
         return tuple(_figure(one, form) for one in value)
     if isinstance(value, Mapping):
         return {key: _figure(one, form) for key, one in value.items()}
-    if isinstance(value, Interval):
-        return _figures(Interval, form)(value.low, value.high)
-    if isinstance(value, int | float):
-        kind: Any = type(value)
-        return _figures(kind, form)(value)
+    if isinstance(value, int | float | Interval):
+        kind, ends = cast(Any, type(value)), isinstance(value, Interval)
+        return _figures(kind, form)(*(vars(value).values() if ends else [value]))
     return value
 
 
 def _by_hand(form: Callable[..., str]) -> Callable[..., str]:
     """A filter for figures that are no registered column: those have a format already."""
 
-    def formatted(*values: Any) -> str:
+    def checked(*values: Any) -> str:
         if any(isinstance(value, Figure) for value in values):
             raise TypeError("a registered column is shown in its own format: leave out the filter")
         return form(*values)
 
-    return formatted
+    return checked
 
 
 def _text(value: object) -> str:
@@ -133,10 +131,6 @@ def _text(value: object) -> str:
     if isinstance(value, float) and not isinstance(value, Figure):
         raise TypeError(f"{value} is of no registered column, so a filter should give its format")
     return FORMATS["text"](value)
-
-
-_FILTERS = {name: _by_hand(form) for name, form in FORMATS.items()} | WORDS
-_FILTERS["text"] = _text
 
 
 class _Environment(Environment):
@@ -203,8 +197,9 @@ class _Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        made.filters.update(_FILTERS, format=_by_hand(made.filters["format"]))
-        made.filters.update(table=self.table, md=Safe, merged=_merged)
+        forms = FORMATS | {"format": made.filters["format"]}
+        made.filters.update({name: _by_hand(form) for name, form in forms.items()} | WORDS)
+        made.filters.update(text=_text, table=self.table, md=Safe, merged=_merged)
         made.filters.update(edges=format_edges, records=records, shown_rows=shown_rows)
         names = ("table", "figure", "folded", "section", "block")
         own = {name: getattr(self, name) for name in names}
@@ -396,7 +391,9 @@ def _cell(row: Any, of: Any) -> str:
         return Safe(" ".join(of(row).split()))
     name, _, form = of.partition("|")
     value = _of(row, name)
-    return escape(_FILTERS[form or "text"](value))
+    if form in WORDS:
+        return escape(WORDS[form](value))
+    return escape(_by_hand(formatted)(value, form) if form else _text(value))
 
 
 def _width(grid: Grid, console: Console) -> int:

@@ -122,7 +122,7 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
         ("bare", "none was run; it needs losses of training and test examples"),
         ("streets", "street"),
         ("few", "too few to compare: few (3)"),
-        ("attacked", "finds 100.0 % of members at 1 % false alarms (AUC 1.000; 0.5 is guessing)"),
+        ("attacked", "finds 100.00 % of members at 1 % false alarms (AUC 1.000; 0.5 is guessing)"),
         ("leaky", "an attack beats the worst case"),
         ("proven", "canaries contradict the account"),
         ("contradicted", "canaries contradict the account"),
