@@ -32,5 +32,7 @@ Correlation = Annotated[float, figure(".4f")]
 Rounded = Annotated[float, figure(".2f")]
 Percent = Annotated[float, figure("percent", ge=0)]
 BinError = Annotated[float, figure("digit_up", ge=0)]
+Points = Annotated[float, figure("points")]  # a difference of shares
+OfRate = Annotated[float, figure("each")]
 Count = Annotated[int, figure(",", ge=0)]
 Seed = Annotated[int, figure("text")]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition, to_floats
 from indpriv._plain import records
+from indpriv.analysis.fidelity import check_same_meaning
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.weighted import pearson, spearman
 from indpriv.epsilon_table import EpsilonTable
@@ -47,7 +48,8 @@ def compare_tables(
         InputError: the audits differ in examples, labels, metadata or in what an epsilon means.
     """
     (table, examples), (other_table, other_examples) = first, second
-    _check_meaning(table, other_table)
+    whose = ("in the first audit", "in the second; audit both with one")
+    check_same_meaning(table, other_table, whose)
     train, other_train = _same_examples(table, examples, other_table, other_examples)
     order = pd.Index(other_table.example_ids).get_indexer(pd.Index(table.example_ids))
     epsilons = table.epsilon, other_table.epsilon[order]
@@ -103,16 +105,6 @@ def _by_group(
         correct = pd.Series(to_floats(test["correct"]))
         found[f"accuracy_{name}"] = correct.groupby(np.asarray(own)).mean()
     return found
-
-
-def _check_meaning(first: EpsilonTable, second: EpsilonTable) -> None:
-    for name in ("delta", "unit", "neighbouring", "participation", "accountant", "conversion"):
-        ours, theirs = getattr(first.account, name), getattr(second.account, name)
-        if ours != theirs:
-            raise InputError(
-                f"{name} is {ours!r} in the first audit and {theirs!r} in the second; audit both "
-                "with one"
-            )
 
 
 def _same_examples(

@@ -16,10 +16,10 @@ import pandas as pd
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition, grouping_of, known_columns, rows_at
 from indpriv._kinds import Correlation, Count, Epsilon, Error, Rounded, RoundShare, Share, Shift
-from indpriv._plain import Columns
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
+from indpriv.analysis import columns
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import weighted
@@ -134,23 +134,6 @@ class Fidelity(Differences):
     groups: tuple[GroupFidelity, ...] = ()
 
 
-SENSITIVITY = Columns(
-    "Sensitivity",
-    "The same log accounted under another choice.",
-    {
-        "choice": (str, '"rounding" or "between_records".'),
-        "here": (str, "Its value in this audit."),
-        "instead": (str, "Its other value."),
-        "n": (Count, "Number of examples."),
-        "pearson": (Correlation | None, "Pearson's r of both epsilons; None where undefined."),
-        "mean_shift": (Shift, "Epsilon under the other choice minus that here, on average."),
-        "p95_absolute": (Error, "The 95 % quantile of the absolute shift."),
-        "largest_absolute": (Error, "The largest absolute shift."),
-        "share_smaller": (RoundShare, "Share of examples to which the other choice gives less."),
-    },
-)
-
-
 def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> dict[str, Any]:
     """A row of `SENSITIVITY`: two accounts of the same examples that differ in this field."""
     found = differences(instead.epsilon, here.epsilon)
@@ -228,14 +211,8 @@ def compare_with_exact(
         InputError: an example is missing from the estimate, or the tables answer different
             questions (delta, unit, neighbouring relation, accountant or conversion).
     """
-    names = ("delta", "unit", "neighbouring", "participation", "accountant", "conversion")
-    for name in (*names, "total_steps"):
-        ours, theirs = getattr(estimated.account, name), getattr(exact.account, name)
-        if ours != theirs:
-            raise InputError(
-                f"{name} is {ours!r} in the estimate and {theirs!r} in the exact table; use the "
-                "same in both"
-            )
+    whose = ("in the estimate", "in the exact table; use the same in both")
+    check_same_meaning(estimated, exact, whose, "total_steps")
     wanted = pd.Index(exact.example_ids)
     positions = pd.Index(estimated.example_ids).get_indexer(wanted)
     if len(missing := wanted[positions < 0].tolist()):
@@ -277,6 +254,17 @@ def _by_group(
             )
         )
     return sorted(rows, key=lambda row: (-row.mean_exact, row.name))
+
+
+def check_same_meaning(
+    first: EpsilonTable, second: EpsilonTable, whose: tuple[str, str], *more: str
+) -> None:
+    """Raise InputError if two tables answer different questions; more: what shall agree too."""
+    names = ("delta", "unit", "neighbouring", "participation", "accountant", "conversion")
+    for name in (*names, *more):
+        ours, theirs = getattr(first.account, name), getattr(second.account, name)
+        if ours != theirs:
+            raise InputError(f"{name} is {ours!r} {whose[0]} and {theirs!r} {whose[1]}")
 
 
 def compared_positions(log: NormLog) -> IntArray | None:
@@ -387,7 +375,7 @@ def sensitivity(
     """How far epsilons move with coarser rounding and with other rules between records."""
     if log.filtered is not None or method.preset is not None:
         # A filter's account is its cap under any choice; a preset makes both choices itself.
-        return SENSITIVITY.frame({}, 0)
+        return columns.SENSITIVITY.frame({}, 0)
     log, table = _compared(log, epsilons, MOST_COMPARED)
     finest = 0.0 if log.levels is None else log.levels.rounding
     carried = log.n_records < log.total_steps and not log.individually_clipped
@@ -406,8 +394,7 @@ def sensitivity(
     for number, (choice, log_then, method_then) in enumerate(cases, 1):
         found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
         tell(CHOOSING, number, len(cases))
-    columns = {name: [row[name] for row in found] for name in SENSITIVITY.kinds}
-    return SENSITIVITY.frame(columns, len(found))
+    return columns.table(columns.SENSITIVITY, found)
 
 
 def _compared(log: NormLog, epsilons: Epsilons, most: int) -> tuple[NormLog, EpsilonTable]:
@@ -520,7 +507,7 @@ FINDINGS = (
         84,
         _sensitivity,
         sensitivity=(
-            Annotated[pd.DataFrame, SENSITIVITY],
+            Annotated[pd.DataFrame, columns.SENSITIVITY],
             "How far epsilons move with the rounding of norms and with what is assumed between "
             "records.",
         ),

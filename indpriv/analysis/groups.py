@@ -25,23 +25,18 @@ from indpriv import _columns
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._kinds import (
-    AtLeastZero,
     Count,
-    Epsilon,
-    Loss,
     PValue,
     Rounded,
     RoundShare,
     Seed,
-    Share,
 )
-from indpriv._plain import Columns
 from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.columns import GROUPS
 from indpriv.analysis.statistics import resampling
 from indpriv.analysis.statistics.intervals import (
     CONFIDENCE,
     Interval,
-    Shares,
     Span,
     clopper_pearson,
 )
@@ -61,61 +56,6 @@ _SUMS = (
     *("n_test", "n_test_known", "test_correct"),
 )
 _RATES = ("true_positive_rate", "false_positive_rate")
-_EPSILON, _SHARE, _P_VALUE, _SPAN = Epsilon | None, Share | None, PValue | None, Span | None
-_EXACT = (Shares | None, "Exact binomial interval (Clopper and Pearson 1934).")
-_CORRECT = (_SHARE, "Share of examples that the final model classifies correctly.")
-# Rates of the final model on test examples are those of equalised odds. Of two labels the positive
-# class is the second in sorted order, as in scikit-learn. Of more, the false-positive rate is
-# pooled over classes: every example is a negative of all classes but its own, so that it follows
-# from the accuracy.
-_COLUMNS: dict[str, tuple[Any, str]] = {
-    "name": (str, 'The group; "(missing)" where the column has no value.'),
-    "n": (Count, "Number of training examples."),
-    "n_test": (Count, "Number of test examples."),
-    "too_small": (bool, "The group has fewer training examples than the minimum, too few to read."),
-    "mean": (_EPSILON, "Of epsilon."),
-    "mean_interval": (_SPAN, "Bootstrap; None of a group that is too small or has no spread."),
-    "ratio_to_best": (
-        AtLeastZero | None,
-        "Mean over the smallest mean of a readable group, if not 0.",
-    ),
-    "p_value": (
-        _P_VALUE,
-        "Of the distance between the group's mean and the mean of all examples, by permutation, "
-        "corrected for all groups of the table; None of a group that is too small, or if nothing "
-        "varies.",
-    ),
-    **dict.fromkeys((*_QUANTILES, "max"), (_EPSILON, "Of epsilon.")),
-    "share_at_worst_case": (_SHARE, "Share of its examples at the worst-case epsilon."),
-    "mean_loss": (Loss | None, "Nats, over finite losses."),
-    "losses_left_out": (Count, "Number of training examples without a finite loss."),
-    "train_accuracy": _CORRECT,
-    "train_accuracy_interval": _EXACT,
-    "test_accuracy": _CORRECT,
-    "test_accuracy_interval": _EXACT,
-    "standardised_mean": (
-        _EPSILON,
-        "Mean epsilon at the label shares of the whole training set; None where the group lacks a "
-        "label, or where labels are not classes.",
-    ),
-    "standardised_interval": (_SPAN, "Bootstrap; None also if few examples have some label."),
-    "p_value_within_label": (
-        _P_VALUE,
-        "The same of the distance from the means within label.",
-    ),
-    "lacks_labels": (tuple[str, ...], "Labels that no training example of the group has."),
-    "smallest_label_count": (Count | None, "The fewest of its training examples with one label."),
-    "true_positive_rate": (
-        _SHARE,
-        "Share of positives that are predicted positive; of several classes the mean over classes "
-        "of the share recognised (recall), None if the group lacks one.",
-    ),
-    "true_positive_rate_interval": (Shares | None, "Exact binomial; None also of several classes."),
-    "false_positive_rate": (_SHARE, "Share of negatives that are predicted positive."),
-    "false_positive_rate_interval": _EXACT,
-}
-_LATER = [f"{rate}{end}" for rate in _RATES for end in ("", "_interval")]  # than the first audits
-GROUPS = Columns("GroupRow", "One group of training examples.", _COLUMNS, optional=_LATER)
 Groups = Annotated[pd.DataFrame, GROUPS]
 
 

@@ -42,6 +42,14 @@ _ACCOUNT: dict[str, tuple[tuple[str, ...], ...]] = {
     "conversion": (),
     "between_records": (),
 }
+# The same of other texts and lists of texts.
+_SAID: dict[str, tuple[tuple[str, ...], ...]] = {
+    **dict.fromkeys(("name", "released", "tuning", "trust_model", "code_commit"), ()),
+    "groups": (("config", "audit", "groups"),),
+    "class_names": (("data", "class_names"),),
+    "preprocessing": (("data", "preprocessing"),),
+    "data_fingerprint": (("data", "fingerprint"),),
+}
 
 
 @dataclass(frozen=True)
@@ -95,22 +103,18 @@ class Declared:
         """Read run.json; InputError where a value has the wrong kind."""
         content = run_files.checked_run_json(content)
         account = _account(content)
-        on_trust = first_at(content, ("on_trust",)) or {}
+        said = {key: first_at(content, (key,), *at) for key, at in _SAID.items()}
+        several = ("groups", "class_names")
+        values: dict[str, Any] = {
+            key: tuple(map(str, value)) if key in several else str(value)
+            for key, value in said.items()
+            if value
+        }
         return cls(
-            name=_text(content, ("name",)),
-            delta=account.get("delta"),
-            participation=account.get("participation"),
-            neighbouring=account.get("neighbouring"),
+            **values,
+            **{key: account[key] for key in cls.__dataclass_fields__ if key in account},
             account=account,
-            groups=_texts(content, ("groups",), ("config", "audit", "groups")),
-            class_names=_texts(content, ("class_names",), ("data", "class_names")),
-            released=_text(content, ("released",)),
-            preprocessing=_text(content, ("preprocessing",), ("data", "preprocessing")),
-            tuning=_text(content, ("tuning",)),
-            trust_model=_text(content, ("trust_model",)),
-            code_commit=_text(content, ("code_commit",)),
-            data_fingerprint=_text(content, ("data", "fingerprint")),
-            on_trust={str(item): str(text) for item, text in on_trust.items()},
+            on_trust={str(k): str(v) for k, v in (first_at(content, ("on_trust",)) or {}).items()},
             content={key: value for key, value in content.items() if key != "recorder"},
         )
 
@@ -132,15 +136,6 @@ def _account(content: Mapping[str, Any]) -> dict[str, Any]:
     every = {key: first_at(content, ("account", key), *at) for key, at in _ACCOUNT.items()}
     found = {key: value for key, value in every.items() if value not in (None, "")}
     return found | ({"delta": float(found["delta"])} if "delta" in found else {})
-
-
-def _text(content: Mapping[str, Any], *paths: tuple[str, ...]) -> str | None:
-    value = first_at(content, *paths)
-    return str(value) if value else None
-
-
-def _texts(content: Mapping[str, Any], *paths: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(str, first_at(content, *paths) or ()))
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,8 @@ def attack_study(
 
     Signals are of the same models, by name (see `indpriv.attacks.train_references`). unit_rule:
     how the scores of a unit's rows become one. The result is mean rates over the models (rows of
-    `rates.RATES`), the attack with the largest AUC first; without names of attacks, all whose needs
-    are met and a loss threshold.
+    `RATES`), the attack with the largest AUC first; without names of attacks, all whose needs are
+    met and a loss threshold.
 
     Raises:
         InputError: an unknown attack, or one whose needs are not met.

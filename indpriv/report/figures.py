@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from indpriv._formatting import format_edges, format_epsilon, format_number, formatted
 from indpriv._plain import shown
 from indpriv._shown import clean
+from indpriv.analysis.columns import GROUPS
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Fidelity
-from indpriv.analysis.groups import GROUPS, MIN_GROUP, GroupTable
+from indpriv.analysis.groups import MIN_GROUP, GroupTable
 from indpriv.analysis.loss import LossBins, LossRelation
 from indpriv.analysis.norms import Drivers
 from indpriv.analysis.schedule import ScheduleFindings

@@ -14,7 +14,8 @@ from indpriv.analysis.attacks.canaries import (
     measure_gradient_canaries,
     simulated_evidence,
 )
-from indpriv.analysis.attacks.rates import BINS, TRIED, exceeds, table
+from indpriv.analysis.attacks.rates import exceeds
+from indpriv.analysis.columns import BINS, TRIED, table
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import findings, nothing

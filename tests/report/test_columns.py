@@ -8,7 +8,8 @@ import pytest
 import indpriv
 from indpriv._formatting import formatted
 from indpriv._plain import column, columns_of, form_of, shown
-from indpriv.analysis.attacks.rates import RATES, achieved, parts, table
+from indpriv.analysis.attacks.rates import achieved, parts
+from indpriv.analysis.columns import RATES, table
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import column_at, keys

@@ -21,6 +21,7 @@ from indpriv._plain import records
 from indpriv.analysis.attacks import membership, rates
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of
 from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.columns import ATTRIBUTES, table
 from indpriv.analysis.statistics.intervals import CONFIDENCE, clopper_pearson
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attacks import Material
@@ -42,7 +43,7 @@ def measure_attribute(
     ceiling: float | None = None,
     tests: int = 1,
 ) -> pd.DataFrame:
-    """Measure one attack on one attribute: rows of `rates.ATTRIBUTES`, of all examples first.
+    """Measure one attack on one attribute: rows of `ATTRIBUTES`, of all examples first.
 
     groups: (n,) the group of each example, by column; mu: (n,) of a Gaussian mechanism with each
     member's epsilon, any for others; bins: (n,) epsilons, of others what they would have had, and
@@ -75,7 +76,7 @@ def measure_attribute(
             own = np.minimum(2 * ndtr(mu[inside] / 2) - 1, 1.0 if ceiling is None else ceiling)
             row["individual_ceiling"] = float(own.mean())
         rows.append(about | {"by": by, "name": name} | row)
-    return rates.table(rates.ATTRIBUTES, rows)
+    return table(ATTRIBUTES, rows)
 
 
 def _advantage(
@@ -128,7 +129,7 @@ def attribute_attacks(
             options["ceiling"] = None if ceilings is None else ceilings.advantage
         options |= {"model": model, "groups": groups, "tests": len(tasks)}
         found.append(measure_attribute(known, guesser, **options))
-    return pd.concat(found, ignore_index=True) if found else rates.table(rates.ATTRIBUTES)
+    return pd.concat(found, ignore_index=True) if found else table(ATTRIBUTES)
 
 
 def _epsilons(
@@ -170,7 +171,7 @@ FINDING = Finding(
     alarms=_alarms,
     watched="attacks on attributes above the worst case",
     attribute_attacks=(
-        Annotated[pd.DataFrame, rates.ATTRIBUTES],
+        Annotated[pd.DataFrame, ATTRIBUTES],
         "Attacks that guess attributes, if any.",
     ),
 )

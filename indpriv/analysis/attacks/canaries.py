@@ -23,6 +23,7 @@ from indpriv._likelihood import log_likelihood_ratio
 from indpriv._plain import shown
 from indpriv.accountant.account import account
 from indpriv.accountant.risk import predicted_evidence
+from indpriv.analysis import columns
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.lower_bound import (
     LEAST_GUESSES,
@@ -74,7 +75,7 @@ class AttackMeasures:
     method: str
     delta: Delta
     seed: Seed
-    rates: Annotated[pd.DataFrame, rates.RATES]
+    rates: Annotated[pd.DataFrame, columns.RATES]
     roc: tuple[tuple[Share, float], ...]
 
     def __post_init__(self) -> None:
@@ -129,7 +130,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
             {**key, **n, "rate": "right", **right, "n": bound.guesses},
             {**key, **n, "rate": "false_alarms", **alarms, "n": NULL_TRIALS},
         ]
-    method, table = ONE_RUN if fair else BALANCED, rates.table(rates.RATES, rows)
+    method, table = ONE_RUN if fair else BALANCED, columns.table(columns.RATES, rows)
     return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
 
 

@@ -26,6 +26,7 @@ from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import to_floats
 from indpriv._kinds import Share
 from indpriv.accountant.account import table_for
+from indpriv.analysis import columns
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
@@ -124,7 +125,7 @@ def tables_of_both_sides(run: AuditedRun) -> tuple[EpsilonTable, EpsilonTable | 
 
 def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int) -> Audit:
     """Every attack over all examples, those on the audited model first, the largest AUC first."""
-    rows, frames, tests = [], [rates.table(rates.RATES)], len(scored)
+    rows, frames, tests = [], [columns.table(columns.RATES)], len(scored)
     for each in scored:
         attack, scores, ours = each.attack, each.scores, each.model == "dp"
         found = rates.rates_of(scores, attack=attack.name, model=each.model, tests=tests)
@@ -139,7 +140,7 @@ def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: 
         rows.append(((not ours, -auc, attack.name), row))
     in_order = [row for _, row in sorted(rows, key=lambda found: found[0])]
     every = pd.concat(frames[bool(scored) :], ignore_index=True)
-    return Audit(rates=every, attacks=rates.table(rates.TRIED, in_order), attack_seed=seed)
+    return Audit(rates=every, attacks=columns.table(columns.TRIED, in_order), attack_seed=seed)
 
 
 def _strongest(found: Audit, scored: Sequence[ScoredAttack]) -> ScoredAttack | None:
@@ -382,7 +383,7 @@ def attack_by_epsilon(
                 "each score"
             )
     if min(len(mine), len(others)) < _LEAST:
-        return rates.table(rates.BINS)
+        return columns.table(columns.BINS)
     choosing, reporting = rates.halves(others, seed)
     edges = epsilon_edges(members)
     level = rates.bonferroni(len(TARGET_RATES) * (len(edges) - 1) * attacks)
@@ -409,7 +410,7 @@ def attack_by_epsilon(
                 row[f"{prefix}reference"] = min(1.0, allowed)
         row |= {"tpr": hits / own, **vars(clopper_pearson(hits, own))} if own else {}
         rows.append(row | ({"fpr": false / of_others} if of_others else {}))
-    return rates.table(rates.BINS, rows)
+    return columns.table(columns.BINS, rows)
 
 
 def epsilon_edges(members: EpsilonTable) -> list[float]:
@@ -475,12 +476,12 @@ FINDINGS = (
         watched="attacks above the worst case",
         notes=lambda audit: audit.unchecked,
         attacks=(
-            Annotated[pd.DataFrame, rates.TRIED],
+            Annotated[pd.DataFrame, columns.TRIED],
             "Every attack on this model and on the non-private baseline; those on this model "
             "first, the strongest by AUC first.",
         ),
         rates=(
-            Annotated[pd.DataFrame, rates.RATES],
+            Annotated[pd.DataFrame, columns.RATES],
             "Of these attacks over all examples, by group and by unit, and of gradient canaries.",
         ),
         unchecked=(tuple[str, ...], "What of the reference models could not be checked, and why."),
@@ -501,7 +502,7 @@ FINDINGS = (
         watched="bins of epsilon above the worst case",
         notes=_bins_to_look_at,
         attack_by_epsilon=(
-            Annotated[pd.DataFrame, rates.BINS],
+            Annotated[pd.DataFrame, columns.BINS],
             "One attack in bins of epsilon; empty where the hold-out was not recorded.",
         ),
     ),

@@ -1,15 +1,13 @@
 """What attacks achieve, as tidy tables: one row for each attack, part of the examples and rate.
 
-Sensitive. columns.toml describes the columns.
+Sensitive. indpriv/analysis/columns.toml describes the columns.
 """
 
 import math
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,8 +16,9 @@ from scipy.special import expit, logit
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
-from indpriv._kinds import Ceiling, Count, Epsilon, Number, PValue, RoundShare, Share, figure
-from indpriv._plain import Columns, records
+from indpriv._kinds import Count, PValue
+from indpriv._plain import records
+from indpriv.analysis.columns import RATES, table
 from indpriv.analysis.statistics import intervals
 from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.attack_scores import AttackScores
@@ -38,48 +37,6 @@ _ROC_POINTS = 50
 LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
 INTERVALS = "a binomial interval over examples"
 _Row = dict[str, Any]
-_KINDS: dict[str, Any] = {
-    **{"text": str, "yes or no": bool, "count": Count, "number": Number, "epsilon": Epsilon},
-    **{"share": Share, "round share": RoundShare, "ceiling": Ceiling},
-    "points": Annotated[float, figure("points")],
-    "rate": Annotated[float, figure("each")],
-}
-
-
-def _columns(name: str, text: str, columns: Mapping[str, Any], optional: Sequence[str] = ()) -> Any:
-    """The columns of one table of columns.toml."""
-    kinds: dict[str, Any] = {}
-    for column, (kind, meaning) in columns.items():
-        known = _KINDS[kind.removesuffix(" or null")]
-        if column == "rate":
-            meaning = "; ".join(f"{rate}: {of}" for rate, (_, _, of) in _EACH.items()) + "."
-        kinds[column] = (known | None if kind.endswith(" or null") else known, meaning)
-    forms = {rate: form for rate, (form, _, _) in _EACH.items()}
-    return Columns(name, text, kinds, optional, ("rate", forms) if "rate" in columns else None)
-
-
-_TABLES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
-_EACH = _TABLES.pop("each")
-RATES, TRIED, BINS, ATTRIBUTES = (
-    _columns(**_TABLES[name]) for name in ("rates", "tried", "bins", "attributes")
-)
-_ONE = {
-    f"{rate}{of}": (Annotated[kind, figure(form)], meaning)
-    for rate, (value, span, meaning) in _EACH.items()
-    for of, kind, form in (
-        *(("", float, value), ("_n", int, ",")),
-        *(("_interval", intervals.Interval, span), ("_joint", intervals.Interval, span)),
-    )
-}
-Columns("Achieved", "What one attack achieves: a row of `achieved`.", {**TRIED.kinds, **_ONE})
-
-
-def table(columns: Columns, rows: Iterable[Mapping[str, Any]] = ()) -> pd.DataFrame:
-    """A frame of these rows; what a row lacks is unknown."""
-    rows = list(rows)
-    return columns.frame(
-        {name: [row.get(name) for row in rows] for name in columns.kinds}, len(rows)
-    )
 
 
 def _rows_of(rates: pd.DataFrame, of: Mapping[str, str]) -> Iterator[Any]:
