@@ -312,6 +312,7 @@ def _descriptions(kind: Any) -> dict[str, str]:
     """Field -> its text in the Attributes section of a class, or of one that it inherits from."""
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__):
+        texts |= vars(each).get("_texts", {})
         doc = inspect.cleandoc(each.__doc__ or "")
         section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", doc, re.MULTILINE)
         for entry in re.split(r"\n    (?! )", "\n" + section[1]) if section else ():

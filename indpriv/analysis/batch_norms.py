@@ -12,14 +12,13 @@ follow.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._kinds import Count, RoundShare, figure
+from indpriv._kinds import figure
 from indpriv.accountant.account import worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import Method, uses_batch_norms
@@ -27,6 +26,7 @@ from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.steps import Steps
 from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.columns import RECORDS
 from indpriv.analysis.fidelity import other_accounts
 from indpriv.analysis.summary import Finding
 from indpriv.norm_log.norm_log import NormLog
@@ -38,40 +38,7 @@ _Shift = Annotated[float, figure("+.3f", "max_grad_norm")]
 _Error = Annotated[float, figure(".3f", "max_grad_norm", ge=0)]
 
 
-@dataclass(frozen=True)
-class BatchNormFidelity:
-    """Batch norms compared with what the account would use in their place.
-
-    Attributes:
-        between_records: what the account assumes between records.
-        n_entries: number of batch norms compared; those at fully recorded steps test nothing.
-        signed_bias, mean_absolute, p95_absolute, largest_absolute: of estimates of left-out batch
-            norms minus the norms themselves, as fractions of max_grad_norm.
-        share_under: share of entries whose estimate is too small by any amount.
-        share_under_1_percent: by more than 1 % of the exact norm.
-        order: the Rényi order, the best one for the worst case; it depends on the settings of the
-            run alone.
-        mean_rdp: mean over all examples of the account's RDP at this order.
-        rdp_bias, rdp_bias_error: of mean_rdp, from the errors of left-out records, and its standard
-            error.
-        unbiased_mean_rdp, standard_error: the Horvitz-Thompson estimate of what mean_rdp should be;
-            None where some step has neither a full record nor batch norms.
-    """
-
-    between_records: str
-    n_entries: Count
-    signed_bias: _Shift
-    mean_absolute: _Error
-    p95_absolute: _Error
-    largest_absolute: _Error
-    share_under: RoundShare
-    share_under_1_percent: RoundShare
-    order: Annotated[float, figure(".3g")]
-    mean_rdp: Annotated[float, figure(".4g", "nats", ge=0)]
-    rdp_bias: Annotated[float, figure("+.2g", "nats")]
-    rdp_bias_error: Annotated[float, figure(".1g", "nats", ge=0)]
-    unbiased_mean_rdp: Annotated[float, figure(".4g", "nats", ge=0)] | None
-    standard_error: Annotated[float, figure(".1g", "nats", ge=0)] | None
+BatchNormFidelity: Any = RECORDS["batch_norm_fidelity"]
 
 
 def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:

@@ -1,7 +1,8 @@
-"""The tables of an audit, and what columns.toml says of their rows and columns."""
+"""The tables and records of an audit, made of columns.toml, which says what each column is."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,31 +10,67 @@ import pandas as pd
 
 from indpriv import _kinds
 from indpriv._kinds import figure
-from indpriv._plain import Columns
+from indpriv._plain import Columns, OneOf
 from indpriv.analysis.statistics.intervals import Interval, Shares, Span
 
 _KINDS: dict[str, Any] = {
     **vars(_kinds),
-    **{"text": str, "texts": tuple[str, ...], "yes or no": bool, "Span": Span, "Shares": Shares},
+    **{"text": str, "texts": tuple[str, ...], "yes or no": bool, "anything": Any},
+    **{"Span": Span, "Shares": Shares},
 }
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _EACH = _TABLES.pop("each")
+
+
+def _kind(said: str) -> Any:
+    """The kind that a column says."""
+    if said.endswith(" list"):
+        return tuple.__class_getitem__((_kind(said.removesuffix(" list")), ...))
+    if said.endswith(" or null"):
+        return _kind(said.removesuffix(" or null")) | None
+    if " | " in said:
+        return Annotated[str, OneOf(*said.split(" | "))]
+    if said.startswith("shown "):
+        _, form, _, unit, *least = said.split()
+        return Annotated[float, figure(form, unit, **({"ge": 0} if least else {}))]
+    return _KINDS[said]
 
 
 def _columns(
     name: str, text: str, columns: Mapping[str, Any], optional: Sequence[str] = ()
 ) -> Columns:
     """The columns of one table."""
-    kinds: dict[str, Any] = {}
-    for column, (kind, meaning) in columns.items():
-        known = _KINDS[kind.removesuffix(" or null")]
-        if column == "rate":
-            meaning = "; ".join(f"{rate}: {of}" for rate, (_, _, of) in _EACH.items()) + "."
-        kinds[column] = (known | None if kind.endswith(" or null") else known, meaning)
+    kinds = {column: (_kind(kind), meaning) for column, (kind, meaning) in columns.items()}
+    if "rate" not in columns:
+        return Columns(name, text, kinds, optional)
+    every = "; ".join(f"{rate}: {meaning}" for rate, (_, _, meaning) in _EACH.items())
     forms = {rate: form for rate, (form, _, _) in _EACH.items()}
-    return Columns(name, text, kinds, optional, ("rate", forms) if "rate" in columns else None)
+    return Columns(name, text, kinds | {"rate": (str, f"{every}.")}, optional, ("rate", forms))
 
 
+def _record(
+    name: str,
+    text: str,
+    columns: Mapping[str, Any],
+    optional: Sequence[str] = (),
+    usual: Mapping[str, Any] | None = None,
+) -> Any:
+    """The dataclass of one record."""
+    usual = dict.fromkeys(optional) | {
+        column: () if value == [] else value for column, value in (usual or {}).items()
+    }
+    fields: list[Any] = [
+        (column, _kind(kind), *([field(default=usual[column])] if column in usual else []))
+        for column, (kind, _) in columns.items()
+    ]
+    made = make_dataclass(name, fields, frozen=True)
+    made.__doc__ = text
+    made._texts = {column: meaning for column, (_, meaning) in columns.items()}  # type: ignore[attr-defined]
+    _KINDS[name] = made
+    return made
+
+
+RECORDS: dict[str, Any] = {key: _record(**of) for key, of in _TABLES["records"].items()}
 GROUPS, SENSITIVITY, RATES, TRIED, BINS, ATTRIBUTES = (
     _columns(**_TABLES[name])
     for name in ("groups", "sensitivity", "rates", "tried", "bins", "attributes")

@@ -3,12 +3,12 @@
 Epsilons in several parts are read twice: for the top of the range, and for all else.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from indpriv._kinds import Count, Epsilon, Share
 from indpriv.accountant import Method, cap_rows
+from indpriv.analysis.columns import RECORDS
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
@@ -21,29 +21,7 @@ _CAPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _SMALLEST_RANGE = 1e-9  # smaller epsilons do not matter, and bins cannot separate them
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """Quantiles and a histogram of individual epsilon; the tail is always part of it.
-
-    Attributes:
-        n: number of examples, or of units.
-        mean, median, p75, p95, p99, max: of epsilon.
-        share_at_worst_case: share whose epsilon is the worst case; for a unit, the worst case of
-            its number of rows.
-        edges: (n_bins + 1,) of the bins, from 0 to top_of_range.
-        counts: (n_bins,) number in each bin, right edge included.
-    """
-
-    n: Count
-    mean: Epsilon
-    median: Epsilon
-    p75: Epsilon
-    p95: Epsilon
-    p99: Epsilon
-    max: Epsilon
-    share_at_worst_case: Share
-    edges: tuple[Epsilon, ...]
-    counts: tuple[Count, ...]
+Distribution: Any = RECORDS["distribution"]
 
 
 def top_of_range(epsilons: Epsilons) -> float:
@@ -86,29 +64,7 @@ def describe(epsilons: Epsilons) -> Distribution:
     )
 
 
-@dataclass(frozen=True)
-class UnitSizes:
-    """Units of `least` to `most` rows, and what a cap of `most` would have meant.
-
-    Attributes:
-        least, most: number of rows of a unit.
-        n_units: number of such units.
-        median, max: of their individual epsilon; None without such units.
-        worst_case_epsilon: of `most` rows, all clipped in every step, or at the cap of the run's
-            privacy filter if that is smaller: what the run would guarantee every unit under that
-            cap.
-        rows_dropped: number of rows that the cap would leave out.
-        n_rows: number of rows of all units.
-    """
-
-    least: Count
-    most: Count
-    n_units: Count
-    median: Epsilon | None
-    max: Epsilon | None
-    worst_case_epsilon: Epsilon
-    rows_dropped: Count
-    n_rows: Count
+UnitSizes: Any = RECORDS["unit_sizes"]
 
 
 def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:

@@ -7,7 +7,7 @@ what the tight accountant would have said (tightness).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,12 +15,12 @@ import pandas as pd
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition, grouping_of, known_columns, rows_at
-from indpriv._kinds import Correlation, Count, Epsilon, Error, Rounded, RoundShare, Share, Shift
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.analysis import columns
 from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.columns import RECORDS
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.summary import Finding
@@ -40,34 +40,8 @@ _DRAWN = 100  # examples of which a tight epsilon is computed
 _BRACKETED = 4  # of them with a lower end, which costs more
 
 
-@dataclass(frozen=True, kw_only=True)
-class Differences:
-    """Two epsilons of each of n examples; a difference is the estimate minus the reference.
-
-    Attributes:
-        n: number of examples.
-        pearson: Pearson's r; None where undefined. A high r proves little: a constant bias leaves
-            it at 1.
-        signed_bias: mean difference; above 0, the estimate is larger.
-        mean_absolute, p95_absolute, largest_absolute: of the absolute difference.
-        largest_under: the most by which an estimate is smaller, at least 0.
-        share_under: share of examples whose estimate is smaller by any amount.
-        share_under_1_percent: share whose estimate is smaller by more than 1 % of the reference.
-    """
-
-    n: Count
-    pearson: Correlation | None
-    signed_bias: Shift
-    mean_absolute: Error
-    p95_absolute: Error
-    largest_absolute: Error
-    largest_under: Error
-    share_under: RoundShare
-    share_under_1_percent: RoundShare
-
-
 def differences(estimate: FloatArray, reference: FloatArray) -> dict[str, Any]:
-    """The fields of `Differences` of two arrays (n_examples,) in the same order."""
+    """The figures of `Fidelity` of two arrays (n_examples,) in the same order."""
     difference = estimate - reference
     size = np.abs(difference)
     return {
@@ -87,51 +61,8 @@ def _some(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: found[name] for name in names}
 
 
-@dataclass(frozen=True)
-class GroupFidelity:
-    """Estimated and exact epsilons of one group.
-
-    Attributes:
-        by, name: the column and the group.
-        n: number of examples.
-        too_small: fewer than ten examples were compared.
-        mean_exact: mean exact epsilon.
-        signed_bias, mean_absolute, largest_absolute, share_under_1_percent: as in `Differences`.
-    """
-
-    by: str
-    name: str
-    n: Count
-    too_small: bool
-    mean_exact: Epsilon
-    signed_bias: Shift
-    mean_absolute: Error
-    largest_absolute: Error
-    share_under_1_percent: RoundShare
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fidelity(Differences):
-    """Estimated and exact epsilons of the same examples.
-
-    Attributes:
-        source: where the exact values come from, e.g. "norms at every step of this log".
-        is_this_log: the estimate is this log's own, not what a larger K would have given.
-        every: K, the number of steps between records of the estimate.
-        epochs: K in epochs of 1 / sample_rate steps.
-        between_records: what the estimate assumed between records.
-        median_exact: median exact epsilon, to compare the errors with.
-        groups: the same by group, largest exact mean first within each column; empty where not
-            asked for.
-    """
-
-    source: str
-    is_this_log: bool
-    every: Count
-    epochs: Rounded
-    between_records: str
-    median_exact: Epsilon
-    groups: tuple[GroupFidelity, ...] = ()
+GroupFidelity: Any = RECORDS["group_fidelity"]
+Fidelity: Any = RECORDS["fidelity"]
 
 
 def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> dict[str, Any]:
@@ -143,35 +74,7 @@ def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> di
     return {"choice": choice, **values, **found, **shifts}
 
 
-@dataclass(frozen=True)
-class Spacing:
-    """The account of every second record compared with the account of all.
-
-    A shift is no bound: the error of the estimate is of the same order, and may be larger. In the
-    Adult demo with 40 checkpoints, half an epoch apart, the mean shift was +0.05 and the mean error
-    +0.09.
-
-    Attributes:
-        n_records: number of records of the log.
-        n_kept: number of records that were kept.
-        every: median number of steps between records of the log.
-        between_records: what both accounts assume between records.
-        pearson: Pearson's r of both epsilons; None where undefined.
-        mean_shift: epsilon from every second record minus epsilon from all, on average.
-        mean_absolute, p95_absolute, largest_absolute: of the absolute shift.
-        share_larger: share of examples that get a larger epsilon from fewer records.
-    """
-
-    n_records: Count
-    n_kept: Count
-    every: Count
-    between_records: str
-    pearson: Correlation | None
-    mean_shift: Shift
-    mean_absolute: Error
-    p95_absolute: Error
-    largest_absolute: Error
-    share_larger: RoundShare
+Spacing: Any = RECORDS["spacing"]
 
 
 def spacing_of(every_record: EpsilonTable, fewer: EpsilonTable, **counts: int) -> Spacing:
@@ -434,26 +337,7 @@ def _sensitivity(run: AuditedRun) -> dict[str, Any]:
     return {"sensitivity": sensitivity(run.log, method, run.epsilons, run.tell)}
 
 
-@dataclass(frozen=True)
-class Tightness:
-    """What the tight accountant says of a run.
-
-    Attributes:
-        worst_case: epsilon of the run by privacy loss distributions, never below the truth.
-        n: number of examples that were drawn at random; all if they are few.
-        median: of their tight epsilon.
-        median_told: of their epsilon in this audit.
-        n_bracketed: of how many of them a lower end was computed; only where the audit's own
-            accountant is the tight one.
-        above: by how much their epsilon is above the lower end, as a share, at most.
-    """
-
-    worst_case: Epsilon
-    n: Count
-    median: Epsilon
-    median_told: Epsilon
-    n_bracketed: Count = 0
-    above: Share | None = None
+Tightness: Any = RECORDS["tightness"]
 
 
 def _tightness(run: AuditedRun) -> dict[str, Any]:

@@ -27,17 +27,15 @@ from indpriv._checks import check_positive_int
 from indpriv._kinds import (
     Count,
     PValue,
-    Rounded,
     RoundShare,
     Seed,
 )
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import GROUPS
+from indpriv.analysis.columns import GROUPS, RECORDS
 from indpriv.analysis.statistics import resampling
 from indpriv.analysis.statistics.intervals import (
     CONFIDENCE,
     Interval,
-    Span,
     clopper_pearson,
 )
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell, spearman
@@ -59,54 +57,9 @@ _RATES = ("true_positive_rate", "false_positive_rate")
 Groups = Annotated[pd.DataFrame, GROUPS]
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Mean epsilon of one group over that of another.
-
-    Attributes:
-        worst, best: the two groups.
-        value: None where undefined.
-        reason: why it is undefined.
-        interval: bootstrap interval for these two groups. It does not account for choosing them as
-            the extremes.
-    """
-
-    worst: str
-    best: str
-    value: Rounded | None
-    reason: str = ""
-    interval: Span | None = None
-
-
-@dataclass(frozen=True)
-class RankCorrelation:
-    """Spearman's correlation of test accuracy and mean epsilon over readable groups.
-
-    Attributes:
-        value: below 0, groups with worse accuracy have larger epsilons.
-        n_groups: number of groups.
-        p_value: two-sided, from every order of the groups or from 9,999 random ones.
-    """
-
-    value: Rounded
-    n_groups: Count
-    p_value: PValue
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Permutation test of whether groups differ by more than chance.
-
-    Attributes:
-        p_value: of the most extreme group of the table, corrected for the number of its groups
-            (maxT).
-        corrected: the same, corrected also for the number of groupings (Holm).
-        permutations: number of permutations drawn.
-    """
-
-    p_value: PValue
-    corrected: PValue
-    permutations: Count
+Ratio: Any = RECORDS["ratio"]
+RankCorrelation: Any = RECORDS["rank_correlation"]
+Spread: Any = RECORDS["spread"]
 
 
 @dataclass(frozen=True)

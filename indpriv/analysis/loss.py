@@ -6,18 +6,17 @@ final training loss.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Rows, to_floats
-from indpriv._kinds import BinError, Count, Epsilon, Loss, Number, Rounded, figure
 from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.columns import RECORDS
 from indpriv.analysis.distribution import top_of_range
-from indpriv.analysis.statistics.intervals import Span, relation_intervals
+from indpriv.analysis.statistics.intervals import relation_intervals
 from indpriv.analysis.statistics.weighted import (
     PAIR_BITS,
     Condensed,
@@ -39,80 +38,8 @@ _LOSS_BINS = 28
 _EPSILON_BINS = 20
 
 
-@dataclass(frozen=True)
-class LossBins:
-    """Counts and quartiles of epsilon per bin of loss, for a figure that holds no single example.
-
-    Attributes:
-        loss_edges, epsilon_edges: (n_loss + 1,), geometric, and (n_epsilon + 1,).
-        counts: (n_loss, n_epsilon).
-        p25, median, p75: (n_loss,) of epsilon, None in an empty bin.
-    """
-
-    loss_edges: tuple[Loss, ...]
-    epsilon_edges: tuple[Epsilon, ...]
-    counts: tuple[tuple[Count, ...], ...]
-    p25: tuple[Epsilon | None, ...]
-    median: tuple[Epsilon | None, ...]
-    p75: tuple[Epsilon | None, ...]
-
-
-@dataclass(frozen=True)
-class LossRelation:
-    """How epsilon depends on the loss of the final model on the training examples.
-
-    Attributes:
-        n: number of examples with a usable loss.
-        pearson_log_loss, spearman: Pearson's r of epsilon and ln(loss), and rank correlation of
-            epsilon and loss, over all of them; None where undefined.
-        pearson_interval, spearman_interval: see
-            `indpriv.analysis.statistics.intervals.relation_intervals`.
-        n_below_worst_case, pearson_below_worst_case, spearman_below_worst_case: the same of the
-            examples below the worst case; the epsilon of the others can grow no further.
-        pearson_below_interval, spearman_below_interval: of these.
-        intercept, slope: least squares of epsilon on intercept + slope * ln(loss), in nats; None
-            where undefined.
-        intercept_interval, slope_interval: of these.
-        median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None
-            without any.
-        floored: number of losses of (nearly) zero that were raised to floor, because ln(0) is minus
-            infinity.
-        floor: nats.
-        left_out: number of examples whose loss is infinite, negative or missing.
-        pearson_with_floor: Pearson's r of epsilon and ln(loss) over all examples, with every loss
-            below 1e-3 nats raised to it; None where undefined.
-        pearson_with_floor_interval: as pearson_interval.
-        pearson_error, spearman_error: the most by which the correlations over all examples can be
-            off because examples were counted in bins; 0 where none were, None where undefined.
-        undefined_reason: why there is no correlation.
-        bins: for the figure; None where undefined.
-    """
-
-    n: Count
-    pearson_log_loss: Rounded | None
-    spearman: Rounded | None
-    pearson_interval: Span | None
-    spearman_interval: Span | None
-    n_below_worst_case: Count
-    pearson_below_worst_case: Rounded | None
-    spearman_below_worst_case: Rounded | None
-    pearson_below_interval: Span | None
-    spearman_below_interval: Span | None
-    median_loss_at_worst_case: Loss | None
-    median_loss_below_worst_case: Loss | None
-    floored: Count
-    floor: Annotated[float, figure(".3g", "nats")]
-    left_out: Count
-    undefined_reason: str
-    bins: LossBins | None
-    intercept: Number | None = None
-    slope: Number | None = None
-    intercept_interval: Span | None = None
-    slope_interval: Span | None = None
-    pearson_with_floor: Rounded | None = None
-    pearson_with_floor_interval: Span | None = None
-    pearson_error: BinError | None = 0.0
-    spearman_error: BinError | None = 0.0
+LossBins: Any = RECORDS["loss_bins"]
+LossRelation: Any = RECORDS["loss_relation"]
 
 
 def relate_to_loss(epsilons: Epsilons, train: Rows) -> LossRelation:

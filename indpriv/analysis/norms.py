@@ -6,7 +6,6 @@ learns.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
 from indpriv._files import ROW_GROUP_SIZE
-from indpriv._kinds import Count, Number, RoundShare
+from indpriv.analysis.columns import RECORDS
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons
@@ -28,34 +27,7 @@ _MOST_CLASSES = 20  # more labels are not classes, or a figure cannot distinguis
 _AT_EACH_END = 10  # number of examples named
 
 
-@dataclass(frozen=True)
-class Drivers:
-    """Norms over training, and the examples at both ends.
-
-    Where training clipped individually, the log holds clip levels, headroom included, not norms.
-
-    Attributes:
-        steps: (n_steps,) of the records shown.
-        classes: names; empty where labels are unknown or too many to be classes.
-        median_norm: (n_classes, n_steps) median gradient norm of each class over max_grad_norm,
-            before clipping; clipped norms are known up to the log's scale. None without examples.
-        clipped_share: (n_steps,) share of all examples whose norm is above max_grad_norm.
-        clipped_share_by_class: (n_classes, n_steps).
-        most_protected, least_protected: ids of the examples with the smallest and the largest
-            epsilon.
-        n_at_most, n_at_least: number of examples that share the largest and the smallest of these
-            epsilons.
-    """
-
-    steps: tuple[Count, ...]
-    classes: tuple[str, ...]
-    median_norm: tuple[tuple[Number | None, ...], ...]
-    clipped_share: tuple[RoundShare, ...]
-    clipped_share_by_class: tuple[tuple[RoundShare | None, ...], ...]
-    most_protected: tuple[Any, ...]
-    least_protected: tuple[Any, ...]
-    n_at_least: Count
-    n_at_most: Count
+Drivers: Any = RECORDS["drivers"]
 
 
 def describe_drivers(

@@ -6,19 +6,18 @@ Noise protects only from those who read what has it. All but outsiders know who 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import first_at
-from indpriv._kinds import Epsilon, Number
-from indpriv._plain import OneOf
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method
 from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.columns import RECORDS
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, noisier
@@ -27,28 +26,7 @@ OBSERVERS = ("outsider", "update", "gradient")
 CLIENT, ROW = "client", "row"
 
 
-@dataclass(frozen=True)
-class View:
-    """What one observer can learn of one unit.
-
-    Attributes:
-        unit: "client" or "row".
-        observer: "outsider" (every published model), "update" (the server, and readers of the
-            update of a client) or "gradient" (readers of the gradient of a row in training).
-        noise_multiplier: the smallest of any step, of what this observer reads; None without noise.
-        participation: whether the observer knows who took part: "secret" or "known".
-        worst_case_epsilon: of the unit that is most exposed; None if nothing protects it.
-        median_epsilon: of individual epsilon; None without one.
-        reason: why nothing protects the unit, or what the epsilon rests on.
-    """
-
-    unit: Annotated[str, OneOf(CLIENT, ROW)]
-    observer: Annotated[str, OneOf(*OBSERVERS)]
-    noise_multiplier: Number | None
-    participation: Annotated[str, OneOf("secret", "known")]
-    worst_case_epsilon: Epsilon | None
-    median_epsilon: Epsilon | None
-    reason: str
+View: Any = RECORDS["view"]
 
 
 def views_of(
