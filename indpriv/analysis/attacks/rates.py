@@ -4,7 +4,7 @@ Sensitive. indpriv/analysis/columns.toml describes the columns.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
