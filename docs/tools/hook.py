@@ -22,6 +22,7 @@ _OUTSIDE = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "audits/README.md",
+    "benchmarks/README.md",
     "reports/README.md",
     "reports/*/README.md",
     "reports/*/audit.md",
