@@ -268,7 +268,8 @@ class Recorder:
         resume, all ranks must see the run directory.
 
         Args:
-            model: as returned by PrivacyEngine.make_private, as are optimizer and loader.
+            model: as returned by PrivacyEngine.make_private, as are optimizer and loader; your own
+                after make_private(wrap_model=False).
             optimizer: an Opacus DPOptimizer with flat clipping, in any grad_sample_mode, or with
                 clipping per layer.
             loader: the loader that the loop draws from (BatchMemoryManager may wrap it inside the
@@ -297,7 +298,7 @@ class Recorder:
                 run.whole.module, data.loss_fn, inputs, targets, backend=run.norm_backend
             )
         with norm_pass, closing(Ranks(optimizer)) as self._ranks:
-            norm_pass.check_training(run.whole.in_training(model), inputs, targets)
+            norm_pass.check_training(run.whole.in_training(run.model), inputs, targets)
             check_memory(run.whole.module, inputs)
             if test is not None:
                 with norm_pass.evaluation() as evaluated:

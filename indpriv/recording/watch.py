@@ -306,7 +306,7 @@ class Watch:
     # Forward and backward passes
 
     def _is_training(self) -> bool:
-        hooked = getattr(self._run.model, "hooks_enabled", True)
+        hooked = getattr(self._run.clipper, "hooks_enabled", True)
         return torch.is_grad_enabled() and hooked and any(p.training for p in self._trained)
 
     def _entering(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -361,8 +361,8 @@ class Watch:
             call = self._calls[-1]
             if call.twin is None:
                 call.arguments = None
-            ghost, model = self._run.is_ghost, self._run.model
-            seen = call.came_out(outputs, lambda: ghost and not model.hooks_enabled)
+            ghost, clipper = self._run.is_ghost, self._run.clipper
+            seen = call.came_out(outputs, lambda: ghost and not clipper.hooks_enabled)
         with self._careful("state"):
             self._state.compare("inside the forward pass", but_buffers=True)
             if self._replay.counts_itself:

@@ -108,16 +108,17 @@ def test_a_compiled_model_is_recorded(tmp_path):
     assert norms.shape == (120,)
 
 
-def test_a_plain_module_in_ghost_mode_is_refused(tmp_path):
+def test_a_model_without_the_hooks_of_ghost_mode_is_refused(tmp_path):
     run = make_run(mode="ghost")
-    run.model = run.model._module
+    run.model = run.model.to_standard_module()
     with pytest.raises(InputError, match="clips in ghost mode, but the model is a plain"):
         record(run, tmp_path / "run")
 
 
-def test_hooks_in_place_of_the_model_are_refused(tmp_path):
-    run = make_run(wrap_model=False)
-    with pytest.raises(InputError, match="the model is a GradSampleHooks"):
+def test_an_object_that_is_no_model_is_refused(tmp_path):
+    run = make_run()
+    run.model = iter([])
+    with pytest.raises(InputError, match="the model is a list_iterator; attach what"):
         record(run, tmp_path / "run")
 
 

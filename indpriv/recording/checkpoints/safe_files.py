@@ -87,8 +87,23 @@ def _numpy_number(kind: _NumpyType, content: bytes) -> int | float | bool:
     return number
 
 
+class _Accountant:
+    """Replaces the accountants of Opacus, whose states name a method of theirs in Opacus 1.5."""
+
+
+def _method(kind: type, name: str) -> str:
+    """Replaces getattr, for the name of an accountant's method only."""
+    if kind is not _Accountant or name != "mechanism":
+        raise ValueError("an attribute of an object")
+    return name
+
+
 # Losses and noise multipliers are often numpy scalars; these functions of ours read them.
 _REPLACEMENTS = {
+    **dict.fromkeys(("__builtin__.getattr", "builtins.getattr"), _method),
+    "opacus.accountants.rdp.RDPAccountant": _Accountant,
+    "opacus.accountants.prv.PRVAccountant": _Accountant,
+    "opacus.accountants.gdp.GaussianAccountant": _Accountant,
     "numpy.dtype": _NumpyType,
     "numpy._core.multiarray.scalar": _numpy_number,
     "numpy.core.multiarray.scalar": _numpy_number,

@@ -33,7 +33,7 @@ from indpriv._facts import text
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import NoiseCounts
 from indpriv.recording.norms.shadow_model import plain_class, standard_module, trainable_names
-from indpriv.recording.opacus.ranks import GHOST_MODELS, local
+from indpriv.recording.opacus.ranks import GHOST_MODELS, clipper_of, local
 
 _MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 in float32
 # To the precision of the norms: of a parameter's norm, of all parameters', and of the clip factor.
@@ -152,8 +152,9 @@ class ClippingWatch:
             for name, layer in _convolutions(self.model):
                 handle = layer.register_forward_pre_hook(partial(_check_image, name))
                 stack.callback(handle.remove)
-            is_ghost = isinstance(self.model, GHOST_MODELS)
-            stack.enter_context(self._of_ghost() if is_ghost else self._of_hooks())
+            clipper = clipper_of(self.model)
+            is_ghost = isinstance(clipper, GHOST_MODELS)
+            stack.enter_context(self._of_ghost(clipper) if is_ghost else self._of_hooks())
             stack.enter_context(self.model.register_forward_pre_hook(self._check))
             yield
 
@@ -174,13 +175,13 @@ class ClippingWatch:
             yield
 
     @contextmanager
-    def _of_ghost(self) -> Iterator[None]:
+    def _of_ghost(self, model: Any) -> Iterator[None]:
         """Norms appear in the backward pass; they count once the optimizer takes the gradients in.
 
         In between, p.grad holds sums of clipped gradients, which training can change before the
         noise is added.
         """
-        model, optimizer = self.model, self.optimizer
+        optimizer = self.optimizer
         plain_coefficients, plain_enable_hooks = model.get_clipping_coef, model.enable_hooks
         plain_accumulate = optimizer.accumulate
         pending: list[ClippedBatch] = []

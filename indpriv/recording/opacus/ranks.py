@@ -16,7 +16,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from opacus import grad_sample, optimizers
-from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.grad_sample import (
+    AbstractGradSampleModule,
+    GradSampleModuleFastGradientClipping,
+    gsm_base,
+)
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -33,12 +37,23 @@ def of_opacus(module: ModuleType, *names: str) -> tuple[type, ...]:
     return tuple(getattr(module, name) for name in names if hasattr(module, name))
 
 
-# Models that Opacus clips in ghost mode, by norms that it computes without the gradients.
+# What clips in ghost mode, by norms that are computed without the gradients: a model of Opacus, or
+# what make_private(wrap_model=False) hooks into the user's own, from Opacus 1.6 on.
 _GHOST = "GradSampleModuleFastGradientClipping"
-GHOST_MODELS = of_opacus(grad_sample, _GHOST, f"{_GHOST}FSDP")
+_HOOKS = "GradSampleHooksFastGradientClipping"
+GHOST_MODELS = of_opacus(grad_sample, _GHOST, f"{_GHOST}FSDP", _HOOKS)
+_CLIPPERS = (AbstractGradSampleModule, *of_opacus(gsm_base, "AbstractGradSampleHooks"))
 FSDP = of_opacus(optimizers, "FSDPOptimizerFastGradientClipping")
 _BY_RANK = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClipping")
 DISTRIBUTED = (*of_opacus(optimizers, *_BY_RANK), *FSDP)
+
+
+def clipper_of(model: nn.Module) -> Any:
+    """What takes per-example gradients of a model, a wrapper or hooks; itself if nothing does."""
+    hooks = (hook for layer in model.modules() for hook in layer._forward_hooks.values())
+    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    return next((owner for owner in owners if isinstance(owner, _CLIPPERS)), model)
+
 
 T = TypeVar("T")
 _NONE: Mapping[str, Any] = MappingProxyType({})

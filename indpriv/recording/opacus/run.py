@@ -28,7 +28,7 @@ from indpriv.recording.clipping import AdaClip, ClippingRule, QuantileClipping
 from indpriv.recording.norms.shadow_model import standard_module
 from indpriv.recording.opacus.draws import sampler_kind
 from indpriv.recording.opacus.gradients import check_memory_format
-from indpriv.recording.opacus.ranks import DISTRIBUTED, FSDP, GHOST_MODELS, WholeModel
+from indpriv.recording.opacus.ranks import DISTRIBUTED, FSDP, GHOST_MODELS, WholeModel, clipper_of
 from indpriv.recording.random_states import Sources
 
 T = TypeVar("T")
@@ -66,8 +66,10 @@ class OpacusRun:
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], n_examples: int
     ) -> None:
         """Check and read what make_private returned; n_examples: of the Recorder's data set."""
+        if not isinstance(model, nn.Module):  # from make_private(wrap_model=False)
+            model = getattr(model, "_module", model)
         _check(model, optimizer, loader, n_examples)
-        self.model: Any = model
+        self.model, self.clipper = model, clipper_of(model)
         self.module = standard_module(model)
         self.whole = WholeModel(self.module)
         self.optimizer: DPOptimizer = optimizer
@@ -77,7 +79,7 @@ class OpacusRun:
         self.sampler = sampler_kind(self.batch_sampler, optimizer)
         self.is_poisson = self.sampler in ("poisson", "truncated_poisson")
         self.sources = Sources(optimizer, self.module, loader, self.sampler)
-        self.is_ghost = isinstance(model, GHOST_MODELS)
+        self.is_ghost = isinstance(self.clipper, GHOST_MODELS)
         self._rule = optimizer if isinstance(optimizer, ClippingRule) else None
         self._each = isinstance(optimizer, DPPerLayerOptimizer)
         self.clipping = "per_layer" if self._each else getattr(self._rule, "clipping", "flat")
@@ -161,7 +163,7 @@ class OpacusRun:
 
     def _checked_max_grad_norm(self) -> float:
         limit = self.optimizer.max_grad_norm
-        if self.is_ghost and (mine := self.model.max_grad_norm) != limit:
+        if self.is_ghost and (mine := self.clipper.max_grad_norm) != limit:
             raise InputError(text("refusal.training", "ghost_norms", model=mine, optimizer=limit))
         if getattr(self.optimizer, "_adjusted_noise_multiplier", None) is not None:
             raise InputError(text("refusal.attached", "adaptive"))
@@ -241,6 +243,7 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
     remedy = "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
     if isinstance(optimizer, FSDP):
         needed, remedy = FSDPModule, "opacus.utils.fsdp_utils.FSDP2Wrapper(model)"
+    clipper = clipper_of(model) if isinstance(model, nn.Module) else None
     is_ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
     reduction = getattr(optimizer, "loss_reduction", None)
     dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
@@ -258,9 +261,9 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
         and not (isinstance(optimizer, ClippingRule) and optimizer.no_privacy),
         "several_ranks": isinstance(optimizer, DISTRIBUTED) and not isinstance(wrapped, needed),
         "model": not isinstance(model, nn.Module),
-        "batch_first": wrapped is not model and not model.batch_first,
+        "batch_first": not getattr(clipper, "batch_first", True),
         "step_hook": getattr(optimizer, "step_hook", None) is None,
-        "ghost": is_ghost and not isinstance(model, GHOST_MODELS),
+        "ghost": is_ghost and not isinstance(clipper, GHOST_MODELS),
         "loss_reduction": reduction not in ("mean", "sum"),
         "batch_sampler": sampler is None,
         "in_order": not getattr(loader, "in_order", True),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
 from safetensors.torch import save_file
 from torch import nn
 
@@ -131,6 +132,28 @@ def test_an_object_disguised_as_a_numpy_number(tmp_path):
         archive.writestr("a/version", "3\n")
         archive.writestr("a/byteorder", "little")
     refused(tmp_path / "a.pt", "a numpy value of type 'O8'")
+
+
+def test_an_accountant_of_opacus_1_5_is_read_as_text(tmp_path):
+    """Its state_dict holds a method, as which torch saves getattr and the class."""
+    history = [(1.0, 0.1, 3)]
+    for accountant in (RDPAccountant, PRVAccountant, GaussianAccountant):
+        path = tmp_path / "a.pt"
+        torch.save({"history": history, "mechanism": accountant.mechanism}, path)
+        assert read_content(path).values == {"history": history, "mechanism": "mechanism"}
+
+
+def test_no_other_attribute_is_looked_up(tmp_path):
+    class Looked:
+        def __init__(self, owner, name):
+            self.asked = owner, name
+
+        def __reduce__(self):
+            return getattr, self.asked
+
+    for owner, name in ((RDPAccountant, "get_epsilon"), (dict, "fromkeys"), ("text", "join")):
+        torch.save({"mechanism": Looked(owner, name)}, tmp_path / "a.pt")
+        refused(tmp_path / "a.pt", "cannot be read safely")
 
 
 def test_a_zip_bomb(tmp_path, saved):

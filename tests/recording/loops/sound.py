@@ -456,12 +456,32 @@ def clip_grad_norm_before_the_step(s):
     s.train(between=lambda s, x, y: nn.utils.clip_grad_norm_(s.model.parameters(), 1.0))
 
 
-@sound("hooks")
+@sound("hooks ghost")
 def model_not_wrapped(s):
     net = mlp()
     s.make(model=net, wrap_model=False)
     s.model = net
     with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@sound("hooks ghost")
+def hooks_attached_in_place_of_the_model(s):
+    net = mlp()
+    s.make(model=net, wrap_model=False)
+    with s.recorded():
+        s.model = net
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@sound("ghost")
+def module_inside_the_wrapper_attached(s):
+    s.make()
+    wrapper, s.model = s.model, s.model._module
+    with s.recorded():
+        s.model = wrapper
         for x, y in s.batches():
             s.step(x, y)
 
