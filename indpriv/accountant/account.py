@@ -366,7 +366,7 @@ def row_account(log: NormLog, method: Method, rows_per_unit: int | None = None) 
     claim, account = claim_of(read, method), account_of(read, method, rows_per_unit)
     if log.sampler == "fixed_size" and uses_pairs(log, method):
         # Norms are not read: without a record, every step counts at max_grad_norm
-        log = replace(log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0])
+        log = log.only(slice(0))
         read = replace(log, batch_norms=None)
     engine = Engine.prepare(read, method)
     table = partial(epsilon_table, float(engine.worst_case["epsilon"][0]), claim, account)
