@@ -1,6 +1,7 @@
 """The errors that users see: each names the argument, its value, the condition and the remedy."""
 
 from importlib.util import find_spec
+from sys import modules
 
 
 class InputError(ValueError):
@@ -35,7 +36,7 @@ def check_installed(part: str, extra: str, *libraries: str) -> None:
 
     part: the part of indpriv that needs them, in the plural, as it starts a sentence.
     """
-    missing = [library for library in libraries if find_spec(library) is None]
+    missing = [name for name in libraries if modules.get(name) is None and find_spec(name) is None]
     if missing:
         raise MissingExtraError(
             f"{part} need {' and '.join(missing)}: pip install 'indpriv[{extra}]'"
