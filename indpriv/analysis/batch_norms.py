@@ -26,7 +26,7 @@ from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.steps import Steps
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import RECORDS
+from indpriv.analysis.columns import record
 from indpriv.analysis.fidelity import other_accounts
 from indpriv.analysis.summary import Finding
 from indpriv.norm_log.norm_log import NormLog
@@ -38,7 +38,7 @@ _Shift = Annotated[float, figure("+.3f", "max_grad_norm")]
 _Error = Annotated[float, figure(".3f", "max_grad_norm", ge=0)]
 
 
-BatchNormFidelity: Any = RECORDS["batch_norm_fidelity"]
+BatchNormFidelity: Any = record("batch_norm_fidelity")
 
 
 def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:

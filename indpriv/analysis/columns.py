@@ -15,7 +15,7 @@ from indpriv.analysis.statistics.intervals import Interval, Shares, Span
 
 _KINDS: dict[str, Any] = {
     **vars(_kinds),
-    **{"text": str, "texts": tuple[str, ...], "yes or no": bool, "anything": Any},
+    **{"text": str, "yes or no": bool, "anything": Any},
     **{"Span": Span, "Shares": Shares},
 }
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -48,33 +48,11 @@ def _columns(
     return Columns(name, text, kinds | {"rate": (str, f"{every}.")}, optional, ("rate", forms))
 
 
-def _record(
-    name: str,
-    text: str,
-    columns: Mapping[str, Any],
-    optional: Sequence[str] = (),
-    usual: Mapping[str, Any] | None = None,
-) -> Any:
-    """The dataclass of one record."""
-    usual = dict.fromkeys(optional) | {
-        column: () if value == [] else value for column, value in (usual or {}).items()
-    }
-    fields: list[Any] = [
-        (column, _kind(kind), *([field(default=usual[column])] if column in usual else []))
-        for column, (kind, _) in columns.items()
-    ]
-    made = make_dataclass(name, fields, frozen=True)
-    made.__doc__ = text
-    made._texts = {column: meaning for column, (_, meaning) in columns.items()}  # type: ignore[attr-defined]
-    _KINDS[name] = made
-    return made
-
-
-RECORDS: dict[str, Any] = {key: _record(**of) for key, of in _TABLES["records"].items()}
 GROUPS, SENSITIVITY, RATES, TRIED, BINS, ATTRIBUTES = (
     _columns(**_TABLES[name])
     for name in ("groups", "sensitivity", "rates", "tried", "bins", "attributes")
 )
+_KINDS["Groups"] = Annotated[pd.DataFrame, GROUPS]
 _ONE = {
     f"{rate}{of}": (Annotated[kind, figure(form)], meaning)
     for rate, (value, span, meaning) in _EACH.items()
@@ -92,3 +70,20 @@ def table(columns: Columns, rows: Iterable[Mapping[str, Any]] = ()) -> pd.DataFr
     return columns.frame(
         {name: [row.get(name) for row in rows] for name in columns.kinds}, len(rows)
     )
+
+
+def record(key: str, *bases: type) -> Any:
+    """The dataclass of a record; bases: what it can do beside holding its columns."""
+    about = _TABLES["records"][key]
+    usual = dict.fromkeys(about.get("optional", ())) | about.get("usual", {})
+    usual = {column: () if value == [] else value for column, value in usual.items()}
+    fields: list[Any] = [
+        (column, _kind(kind), *([field(default=usual[column])] if column in usual else []))
+        for column, (kind, _) in about["columns"].items()
+    ]
+    of_frames = "Groups" in {kind for kind, _ in about["columns"].values()}  # which are not equal
+    made: Any = make_dataclass(about["name"], fields, bases=bases, frozen=True, eq=not of_frames)
+    made.__doc__ = about["text"]
+    made._texts = {column: meaning for column, (_, meaning) in about["columns"].items()}
+    _KINDS[about["name"]] = made
+    return made

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from indpriv.accountant import Method, cap_rows
-from indpriv.analysis.columns import RECORDS
+from indpriv.analysis.columns import record
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
@@ -21,7 +21,7 @@ _CAPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _SMALLEST_RANGE = 1e-9  # smaller epsilons do not matter, and bins cannot separate them
 
 
-Distribution: Any = RECORDS["distribution"]
+Distribution: Any = record("distribution")
 
 
 def top_of_range(epsilons: Epsilons) -> float:
@@ -64,7 +64,7 @@ def describe(epsilons: Epsilons) -> Distribution:
     )
 
 
-UnitSizes: Any = RECORDS["unit_sizes"]
+UnitSizes: Any = record("unit_sizes")
 
 
 def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:

@@ -20,7 +20,7 @@ from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.analysis import columns
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import RECORDS
+from indpriv.analysis.columns import record
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.summary import Finding
@@ -61,8 +61,8 @@ def _some(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: found[name] for name in names}
 
 
-GroupFidelity: Any = RECORDS["group_fidelity"]
-Fidelity: Any = RECORDS["fidelity"]
+GroupFidelity: Any = record("group_fidelity")
+Fidelity: Any = record("fidelity")
 
 
 def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> di
     return {"choice": choice, **values, **found, **shifts}
 
 
-Spacing: Any = RECORDS["spacing"]
+Spacing: Any = record("spacing")
 
 
 def spacing_of(every_record: EpsilonTable, fewer: EpsilonTable, **counts: int) -> Spacing:
@@ -337,7 +337,7 @@ def _sensitivity(run: AuditedRun) -> dict[str, Any]:
     return {"sensitivity": sensitivity(run.log, method, run.epsilons, run.tell)}
 
 
-Tightness: Any = RECORDS["tightness"]
+Tightness: Any = record("tightness")
 
 
 def _tightness(run: AuditedRun) -> dict[str, Any]:

@@ -13,8 +13,8 @@ nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,14 +24,8 @@ from scipy import stats
 from indpriv import _columns
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
-from indpriv._kinds import (
-    Count,
-    PValue,
-    RoundShare,
-    Seed,
-)
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import GROUPS, RECORDS
+from indpriv.analysis.columns import GROUPS, record
 from indpriv.analysis.statistics import resampling
 from indpriv.analysis.statistics.intervals import (
     CONFIDENCE,
@@ -54,105 +48,38 @@ _SUMS = (
     *("n_test", "n_test_known", "test_correct"),
 )
 _RATES = ("true_positive_rate", "false_positive_rate")
-Groups = Annotated[pd.DataFrame, GROUPS]
 
 
-Ratio: Any = RECORDS["ratio"]
-RankCorrelation: Any = RECORDS["rank_correlation"]
-Spread: Any = RECORDS["spread"]
+Ratio: Any = record("ratio")
+RankCorrelation: Any = record("rank_correlation")
+Spread: Any = record("spread")
 
 
-@dataclass(frozen=True)
-class Reversal:
-    """A label within which the order of the raw table's worst and best group reverses.
-
-    Attributes:
-        label: the label.
-        p_value: two-sided, by permutation within labels, corrected for all labels tested (maxT) and
-            for the number of groupings (Bonferroni).
-    """
-
-    label: str
-    p_value: PValue
-
+class _Reversal:
     @property
-    def beyond_chance(self) -> bool:
+    def beyond_chance(self: Any) -> bool:
         """Whether the test supports it at 95 % confidence."""
-        return self.p_value <= 1 - CONFIDENCE + 1e-12  # 1 - 0.95 is not exactly 0.05
+        return bool(self.p_value <= 1 - CONFIDENCE + 1e-12)  # 1 - 0.95 is not exactly 0.05
 
 
-@dataclass(frozen=True, eq=False)
-class WithinLabel:
-    """The same groups among the examples of one label.
-
-    Attributes:
-        label: the label.
-        rows: in the order of the raw table.
-        ratio: of the largest to the smallest mean within the label.
-    """
-
-    label: str
-    rows: Groups
-    ratio: Ratio | None
+Reversal: Any = record("reversal", _Reversal)
 
 
-@dataclass(frozen=True, eq=False)
-class GroupTable:
-    """Groups of one column, or of the combinations of several.
+WithinLabel: Any = record("within_label")
 
-    Attributes:
-        by: what was asked for, e.g. "race", "age:bins=10" or "race,sex".
-        columns: the columns themselves.
-        min_size: a group with fewer training examples is too small to read.
-        rows: largest mean epsilon first; groups without training examples last.
-        ratio: of the group with the largest mean to the one with the smallest.
-        standardised_ratio: label-standardised, of the same two groups; below 1 the order reverses.
-        standardised_spread: the largest label-standardised ratio of any two groups.
-        lowest_accuracy_ratio: of the group with the lowest test accuracy to the one with the
-            highest.
-        accuracy_rank: do groups with worse accuracy have larger epsilon; None with fewer than three
-            readable groups.
-        spread: test of the raw means; None where nothing can be tested.
-        spread_within_label: of the means within label; None where nothing can be tested.
-        reversals: labels within which the order of the worst and the best group reverses, by chance
-            or not.
-        within_label: tables within each label; empty where by is the label, or labels are not
-            classes.
-        notes: what was left out, and why.
-        confidence: of every interval by itself.
-        resamples: number of resamples of the bootstrap.
-        seed: of the resampling.
-        positive_class: the label whose true- and false-positive rates the rows show; None where
-            labels are not two classes.
-    """
 
-    by: str
-    columns: tuple[str, ...]
-    min_size: Count
-    rows: Groups
-    ratio: Ratio | None
-    standardised_ratio: Ratio | None
-    standardised_spread: Ratio | None
-    lowest_accuracy_ratio: Ratio | None
-    accuracy_rank: RankCorrelation | None
-    spread: Spread | None
-    spread_within_label: Spread | None
-    reversals: tuple[Reversal, ...]
-    within_label: tuple[WithinLabel, ...]
-    notes: tuple[str, ...]
-    confidence: RoundShare
-    resamples: Count
-    seed: Seed
-    positive_class: str | None = None
-
+class _Table:
     @property
-    def too_small(self) -> int:
+    def too_small(self: Any) -> int:
         """Number of groups with too few training examples to read."""
         return int(self.rows["too_small"].sum())
 
-    def reversed_labels(self, *, beyond_chance: bool) -> list[str]:
+    def reversed_labels(self: Any, *, beyond_chance: bool) -> list[str]:
         """Labels within which the order reverses: by more than chance, or not."""
         return [one.label for one in self.reversals if one.beyond_chance == beyond_chance]
+
+
+GroupTable: Any = record("group_table", _Table)
 
 
 def group_tables(

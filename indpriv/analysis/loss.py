@@ -14,7 +14,7 @@ import pandas as pd
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Rows, to_floats
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import RECORDS
+from indpriv.analysis.columns import record
 from indpriv.analysis.distribution import top_of_range
 from indpriv.analysis.statistics.intervals import relation_intervals
 from indpriv.analysis.statistics.weighted import (
@@ -38,8 +38,8 @@ _LOSS_BINS = 28
 _EPSILON_BINS = 20
 
 
-LossBins: Any = RECORDS["loss_bins"]
-LossRelation: Any = RECORDS["loss_relation"]
+LossBins: Any = record("loss_bins")
+LossRelation: Any = record("loss_relation")
 
 
 def relate_to_loss(epsilons: Epsilons, train: Rows) -> LossRelation:

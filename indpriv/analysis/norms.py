@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
 from indpriv._files import ROW_GROUP_SIZE
-from indpriv.analysis.columns import RECORDS
+from indpriv.analysis.columns import record
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Codes
 
-_MOST_RECORDS = 60  # points of a line; of more records, evenly spaced ones are read
+_MOST_record = 60  # points of a line; of more records, evenly spaced ones are read
 _MOST_CLASSES = 20  # more labels are not classes, or a figure cannot distinguish them
 _AT_EACH_END = 10  # number of examples named
 
 
-Drivers: Any = RECORDS["drivers"]
+Drivers: Any = record("drivers")
 
 
 def describe_drivers(
@@ -42,7 +42,7 @@ def describe_drivers(
     if labels is not None and len(labels.names) > _MOST_CLASSES:
         labels = None
     classes = () if labels is None else labels.names
-    shown = evenly_spaced_records(log, _MOST_RECORDS)
+    shown = evenly_spaced_records(log, _MOST_record)
     size = max(1, len(classes))
     medians, shares, overall = [], [], []
     for norms in _norms_at(log, shown, rows, labels, size):

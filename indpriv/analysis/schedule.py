@@ -10,7 +10,6 @@ published tables within 0.11 percent.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks
 from indpriv._files import read_parquet
-from indpriv._kinds import Count, Epsilon, Number, Share
 from indpriv._reading import named
 from indpriv.accountant.method import Method
 from indpriv.accountant.steps import StepKinds
+from indpriv.analysis.columns import record
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -34,30 +33,16 @@ _SAME = 1e-9  # a relative difference that rounding explains
 _MOST_SETTINGS = 20_000  # different ones, for which the rules take seconds
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Checkpoints of a run; every field has one value for each.
-
-    Attributes:
-        steps: updates made.
-        test_accuracy: of the model.
-        epsilon: worst case up to there, by Opacus's RDP accountant; empty for a run that has no
-            privacy.
-    """
-
-    steps: tuple[Count, ...]
-    test_accuracy: tuple[Share, ...]
-    epsilon: tuple[Epsilon, ...]
-
+class _Curve:
     @classmethod
-    def read(cls, path: Path) -> Curve:
+    def read(cls: Any, path: Path) -> Curve:
         """RUN/curve.parquet."""
         with named(path):
             kinds = {"step": "i", "test_accuracy": "fi", "worst_case_epsilon": "fi"}
             return cls.of(read_parquet(path, kinds=kinds))
 
     @classmethod
-    def of(cls, table: pd.DataFrame) -> Curve:
+    def of(cls: Any, table: pd.DataFrame) -> Curve:
         """From the columns of RUN/curve.parquet."""
         if table["step"].lt(0).any() or not table["test_accuracy"].between(0, 1).all():
             raise EvidenceError("steps are at least 0, and accuracies from 0 to 1")
@@ -68,7 +53,7 @@ class Curve:
             () if np.isnan(epsilon).any() else tuple(epsilon),
         )
 
-    def accuracy_at(self, epsilon: float) -> float | None:
+    def accuracy_at(self: Any, epsilon: float) -> float | None:
         """Test accuracy when the worst case was this epsilon; None beyond the checkpoints.
 
         Between two checkpoints it is interpolated on a line.
@@ -77,15 +62,15 @@ class Curve:
             return None
         return float(np.interp(epsilon, self.epsilon, self.test_accuracy))
 
-    def epsilon_at(self, accuracy: float) -> float | None:
+    def epsilon_at(self: Any, accuracy: float) -> Any:
         """Worst case when test accuracy first reached this value; None if it never did."""
         return self._first(accuracy, self.epsilon)
 
-    def step_at(self, accuracy: float) -> float | None:
+    def step_at(self: Any, accuracy: float) -> Any:
         """Number of steps after which test accuracy first reached this value."""
         return self._first(accuracy, self.steps)
 
-    def _first(self, accuracy: float, values: tuple[float, ...]) -> float | None:
+    def _first(self: Any, accuracy: float, values: tuple[float, ...]) -> Any:
         if values and self.test_accuracy[0] >= accuracy:
             return float(values[0])
         points = zip(values, self.test_accuracy, strict=False)
@@ -95,26 +80,8 @@ class Curve:
         return None
 
 
-@dataclass(frozen=True)
-class ComposedEpsilons:
-    """Epsilon by each rule, for an example at max_grad_norm in every step.
-
-    Attributes:
-        basic: BaseC, the sum of the steps' epsilons.
-        advanced: AdvC, the classic advanced composition.
-        advanced_as_printed: AdvC as the papers print it, the plainest form of Kairouz, Oh and
-            Viswanath's theorem; with changing noise their tables use this one.
-        optimal: OptC, the optimal composition of Kairouz, Oh and Viswanath as the papers use it.
-        zcdp: zero-concentrated differential privacy with q^2 / noise_multiplier^2 for each step.
-        moments: MA, the moments accountant: RDP with the 2017 conversion. Only this is a bound.
-    """
-
-    basic: Epsilon
-    advanced: Epsilon
-    advanced_as_printed: Epsilon
-    optimal: Epsilon
-    zcdp: Epsilon
-    moments: Epsilon
+Curve: Any = record("curve", _Curve)
+ComposedEpsilons: Any = record("composed_epsilons")
 
 
 def composed_epsilons(
@@ -172,34 +139,14 @@ def composed_epsilons(
     )
 
 
-@dataclass(frozen=True)
-class ScheduleFindings:
-    """Settings at evenly spaced steps; each of the first four fields has one value for each.
-
-    Attributes:
-        steps: their numbers.
-        noise_std: noise_multiplier times max_grad_norm. Quantile clipping adds slightly more to the
-            sum of gradients, since its multiplier is of two releases.
-        max_grad_norm, noise_multiplier: as accounted.
-        curve: test accuracy at checkpoints; None where the run kept none.
-        rules: the worst case by the rules of the papers on dynamic parameters; they are not
-            bounds. None without Poisson sampling.
-    """
-
-    steps: tuple[Count, ...]
-    max_grad_norm: tuple[Number, ...]
-    noise_multiplier: tuple[Number, ...]
-    noise_std: tuple[Number, ...]
-    curve: Curve | None = None
-    rules: ComposedEpsilons | None = None
-
+class _Schedule:
     @property
-    def moves(self) -> bool:
+    def moves(self: Any) -> bool:
         """Whether noise or clipping changed while training."""
         return any(len(set(column)) > 1 for column in (self.max_grad_norm, self.noise_multiplier))
 
     @property
-    def held_fixed(self) -> str:
+    def held_fixed(self: Any) -> str:
         """What stayed the same at all steps: noise multiplier, standard deviation, or both."""
         columns = {
             "noise multiplier": self.noise_multiplier,
@@ -207,6 +154,9 @@ class ScheduleFindings:
         }
         still = [name for name, column in columns.items() if np.ptp(column) <= _SAME * max(column)]
         return " and ".join(still) or "neither"
+
+
+ScheduleFindings: Any = record("schedule_findings", _Schedule)
 
 
 def schedule_of(log: NormLog, delta: float, curve: Curve | None) -> ScheduleFindings:

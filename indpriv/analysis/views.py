@@ -17,7 +17,7 @@ from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method
 from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import RECORDS
+from indpriv.analysis.columns import record
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, noisier
@@ -26,7 +26,7 @@ OBSERVERS = ("outsider", "update", "gradient")
 CLIENT, ROW = "client", "row"
 
 
-View: Any = RECORDS["view"]
+View: Any = record("view")
 
 
 def views_of(

@@ -13,7 +13,7 @@ from audits.training.models import tanh_cnn
 from indpriv import NormLog, account
 from indpriv._arrays import FloatArray
 from indpriv.accountant import composed_epsilons
-from indpriv.accountant.historical_rules import ComposedEpsilons
+from indpriv.analysis.schedule import ComposedEpsilons
 from reports.shared.pictures import SUCCESS
 from reports.wei2021 import paper
 
