@@ -48,9 +48,9 @@ def _columns(
     return Columns(name, text, kinds | {"rate": (str, f"{every}.")}, optional, ("rate", forms))
 
 
-GROUPS, SENSITIVITY, RATES, TRIED, BINS, ATTRIBUTES = (
+GROUPS, SENSITIVITY, CHANGES, RATES, TRIED, BINS, ATTRIBUTES = (
     _columns(**_TABLES[name])
-    for name in ("groups", "sensitivity", "rates", "tried", "bins", "attributes")
+    for name in ("groups", "sensitivity", "changes", "rates", "tried", "bins", "attributes")
 )
 _KINDS["Groups"] = Annotated[pd.DataFrame, GROUPS]
 _ONE = {

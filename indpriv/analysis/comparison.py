@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition, to_floats
 from indpriv._plain import records
+from indpriv.analysis.columns import CHANGES
 from indpriv.analysis.fidelity import check_same_meaning
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.weighted import pearson, spearman
@@ -36,13 +37,9 @@ def compare_tables(
     """Compare two audits of the same data, matched by example id; each is (epsilons, examples).
 
     Returns:
-        overall, a row of all examples; spearman and pearson of both epsilons, None where undefined;
-        largest_increase and largest_decrease of one example, at least 0; groups, by column ("by"),
-        whose "rows" have the group with the largest increase first: its name; n examples;
-        too_small, whether they are fewer than ten; mean_first and mean_second of epsilon;
-        median_change, second minus first; share_better and share_worse, of examples whose epsilon
-        is smaller, or larger, by more than 1 % in the second; accuracy_first and accuracy_second of
-        its test examples, NaN where unknown.
+        overall, a row of `CHANGES` of all examples; spearman and pearson of both epsilons, None
+        where undefined; largest_increase and largest_decrease of one example, at least 0; groups,
+        by column ("by"), whose "rows" have the group with the largest increase first.
 
     Raises:
         InputError: the audits differ in examples, labels, metadata or in what an epsilon means.
@@ -68,15 +65,13 @@ def compare_tables(
         parts, others = partition(train, tests[0], column), partition(other_train, tests[1], column)
         matching = pd.Series(parts.train_codes, others.train_codes)  # others' codes as ours
         matching = matching[~matching.index.duplicated()].reindex(others.test_codes)
-        found = _by_group(changes, parts.train_codes, (parts.test_codes, matching), tests)
-        found.insert(0, "name", np.array(parts.names, object)[found.index])
-        worst = (found["mean_first"] - found["mean_second"]).argsort(kind="stable")
-        groups.append({"by": column, "rows": found.iloc[worst].reset_index(drop=True)})
+        codes = (parts.test_codes, matching)
+        groups.append(
+            {"by": column, "rows": _by_group(changes, parts.train_codes, parts.names, codes, tests)}
+        )
     everyone = [np.zeros(len(part), np.int64) for part in (changes, *tests)]
-    overall = _by_group(changes, everyone[0], everyone[1:], tests)
-    overall.insert(0, "name", "all")
     return {
-        "overall": next(records(overall)),
+        "overall": next(records(_by_group(changes, everyone[0], ["all"], everyone[1:], tests))),
         "groups": groups,
         "spearman": spearman(*epsilons),
         "pearson": pearson(*epsilons),
@@ -88,10 +83,11 @@ def compare_tables(
 def _by_group(
     changes: pd.DataFrame,
     codes: IntArray,
+    names: Sequence[str],
     test_codes: Sequence[Any],
     tests: Sequence[pd.DataFrame],
 ) -> pd.DataFrame:
-    """Columns of `compare_tables`, by group of the training examples and of both test sets."""
+    """`CHANGES` by group of the training examples and of both test sets, the worst first."""
     found = changes.groupby(codes).agg(
         n=("first", "size"),
         too_small=("first", lambda values: len(values) < MIN_GROUP),
@@ -104,7 +100,11 @@ def _by_group(
     for name, own, test in zip(("first", "second"), test_codes, tests, strict=True):
         correct = pd.Series(to_floats(test["correct"]))
         found[f"accuracy_{name}"] = correct.groupby(np.asarray(own)).mean()
-    return found
+    found["name"] = np.array(names, object)[found.index]
+    worst = (found["mean_first"] - found["mean_second"]).argsort(kind="stable")
+    return CHANGES.frame(
+        {str(of): one.tolist() for of, one in found.iloc[worst].items()}, len(found)
+    )
 
 
 def _same_examples(
