@@ -75,9 +75,7 @@ class Columns:
             name: pd.Series(values.get(name, [None] * n), range(n), _dtype(kind))
             for name, (kind, _) in self.kinds.items()
         }
-        found = pd.DataFrame(made, range(n))
-        found.attrs["rows"] = self.name
-        return found
+        return pd.DataFrame(made, range(n))
 
     def __get_pydantic_core_schema__(self, _kind: Any, handler: GetCoreSchemaHandler) -> Any:
         row: Any = _object(self.name, self.kinds, self.text, self.optional)
@@ -117,8 +115,12 @@ def _dtype(kind: Any) -> Any:
 
 
 def records(frame: pd.DataFrame) -> Iterator[Any]:
-    """The rows of a frame as named tuples, with None for what is unknown."""
-    name = frame.attrs.get("rows", "Row")
+    """The rows of a frame as named tuples, with None for what is unknown.
+
+    They have the name of the table that has these columns.
+    """
+    names = (one.name for one in _TABLES.values() if [*one.kinds] == [*frame.columns])
+    name = next(names, "Row")
     return frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=name)
 
 
