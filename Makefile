@@ -59,7 +59,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# indpriv/report/audit.schema.json, from the dataclasses of an audit's summary.
+# indpriv/report/audit.schema.json, from the findings and indpriv/analysis/columns.toml.
 schema: $(VENV)/.installed
 	$(BIN)/python -c "from indpriv.analysis.summary import audit_schema as schema; import json; print(json.dumps(schema(), indent=2, ensure_ascii=False))" > schema.tmp
 	mv schema.tmp indpriv/report/audit.schema.json
