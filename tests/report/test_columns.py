@@ -112,6 +112,31 @@ def test_templates_format_no_column_by_hand_and_everything_else(tmp_path, text, 
         render_markdown(tmp_path / "page", found=FOUND)
 
 
+def test_the_content_of_audit_json_is_shown_too(tmp_path):
+    """As `show` has it: values of JSON, which have no columns."""
+    text = '{% from "worst_case.md.j2" import worst_case %}{{ worst_case(audit) | md }}'
+    (tmp_path / "page.md.j2").write_text(text)
+    audit = {"guarantee": {"worst_case_epsilon": 1.234, "status": "void"}}
+    assert render_markdown(tmp_path / "page", audit=audit) == "1.24, no guarantee (void)\n"
+
+
+def test_what_a_study_of_models_found_is_shown():
+    same = {
+        "attack": "a",
+        "model": "dp",
+        "by": "",
+        "part": "p",
+        "n": 9,
+        "n_members": 4,
+        "n_others": 5,
+    }
+    ends = {"low": 0.1, "high": 0.3}
+    rates = [{**same, **ends, "rate": one, "value": 0.2} for one in RATES.each[1]]
+    shown_ = render_markdown("study", rows=[parts(table(RATES, rates))["p"]])
+    assert "| 0.200 |" in shown_
+    assert "10.00 to 30.00 %" in shown_
+
+
 def test_no_module_formats_a_column_by_hand():
     names = {name for (_, name), one in REGISTRY.items() if one.kind is float}
     found = [
