@@ -79,7 +79,7 @@ class Bounds:
         """
         pairs = None
         if method.accountant == "pld" and kinds.rows is None:
-            pairs = Pairs.sampled(kinds, delta=method.delta, most_steps=most_steps, steps=steps)
+            pairs = Pairs(kinds, method.delta, most_steps, steps)
         return cls([kinds.accountant(method, steps)], pairs)
 
     def __call__(self, counts: Counts, gaussian: FloatArray | None = None) -> Columns:

@@ -37,7 +37,7 @@ from indpriv.errors import InputError, check_installed
 from indpriv.norm_log.norm_log import NormLog
 
 _READ_BYTES = 1 << 26  # of codes and batch norms that are read together
-_BLOCK_BYTES = 1 << 26  # of what is computed for a block: memory does not grow with the examples
+_BLOCK_BYTES = 1 << 27  # of what is computed for a block: memory does not grow with the examples
 _ENTRY_BYTES = 16  # of a batch norm, at most
 _MOST_ROWS = 1 << 14  # of the units of a block, unless one alone has more
 _SHARES = 8  # of the blocks, for each task that runs at once: they end at about the same time

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import logsumexp, ndtr, ndtri
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv.errors import InputError
@@ -25,8 +25,8 @@ _TAIL = 1e-6  # share of delta that the cells of all steps may leave out [1.4]
 LEAST_DELTA = 1e-290  # below it tails of the normal law are no normal floats [1.6]
 _LEAST = 1e-300  # smaller masses are not followed: floats of all digits [1.6] [3.4]
 _LEAST_LOG = -660.0  # of a probability [1.7]
-_MOST_MEANS = 1024  # of the sum of a unit's rows that are kept apart; more are rounded up [1.7]
-_SUM_LATTICE = 1 << 15  # points to which they are rounded [1.7]
+_IN_LARGEST = 64  # points of the lattice of sums of a unit's rows in the largest of them [1.7]
+_MOST_SUMS = 2048  # on this lattice, which is wider where it needed more [1.7]
 _AT_ONCE = 1 << 20  # numbers of a batch of laws
 
 
@@ -35,7 +35,7 @@ class Mixture:
     """Mixtures of normal laws of variance 1, of n steps.
 
     Attributes:
-        mean: (n, k) in standard deviations of the noise.
+        mean: (n, k) in standard deviations of the noise; (1, k) where all steps have the same.
         weight: (n, k) of each mean; they add up to 1 with `beyond`.
         beyond: (n,) weight of means that are left out; 1 where nothing could be computed.
         error: relative error of weights, besides a few roundings.
@@ -58,38 +58,44 @@ class Mixture:
         return cls(np.zeros((n, 1)), np.ones((n, 1)), np.zeros(n))
 
     @classmethod
-    def of_rows(cls, shifts: FloatArray, rate: float, tail: float) -> Mixture:
-        """The sum of shifts (k,) of rows that are sampled independently, or a larger one [1.7].
+    def of_rows(cls, shifts: FloatArray, rate: FloatArray, tail: float) -> Mixture:
+        """Sums of the shifts (n, k) of rows that are sampled independently, or larger laws [1.7].
 
         Args:
-            shifts: of the rows of one unit.
-            rate: of sampling one row, below 1.
-            tail: weight of large sums that may be left out.
+            shifts: of the rows of one unit in each of n steps.
+            rate: (n,) of sampling one row, below 1.
+            tail: weight of large sums that may be left out, and of noise far below 0.
         """
-        shift, copies = np.unique(shifts[shifts > 0], return_counts=True)
-        # Factors of each weight: at most 2 expected + 1,050 ratios, logs up to `expected` [1.7]
-        expected = -np.log1p(-rate) * float(copies.sum())
-        if len(shift) > 1 and np.prod(copies + 1.0) > _MOST_MEANS:
-            unit = float(shift @ copies) / _SUM_LATTICE * (1 + 1e-9)
-            steps, place = np.unique(np.ceil(shift / unit), return_inverse=True)
-            copies = np.bincount(place, weights=copies).astype(np.int64)
-            shift = steps * unit * (1 + 4 * U)
-        mean, weight = np.zeros(1), np.ones(1)
-        for one, n in zip(shift, copies, strict=True):
-            mean, weight = _merged(
-                np.add.outer(mean, one * np.arange(n + 1.0)).ravel(),
-                np.outer(weight, _binomial(int(n), rate)).ravel(),
-            )
+        n_rows = shifts.shape[1]
+        numbers = [_binomial(n_rows, q) for q in rate]  # of the rows that are sampled
+        nothing = np.array([number.sum() < 0.999 for number in numbers])
         # With hundreds of rows that are nearly always sampled, nothing can be computed
-        if weight.sum() < 0.999:
-            return cls(np.zeros((1, 1)), np.ones((1, 1)), np.ones(1))
-        kept = (np.cumsum(weight[::-1])[::-1] > tail) & (weight > _LEAST)
-        beyond = min(float(weight[~kept].sum()) * (1 + 1e-9) + _LEAST, 1.0)
-        mean, weight = _coarsened(mean[kept] * (1 + 4 * U * (1 + len(shift))), weight[kept])
-        error = U * (8192 + 4 * len(shift) + 32 * expected)
-        if len(shift) > 1:
-            error += U * float(copies.sum())
-        return cls(mean[None], weight[None], np.array([beyond]), error)
+        if not shifts.any() or nothing.any():
+            beyond = np.full(len(rate), float(nothing.any()))
+            return cls(np.zeros((1, 1)), np.ones((len(rate), 1)), beyond)
+        most = max(_rarely(number, tail)[0] for number in numbers)
+        one = float(shifts.max())
+        largest = min(float(shifts.sum(axis=1).max()), most * one) * (1 + 1e-9)
+        spacing = max(
+            one / min(_IN_LARGEST, _MOST_SUMS * one // largest or 1), largest / _MOST_SUMS
+        )
+        size = int(largest / spacing) + most + 2
+        steep = (largest + most * spacing - float(ndtri(tail))) * spacing * (1 + 1e-9)
+        weight, error = np.zeros((len(rate), size)), 0
+        weight[:, 0] = 1
+        for step, (row, q) in enumerate(zip(shifts, rate.tolist(), strict=True)):
+            each, copies = np.unique(row[row > 0], return_counts=True)
+            # Factors and terms of each weight [1.7]
+            error = max(error, 32 * len(each) + 8 * int(np.minimum(copies, 1050).sum()))
+            for one, n in zip((each / spacing).tolist(), copies.tolist(), strict=True):
+                weight[step] = _added(weight[step], one, _binomial(n, q), steep)
+        kept = np.max([_rarely(law, tail)[0] for law in weight]) + 1
+        left_out = [_rarely(number, tail, most + 1)[1] + _rarely(law, tail, kept)[1] + tail
+                    for number, law in zip(numbers, weight, strict=True)]  # fmt: skip
+        used = np.flatnonzero((weight[:, :kept] > 0).any(axis=0))
+        error += 1024 + 32 * float(-np.log1p(-rate).max()) * n_rows
+        mean = np.asarray(used[None] * (spacing * (1 + 5e-13)), np.float64)
+        return cls(mean, weight[:, used], np.array(left_out), U * error)
 
     def mirrored(self) -> Mixture:
         """The same with the opposite means."""
@@ -101,8 +107,15 @@ class Mixture:
         return Mixture(mean, self.weight, beyond, self.error)
 
     def part(self, steps: slice) -> Mixture:
-        """Some of the steps."""
-        return Mixture(self.mean[steps], self.weight[steps], self.beyond[steps], self.error)
+        """Some of the steps, or of what has means of its own."""
+        alike = len(self.weight) // len(self.mean)
+        part = slice(steps.start * alike, steps.stop * alike)
+        return Mixture(self.mean[steps], self.weight[part], self.beyond[part], self.error)
+
+    def _summed(self, table: FloatArray) -> FloatArray:
+        """(n, m) mean of tables (n, k, m), or of one, of each mean."""
+        weight = self.weight.reshape(len(table), len(self.weight) // len(table), -1)
+        return np.asarray(np.matmul(weight, table).reshape(len(self.weight), table.shape[2]))
 
     @property
     def slack(self) -> float:
@@ -111,36 +124,41 @@ class Mixture:
 
     def log_ratio(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, m) log density over that of N(0, 1) at z (n, m), and an error bound (n, 1) [1.5]."""
-        with np.errstate(divide="ignore"):
-            log_weight = np.log(self.weight)[:, :, None]
         means = self.mean[:, :, None]
         exponent = means * z[:, None] - means**2 / 2
-        peak = (exponent + log_weight).max(axis=1, keepdims=True)
-        total = np.exp(exponent + log_weight - peak).sum(axis=1)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            found = np.log(self._summed(np.exp(exponent)))
+            log_weight = np.abs(np.log(self.weight))
+        if not (np.abs(found) < 600).all():  # floats may have been 0 or infinite: one by one
+            alike = len(self.weight) // len(self.mean)
+            found = np.stack(
+                [
+                    logsumexp(exponent[step // alike], axis=0, b=weight[:, None])
+                    for step, weight in enumerate(self.weight)
+                ]
+            )
         most = np.abs(self.mean).max(axis=1, keepdims=True)
         size = most * (np.abs(z).max(axis=1, keepdims=True) + most / 2)
-        size += np.where(self.weight > 0, np.abs(log_weight[:, :, 0]), 0).max(axis=1)[:, None]
-        return np.log(total) + peak[:, 0], 64 * U * (1 + size) + self.slack
+        size = size + np.where(self.weight > 0, log_weight, 0).max(axis=1)[:, None]
+        return found, 64 * U * (1 + size) + self.slack
 
     def masses(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, m - 1) masses between successive z (n, m), from below and from above [1.6]."""
-        least, most = np.zeros((2, len(z), z.shape[1] - 1))
-        for mean, weight in zip(self.mean.T[:, :, None], self.weight.T[:, :, None], strict=True):
-            at = z - mean
-            tail, right = ndtr(-np.abs(at)), at[:, 1:] > 0
-            below, above = np.where(at > 0, 1 - tail, tail), np.where(at > 0, tail, 1 - tail)
-            mass = np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
-            size = np.maximum(np.abs(at[:, 1:]), np.abs(at[:, :-1]))
-            error = 32 * U * (1 + size**2)
-            error = error * np.where(right, above[:, :-1], below[:, 1:]) + _LEAST
-            least += weight * np.maximum(mass - error, 0)
-            most += weight * (np.maximum(mass, 0) + error)
-        least = np.where(least < _LEAST, 0.0, least)
-        return least * (1 - self.slack), most * (1 + self.slack)
+        at = z[:, None] - self.mean[:, :, None]
+        right = z > 0
+        tail = self._summed(ndtr(np.where(right[:, None], -at, at)))  # on this side of z
+        left, other = tail[:, :-1], tail[:, 1:]
+        across = right[:, 1:] & ~right[:, :-1]
+        size = np.square(at).max(axis=1)
+        size = 1 + np.maximum(size[:, :-1], size[:, 1:])
+        mass = np.where(across, self.weight.sum(axis=1)[:, None] - left - other, abs(left - other))
+        error = (32 + self.mean.shape[1]) * U * size * np.where(across, 1.0, left + other) + _LEAST
+        least = np.maximum(mass - error, 0) * (1 - self.slack)
+        return np.where(least < _LEAST, 0.0, least), (mass + error) * (1 + self.slack)
 
     def below(self, z: FloatArray) -> FloatArray:
         """(n,) mass below z (n,), from above."""
-        found = (self.weight * ndtr(z[:, None] - self.mean)).sum(axis=1)
+        found = self._summed(ndtr(z[:, None] - self.mean)[:, :, None])[:, 0]
         return np.asarray(found * 1.001 + _LEAST)
 
 
@@ -157,25 +175,26 @@ def _binomial(n: int, rate: float) -> FloatArray:
     return np.asarray(np.exp(log_none) * np.append(1.0, np.cumprod(ratio)))
 
 
-def _merged(value: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Values that differ by rounding only are one, the largest of them."""
-    order = np.argsort(value)
-    value, weight = value[order], weight[order]
-    last = np.append(np.diff(value) > 1e-12 * value[1:], True)
-    starts = np.append(0, np.flatnonzero(last)[:-1] + 1)
-    return value[last], np.add.reduceat(weight, starts)
+def _rarely(law: FloatArray, tail: float, start: int = 0) -> tuple[int, float]:
+    """The last number, from `start` - 1 on, beyond which a law has `tail` at most, and how much."""
+    rest = np.cumsum(law[::-1])[::-1]
+    last = max(int(np.count_nonzero(rest > tail)), start, 1) - 1
+    return last, float(rest[last + 1 :].max(initial=0.0)) * (1 + 1e-9) + _LEAST
 
 
-def _coarsened(value: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """At most 4 _MOST_MEANS values: more are rounded up, by at most about 1 / _MOST_MEANS."""
-    if len(value) <= 2 * _MOST_MEANS:
-        return value, weight
-    some = value[value > 0]
-    fine = min(float(some[0]), float(some[-1]) / _MOST_MEANS)
-    nodes = np.append(0.0, np.geomspace(fine, some[-1], 4 * _MOST_MEANS - 1))
-    nodes[-1] = some[-1]
-    summed = np.bincount(np.searchsorted(nodes, value), weights=weight, minlength=len(nodes))
-    return nodes[summed > 0], np.asarray(summed[summed > 0], np.float64)
+def _added(law: FloatArray, shift: float, number: FloatArray, steep: float) -> FloatArray:
+    """A law on whole numbers, and so many further shifts: each between two of these [1.7]."""
+    total = number[0] * law
+    for k in np.flatnonzero(number[1:] > _LEAST) + 1:
+        at = float(k * shift)
+        below = int(at * (1 + 1e-13))
+        if below >= len(law):
+            break
+        rest = at - below if at - below > 1e-13 * at else 0.0
+        up = min(float(np.expm1(-steep * rest) / np.expm1(-steep)) * (1 + 1e-9), 1.0)
+        total[below:] += number[k] * (1 - up) * law[: len(law) - below]
+        total[below + 1 :] += number[k] * up * law[: len(law) - below - 1]
+    return np.where(total < _LEAST, 0.0, total)
 
 
 def upper_share(
@@ -318,7 +337,7 @@ def _cells(first: Mixture, second: Mixture, z: FloatArray, below: bool) -> Cells
             loss = log_p - log_q - 16 * U * (1 + np.abs(log_p) + np.abs(log_q))
         empty = ~np.isfinite(loss) | (p_least < _LEAST)
         loss, mass = np.where(empty, 0.0, loss), np.where(empty, 0.0, p_least)
-        return Cells(loss, mass, np.zeros(len(z)))
+        return Cells(loss, mass, np.zeros(len(loss)))
     (log_p, p_error), (log_q, q_error) = first.log_ratio(z), second.log_ratio(z)
     loss, margin = log_p - log_q, p_error + q_error
     low, high = loss - margin, loss + margin

@@ -32,74 +32,42 @@ _SMALLEST_SHIFT = 1e-12  # smaller ones, whose squares may be 0 for a float, cou
 class Pairs:
     """One-step pairs of laws of a run, both ways, and how often they are met.
 
+    Poisson sampling, where an example is added or removed. Without sampling, a step is Gaussian.
+
     Attributes:
-        first: (n_pairs,) laws of the noise with the example.
-        second: without it; no mean of the first is below one of the second.
-        blend: (n_laws, n_pairs) probabilities of pairs, see `Losses`.
-        squares: (n_kinds,) squared mu of Gaussian steps besides, of one count of each kind.
-        steps: (n_kinds, n_laws) steps with each law of one count of each kind.
+        kinds: (n,) of steps.
         delta: of the run.
         most_steps: of one example.
+        steps: (n_counted, n) steps of one count of each kind that is counted; by default these.
     """
 
-    first: Mixture
-    second: Mixture
-    blend: csr_array
-    squares: FloatArray
-    steps: csr_array
+    kinds: StepKinds
     delta: float
     most_steps: float
-
-    @classmethod
-    def sampled(
-        cls,
-        kinds: StepKinds,
-        *,
-        delta: float,
-        most_steps: float,
-        steps: csr_array | None = None,
-    ) -> Pairs:
-        """Poisson sampling, where an example is added or removed.
-
-        Args:
-            kinds: (n,) of steps. Without sampling, a step is Gaussian.
-            delta: of the run.
-            most_steps: of one example.
-            steps: (n_counted, n) steps of one count of each kind that is counted; by default these.
-        """
-        shift, rate = kinds.shift, kinds.rate
-        of_kind = csr_array(eye_array(len(shift))) if steps is None else csr_array(steps)
-        gaussian = rate >= 1
-        laws = np.flatnonzero(~gaussian & (shift > 0))
-        shifts, rates, blend = _nodes(np.maximum(shift[laws], _SMALLEST_SHIFT), rate[laws])
-        return cls(
-            Mixture.sampled(shifts, rates),
-            Mixture.centred(len(shifts)),
-            blend,
-            of_kind @ np.where(gaussian, np.square(np.minimum(shift, _LARGEST_SHIFT)), 0.0),
-            csr_array(of_kind[:, laws]),
-            delta,
-            most_steps,
-        )
+    steps: csr_array | None = None
 
     @classmethod
     def of(cls, steps: Steps, delta: float) -> Pairs:
         """Those that the steps of a log are counted as."""
-        most = float(steps.norms.log.total_steps)
-        return cls.sampled(steps.laws, steps=steps.steps, delta=delta, most_steps=most)
+        return cls(steps.laws, delta, float(steps.norms.log.total_steps), steps.steps)
 
     def _losses(self, below: bool) -> tuple[tight.Losses, tight.Losses]:
         """With the example and without it, and the other way round."""
-        tail = tail_of(self.delta, self.most_steps)
-        ways = ((self.first, self.second), (self.second.mirrored(), self.first.mirrored()))
+        shift, rate = self.kinds.shift, self.kinds.rate
+        of_kind = csr_array(eye_array(len(shift)) if self.steps is None else self.steps)
+        gaussian = rate >= 1
+        laws = np.flatnonzero(~gaussian & (shift > 0))
+        shifts, rates, blend = _nodes(np.maximum(shift[laws], _SMALLEST_SHIFT), rate[laws])
+        if below:
+            blend = _lower_nodes(blend)
+        squares = of_kind @ np.where(gaussian, np.square(np.minimum(shift, _LARGEST_SHIFT)), 0.0)
+        with_it, tail = Mixture.sampled(shifts, rates), tail_of(self.delta, self.most_steps)
+        without = Mixture.centred(len(shifts))
         removed, added = (
             tight.Losses(
-                cells_of(*way, tail, below=below),
-                _lower_nodes(self.blend) if below else self.blend,
-                self.squares,
-                self.steps,
+                cells_of(*way, tail, below=below), blend, squares, csr_array(of_kind[:, laws])
             )
-            for way in ways
+            for way in ((with_it, without), (without, with_it.mirrored()))
         )
         return removed, added
 
@@ -114,21 +82,26 @@ class Pairs:
         return self._losses(below=True)
 
     def epsilons(self, met: tight.Met) -> FloatArray:
-        """(n,) epsilon at delta of what n examples met, the larger of both ways; may be inf."""
-        return larger_epsilons(self.above, met, self.delta)
+        """(n,) epsilon at delta of what n examples met, the larger of both ways; may be inf.
+
+        It is 0 for who is hardly ever drawn: if that has probability delta at most [5.2].
+        """
+        drawn = np.where(self.kinds.shift > 0, self.kinds.rate, 0.0)
+        drawn = met.counts @ (drawn if self.steps is None else self.steps @ drawn)
+        ever = (drawn * (1 + 1e-9) > self.delta) | (met.gaussian > 0)
+        found = np.zeros(len(met))
+        found[ever] = larger_epsilons(self.above, met.take(ever), self.delta)
+        return found
 
     def lower_epsilons(self, met: tight.Met, upper: FloatArray) -> FloatArray:
         """(n,) epsilon from below; upper: (n,) the same from above."""
         ways = (tight.lower_epsilons(way, met, self.delta, upper) for way in self.below)
         return np.maximum(*ways)
 
-    def deltas(self, met: tight.Met, epsilon: FloatArray) -> FloatArray:
-        """(n,) delta at an epsilon each, the larger of both ways."""
-        return np.maximum(*(tight.deltas(way, met, epsilon) for way in self.above))
-
-    def lower_deltas(self, met: tight.Met, epsilon: FloatArray) -> FloatArray:
-        """(n,) the same from below."""
-        return np.maximum(*(tight.lower_deltas(way, met, epsilon) for way in self.below))
+    def deltas(self, met: tight.Met, epsilon: FloatArray, *, below: bool = False) -> FloatArray:
+        """(n,) delta at an epsilon each, the larger of both ways; or from below."""
+        ways = self.below if below else self.above
+        return np.maximum(*(tight.deltas(way, met, epsilon, below=below) for way in ways))
 
     def true_positive_rates(self, met: tight.Met, false_positive_rate: float) -> FloatArray:
         """(n,) the most that any test for the example finds at this false-positive rate."""
@@ -189,8 +162,7 @@ def _lower_nodes(blend: csr_array) -> csr_array:
 def clipped_in_every_step(log: NormLog, delta: float, *, down: bool) -> tuple[Pairs, tight.Met]:
     """The steps of one example that is clipped in each; very many kinds are snapped up, or down."""
     kinds, counts = condensed(*clipped_steps(log), down=down)
-    pairs = Pairs.sampled(kinds, delta=delta, most_steps=float(log.total_steps))
-    return pairs, tight.Met.of(counts[None])
+    return Pairs(kinds, delta, float(log.total_steps)), tight.Met.of(counts[None])
 
 
 def larger_epsilons(ways: Sequence[tight.Losses], met: tight.Met, delta: float) -> FloatArray:
@@ -203,18 +175,13 @@ def larger_epsilons(ways: Sequence[tight.Losses], met: tight.Met, delta: float) 
 
 
 def pair_epsilon(
-    removed: Sequence[Cells],
-    added: Sequence[Cells],
-    steps: FloatArray,
-    delta: float,
-    squared_mu: float = 0.0,
+    ways: tuple[Cells, Cells], steps: FloatArray, delta: float, squared_mu: float = 0.0
 ) -> float:
     """Epsilon of one example that met each of n laws, given both ways, in `steps` (n,) steps.
 
     squared_mu: of a Gaussian mechanism besides.
     """
-    none, eye, empty = np.zeros(len(steps)), csr_array(np.eye(len(steps))), np.zeros((0, 1))
-    nothing = Cells(empty, empty, np.zeros(0))
-    ways = [tight.Losses(Cells.joined([nothing, *way]), eye, none, eye) for way in (removed, added)]
+    none, eye = np.zeros(len(steps)), csr_array(np.eye(len(steps)))
+    both = [tight.Losses(cells, eye, none, eye) for cells in ways]
     met = tight.Met.of(csr_array(steps[None]), np.array([squared_mu]))
-    return float(larger_epsilons(ways, met, delta)[0])
+    return float(larger_epsilons(both, met, delta)[0])

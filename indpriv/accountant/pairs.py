@@ -194,8 +194,10 @@ def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
             laws.append(found.symmetric() if both_ways and rate[0] < 1 else found)
         return Cells.mixed(weights, laws)
 
-    removed, added = ([law(k, swapped) for k in range(len(counts))] for swapped in (False, True))
-    return min(pair_epsilon(removed, added, counts, method.delta), limit)
+    removed, added = (
+        Cells.joined([law(k, swapped) for k in range(len(counts))]) for swapped in (False, True)
+    )
+    return min(pair_epsilon((removed, added), counts, method.delta), limit)
 
 
 def rare_truncations(log: NormLog) -> float:

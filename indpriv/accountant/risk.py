@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -156,7 +157,7 @@ class Readings:
         n, at = len(met), np.append(0.0, epsilons)
         high, low = _deltas(pairs.deltas, met, at), np.zeros((n, len(at)))
         if less is not None:
-            low = _deltas(less[0].lower_deltas, less[1], at)
+            low = _deltas(partial(less[0].deltas, below=True), less[1], at)
         advantage, least = high[:, 0], low[:, 0, None]
         found = [pairs.true_positive_rates(met, rate) for rate in rates.tolist()]
         most = np.minimum(np.reshape(found, (len(rates), n)).T, rates + advantage[:, None])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +34,8 @@ _AT_ONCE = 1 << 18
 _BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out [3.2]
 _LEAST_SHOWN = -27.6  # log of the least delta of which a lower one is looked for [5.3]
 _ROUNDS = 6  # in which lines are chosen for the same example [5.2]
-# First frequencies of blocks, four in an octave [2.3]
-_EDGES = (np.arange(4, 8)[None] * 2 ** np.arange(17)[:, None]).ravel()
+# First frequencies of blocks, two in an octave [2.3]
+_EDGES = (np.arange(2, 4)[None] * 2 ** np.arange(18)[:, None]).ravel()
 _TOUCH = np.array([0.5, 1.5, 2.5, 3.3, 4.0, 4.7])  # where tangents touch [2.5]
 _STEEP = (2 * (1 - np.cos(_TOUCH)) / _TOUCH - np.sin(_TOUCH)) / (2 * _TOUCH**3)
 _FLAT = (1 - np.cos(_TOUCH)) / _TOUCH**2 + _STEEP * _TOUCH**2
@@ -233,9 +234,9 @@ class Line:
         self.at, self.period, self.tables = at, period, dict[int, Table]()
         self.starts = 2 * np.pi / period * _EDGES
         z = at.tilt + 1j * self.starts
-        self.size = np.diff(_EDGES, append=2 * _EDGES[-4]) * 2 / period / np.abs(z * (z + 1))
+        self.size = np.diff(_EDGES, append=2 * _EDGES[-2]) * 2 / period / np.abs(z * (z + 1))
         self.size *= 1 + 1e-9
-        self.beyond = (1 + 1e-9) * period / (2 * np.pi**2) / (2 * _EDGES[-4] - 1)
+        self.beyond = (1 + 1e-9) * period / (2 * np.pi**2) / (2 * _EDGES[-2] - 1)
         self._of_node = self._bounds()
         self.top = at.losses.steps @ self._of_laws(self._of_node)
 
@@ -246,15 +247,15 @@ class Line:
     def _bounds(self) -> FloatArray:
         """(n_nodes, n_blocks) bounds of the log modulus in each block, by spreads [2.5]."""
         found, told = np.zeros((len(self.at.masses), len(_EDGES))), False
-        ends = np.append(self.starts[1:], self.starts[-4] * 2)
-        first, last = np.floor(np.log2(2 * np.pi / ends[[3, -1]])).astype(int).tolist()
+        ends = np.append(self.starts[1:], self.starts[-2] * 2)
+        first, last = np.floor(np.log2(2 * np.pi / ends[[1, -1]])).astype(int).tolist()
         for power in range(first, last - 1, -1) if len(found) else ():
             scale, (square, fourth) = 2.0**power, self.at.spread(power)
             if told and not (square > 1e-6).any():
                 break
             told = told or bool((square > 1e-6).any())
             n = np.searchsorted(ends, 2 * np.pi / scale, side="right")
-            blocks = slice(max(n - 12, 0), n)  # in which angles are at most 2 pi
+            blocks = slice(max(n - 6, 0), n)  # in which angles are at most 2 pi
             angle = np.square(scale * np.stack([self.starts[blocks], ends[blocks]]))[:, :, None]
             # Tangents, of which the least is taken; a bound is convex in the square of a frequency
             less = _FLAT * angle * square[:, None, None, None]
@@ -298,10 +299,10 @@ class Line:
         return sum(part.nbytes for table in self.tables.values() for part in table)
 
     def payoff(self, n: int) -> NDArray[np.complex128]:
-        """(n,) factors of the sum."""
+        """(n,) logs of factors of the sum."""
         z = self.at.tilt + 2j * np.pi / self.period * np.arange(n)
         sizes = np.where(z.imag > 0, 2, 1) / self.period
-        return np.asarray(sizes / np.conj(z * (z + 1)), np.complex128)
+        return np.asarray(np.log(sizes / np.conj(z * (z + 1))), np.complex128)
 
 
 def _spread(loss: FloatArray, mass: FloatArray, scale: float) -> FloatArray:
@@ -334,36 +335,77 @@ class OnLine:
     Attributes:
         n_frequencies: (n,) that each sums over.
         tail: (n,) bound of the others [2.3].
-        rounding: (n,) bound of what rounding does to the sum [4.3] [4.4].
+        rounding: (n,) bound of what rounding does to the sum [4.3] [4.4]; where there is a table.
     """
 
     def __init__(
         self,
         line: Line,
-        table: Table,
         met: Met,
         smooth: FloatArray,
         log_target: FloatArray,
         epsilon: FloatArray,
+        table: Table | None = None,
     ) -> None:
-        self.line, self.table, self.met, self.smooth = line, table, met, smooth
-        losses, tilt, n = line.at.losses, line.at.tilt, table.angle.shape[1]
+        """Without a table it is known only how many frequencies are needed."""
+        self.line, self.met, self.smooth = line, met, smooth
+        losses, tilt = line.at.losses, line.at.tilt
         self.entries = entries = _entries(losses, met)
         self.gaussian = _squared_mu(losses, met) * (1 + U * entries) + smooth
         self.psi = met.counts @ line.at.psi + tilt * (tilt + 1) / 2 * self.gaussian
-        tails, need = _tails(line, table.top, met, self.gaussian, self.psi, log_target, epsilon)
-        last = np.searchsorted(_EDGES, n, side="right") - 1
-        need = np.minimum(need + need % 2, last)  # so that there are few sizes
+        # Exponents of terms that are not above 0, but for rounding
+        exponent = met.counts @ (line.top if table is None else table.top)
+        rounding = 1 + 1e-9 + 4 * U * entries * np.abs(exponent).max(axis=1)
+        exponent -= self.gaussian[:, None] / 2 * np.square(line.starts)
+        blocks = np.exp(exponent) * line.size * rounding[:, None]
+        tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+        end = np.square(2 * line.starts[-2])
+        tails += (np.exp(-self.gaussian / 2 * end) * line.beyond)[:, None]
+        limit = _CUT * np.exp(np.minimum(log_target - self.psi + tilt * epsilon, 700.0))
+        enough, last = tails <= limit[:, None], len(_EDGES) - 1
+        need = np.where(enough.any(axis=1), enough.argmax(axis=1), last)
+        if table is not None:
+            self.table, n = table, table.angle.shape[1]
+            need = np.minimum(need, np.searchsorted(_EDGES, n, side="right") - 1)
         self.n_frequencies = _EDGES[need]
         self.tail = tails[np.arange(len(need)), need]
+        if table is None:
+            return
         self.payoff = line.payoff(n)
         error = met.counts @ table.error + 64 * U * self.n_frequencies
         steps = met.counts @ losses.n_steps
         error += U * entries * (4 * steps + 2 + met.counts @ np.abs(line.at.psi))
         omega = 2 * np.pi / line.period * self.n_frequencies
         error += 16 * U * self.gaussian * (tilt + 1 + omega) ** 2
-        sizes = np.cumsum(np.abs(self.payoff))[self.n_frequencies - 1]
+        sizes = np.cumsum(np.exp(self.payoff.real))[self.n_frequencies - 1]
         self.rounding = np.expm1(error) * sizes * (1 + 1e-9)
+
+    @classmethod
+    def tabled(
+        cls, line: Line, met: Met, smooth: FloatArray, log_target: FloatArray, epsilon: FloatArray
+    ) -> Iterator[tuple[OnLine, IntArray]]:
+        """Examples on a line, with a table each that has enough frequencies, and their rows."""
+        losses = line.at.losses
+        n_kinds = max(len(losses.miss), len(losses.cells), 1)
+        most = 1 << int(np.clip(np.log2(_MOST_TRANSFORMS / n_kinds), 8, 16))
+
+        def needed(smooth: FloatArray) -> IntArray:
+            return cls(line, met, smooth, log_target, epsilon).n_frequencies
+
+        frequencies, finer = needed(smooth), needed(smooth / 64)
+        free = finer <= 1.3 * frequencies  # to be smoothed less
+        smooth = np.where(free, smooth / 64, smooth)
+        frequencies = np.where(free, finer, frequencies)
+        long = frequencies > most  # these are smoothed more, until they need no more
+        if long.any():
+            enough = 12 * np.square(line.period / np.pi / most)
+            smooth = np.where(long, np.maximum(smooth, enough), smooth)
+            frequencies = np.minimum(needed(smooth), most)
+        sizes = 2 ** np.ceil(np.log2(np.maximum(frequencies, 16))).astype(np.int64)
+        for size in np.unique(sizes).tolist():
+            rows = np.flatnonzero(sizes == size)
+            every = smooth[rows], log_target[rows], epsilon[rows]
+            yield cls(line, met.take(rows), *every, losses.table(line, size)), rows
 
     def chunks(self) -> Iterator[tuple[IntArray, NDArray[np.complex128]]]:
         """Rows with the same number of frequencies, and their terms of the sum."""
@@ -372,20 +414,30 @@ class OnLine:
             alike = np.flatnonzero(self.n_frequencies == n)
             table = np.concatenate([self.table.log_modulus[:, :n], self.table.angle[:, :n]], axis=1)
             omega = 2 * np.pi / line.period * np.arange(n)
-            real, imaginary = -np.square(omega) / 2, -omega * (2 * tilt + 1) / 2
+            gaussian = np.append(-np.square(omega) / 2, -omega * (2 * tilt + 1) / 2)
+            payoff = np.append(self.payoff.real[:n], self.payoff.imag[:n])
             size = max(1, _AT_ONCE // int(n))
             for rows in np.split(alike, range(size, len(alike), size)):
                 log = _product(self.met.counts[rows], table)
-                modulus = np.exp(log[:, :n] + self.gaussian[rows, None] * real)
-                angle = log[:, n:] + self.gaussian[rows, None] * imaginary
+                log += self.gaussian[rows, None] * gaussian + payoff
+                modulus, angle = np.exp(log[:, :n]), log[:, n:]
                 terms = np.empty((len(rows), int(n)), complex)
-                terms.real, terms.imag = modulus * np.cos(angle), modulus * np.sin(angle)
-                yield rows, terms * self.payoff[:n]
+                np.multiply(modulus, np.cos(angle), out=terms.real)
+                np.multiply(modulus, np.sin(angle), out=terms.imag)
+                yield rows, terms
 
     def log_delta(
-        self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray
+        self,
+        rows: IntArray,
+        terms: NDArray[np.complex128],
+        index: IntArray,
+        epsilon: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
-        """Log delta at epsilon, from above, and minus its slope [2.2] [4.5]."""
+        """Log delta of rows[index] at epsilon, from above, and minus its slope [2.2] [4.5].
+
+        rows, terms: see `chunks`.
+        """
+        rows, terms = rows[index], terms[index]
         tilt, psi = self.line.at.tilt, self.psi[rows]
         total, slope = self._sum(terms, epsilon)
         extra = self.tail[rows] + self.rounding[rows] * (1 + np.abs(epsilon) / self.line.period)
@@ -398,22 +450,32 @@ class OnLine:
         self, terms: NDArray[np.complex128], epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """(n,) of the terms at epsilon, and minus its slope."""
-        step = 2 * np.pi / self.line.period
-        waves = terms * _powers(np.exp(1j * step * epsilon), terms.shape[1])
-        z = self.line.at.tilt - 1j * step * np.arange(terms.shape[1])
-        return waves.real.sum(axis=1), (waves @ z).real
+        step, n = 2 * np.pi / self.line.period, terms.shape[1]
+        few = min(n & -n, 1 << n.bit_length() // 2)
+        low = _powers(np.exp(1j * step * epsilon), few)
+        high = _powers(np.exp(1j * step * few * epsilon), n // few)
+        table = terms.reshape(-1, n // few, few)
+        waves = np.matmul(table, low[:, :, None])[:, :, 0] * high
+        numbered = np.matmul(table, (low * np.arange(few))[:, :, None])[:, :, 0] * high
+        numbered += waves * (few * np.arange(n // few))  # by its number
+        total = waves.real.sum(axis=1)
+        return total, self.line.at.tilt * total + step * numbered.imag.sum(axis=1)
 
     def log_delta_below(
-        self, rows: IntArray, terms: NDArray[np.complex128], epsilon: FloatArray, psi: FloatArray
+        self,
+        rows: IntArray,
+        terms: NDArray[np.complex128],
+        index: IntArray,
+        epsilon: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
-        """Log delta of what was met at epsilon, from below, and minus its slope [3.2] [3.4].
+        """The same from below [3.2] [3.4]; -inf where nothing is shown.
 
-        -inf where nothing is shown. The curve is smoothed by a Gaussian mechanism of squared mu
-        `more`, so it is read further out and less what that mechanism may have carried across.
-
-        psi: (n, n_tilts) log moments of what was met.
+        The curve is smoothed by a Gaussian mechanism of squared mu `more`, so it is read further
+        out and less what that mechanism may have carried across.
         """
+        rows, terms = rows[index], terms[index]
         tilt, period = self.line.at.tilt, self.line.period
+        psi = _psi(self.line.at.losses, self.met.take(rows))
         more = self.smooth[rows] + 4 * U * self.entries[rows] * self.gaussian[rows]
         at = epsilon + more / 2 + tilt * more + _BEYOND * np.sqrt(more)
         at = at + 8 * U * np.abs(at)
@@ -433,59 +495,6 @@ class OnLine:
             log = np.log(total - lost)
             found, shown = base + log - size - 8 * U * np.abs(log), total > lost
             return np.where(shown, found, -np.inf), np.where(shown, slope / total, tilt)
-
-
-def _tails(
-    line: Line,
-    top: FloatArray,
-    met: Met,
-    gaussian: FloatArray,
-    psi: FloatArray,
-    log_target: FloatArray,
-    epsilon: FloatArray,
-) -> tuple[FloatArray, IntArray]:
-    """(n, n_blocks) bounds of all terms from each block on, and the first that may be left out."""
-    entries = _entries(line.at.losses, met)
-    exponent = met.counts @ top  # of terms that are not above 0, but for rounding
-    rounding = 1 + 1e-9 + 4 * U * entries * np.abs(exponent).max(axis=1)
-    exponent -= gaussian[:, None] / 2 * np.square(line.starts)
-    blocks = np.exp(exponent) * line.size * rounding[:, None]
-    tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
-    tails += (np.exp(-gaussian / 2 * np.square(2 * line.starts[-4])) * line.beyond)[:, None]
-    limit = _CUT * np.exp(np.minimum(log_target - psi + line.at.tilt * epsilon, 700.0))
-    enough = tails <= limit[:, None]
-    last = len(_EDGES) - 1
-    return tails, np.where(enough.any(axis=1), enough.argmax(axis=1), last)
-
-
-def _on_line(
-    line: Line, met: Met, smooth: FloatArray, log_target: FloatArray, epsilon: FloatArray
-) -> Iterator[tuple[OnLine, IntArray]]:
-    """Examples on a line, with a table each that has enough frequencies, and their rows."""
-    losses, tilt = line.at.losses, line.at.tilt
-    own, psi = _squared_mu(losses, met), met.counts @ line.at.psi
-    n_kinds = max(len(losses.miss), len(losses.cells), 1)
-    most = 1 << int(np.clip(np.log2(_MOST_TRANSFORMS / n_kinds), 8, 16))
-
-    def needed(smooth: FloatArray) -> IntArray:
-        gaussian = own + smooth
-        total = psi + tilt * (tilt + 1) / 2 * gaussian
-        return _EDGES[_tails(line, line.top, met, gaussian, total, log_target, epsilon)[1]]
-
-    frequencies, finer = needed(smooth), needed(smooth / 64)
-    free = finer <= 1.3 * frequencies  # to be smoothed less
-    smooth, frequencies = np.where(free, smooth / 64, smooth), np.where(free, finer, frequencies)
-    long = frequencies > most  # these are smoothed more, until they need no more
-    if long.any():
-        enough = 12 * np.square(line.period / np.pi / most)
-        smooth = np.where(long, np.maximum(smooth, enough), smooth)
-        frequencies = np.minimum(needed(smooth), most)
-    sizes = 2 ** np.ceil(np.log2(np.maximum(frequencies, 16))).astype(np.int64)
-    for size in np.unique(sizes).tolist():
-        rows = np.flatnonzero(sizes == size)
-        table = losses.table(line, size)
-        on = OnLine(line, table, met.take(rows), smooth[rows], log_target[rows], epsilon[rows])
-        yield on, rows
 
 
 def _chernoff(
@@ -566,11 +575,12 @@ def _contours(
     psi: FloatArray, best: IntArray, log_target: FloatArray, epsilon: FloatArray, alias: float
 ) -> tuple[IntArray, FloatArray]:
     """(n,) tilts and periods, of a few values each."""
+    best = best - best % 2  # whole octaves do
     column = best.copy()
     left, right = _wrapping(psi, column, log_target, epsilon, alias)
     period = np.fmax(left, np.where(np.isfinite(right), right, 0.0))
     hard = np.flatnonzero(right > 1.5 * left)
-    for down in range(1, 12):  # a smaller tilt needs a shorter period where the tail is heavy
+    for down in range(2, 12, 2):  # a smaller tilt needs a shorter period where the tail is heavy
         lower = np.maximum(best[hard] - down, 0)
         at = TILTS[lower] * epsilon[hard]
         far = psi[hard, lower] + LOG_LARGEST[lower] - at - log_target[hard]
@@ -594,12 +604,14 @@ def _search(
     epsilon: FloatArray,
     floor: FloatArray,
     solve: Solve,
-    near: Accuracy = ABOVE,
+    *,
+    below: bool = False,
 ) -> None:
     """Call solve(examples, curve) -> (epsilon, log delta, slope) for all examples.
 
     It is called again, with another line, for those where these tell that the first was poor.
     """
+    near = BELOW if below else ABOVE
     slope, epsilon, log_target = TILTS[best], epsilon.copy(), log_target.copy()
     todo = np.flatnonzero(np.isfinite(epsilon + log_target))
     for _ in range(_ROUNDS):
@@ -611,23 +623,12 @@ def _search(
         for which, (tilt, wide) in enumerate(kinds.T.tolist()):
             line, who = losses.line(int(tilt), wide), todo[kind.ravel() == which]
             smooth = 2 * near.smoothing / (slope[who] * (slope[who] + 1))
-            for on, mine in _on_line(line, met.take(who), smooth, log_target[who], epsilon[who]):
+            for on, mine in OnLine.tabled(
+                line, met.take(who), smooth, log_target[who], epsilon[who]
+            ):
                 for rows, terms in on.chunks():
-                    own = who[mine[rows]]
-
-                    def curve(
-                        index: IntArray,
-                        at: FloatArray,
-                        on: OnLine = on,
-                        rows: IntArray = rows,
-                        terms: NDArray[np.complex128] = terms,
-                        own: IntArray = own,
-                    ) -> tuple[FloatArray, FloatArray]:
-                        if near is ABOVE:
-                            return on.log_delta(rows[index], terms[index], at)
-                        return on.log_delta_below(rows[index], terms[index], at, psi[own[index]])
-
-                    found, log_delta, steep = solve(own, curve)
+                    own, bound = who[mine[rows]], on.log_delta_below if below else on.log_delta
+                    found, log_delta, steep = solve(own, partial(bound, rows, terms))
                     _, right = _wrapping(
                         psi[own], np.full(len(own), line.at.column), log_delta, found, near.alias
                     )
@@ -661,8 +662,8 @@ def _root(
         low[active] = np.where(proven, low[active], np.maximum(low[active], at))
         slope[active] = np.where(proven, steep, slope[active])
         tried[active] |= at <= floor[active]
-        done = proven & ((gap > -1e-4) | (at <= floor[active]))
-        new = at + (gap + 5e-5) / np.maximum(steep, 1e-9)
+        done = proven & ((gap > -3e-4) | (at <= floor[active]))
+        new = at + (gap + 1e-4) / np.maximum(steep, 1e-9)
         a, b = low[active], high[active]
         middle = np.where(
             np.isfinite(b),
@@ -699,9 +700,7 @@ def epsilons(
     bound = (psi * (1 + 1e-12) + LOG_LARGEST + 1e-12 - target[:, None]) / TILTS
     bound[~np.isfinite(bound)] = np.inf
     renyi, best, floor = bound.min(axis=1), bound.argmin(axis=1), np.zeros(len(bound))
-    # Delta is mostly some e^3 times smaller than by moments
-    start, found = (bound - 3 / TILTS).min(axis=1), np.full(len(bound), np.inf)
-    start = np.where(np.isfinite(start), np.maximum(start, renyi / 4), renyi)
+    start, found = _guess(psi, target, best, renyi), np.full(len(bound), np.inf)
     if at_least is not None:
         floor, start = at_least, at_least.copy()
         best = _best(_chernoff(psi, start))
@@ -720,27 +719,49 @@ def epsilons(
     return np.asarray(np.maximum(found, floor))
 
 
-def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
-    """(n,) delta of each example at its epsilon in one direction, never below the truth [5.3]."""
+def _guess(psi: FloatArray, target: FloatArray, best: IntArray, renyi: FloatArray) -> FloatArray:
+    """(n,) epsilon by a saddle point at the best tilts, or what Rényi bounds say."""
+    rows, middle = np.arange(len(best)), np.clip(best, 1, len(TILTS) - 2)
+    left, tilt, right = TILTS[middle - 1], TILTS[middle], TILTS[middle + 1]
+    before, at, after = (psi[rows, middle + k] for k in (-1, 0, 1))
+    with np.errstate(all="ignore"):
+        slopes = (at - before) / (tilt - left), (after - at) / (right - tilt)
+        spread = 2 * (slopes[1] - slopes[0]) / (right - left)
+        log_delta = at - np.log(tilt * (tilt + 1)) - np.log(2 * np.pi * spread) / 2
+        start = (log_delta - target) / tilt
+    good = np.isfinite(start) & (start < renyi)
+    return np.where(good, np.maximum(start, renyi / 4), renyi)
+
+
+def deltas(losses: Losses, met: Met, epsilon: FloatArray, *, below: bool = False) -> FloatArray:
+    """(n,) delta of each example at its epsilon in one direction, never below the truth [5.3].
+
+    below: never above it [3.2], from losses of cells below the truth; 0 where it is below 1e-12.
+    """
     psi = _psi(losses, met)
     bound = _chernoff(psi, epsilon)
-    log_delta = np.minimum(bound.min(axis=1), 0.0)
+    renyi = np.minimum(bound.min(axis=1), 0.0)
+    log_delta, nearer = (np.full(len(met), -np.inf), np.fmax) if below else (renyi, np.fmin)
+    start = np.minimum(renyi, -1e-9)
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
         found, steep = curve(np.arange(len(who)), epsilon[who])
-        log_delta[who] = np.fmin(log_delta[who], found)
-        return epsilon[who], np.minimum(log_delta[who], -1e-9), steep
+        log_delta[who] = nearer(log_delta[who], found)
+        near = np.where(np.isfinite(log_delta[who]), log_delta[who], start[who])
+        return epsilon[who], np.minimum(near, -1e-9), steep
 
+    # Where nothing is looked for: less than is shown, or than is added anyway
     missed, floor = met.counts @ losses.miss, np.full(len(epsilon), -np.inf)
-    alone, _, mu = _gaussian_alone(losses, met)
-    start = np.minimum(log_delta, -1e-9)
     with np.errstate(divide="ignore"):
-        start[log_delta < np.log(missed)] = np.nan  # less than is added anyway
-    start[alone] = np.nan
-    _search(losses, met, psi, _best(bound), start, epsilon, floor, solve)
-    found = np.exp(log_delta) * (1 + 16 * U) + missed
-    found[alone] = gaussian_delta(epsilon[alone], mu) * (1 + GAUSSIAN_ERROR)
-    return np.asarray(np.minimum(found, 1.0))
+        too_small = start < (_LEAST_SHOWN if below else np.log(missed))
+    alone, low, high = _gaussian_alone(losses, met)
+    target = np.where(too_small, np.nan, start)
+    target[alone] = np.nan
+    _search(losses, met, psi, _best(bound), target, epsilon, floor, solve, below=below)
+    side, mu = (-1, low) if below else (1, high)
+    found = np.exp(log_delta) * (1 + side * 16 * U) + (0 if below else missed)
+    found[alone] = gaussian_delta(epsilon[alone], mu) * (1 + side * GAUSSIAN_ERROR)
+    return np.asarray(np.clip(found, 0.0, 1.0))
 
 
 def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) -> FloatArray:
@@ -810,33 +831,6 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
     start = np.where(upper > 0, upper, np.nan)
     alone, mu, _ = _gaussian_alone(below, met)
     start[alone] = np.nan
-    _search(below, met, psi, best, target, start, np.zeros(len(met)), solve, BELOW)
+    _search(below, met, psi, best, target, start, np.zeros(len(met)), solve, below=True)
     found[alone] = gaussian_epsilons(mu, delta)[0]
     return np.where(upper > 0, np.minimum(found, upper), 0.0)
-
-
-def lower_deltas(below: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
-    """(n,) delta of each example at its epsilon one way, never above the truth [3.2] [4.5].
-
-    0 where it is below 1e-12.
-
-    below: the losses of the run, from cells below the truth.
-    """
-    psi = _psi(below, met)
-    bound = _chernoff(psi, epsilon)
-    log_delta = np.full(len(met), -np.inf)
-
-    def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
-        found, steep = curve(np.arange(len(who)), epsilon[who])
-        log_delta[who] = np.fmax(log_delta[who], found)
-        near = np.where(np.isfinite(found), found, target[who])
-        return epsilon[who], np.minimum(near, -1e-9), steep
-
-    target, floor = np.minimum(bound.min(axis=1), -1e-9), np.full(len(epsilon), -np.inf)
-    alone, mu, _ = _gaussian_alone(below, met)
-    target[target < _LEAST_SHOWN] = np.nan
-    target[alone] = np.nan
-    _search(below, met, psi, _best(bound), target, epsilon, floor, solve, BELOW)
-    found = np.exp(log_delta) * (1 - 16 * U)
-    found[alone] = gaussian_delta(epsilon[alone], mu) * (1 - GAUSSIAN_ERROR)
-    return np.asarray(np.clip(found, 0.0, 1.0))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from scipy.sparse import csr_array
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
+from indpriv.accountant.laws import Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method, check_poisson_pairs, clipping_norm_cost, owners_of
 from indpriv.accountant.norms import GoverningNorms, snapped_rates
@@ -235,12 +234,10 @@ def unit_epsilon(shifts: FloatArray, rate: FloatArray, steps: FloatArray, delta:
         return 0.0
     gaussian, tail = rate >= 1, tail_of(delta, float(steps.sum()))
     squares = np.where(gaussian, np.square(rows.sum(axis=1)), 0.0) @ steps
-    laws = [
-        (row.tobytes(), float(q), tail)
-        for row, q in zip(rows[~gaussian], rate[~gaussian], strict=True)
-    ]
-    removed, added = ([_losses(*law, way) for law in laws] for way in (False, True))
-    return pair_epsilon(removed, added, steps[~gaussian], delta, float(squares))
+    sums = Mixture.of_rows(rows[~gaussian], rate[~gaussian], tail)
+    alone = Mixture.centred(1)
+    ways = cells_of(sums, alone, tail), cells_of(alone, sums.mirrored(), tail)
+    return pair_epsilon(ways, steps[~gaussian], delta, float(squares))
 
 
 def _few_kinds(
@@ -261,12 +258,6 @@ def _few_kinds(
         kinds = np.stack([kinds[part].max(axis=0) for part in parts])
         counts = np.array([counts[part].sum() for part in parts])
     return kinds[:, 1:], kinds[:, 0], counts.astype(np.float64)
-
-
-@lru_cache(maxsize=1024)
-def _losses(shifts: bytes, rate: float, tail: float, added: bool) -> Cells:
-    rows, alone = Mixture.of_rows(np.frombuffer(shifts), rate, tail), Mixture.centred(1)
-    return cells_of(alone, rows.mirrored(), tail) if added else cells_of(rows, alone, tail)
 
 
 def clipped_rows(log: NormLog, n_rows: IntArray) -> tuple[StepKinds, FloatArray]:

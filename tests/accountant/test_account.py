@@ -204,7 +204,7 @@ def test_tight_epsilons_under_hundreds_of_sample_rates_are_near_those_of_every_s
     table = account(log, delta=1e-5, accountant="pld", brackets=True)
     for example in range(2):
         kinds = StepKinds(np.repeat(norms[:, example], 40) / 1.5, rate)
-        pairs = Pairs.sampled(kinds, delta=1e-5, most_steps=400.0)
+        pairs = Pairs(kinds, delta=1e-5, most_steps=400.0)
         own = Met.of(np.ones((1, 400)))
         exact = pairs.epsilons(own)
         assert pairs.lower_epsilons(own, exact)[0] <= table.epsilon[example]

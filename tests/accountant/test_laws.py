@@ -4,7 +4,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 from scipy import integrate
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from indpriv.accountant import tight
 from indpriv.accountant.laws import TILTS, Cells, Mixture, U, cells_of, tail_of
@@ -38,7 +38,7 @@ def test_tails_are_a_share_of_delta(delta, steps):
     [(20, 0.05), (17, 1 - 2.0**-53), (60, 0.9999), (900, 0.5), (5000, 0.12), (10**6, 6e-4)],
 )
 def test_weights_of_equal_rows(n, rate):
-    mixture = Mixture.of_rows(np.full(n, 0.001), rate, 1e-15)
+    mixture = Mixture.of_rows(np.full((1, n), 0.001), np.array([rate]), 1e-15)
     numbers = np.rint(mixture.mean[0] / 0.001).astype(int)
     np.testing.assert_allclose(mixture.mean[0], numbers * 0.001, rtol=1e-12)
     kept = range(0, len(numbers), max(len(numbers) // 60, 1))
@@ -55,20 +55,41 @@ def test_weights_of_equal_rows(n, rate):
 @pytest.mark.parametrize("n", [12, 200])
 def test_sums_of_unequal_rows_are_rounded_up(n):
     shifts = np.random.default_rng(1).uniform(0.01, 1, n)
-    mixture = Mixture.of_rows(shifts, 0.1, 1e-15)
+    mixture = Mixture.of_rows(shifts[None], np.array([0.1]), 1e-15)
     mean = float(mixture.mean[0] @ mixture.weight[0])
     assert shifts.sum() * 0.1 * (1 - 1e-12) <= mean <= shifts.sum() * 0.1 * (1.01 + 0.003)
     draws = np.random.default_rng(2).random((4000, n)) < 0.1
-    sums = np.sort(draws @ shifts)
-    below = np.searchsorted(mixture.mean[0], sums, side="right")
-    law = np.append(0.0, np.cumsum(mixture.weight[0]))[below]
-    empirical = np.searchsorted(sums, sums, side="right") / 4000
-    assert (law <= empirical + 0.035).all()  # 4.4 standard deviations of the worst gap
+    for t in np.linspace(-3, shifts.sum() * 0.2 + 3, 20):
+        some = ndtr(draws @ shifts - t)
+        assert mixture.weight[0] @ ndtr(mixture.mean[0] - t) > some.mean() - some.std() / 14
+
+
+@pytest.mark.parametrize(
+    ("shifts", "rate"),
+    [([0.31, 0.17, 0.6, 0.05, 0.6], 0.1), ([3.0, 0.2, 0.011], 0.4), ([0.7] * 4 + [0.69], 0.9)],
+)
+def test_sums_of_rows_are_above_t_more_often_but_hardly(shifts, rate):
+    tail = 1e-13
+    mixture = Mixture.of_rows(np.array([shifts, shifts[::-1]]), np.array([rate, rate / 2]), tail)
+    for step, q in enumerate((rate, rate / 2)):
+        sums, odds = np.zeros(1), np.ones(1)
+        for shift in shifts:
+            sums, odds = np.append(sums, sums + shift), np.append(odds * (1 - q), odds * q)
+        for t in np.linspace(ndtri(tail), sum(shifts) + 6, 200):
+            exact = float(odds @ ndtr(sums - t))
+            found = float(mixture.weight[step] @ ndtr(mixture.mean[0] - t)) + mixture.beyond[step]
+            assert exact * (1 - 1e-13) <= found <= exact * 1.05 + 2.1 * tail
+            if t < 0:  # where little is left to be above t
+                below = float(odds @ ndtr(t - sums)) - float(
+                    mixture.weight[step] @ ndtr(t - mixture.mean[0])
+                )
+                assert below >= -3 * tail
 
 
 def test_rows_that_nobody_can_weigh_are_all_missed():
-    assert Mixture.of_rows(np.full(2000, 0.1), 0.9, 1e-12).beyond[0] == 1
-    assert Mixture.of_rows(np.zeros(3), 0.5, 1e-12).mean.tolist() == [[0.0]]
+    assert Mixture.of_rows(np.full((1, 2000), 0.1), np.array([0.9]), 1e-12).beyond[0] == 1
+    nothing = Mixture.of_rows(np.zeros((1, 3)), np.array([0.5]), 1e-12)
+    assert nothing.mean.tolist() == [[0.0]]
 
 
 def between(a, b):
@@ -224,7 +245,7 @@ def test_transforms_err_by_less_than_their_bound_and_blocks_are_bounded(name):
         share = line.at.share.data[0]  # 1, but for what the moment is raised
         found = np.exp(table.log_modulus[0] + 1j * table.angle[0]) / share
         assert (np.abs(found - transform(np.arange(256))) < table.error[0] / 4).all()
-        ends = np.append(tight._EDGES[1:], 2 * tight._EDGES[-4])
+        ends = np.append(tight._EDGES[1:], 2 * tight._EDGES[-2])
         for start, end, top in zip(tight._EDGES, ends, line.top[0], strict=True):
             largest = np.abs(transform(rng.uniform(start, end, 40))).max()
             assert np.log(largest) <= top - np.log(share)

@@ -31,7 +31,7 @@ def among_and_alone(shift, rate, chosen):
     counts = np.zeros((len(chosen), len(shift)))
     counts[np.arange(len(chosen)), chosen] = STEPS
     many, own = (
-        Pairs.sampled(kinds, delta=DELTA, most_steps=STEPS)
+        Pairs(kinds, delta=DELTA, most_steps=STEPS)
         for kinds in (StepKinds(shift, rate), StepKinds(shift[chosen], rate[chosen]))
     )
     return (many, Met.of(csr_array(counts))), (own, Met.of(csr_array(np.eye(len(chosen)) * STEPS)))
@@ -42,6 +42,20 @@ def test_the_order_of_pairs_that_are_nodes_does_not_matter():
     (many, met), (own, own_met) = among_and_alone(*grid(order), np.array([0, 149, 299]))
     alone = own.epsilons(own_met)
     np.testing.assert_allclose(many.epsilons(met), alone, rtol=1e-3)
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+def test_who_is_hardly_ever_drawn_has_epsilon_0(steps):
+    log = NormLog.from_arrays(
+        [[1.0, 0.3]],
+        [0],
+        total_steps=steps,
+        noise_multiplier=0.3,
+        max_grad_norm=1.0,
+        sample_rate=1e-4 / steps,
+    )
+    assert account(log, delta=1.01e-4, accountant="pld").epsilon.tolist() == [0, 0]
+    assert account(log, delta=0.9e-4, accountant="pld").epsilon[0] > 0
 
 
 @pytest.mark.slow
