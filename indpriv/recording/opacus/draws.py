@@ -47,7 +47,8 @@ class TruncatedPoissonSampler(UniformWithReplacementSampler):
 
     Args:
         max_batch_size: if more examples were drawn, a random choice of this many is trained on.
-        sample_rate, settings: as of Opacus's sampler (num_samples, generator, steps).
+        sample_rate: probability of each example to be drawn.
+        settings: num_samples, generator and steps, as Opacus's sampler takes them.
 
     Raises:
         InputError: the cap or the rate is not in range.
