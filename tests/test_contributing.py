@@ -36,6 +36,7 @@ def test_every_recipe_has_five_lines():
         "an experiment",
         "a finding",
         "a check",
+        "a refusal of the Recorder",
         "a lint rule",
         "a page of documentation",
     ]
