@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._facts import text
 from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv.errors import InputError, check_installed
 from indpriv.round_recorder import RoundRecorder
@@ -119,11 +120,7 @@ def _check_strategy(strategy: Any) -> None:
             "Clipping(FedAvg(...), ...) of flwr.serverapp.strategy."
         )
     if getattr(inner, "aggregate_train", None) is not flower.FedAvg.aggregate_train:
-        raise InputError(
-            f"{inner.__name__} does not publish a weighted average of the updates, so how far one "
-            "client moves its result is unknown, and Flower's noise does not fit it. Wrap FedAvg, "
-            "or a strategy that averages as it does (FedProx)."
-        )
+        raise InputError(text("refusal.rounds", "no_average", strategy=inner.__name__))
     _checks.check_setting("max_grad_norm", strategy.clipping_norm)
     _checks.check_setting("noise_multiplier", strategy.noise_multiplier)
 
@@ -146,10 +143,7 @@ class _Rounds:
         self._model = {name: array.numpy() for name, array in model.items()}
         for name, array in self._model.items():
             if array.dtype.kind != "f":
-                raise InputError(
-                    f"array {name!r} of the model is {array.dtype}, and noise on it would be "
-                    "rounded. Send floating-point parameters only, not the counters of batch norms."
-                )
+                raise InputError(text("refusal.rounds", "integers", name=name, dtype=array.dtype))
             self._model[name] = array.astype(np.float64)
         self._rate = min(1.0, max(n_chosen, 1) / max(len(nodes), 1))
         if self.recorder is None:
@@ -175,20 +169,16 @@ class _Rounds:
         limit, after = float(strategy.clipping_norm), self.lengths(replies)
         who = [self.client_of(reply) for reply in replies]
         if after.max() > limit * (1 + _ROUNDING):
-            raise InputError(
-                f"the update of client {who[int(after.argmax())]!r} is {after.max():.4g} long and "
-                f"was averaged without clipping at {limit:.4g}. Give its ClientApp "
-                "mods=[fixedclipping_mod], or clip on the server."
-            )
+            client = who[int(after.argmax())]
+            values = {"client": client, "length": after.max(), "limit": limit}
+            raise InputError(text("refusal.rounds", "not_clipped", **values))
         key = strategy.strategy.weighted_by_key
         weights = np.array(
             [float(next(iter(reply.content.metric_records.values()))[key]) for reply in replies]
         )
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.max() > 0):
-            raise InputError(
-                f"clients sent the weights {weights.tolist()[:5]} as {key!r}, which make no "
-                "average. Let each send a positive number, best the same."
-            )
+            few = weights.tolist()[:5]
+            raise InputError(text("refusal.rounds", "weights", weights=few, key=key))
         share = weights / weights.max()
         largest = weights.max() / weights.sum() * max(1.0, after.max() / limit)
         recorder.round(
@@ -206,14 +196,8 @@ class _Rounds:
         for record in reply.content.array_records.values():
             sent = {name: array.numpy() for name, array in record.items()}
             if [(name, array.shape, array.dtype.kind) for name, array in sent.items()] != form:
-                raise InputError(
-                    f"client {self.client_of(reply)!r} sent other arrays than those of the model, "
-                    "or integers. Send the same names, shapes and order, in floating point."
-                )
+                raise InputError(text("refusal.rounds", "arrays", client=self.client_of(reply)))
             squares += sum(float(np.square(sent[name] - model[name]).sum()) for name in model)
         if not np.isfinite(squares):
-            raise InputError(
-                f"client {self.client_of(reply)!r} sent an update that is not finite, which "
-                "clipping does not mend. Let the client send the model unchanged instead."
-            )
+            raise InputError(text("refusal.rounds", "not_finite", client=self.client_of(reply)))
         return float(np.sqrt(squares))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int, check_row
+from indpriv._facts import text
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -70,15 +71,9 @@ class GradientCanaries:
         parameters: list[Any] = [p for p in attacked.run.module.parameters() if p.requires_grad]
         n_coordinates = sum(p.numel() for p in parameters)
         if self.count > n_coordinates:
-            raise InputError(
-                f"{self.count} gradient canaries need as many coordinates, but the model has "
-                f"{n_coordinates} trainable parameters; insert fewer"
-            )
+            raise InputError(text("refusal.attacks", "too_many", count=self.count, n=n_coordinates))
         if self.through_clipping and (attacked.run.is_ghost or attacked.clips_at_levels):
-            raise InputError(
-                "canaries can pass the clipping of Opacus's hooks only, at max_grad_norm; leave "
-                "out through_clipping in ghost mode, with individual_clipping or privacy_filter"
-            )
+            raise InputError(text("refusal.attacks", "through_clipping"))
         return Canaries(self, attacked, parameters, n_coordinates)
 
 

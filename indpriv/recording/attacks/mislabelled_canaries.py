@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from indpriv._arrays import BoolArray, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._facts import text
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
@@ -101,17 +102,11 @@ class MislabelledCanaries:
         Averages are over the planned number of examples.
         """
         if attacked.data.dataset is not self.train_set:
-            raise InputError(
-                "the Recorder's dataset is not the train_set of its MislabelledCanaries; make the "
-                "loader with canaries.loader(...) and the Recorder with canaries.train_set"
-            )
+            raise InputError(text("refusal.attacks", "train_set"))
         run = attacked.run
         planned = None if self._loader is None else 1 / len(self._loader)
         if planned is None or not math.isclose(run.sample_rate, planned, rel_tol=1e-9):
-            raise InputError(
-                "the sampling rate of this loader depends on the coins of the canaries: make it "
-                "with canaries.loader(batch_size=...), and pass that to make_private"
-            )
+            raise InputError(text("refusal.attacks", "sample_rate"))
         ranks = getattr(run.optimizer, "world_size", 1)
         run.optimizer.expected_batch_size = int(self._n * planned) / ranks
         self._loss_fn = attacked.data.loss_fn

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_positive_int
+from indpriv._facts import text
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -58,15 +59,9 @@ class WhiteBox:
         """Choose the examples."""
         attacked.check_one_rank_of_poisson("white-box attacks")
         if attacked.clips_at_levels:
-            raise InputError(
-                "the white-box attack knows what examples contribute only if all are clipped at "
-                "max_grad_norm; attack a run without individual_clipping or privacy_filter"
-            )
+            raise InputError(text("refusal.attacks", "at_levels"))
         if attacked.norm_pass.caveats:
-            raise InputError(
-                "the white-box attack needs gradients that can be computed again, but "
-                f"{attacked.norm_pass.caveats[0]}"
-            )
+            raise InputError(text("refusal.attacks", "random", why=attacked.norm_pass.caveats[0]))
         return WhiteBoxAttack(self, attacked)
 
 

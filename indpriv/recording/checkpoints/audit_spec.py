@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from indpriv._facts import text
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.safe_files import LoadFn
 from indpriv.recording.losses import with_targets
@@ -61,10 +62,7 @@ class AuditSpec(TrainingData):
                     f"AuditSpec: {name} is a {type(getattr(self, name)).__name__}; pass a function"
                 )
         if isinstance(self.model, nn.Module):
-            raise InputError(
-                "AuditSpec: model is a module; pass the function that builds it, "
-                "e.g. lambda: MyNet(64)"
-            )
+            raise InputError(text("refusal.checkpoints", "model_is_a_module"))
         object.__setattr__(self, "loss_fn", with_targets(self.loss_fn))
         super().__post_init__()
         if self.test_set is not None and length(self.test_set, "test_set") == 0:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from indpriv import _checks
+from indpriv._facts import text
 from indpriv._files import first_at, write_json
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import location_on_disk
@@ -50,10 +51,6 @@ _CHECKED = 256  # examples on which norms are checked
 _AUGMENTED = (
     "the dataset gives other inputs each time (random augmentation?), so the norms belong to other "
     "inputs than training's"
-)
-_NO_SPEC = (
-    "model and data are not known. Pass --spec train.py:spec: an AuditSpec in a file of yours, "
-    "which builds the model and has the training set and the loss"
 )
 
 
@@ -98,8 +95,8 @@ def replay(
     else:
         _checks.check_choice("batch_size", batch_size, (AUTO,))
     rebuilt, found, settings = _checked(folder, spec, options or StepOptions())
-    for text in (*found.notes, *settings.caveats):
-        tell(text)
+    for note in (*found.notes, *settings.caveats):
+        tell(note)
     last = found.models[-1].path
     made = CheckpointPass(rebuilt, last, device, batch_size)
     with made.norm_pass:
@@ -109,8 +106,8 @@ def replay(
         shares = [f"{share:.1%} of the {split} examples" for split, share in accuracy.items()]
         unknown = "an unknown share of the examples: the task has no accuracy"
         tell(f"the last checkpoint, {last.name}, is correct on {' and '.join(shares) or unknown}")
-        for text in made.caveats:
-            tell(text)
+        for caveat in made.caveats:
+            tell(caveat)
         of_clip = "clipping_norm_epsilon"  # cost of the private release that it was set to
         paths = (of_clip,), ("training", of_clip), ("recorder", of_clip)
         paid = first_at(settings.declared, *paths)
@@ -142,7 +139,7 @@ def _checked(
     unknown, rebuilt, model = Discovery(), None, None
     with unknown.collecting():
         if spec is None:
-            raise InputError(_NO_SPEC)
+            raise InputError(text("refusal.checkpoints", "no_spec"))
         rebuilt = load_spec(spec) if isinstance(spec, str) else spec
         model = rebuilt.model()
     load, n = (None, None) if rebuilt is None else (rebuilt.load, rebuilt.n_examples)
@@ -151,7 +148,7 @@ def _checked(
     settings = saved_models.resolve(folder, found, options, n)
     found.check(folder)
     if rebuilt is None or settings is None:  # never: each adds a problem
-        raise InputError(_NO_SPEC)
+        raise InputError(text("refusal.checkpoints", "no_spec"))
     return rebuilt, found, settings
 
 
@@ -315,9 +312,6 @@ class CheckpointPass:
             table = self.spec.example_table(model, self._examples, self._test)
         bad = table.frame[~np.isfinite(table.frame["loss"].to_numpy(np.float64))]
         if len(bad):
-            raise InputError(
-                f"{len(bad)} losses are NaN or infinite at the last checkpoint, e.g. that of "
-                f"{bad['split'].iloc[0]} example {bad['example_id'].iloc[0]!r}; look at these "
-                "examples, and check that spec and checkpoints belong together"
-            )
+            one = {"split": bad["split"].iloc[0], "example": bad["example_id"].iloc[0]}
+            raise InputError(text("refusal.checkpoints", "losses", count=len(bad), **one))
         return table

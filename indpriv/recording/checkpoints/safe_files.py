@@ -23,6 +23,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from indpriv._facts import text
 from indpriv._files import read_json
 from indpriv._folders import refuse_links
 from indpriv._reading import Text, Whole, check, table
@@ -168,10 +169,7 @@ def _weights_of(folder: Path) -> list[Path]:
         shards = sorted(set(content["weight_map"].values()))
         for shard in shards:
             if shard != Path(shard).name or shard.startswith(".") or not (folder / shard).is_file():
-                raise InputError(
-                    f"{index} names {shard!r}, but there is no such file beside it; "
-                    "save the checkpoint again"
-                )
+                raise InputError(text("refusal.checkpoints", "no_shard", index=index, shard=shard))
         return [folder / shard for shard in shards]
     return []
 
@@ -283,10 +281,7 @@ def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
         bare = _tensors(content.values)
         found = next(filter(None, nested), bare if len(bare) == len(content.entries) else {})
     if not found:
-        raise InputError(
-            f"{content.path} has no state_dict in a usual place ({described}); "
-            "pass AuditSpec(load=lambda state: state[...]), which returns it"
-        )
+        raise InputError(text("refusal.checkpoints", "state", path=content.path, found=described))
     return found
 
 
@@ -324,11 +319,8 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     ]
     if differences:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-        raise InputError(
-            "its parameters are not those of the spec's model: "
-            f"{'; '.join(differences[:_SHOWN])}{more}. Build the model that was trained, or remove "
-            "this checkpoint"
-        )
+        shown = "; ".join(differences[:_SHOWN]) + more
+        raise InputError(text("refusal.checkpoints", "other_parameters", differences=shown))
     return inner
 
 
@@ -343,10 +335,7 @@ def _prefix(state: Mapping[str, Tensor], tied: list[list[str]]) -> str:
         found.update({x[: -len(own)] for own, x in pairs if f".{x}".endswith(f".{own}")})
     whole = [prefix for prefix, times in sorted(found.items()) if times == len(tied)]
     if len(whole) > 1 and "" not in whole:
-        raise InputError(
-            f"it contains several models (prefixes {', '.join(map(repr, whole))}); "
-            "choose one with AuditSpec(load=...)"
-        )
+        raise InputError(text("refusal.checkpoints", "several_models", prefixes=whole))
     return max(sorted({"", *found}), key=found.__getitem__)
 
 
@@ -362,10 +351,7 @@ def load_into(model: nn.Module, path: Path, load: LoadFn | None = None) -> dict[
         for name, tensor in state.items():
             real = tensor.is_floating_point() or tensor.is_complex()
             if real and not torch.isfinite(tensor).all():
-                raise InputError(
-                    f"its {name} has NaN or infinite values: training had diverged, or the file is "
-                    "damaged; remove this checkpoint"
-                )
+                raise InputError(text("refusal.checkpoints", "diverged", name=name))
     model.load_state_dict(state)
     return state
 

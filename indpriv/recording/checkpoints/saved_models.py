@@ -23,6 +23,7 @@ from torch import nn
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._facts import text
 from indpriv._files import first_at
 from indpriv._folders import named_by_person
 from indpriv.errors import InputError
@@ -168,21 +169,15 @@ def discover(
         names = listed([model.path.name for model in models])
         with found.collecting():
             if len({_print_of(model.path, load) for model in models}) > 1:
-                raise InputError(
-                    f"{names} are all of step {step} by {models[0].said_by}, with different "
-                    "parameters: keep one of them, or only the checkpoints of one run, or tell "
-                    f"their steps by {STEP_OF}"
-                )
+                values = {"names": names, "step": step, "source": models[0].said_by}
+                raise InputError(text("refusal.checkpoints", "same_step", **values))
             found.notes.append(f"{names} are the same model, of step {step}; it is replayed once")
     found.problems.extend(filter(None, [trained]))
     for earlier, later in pairwise(model for model in found.models if model.history):
         before = _counted(earlier.history)
         if not np.array_equal(before, _counted(later.history)[: len(before)]):
-            found.problems.append(
-                f"the accountant's history in {later.path.name!r} does not continue that in "
-                f"{earlier.path.name!r}: they are from two runs, or the accountant was restarted; "
-                "pass the checkpoints of one run"
-            )
+            values = {"later": later.path.name, "earlier": earlier.path.name}
+            found.problems.append(text("refusal.checkpoints", "two_runs", **values))
             break
     gaps = [(later.step - earlier.step, earlier.step) for earlier, later in pairwise(found.models)]
     usual = sorted(gaps)[len(gaps) // 2][0] if gaps else 0
@@ -208,10 +203,7 @@ def _paths(folder: Path) -> list[Path]:
             return sorted(paths, key=lambda path: natural_key(path.name))
     names = sorted(item.name for item in folder.iterdir())
     content = f"it contains {listed(names)}" if names else "it is empty"
-    raise InputError(
-        f"{folder} contains no checkpoints ({content}); expected are files such as step_10.pt, "
-        "epoch=3-step=400.ckpt or model.safetensors, or folders such as checkpoint-500"
-    )
+    raise InputError(text("refusal.checkpoints", "no_checkpoints", folder=folder, content=content))
 
 
 def natural_key(name: str) -> str:
@@ -301,12 +293,8 @@ def _saved_model(content: Content, told: int | None, notes: list[str]) -> SavedM
     said_by, step = next(iter(known.items()))
     for source, other in known.items():
         if counted is not None and (other > step or (other < step and source == STEP_OF)):
-            raise InputError(
-                f"{str(path)!r} is of step {other} by {source}, but the Opacus accountant inside "
-                f"counted {counted} steps. If it was restarted on resuming, its epsilon is too "
-                "small: save these models' state_dict without it, and pass the settings of all "
-                f"steps as options. If {source} counts something else, correct it"
-            )
+            said = {"path": str(path), "step": other, "source": source, "counted": counted}
+            raise InputError(text("refusal.checkpoints", "restarted", **said))
         if other != step:
             notes.append(f"{path.name!r} is of step {step} by {said_by}, not {other} by {source}")
     moves = "grad_clip_scheduler_state_dict" in values
@@ -325,10 +313,7 @@ def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
         if sum(steps for _, _, steps in spans) > _MOST_STEPS:
             raise ValueError
     except ValueError as error:  # pydantic's own is one
-        raise InputError(
-            f"{path} has an accountant's history that is not a list of (noise_multiplier, "
-            "sample_rate, steps); save it again without it, and pass the settings as options"
-        ) from error
+        raise InputError(text("refusal.checkpoints", "history", path=path)) from error
     return spans
 
 
@@ -352,11 +337,8 @@ def _other_trained(content: Content, model: nn.Module) -> str:
             continue
         if n_trained == trainable:
             break
-        return (
-            f"the optimizer in {content.path.name} trained {n_trained} parameter tensors, the "
-            f"spec's model has {trainable} that require a gradient: freeze in model() exactly what "
-            "was frozen in training"
-        )
+        said = {"name": content.path.name, "n_trained": n_trained, "trainable": trainable}
+        return text("refusal.checkpoints", "other_trained", **said)
     return ""
 
 
@@ -442,7 +424,7 @@ def resolve(
         sources={**sources, "steps of checkpoints": last.said_by},
         accountant_counted_all=len(counted) == total,
         declared=declared,
-        caveats=[text for text, holds in caveats.items() if holds],
+        caveats=[caveat for caveat, holds in caveats.items() if holds],
     )
 
 
@@ -493,10 +475,8 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
         elif len(value) == total:
             these[:] = _checks.check_setting(name, value)
         else:
-            raise InputError(
-                f"{source}: {name} has {len(value)} values; write one, or one for each of {total} "
-                "steps"
-            )
+            values = {"source": source, "name": name, "count": len(value), "total": total}
+            raise InputError(text("refusal.checkpoints", "other_length", **values))
         differs = ~(np.isnan(column) | np.isnan(these))
         differs &= ~np.isclose(column, these, rtol=_SAME, atol=0)
         counted_rate = name == "sample_rate" and source == ACCOUNTANT
@@ -504,11 +484,9 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
             differs &= ~np.isclose(1 / column - 1 / these, 1.0, rtol=1e-6)
         if differs.any():
             step = int(np.argmax(differs))
-            raise InputError(
-                f"the values of {name} contradict each other: at step {step} it is "
-                f"{column[step]:.8g} by {next(iter(by_source))} and {these[step]:.8g} by {source}; "
-                "remove the wrong one"
-            )
+            values = {"first": column[step], "first_source": next(iter(by_source)), "step": step}
+            values |= {"second": these[step], "second_source": source, "name": name}
+            raise InputError(text("refusal.checkpoints", "contradiction", **values))
         if counted_rate and RUN_JSON not in by_source:  # an option was not read from a sampler
             column = np.fmax(column, these)
         column = np.where(np.isnan(column), these, column)
@@ -550,10 +528,7 @@ def _unfit(
     """What a replay cannot handle: other data or checkpoints, clipping that is not flat."""
     n_train = first_at(declared, ("data", "n_train"))
     if isinstance(n_train, int) and n_examples not in (n_train, None):
-        yield (
-            f"the spec's dataset has {n_examples} examples, run.json says {n_train}: pass the "
-            "data used in training"
-        )
+        yield text("refusal.checkpoints", "other_data", n_examples=n_examples, n_train=n_train)
     places = (), ("training",), ("recorder",)
     clipping = first_at(declared, *((*place, "clipping") for place in places))
     # With individual clipping, no example contributes more than with flat clipping.
@@ -563,11 +538,7 @@ def _unfit(
         yield f"the run has no privacy to account for: {reason}"
     moving = [model.path.name for model in found.models if model.clipping_moves]
     if moving and "max_grad_norm" in columns and np.ptp(columns["max_grad_norm"]) == 0:
-        yield (
-            f"{moving[0]} contains the state of a clipping scheduler, so max_grad_norm changed, "
-            "but only one value is known; pass all of them, "
-            "e.g. --set max_grad_norm=1.0,0.9@100,0.81@200"
-        )
+        yield text("refusal.checkpoints", "clipping_moves", name=moving[0])
     last = found.models[-1] if found.models and not found.problems else None
     if last and 2 * last.step < total and last.said_by != STEP_OF:
         yield (

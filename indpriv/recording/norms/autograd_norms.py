@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from indpriv._facts import text
 from indpriv.errors import InputError
 from indpriv.recording.norms.batches import Batch, call, check_losses, map_tensors
 from indpriv.recording.norms.shadow_model import ModelInTraining
@@ -99,10 +100,7 @@ class AutogradCheck:
         error = math.sqrt(sum(float(total.square().sum()) for total in off))
         length = float((weights.to(self._norms) * self._norms).norm())
         if error > self.tolerance * length + TINY:
-            raise InputError(
-                f"the gradient of a batch is off by {error:.2g} from the sum of those of its "
-                f"examples, {length:.2g} long; does the model or the loss mix examples?"
-            )
+            raise InputError(text("refusal.norms", "not_the_sum", error=error, length=length))
 
     def disagreement(self, norms: Tensor) -> str:
         """How the norms of the first examples differ from autograd's; "" if they do not."""
@@ -112,10 +110,8 @@ class AutogradCheck:
         ):
             return ""
         worst = int((ours - expected).abs().argmax())
-        return (
-            f"example {worst} has norm {ours[worst]:.6g} within its batch and "
-            f"{expected[worst]:.6g} on its own; does the model or the loss mix examples?"
-        )
+        values = {"example": worst, "norm": ours[worst], "alone": expected[worst]}
+        return text("refusal.norms", "other_norm", **values)
 
 
 def calls_python_functions(model: ModelInTraining, batch: Batch) -> bool:

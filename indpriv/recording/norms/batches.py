@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from indpriv._facts import text
 from indpriv.errors import InputError
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -113,10 +114,7 @@ def first_tensor(value: Any) -> Tensor:
     """The first tensor in nested containers; its length is the batch size."""
     if found := tensors_of(value):
         return found[0]
-    raise InputError(
-        f"a batch of type {type(value).__name__} contains no tensor; "
-        "the data set must return (inputs, targets), or a dict"
-    )
+    raise InputError(text("refusal.norms", "no_tensor", kind=type(value).__name__))
 
 
 def unpacked(batch: Any, unpack: Callable[[Any], Any] | None) -> tuple[Any, Any]:
@@ -131,22 +129,15 @@ def unpacked(batch: Any, unpack: Callable[[Any], Any] | None) -> tuple[Any, Any]
     elif isinstance(batch, Mapping):
         made = Keywords(batch), Keywords(batch)
     if not (isinstance(made, list | tuple) and len(made) == 2):
-        raise InputError(
-            f"{what} {described(made)}; a Recorder needs (inputs, targets), a dict that the model "
-            "takes by keyword, or a function from a batch to (arguments of the model, targets): "
-            f"unpack=lambda batch: {_how_to_unpack(batch)}"
-        )
+        values = {"what": what, "found": described(made), "remedy": _how_to_unpack(batch)}
+        raise InputError(text("refusal.norms", "no_pair", **values))
     inputs, targets = made
     if unpack is not None and isinstance(inputs, Mapping | tuple):
         inputs = Keywords(inputs) if isinstance(inputs, Mapping) else Positional(inputs)
     tensors, leaves = tensors_of(made), torch.utils._pytree.tree_leaves(made)
     plain = [isinstance(x, Tensor | bool | int | float | None) or is_dataclass(x) for x in leaves]
     if not all(plain) or len({x.shape[:1] for x in tensors}) != 1 or not tensors[0].ndim:
-        raise InputError(
-            f"{what} {described(made)}, where the first dimension of every tensor must be the "
-            "examples; in the data set or in unpack=, make tensors of numpy arrays "
-            "(torch.as_tensor) and leave texts and other objects out"
-        )
+        raise InputError(text("refusal.norms", "no_rows", what=what, found=described(made)))
     return inputs, targets
 
 
@@ -176,12 +167,7 @@ def check_losses(losses: Tensor, targets: Any) -> Tensor:
     """Return losses (batch,), or raise InputError: a reduced loss has no per-example gradient."""
     expected = len(first_tensor(targets))
     if not isinstance(losses, Tensor) or losses.shape != (expected,):
-        raise InputError(
-            f"loss_fn returned {described(losses)} for {expected} examples; it must return one "
-            'loss per example, e.g. nn.CrossEntropyLoss(reduction="none"), CausalLMLoss() of a '
-            "language model, or losses.flatten(1).mean(1); if outputs are of shape (n, 1) and "
-            "targets (n,), take outputs.squeeze(1)"
-        )
+        raise InputError(text("refusal.norms", "loss", found=described(losses), expected=expected))
     return losses
 
 

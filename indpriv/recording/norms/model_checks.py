@@ -23,6 +23,7 @@ from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
+from indpriv._facts import text
 from indpriv.errors import InputError
 from indpriv.recording.norms import batches
 from indpriv.recording.norms.autograd_norms import TINY
@@ -31,13 +32,6 @@ from indpriv.recording.random_states import Still, kept_random_state, random_sta
 
 _COMPARED = 7  # examples; a length or a width is seldom a multiple of it, so that rows are found
 _OFTEN = 4  # of six replacements: by no chance order of random numbers
-_MIXES = (
-    "mixes examples{}: what it makes of one changes when others in the batch are {}, so that none "
-    "has a gradient of its own and no epsilon is valid; compute nothing over the examples, such as "
-    "mean(0), x @ x.T, the negatives of a contrastive loss or their number, give attention "
-    "batch_first=True, and keep BatchNorm in eval mode (part.eval() after model.train(), before "
-    "attaching) or replace it (ModuleValidator.fix(model))"
-)
 _FIT = "it must take batches of any size; of outputs (n, 1) take outputs.squeeze(1), not .squeeze()"
 _PROBED = 4  # examples that stand for all others
 _ROUNDING = 1e-6  # relative, of outputs
@@ -45,32 +39,20 @@ _HINDRANCES: Mapping[str, str] = tomllib.loads(
     Path(__file__).with_name("hindrances.toml").read_text(encoding="utf-8")
 )
 _FAULTS = ("shared", "packed", "padding", "checkpoint")  # of these, where nothing fails
-_LEAK = "which thus reach the model without clipping or noise, so no epsilon is valid"
 
 
 def validate_module(module: nn.Module) -> None:
     """Raise InputError for layers that mix examples or have no per-example gradient."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
-            raise InputError(
-                f"the parameter {name!r} is complex: Opacus adds noise to its real part only, so "
-                "no epsilon is valid; store real and imaginary part as a real parameter "
-                "(torch.view_as_complex makes it complex in the forward pass)"
-            )
+            raise InputError(text("refusal.norms", "complex", name=name))
     if replaceable := _replaceable(module):
-        raise InputError(
-            f"{', '.join(replaceable)}: Opacus takes no per-example gradients of such layers, "
-            "which mix examples or hide their parts; replace them before the optimizer is made: "
-            "model = opacus.validators.ModuleValidator.fix(model)"
-        )
+        raise InputError(text("refusal.norms", "layers", layers=", ".join(replaceable)))
     for part in module.modules():
         if isinstance(part, nn.Embedding) and (
             part.max_norm is not None or part.scale_grad_by_freq
         ):
-            raise InputError(
-                "an Embedding with max_norm or scale_grad_by_freq mixes examples; "
-                "make it without them"
-            )
+            raise InputError(text("refusal.norms", "embedding"))
 
 
 def _replaceable(module: nn.Module) -> list[str]:
@@ -115,7 +97,7 @@ def check_each_alone(model: ModelInTraining, batch: batches.Batch) -> None:
         shadow = model.shadow()
         passes = (partial(_made, model, shadow, each) for each in (few, others))
         who, where = first_that_mixes(shadow, passes, kept) or ("loss_fn", "")
-        raise InputError(f"{who} {_MIXES.format(where, 'replaced')}")
+        raise InputError(text("refusal.norms", "mixes", who=who, where=where, done="replaced"))
     alone, now = made(few.rows(0, 1))
     near = [
         one.shape == rows[:1].shape and torch.allclose(one, rows[:1], 0.05, 0.01, True)
@@ -123,7 +105,7 @@ def check_each_alone(model: ModelInTraining, batch: batches.Batch) -> None:
     ]
     if torch.equal(now, drawn) and not near[0]:
         who = "loss_fn" if all(near[1:]) else "the model"
-        raise InputError(f"{who} {_MIXES.format('', 'taken away')}")
+        raise InputError(text("refusal.norms", "mixes", who=who, where="", done="taken away"))
 
 
 def _same(before: list[Tensor], after: list[Tensor], kept: Tensor) -> bool:
@@ -203,11 +185,7 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
     for name, part in module.named_modules():
         attends = type(part).forward is DPMultiheadAttention.forward
         if attends and part.batch_first and part.num_heads > 1:
-            raise InputError(
-                f"{named(name, part)}: with batch_first=True and several heads, Opacus mixes up "
-                f"positions by the longest text in the batch, {_LEAK}; use num_heads=1, or "
-                "nn.Linear layers and nn.functional.scaled_dot_product_attention"
-            )
+            raise InputError(text("refusal.norms", "attention", layer=named(name, part)))
     size = min(_PROBED, len(batches.first_tensor(inputs)) // 2)
     if not size:
         return
@@ -217,24 +195,14 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
     _outputs(second, parts[1])
     for (name, value), other in zip(first.named_buffers(), second.buffers(), strict=True):
         if not batches.same_values(value, other):
-            raise InputError(
-                f"a forward pass changes the buffer {name!r} depending on its examples, {_LEAK}; "
-                "remove that, or fix the buffer before training"
-            )
+            raise InputError(text("refusal.norms", "buffer", name=name))
     if all(map(_close, _outputs(first, parts[0]), _outputs(second, parts[0]))):
         return
     for _ in parts:
         mine, theirs = (_outputs(shadow, parts[0]) for shadow in fed_alike)
     if all(map(_close, mine, theirs)):
-        raise InputError(
-            "outputs of the model depend on examples that it has seen before: a layer keeps "
-            f"something of them, {_LEAK}; remove that, e.g. a list or a running mean in the module"
-        )
-    raise InputError(
-        "outputs of the model change from call to call, whatever its examples are: a counter or a "
-        "generator outside the module moves them, and calls of the Recorder would move it too; "
-        "make it an attribute or buffer of the module, or draw by torch with generator=..."
-    )
+        raise InputError(text("refusal.norms", "memory"))
+    raise InputError(text("refusal.norms", "counter"))
 
 
 def _outputs(shadow: nn.Module, inputs: Any) -> list[Tensor]:
@@ -266,26 +234,24 @@ def check_opacus_norms(
     """
     if fault := hindrance(wrapped, batch, _FAULTS):
         raise InputError(fault)
+    another = 'train with grad_sample_mode="functorch"'
+    if getattr(wrapped, "force_functorch", False):
+        another = "freeze the layers that Opacus does not support (requires_grad_(False))"
     try:
         theirs = _norms_in_training(wrapped, model, batch)
     except batches.FAULTS as error:
-        raise InputError(
-            hindrance(wrapped, batch)
-            or "Opacus cannot compute per-example gradients of this model as it is wrapped "
-            f"({type(error).__name__}: {error}); {_another_mode(wrapped)}"
-        ) from error
+        found = f"{type(error).__name__}: {error}"
+        said = text("refusal.norms", "no_gradient", found=found, remedy=another)
+        raise InputError(hindrance(wrapped, batch) or said) from error
     wrong = theirs < ours * (1 - tolerance) - TINY
     if not isinstance(wrapped, GradSampleModuleFastGradientClipping):
         # In ghost mode, too large a norm is safe: the gradient is only clipped too much.
         wrong |= theirs > ours * (1 + tolerance) + TINY
     if bool(wrong.any()):
         i = int(wrong.int().argmax())
-        raise InputError(
-            hindrance(wrapped, batch)
-            or "Opacus computes other per-example gradients of this model than autograd: in "
-            f"training example {i} would have norm {float(theirs[i]):.6g}, by autograd it has "
-            f"{float(ours[i]):.6g}; {_another_mode(wrapped)}"
-        )
+        values = {"theirs": float(theirs[i]), "ours": float(ours[i]), "remedy": another}
+        said = text("refusal.norms", "other_gradient", example=i, **values)
+        raise InputError(hindrance(wrapped, batch) or said)
 
 
 def _norms_in_training(
@@ -314,12 +280,6 @@ def _norms_in_training(
         elif p.grad_sample is not None:
             squares += p.grad_sample.double().flatten(1).square().sum(1)
     return squares.sqrt()
-
-
-def _another_mode(wrapped: AbstractGradSampleModule) -> str:
-    if getattr(wrapped, "force_functorch", False):
-        return "freeze the layers that Opacus does not support (requires_grad_(False))"
-    return 'train with grad_sample_mode="functorch"'
 
 
 def named(name: str, part: nn.Module) -> str:

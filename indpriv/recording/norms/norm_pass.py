@@ -15,6 +15,7 @@ import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
 from torch import Tensor, nn
 
+from indpriv._facts import text
 from indpriv.errors import InputError
 from indpriv.recording.norms import model_checks
 from indpriv.recording.norms.autograd_norms import (
@@ -141,11 +142,7 @@ class NormPass:
             InputError: as `per_example_gradient_norms`.
         """
         if backend not in ("auto", *BACKENDS):
-            raise InputError(
-                f"backend={backend!r} is not known; leave it out, or choose one of 'auto', "
-                f"{', '.join(map(repr, BACKENDS))} ('ghost' and 'hooks' are no longer offered: "
-                "'layerwise' takes their place)"
-            )
+            raise InputError(text("refusal.norms", "backend", backend=backend))
         self._model = ModelInTraining(model, loss_fn)
         model_checks.validate_module(self._model.module)
         self.slack, batch = self._model.slack, Batch(inputs, targets)
@@ -249,10 +246,7 @@ class NormPass:
                 if not _is_out_of_memory(error):
                     raise
                 if stop - done == 1:
-                    raise InputError(
-                        "there is not enough memory for the gradient norm of one example; "
-                        "free some memory, or use a device with more"
-                    ) from error
+                    raise InputError(text("refusal.norms", "no_memory")) from error
                 self.batch_size = (stop - done) // 2
                 continue
             done = stop
