@@ -29,7 +29,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import indpriv.accountant.risk
-import indpriv.analysis.attacks.ceilings
 import indpriv.analysis.fidelity
 import indpriv.analysis.guarantee
 import indpriv.audit.audit_directory
@@ -135,8 +134,8 @@ FILES = {
 def valid(tmp_path_factory):
     """Everything that the commands read, sound."""
     patch = pytest.MonkeyPatch()
-    for module in (indpriv.analysis.guarantee, indpriv.analysis.attacks.ceilings):
-        patch.setattr(module, "worst_case_risk", remembered(module.worst_case_risk))
+    module = indpriv.analysis.guarantee
+    patch.setattr(module, "worst_case_risk", remembered(module.worst_case_risk))
     top = tmp_path_factory.mktemp("valid")
     log, examples = small_run(N, steps=4)
     for name in WITH_EXTRAS:
@@ -631,8 +630,8 @@ def test_a_small_log_of_many_steps_takes_no_minute(valid, tmp_path, lines, each)
     seal(top / "run", longer)
     assert (top / "run/journal.jsonl").stat().st_size < 10_000_000
     patch = pytest.MonkeyPatch()
-    for module in (indpriv.analysis.guarantee, indpriv.analysis.attacks.ceilings):
-        patch.setattr(module, "worst_case_risk", indpriv.accountant.risk.worst_case_risk)
+    module = indpriv.analysis.guarantee
+    patch.setattr(module, "worst_case_risk", indpriv.accountant.risk.worst_case_risk)
     check_outcome(["audit", str(top / "run"), "--output-dir", str(top / "new")], {0})
     patch.undo()
 
