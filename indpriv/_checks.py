@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import FloatArray
+from indpriv._facts import text
 from indpriv.errors import InputError, PrivacyWarning
 
 
@@ -82,24 +83,16 @@ def check_clipping_norm_epsilon(epsilon: float) -> float:
     """Return the cost of a private clipping norm, finite and at least 0, or raise InputError."""
     known = isinstance(epsilon, int | float | np.number) and not isinstance(epsilon, bool)
     if not (known and math.isfinite(epsilon) and epsilon >= 0):
-        raise InputError(
-            f"clipping_norm_epsilon={epsilon!r} is not a finite number of at least 0; pass the "
-            "epsilon of the private release that max_grad_norm was set to, or leave it out"
-        )
+        raise InputError(text("fault.numbers", "clipping_norm_epsilon", value=epsilon))
     return float(epsilon)
 
 
 def check_rounding(rounding: float) -> float:
     """Return the rounding, a fraction of max_grad_norm in [0, 1]; 0 means full precision."""
     if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):
-        raise InputError(
-            f"rounding={rounding} is not in [0, 1]; pass a fraction of max_grad_norm, e.g. 0.01"
-        )
+        raise InputError(text("fault.numbers", "rounding", value=rounding))
     if 0 < rounding < 1e-4:
-        raise InputError(
-            f"rounding={rounding} is finer than two bytes can hold; pass at least 1e-4, or 0 for "
-            "full precision"
-        )
+        raise InputError(text("fault.numbers", "fine_rounding", value=rounding))
     return float(rounding)
 
 

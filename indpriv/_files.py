@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from indpriv import _folders
+from indpriv._facts import text
 from indpriv._folders import PRIVATE, is_remote, open_file, refuse_links, remove_file
 from indpriv._reading import ParquetFile, check_columns, named, parse_json
 from indpriv.errors import EvidenceError, InputError
@@ -47,9 +48,7 @@ def check_hash(path: Path, expected: str, content: bytes | None = None) -> None:
     except FileNotFoundError as error:
         raise EvidenceError(f"{path} is missing; restore it from a copy") from error
     if found != expected:
-        raise EvidenceError(
-            f"{path} was changed: its hash is not the journal's; restore it from a copy"
-        )
+        raise EvidenceError(text("fault.records", "changed", path=path))
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
@@ -118,10 +117,8 @@ class OneWriter:
         try:
             self._lock.acquire()
         except Timeout as error:
-            raise InputError(
-                f"{shown or folder} is being written by process {writer_of(folder) or 'unknown'}; "
-                "it has one writer at a time: wait for it, stop it, or choose another directory"
-            ) from error
+            values = {"folder": shown or folder, "process": writer_of(folder) or "unknown"}
+            raise InputError(text("fault.resume", "written", **values)) from error
         with on_failure(self.close):
             write_atomically(folder / _WRITER, str(os.getpid()).encode())
 

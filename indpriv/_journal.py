@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from indpriv._facts import text
 from indpriv._files import OneWriter, on_failure
 from indpriv._folders import open_file, refuse_links
 from indpriv._reading import parse_json
@@ -44,9 +45,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise EvidenceError(
-            f"{run_dir} holds no {NAME}; pass the run directory of a Recorder, e.g. runs/adult"
-        ) from error
+        raise EvidenceError(text("fault.journal", "none", run_dir=run_dir, name=NAME)) from error
     *lines, _ = content.split(b"\n")  # the last one is torn, or empty
     entries: list[dict[str, Any]] = []
     chain = _START
@@ -56,14 +55,10 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
             claimed, _ = entry.pop("chain"), entry["kind"].isascii()
             chain = _link(chain, entry)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise EvidenceError(
-                f"{path} line {number} is damaged ({error}); restore the file from a copy"
-            ) from error
+            values = {"path": path, "number": number, "error": error}
+            raise EvidenceError(text("fault.journal", "damaged", **values)) from error
         if claimed != chain or entry.get("seq") != number - 1:
-            raise ChainError(
-                f"{path} line {number} was changed, or a line before it is lost: its hash does not "
-                "continue the chain; restore the file from a copy"
-            )
+            raise ChainError(text("fault.journal", "chain", path=path, number=number))
         entries.append(entry)
     return entries, chain, content
 
@@ -107,8 +102,8 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
         end = os.fstat(self._file).st_size
         try:
             if (written := os.write(self._file, line)) != len(line):
-                text = f"only {written} of {len(line)} bytes were written"
-                raise OSError(errno.ENOSPC, text, str(self._path))
+                reason = f"only {written} of {len(line)} bytes were written"
+                raise OSError(errno.ENOSPC, reason, str(self._path))
             if wait:
                 os.fsync(self._file)
         except OSError:
