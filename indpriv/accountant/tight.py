@@ -776,6 +776,7 @@ def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) ->
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
         epsilon, every = start[who].copy(), np.arange(len(who))
+        low, high = epsilon - 9, epsilon + 9  # farther than 8 steps go
         for _ in range(8):
             log_delta, steep = curve(every, epsilon)
             with np.errstate(over="ignore"):
@@ -784,7 +785,10 @@ def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) ->
             most = most * (1 + rounding) + missed[who]
             found[who] = np.fmin(found[who], most)
             excess = log_delta + np.log(np.maximum(steep, 1e-9)) - epsilon - log_rate
-            last, epsilon = epsilon, epsilon + np.clip(excess / (steep + 1), -1, 1)
+            # How often a loss without the example exceeds epsilon falls with it: there is one root
+            low, high = np.where(excess > 0, epsilon, low), np.where(excess > 0, high, epsilon)
+            last, new = epsilon, epsilon + np.clip(excess / (steep + 1), -1, 1)
+            epsilon = np.where((low < new) & (new < high), new, (low + high) / 2)
         return last, np.minimum(log_delta, -1e-9), steep
 
     alone, _, mu = _gaussian_alone(losses, met)

@@ -199,10 +199,16 @@ def test_the_worst_case_of_many_different_steps_lies_between_its_mildest_and_its
         )
         for sigma, rate in ends
     )
-    for name in ("advantage", "mu"):
+    for name in ("advantage", "true_positive_rate", "mu"):
         low, value, high = (getattr(one, name) for one in (mild, found, harsh))
         assert np.all((low <= value * (1 + 1e-9)) & (value <= high * (1 + 1e-3))), name
-    rates = found.true_positive_rate
-    assert np.all(mild.true_positive_rate <= rates * (1 + 1e-9))
-    # They are read at a few epsilons: between these, a bound may be no better than by the advantage
-    assert np.all(rates <= options["false_positive_rate"] + harsh.advantage * (1 + 1e-3))
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(1.2, 1e-3, 1500), (1.2, 0.1, 60)])
+def test_true_positive_rates_are_those_of_the_best_point_of_the_curve(noise, rate, steps):
+    """Before, the search passed it by where examples are rarely drawn: they were up to a third too large."""
+    log = make_log(total_steps=steps, noise_multiplier=noise, sample_rate=rate)
+    points, rates = np.geomspace(1e-3, 5, 60), np.array([1e-3, 0.01, 0.1])
+    table = membership_risk(log, delta=1e-5, false_positive_rate=rates, epsilon=points)
+    best = (table.worst_case.delta[0][:, None] + np.exp(points)[:, None] * rates).min(axis=0)
+    assert np.all(table.worst_case.true_positive_rate[0] <= best * (1 + 1e-3))
