@@ -125,7 +125,7 @@ def test_a_ray_worker_uses_one_core(monkeypatch):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r'pip install "indpriv\[ray\]"'):
+    with pytest.raises(InputError, match=r"pip install 'indpriv\[ray\]'"):
         account(log_of(10), delta=DELTA, engine="ray")
 
 
