@@ -150,7 +150,10 @@ def columns_of(kind: Any) -> Mapping[str, Column]:
     if not dataclasses.is_dataclass(kind):
         return {}
     texts = _descriptions(typing.cast(Any, kind))
-    hints = typing.get_type_hints(kind, include_extras=True)
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except NameError:  # types that only a checker reads: no field is a column
+        return {}
     names = (one.name for one in dataclasses.fields(kind))
     return {name: column(hints[name], texts.get(name, "")) for name in names}
 
@@ -167,8 +170,10 @@ def column(kind: Any, meaning: str = "") -> Column:
             kind = tables[0] if tables else inside[0]
         elif origin in (typing.Union, types.UnionType):
             kind = next(one for one in inside if one is not types.NoneType)
-        elif inside:  # a list, or a mapping by text
-            kind = inside[0] if origin is tuple else inside[1]
+        elif origin is tuple and inside:
+            kind = inside[0]
+        elif origin is Mapping:
+            kind = inside[1]
         else:
             form = said.get("shown", "text" if kind in (str, bool) else "")
             return Column(kind, meaning, said.get("unit", ""), form, said.get("private", True))

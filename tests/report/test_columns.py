@@ -1,9 +1,13 @@
 """One registry of columns: what each holds, its unit, its format, and whether it is private."""
 
 import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import indpriv
 from indpriv._formatting import formatted
@@ -15,6 +19,7 @@ from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import column_at, keys
 from indpriv.audit.gate import LIMITS
 from indpriv.report.page import render_markdown
+from synthetic import epsilon_table
 
 PACKAGE = Path(indpriv.__file__).parent
 OURS = [
@@ -118,6 +123,24 @@ def test_the_content_of_audit_json_is_shown_too(tmp_path):
     (tmp_path / "page.md.j2").write_text(text)
     audit = {"guarantee": {"worst_case_epsilon": 1.234, "status": "void"}}
     assert render_markdown(tmp_path / "page", audit=audit) == "1.24, no guarantee (void)\n"
+
+
+@dataclass(frozen=True)
+class Other:
+    """What a template may get too, of other types than columns have."""
+
+    table: NDArray[np.float64]
+    rows: Sequence[int]
+    later: "NotYet"  # noqa: F821
+
+
+def test_values_of_any_class_are_shown(tmp_path):
+    (tmp_path / "page.md.j2").write_text("{{ other.rows | length }} {{ other.later }}")
+    other = Other(np.zeros(1), [1, 2], "x")
+    assert render_markdown(tmp_path / "page", other=other) == "2 x\n"
+    table = epsilon_table([1.0, 2.0], worst_case=2.0)
+    (tmp_path / "page.md.j2").write_text("{{ table.worst_case_epsilon | eps }}")
+    assert render_markdown(tmp_path / "page", table=table) == "2.00\n"
 
 
 def test_what_a_study_of_models_found_is_shown():
