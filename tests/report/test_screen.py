@@ -164,3 +164,10 @@ def test_colours_only_where_there_is_a_terminal(summary):
     print_audit(summary, Console(file=buffer, width=80, **colours))
     assert "\x1b[" in buffer.getvalue()
     assert "\x1b" not in screen(summary)
+
+
+def test_why_epsilons_are_estimates_begins_a_line_of_its_own(audits):
+    for audit in (audits["tight beside"], audits["estimate"]):
+        audit = audit.replace(claim="estimate", claim_reason="Only 11 of 120 steps have records.")
+        lines = [line.strip() for line in screen(audit, 200, verbose=True).splitlines()]
+        assert "Only 11 of 120 steps have records." in lines
