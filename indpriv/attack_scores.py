@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from indpriv._checks import check_choice
 from indpriv._columns import to_texts
+from indpriv._facts import text
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv._reading import named
 from indpriv.errors import EvidenceError, InputError
@@ -84,10 +85,7 @@ class AttackScores:
                 raise InputError(f"{name} {values.shape} and scores {shape} must have one length")
         check_choice("adversary", self.adversary, ADVERSARIES)
         if np.isnan(self.scores).any():
-            raise InputError(
-                f"{int(np.isnan(self.scores).sum())} attack scores are NaN; an attack must score "
-                "every example"
-            )
+            raise InputError(text("refusal.scores", "nan", n=int(np.isnan(self.scores).sum())))
 
     def take(self, chosen: NDArray[np.bool_]) -> AttackScores:
         """The scores that a mask (n,) chooses."""
@@ -103,10 +101,7 @@ class AttackScores:
     def check_one_model(self, bound: str) -> None:
         """Raise InputError if the scores are of several models, for which `bound` does not hold."""
         if self.model is not None and len(self.model) and np.ptp(self.model):
-            raise InputError(
-                f"{bound} does not hold for scores of several models: each model was a reference "
-                "for the others; pass the scores of one model, or report rates over the models"
-            )
+            raise InputError(text("refusal.scores", "several_models", bound=bound))
 
     def check_adversary(self, bound: str, refused: Collection[str] = ("full",)) -> None:
         """Raise InputError if `bound`, in a few words, does not hold for what the attacker sees.
@@ -197,9 +192,7 @@ def _read(path: Path) -> pd.DataFrame:
         found: pd.DataFrame = pd.read_csv(path, usecols=_COLUMNS.__contains__, **options)
         return found
     except (pd.errors.ParserError, csv.Error, UnicodeDecodeError) as error:
-        raise EvidenceError(
-            f"{path} cannot be read as CSV ({error}); write it with a header and UTF-8 text"
-        ) from error
+        raise EvidenceError(text("refusal.scores", "csv", path=path, error=error)) from error
 
 
 def _numbers(column: pd.Series[Any], dtype: type, what: str) -> NDArray[Any]:
@@ -217,7 +210,5 @@ def _memberships(column: pd.Series[Any]) -> NDArray[np.bool_]:
     texts = to_texts(column)
     unknown = sorted({str(text) for text in texts if str(text).strip().lower() not in _MEMBERSHIP})
     if unknown:
-        raise InputError(
-            f"member holds {unknown[0]!r}; write 1 or true for a member, 0 or false for others"
-        )
+        raise InputError(text("refusal.scores", "member", value=unknown[0]))
     return np.array([_MEMBERSHIP[str(text).strip().lower()] for text in texts], dtype=bool)

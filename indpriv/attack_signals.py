@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_choice
+from indpriv._facts import text
 from indpriv._files import read_json, write_atomically, write_json
 from indpriv._folders import make_folder, open_file, refuse_links
 from indpriv._reading import Whole, check, named, parse_json, read_npz, table
@@ -94,45 +95,27 @@ class AttackSignals:
         """What does not match, shapes first, as all else needs them."""
         signal, member = self.signal, self.member
         if signal.ndim != 2 or signal.shape != member.shape:
-            yield (
-                f"signal {signal.shape} and member {member.shape} must both be (n_models, "
-                "n_examples)"
-            )
+            yield text("refusal.signals", "shapes", signal=signal.shape, member=member.shape)
         if signal.dtype != np.float32 or member.dtype != np.bool_:
-            yield (
-                f"signal is {signal.dtype} and member {member.dtype}; make them float32 and bool, "
-                "e.g. with AttackSignals.from_arrays"
-            )
+            yield text("refusal.signals", "types", signal=signal.dtype, member=member.dtype)
         for name, ids in (("example_ids", self.example_ids), ("unit_ids", self.unit_ids)):
             if ids is not None and ids.shape != signal.shape[1:]:
                 yield f"{name} {ids.shape} must name each of the {signal.shape[1]} examples"
         if not 0 < self.share < 1:
             yield f"share={self.share} is not between 0 and 1; pass e.g. 0.5"
         if self.audited is not None and not 0 <= self.audited < self.n_models:
-            yield (
-                f"audited={self.audited} is no row of the {self.n_models} models; number them from "
-                "0"
-            )
+            yield text("refusal.signals", "audited", audited=self.audited, n=self.n_models)
         keys = pd.DataFrame({"id": self.example_ids})
         if self.audited is not None:
             keys["member"] = member[self.audited]
         if keys.duplicated().any():
-            yield (
-                f"example_ids has {keys.loc[keys.duplicated(), 'id'].iloc[0]} twice; each example "
-                "needs its own (a member and a non-member of the audited run may share one)"
-            )
+            yield text("refusal.signals", "ids", one=keys.loc[keys.duplicated(), "id"].iloc[0])
         codes = None if self.unit_ids is None else pd.factorize(self.unit_ids)[0]
         for model in range(self.n_models):
             if np.isnan(signal[model]).all():
-                yield (
-                    f"model {model} has no signal (all are NaN, as after training that diverged); "
-                    "leave it out"
-                )
+                yield text("refusal.signals", "no_signal", model=model)
             if codes is not None and (split := split_units(codes, member[model])):
-                yield (
-                    f"model {model} was trained on some rows of {split} units and not on their "
-                    "others; include or leave out whole units"
-                )
+                yield text("refusal.signals", "split_units", model=model, n=split)
 
     @classmethod
     def from_arrays(
@@ -246,10 +229,7 @@ def from_losses(loss: ArrayLike) -> FloatArray:
     """
     losses = np.asarray(loss, dtype=np.float64)
     if (losses < 0).any():
-        raise InputError(
-            f"{int((losses < 0).sum())} losses are below 0, which no cross-entropy is; pass "
-            "cross-entropy losses, or signals of your own"
-        )
+        raise InputError(text("refusal.signals", "losses", n=int((losses < 0).sum())))
     with np.errstate(divide="ignore", over="ignore"):
         small = -np.log(np.expm1(np.minimum(losses, 1.0)))
         large = -(losses + np.log1p(-np.exp(-np.maximum(losses, 1.0))))
@@ -362,15 +342,11 @@ def _rows(path: Path, name: str, models: Sequence[Mapping[str, Any]], n: int) ->
     path, dtype = path / _ROWS[name][0], np.dtype(_ROWS[name][1])
     refuse_links(path)
     if not path.is_file() or path.stat().st_size < len(models) * n * dtype.itemsize:
-        raise EvidenceError(
-            f"{path} is shorter than the {len(models)} models in {_JSON}; make the signals again"
-        )
+        raise EvidenceError(text("refusal.signals", "short", path=path, n=len(models), name=_JSON))
     found = np.memmap(path, dtype, "r", shape=(len(models), n))
     for model, entry in enumerate(models):
         if zlib.crc32(found[model].tobytes()) != entry["crc32"].get(name):
-            raise EvidenceError(
-                f"model {model} in {path} does not match its checksum; make the signals again"
-            )
+            raise EvidenceError(text("refusal.signals", "checksum", model=model, path=path))
     return found
 
 

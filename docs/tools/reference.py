@@ -256,9 +256,8 @@ def refusals() -> str:
     for folder, title in _AREAS.items():
         files = sorted((PACKAGE / folder).rglob("*.py") if folder else PACKAGE.glob("*.py"))
         found = {message for file in files for message in _messages(file)}
-        if folder == "recording":
-            texts = (text for one in templates("refusal").values() for text in one.texts.values())
-            found |= set(map(_filled_in, texts))
+        of_area = (one.texts for one in templates("refusal").values() if one.group == folder)
+        found |= {_filled_in(text) for texts in of_area for text in texts.values()}
         for file in (PACKAGE / folder).rglob("hindrances.toml") if folder else ():
             content = tomllib.loads(file.read_text(encoding="utf-8"))
             found |= {_text(text).format("*layer*", "*other layer*") for text in content.values()}

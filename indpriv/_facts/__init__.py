@@ -110,7 +110,7 @@ class Template:
         refutes: of a comparison, the cases that refute; another leaves it open.
         only: the accounts that assume what this check is of; "" for all.
         group, holds, failure: of a check, its heading on the reference page, and what a passed and
-            a failed one have found. Markdown.
+            a failed one have found. Markdown. Of a refusal, the folder whose it is.
     """
 
     key: str

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._columns import groupable_columns, partition, to_floats
+from indpriv._facts import text
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks import references
@@ -69,10 +70,7 @@ class Material:
         ):
             rows = pd.Index(split["example_id"].to_numpy()).get_indexer(example_ids[inside])
             if (rows < 0).any():
-                raise InputError(
-                    f"{int((rows < 0).sum())} attacked examples are not in the example table of "
-                    "the run; signals and run must be of the same data"
-                )
+                raise InputError(text("refusal.signals", "other_data", n=int((rows < 0).sum())))
             found[inside] = names[codes[rows]]
         return found
 

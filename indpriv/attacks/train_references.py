@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._facts import text
 from indpriv._files import OneWriter
 from indpriv._folders import named_by_person
 from indpriv._progress import StageProgress, silent
@@ -99,10 +100,7 @@ def study_pool(
     """
     wanted = check_positive_int("targets", n_examples // 2 if targets is None else targets)
     if wanted > n_examples // 2:
-        raise InputError(
-            f"targets={wanted} is more than half of the {n_examples} training examples; the rest "
-            "keeps the data set like that of the audit"
-        )
+        raise InputError(text("refusal.signals", "targets", wanted=wanted, n_examples=n_examples))
     units = np.arange(n_examples) if unit_ids is None else plain_ids(unit_ids)
     ids = np.arange(n_examples) if example_ids is None else plain_ids(example_ids)
     codes, names = pd.factorize(units)
@@ -233,8 +231,5 @@ def _models_of(path: Path, pool: Pool, settings: Mapping[str, Any]) -> int:
         raise InputError(f"{path} holds signals of other examples; choose another folder")
     keys = sorted({*settings, *earlier})
     if changed := [key for key in keys if earlier.get(key) != settings.get(key)]:
-        raise InputError(
-            f"the models in {path} were trained with another {', '.join(changed)}; choose another "
-            "folder"
-        )
+        raise InputError(text("refusal.signals", "settings", path=path, names=", ".join(changed)))
     return len(content["models"])

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from indpriv._facts import text
 from indpriv._progress import Progress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -190,17 +191,13 @@ class _Scene(Candidates):
             self.others(place)
         first, again = self._batch([0]), self._batch([0])
         if (first - again).norm() > _SAME * first.norm():
-            raise InputError(
-                "the gradient of the same example differs from one call to the next, and an "
-                "attacker cannot know what was drawn; observe the model without dropout and other "
-                "randomness"
-            )
+            raise InputError(text("refusal.leakage", "random"))
 
     def attacked(self, places: Sequence[int]) -> tuple[Tensor, int, Tensor | None]:
         """Observe and reconstruct examples: what `invert` gives, and the label that is inferred."""
         seen, known = self.reader.observation, self.labels_known
         inputs, targets = self.own_inputs[list(places)], self.own_targets[list(places)]
-        observed = self._read(inputs, targets)
+        observed = self.reader.read(inputs, targets)
         noise = torch.randn(observed.shape, generator=self.generator, dtype=observed.dtype)
         observed = observed + seen.noise_std * noise
         sent = torch.ones_like(observed, dtype=torch.bool)
@@ -208,11 +205,7 @@ class _Scene(Candidates):
             sent[observed.abs().argsort()[: round((1 - seen.share) * len(sent))]] = False
         label = self._inferred(observed * sent) if len(places) == 1 else None
         if self.attack.needs_labels and not known and label is None:
-            raise InputError(
-                f"the attack {self.attack.name} needs a label, and none can be inferred: the model "
-                "does not end with a linear layer, or targets are no class numbers; pass "
-                "knows_labels=True"
-            )
+            raise InputError(text("refusal.leakage", "no_label", attack=self.attack.name))
         look = Look(
             observed,
             sent,
@@ -262,7 +255,9 @@ class _Scene(Candidates):
     @cached_property
     def _gradients(self) -> Tensor:
         """(m, d) what each candidate adds to a sum of gradients."""
-        return torch.stack([self._read(*pair) for pair in one_by_one(self.inputs, self.targets)])
+        return torch.stack(
+            [self.reader.read(*pair) for pair in one_by_one(self.inputs, self.targets)]
+        )
 
     @cached_property
     def _mu(self) -> list[float]:
@@ -277,10 +272,7 @@ class _Scene(Candidates):
         return found
 
     def _batch(self, places: Sequence[int]) -> Tensor:
-        return self._read(self.own_inputs[list(places)], self.own_targets[list(places)])
-
-    def _read(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.reader.read(inputs, targets).detach()
+        return self.reader.read(self.own_inputs[list(places)], self.own_targets[list(places)])
 
     def _alternatives(self, places: Sequence[int], place: int) -> tuple[Tensor, Tensor]:
         """See `Look`. The example itself comes last, so that ties count against the attack."""
@@ -290,7 +282,7 @@ class _Scene(Candidates):
         if self.reader.observation.of == "update":
             targets = torch.cat([self.targets[others], self.own_targets[own : own + 1]])
             read = [
-                self._read(torch.cat([x, beside[0]]), torch.cat([y, beside[1]]))
+                self.reader.read(torch.cat([x, beside[0]]), torch.cat([y, beside[1]]))
                 for x, y in one_by_one(inputs, targets)
             ]
             return inputs, torch.stack(read)
@@ -326,19 +318,10 @@ def _problems(
     if len(inputs) != len(targets):
         yield f"there are {len(inputs)} inputs and {len(targets)} targets"
     if not inputs.is_floating_point() and not attack.knows_candidates:
-        yield (
-            f"the attack {attack.name} reconstructs floating-point inputs, not {inputs.dtype}; use "
-            "the attack informed"
-        )
+        yield text("refusal.leakage", "integers", attack=attack.name, dtype=inputs.dtype)
     if len(inputs) % size or len(inputs) < 2 * size:
-        yield (
-            f"{len(inputs)} examples make no two whole batches of {size}; each reconstruction is "
-            "compared with the examples of another observation"
-        )
+        yield text("refusal.leakage", "batches", n=len(inputs), size=size)
     if attack.needs_labels and size > 1 and not known:
         yield "labels are inferred of single examples only; pass knows_labels=True"
     if attack.needs_labels and size > _MOST_LABELS and given is None:
-        yield (
-            f"a batch of {size} has more than {_MOST_LABELS} labels, which nothing infers; pass "
-            "knows_labels=True for an attacker who knows them"
-        )
+        yield text("refusal.leakage", "labels", size=size, most=_MOST_LABELS)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._facts import text
 from indpriv.errors import InputError, check_installed
 from indpriv.norm_log.fields import check_norms
 
@@ -320,7 +321,4 @@ def private_median_norm(norms: ArrayLike, *, epsilon: float, seed: int | None = 
 def _check_cost(charged: float, share: float) -> None:
     """Check that OpenDP's own privacy map charges no more than the share: else a defect."""
     if not charged <= share:
-        raise InputError(
-            f"OpenDP charges {charged}, and {share} was to be spent; nothing was released. This is "
-            "a defect of indpriv: please report it"
-        )
+        raise InputError(text("refusal.source", "charged", charged=charged, share=share))

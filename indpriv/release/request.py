@@ -13,6 +13,7 @@ from typing import Any
 
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import RESULTS
+from indpriv._facts import text
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._reading import Number, table
 from indpriv.errors import InputError
@@ -107,42 +108,24 @@ class Request:
             yield "nothing to release; pass --quantiles 0.1,0.5,0.9, --mean, or both"
         for quantile, earlier in zip(self.quantiles, (None, *self.quantiles), strict=False):
             if not 0 < quantile < 1:
-                yield (
-                    f"quantile {quantile} is not in (0, 1); pass e.g. 0.1,0.5,0.9 (0 and 1 would "
-                    "be single people)"
-                )
+                yield text("refusal.request", "quantile", quantile=quantile)
             if round(quantile, _QUANTILE_DIGITS) != quantile:
                 yield f"quantile {quantile} has more than {_QUANTILE_DIGITS} decimals; round it"
             if quantile == earlier:
-                yield (
-                    f"quantile {quantile} is listed twice and would be paid for twice; list it once"
-                )
+                yield text("refusal.request", "twice", quantile=quantile)
         check_choice("method", self.method, METHODS)
         if not (_is_number(epsilon) and 0 < epsilon < math.inf):
-            yield (
-                f"epsilon={epsilon} is not a finite number above 0; pass what this release may "
-                "cost, e.g. 0.1"
-            )
+            yield text("refusal.request", "epsilon", epsilon=epsilon)
         if not (_is_number(delta) and 0 <= delta < 1):
             yield f"delta={delta} is not in [0, 1); pass a value well below 1/n, e.g. 1e-6"
         if self.method == DESCENT and delta == 0:
-            yield (
-                "method='descent' adds Gaussian noise, which needs a delta; pass e.g. "
-                "--set delta=1e-6"
-            )
+            yield text("refusal.request", "descent")
         if self.method != DESCENT and delta > 0:
             yield f"method={self.method!r} spends no delta; leave delta={delta:g} out"
         if ":bins=" in by:
-            yield (
-                f"--by {by}: bins are cut at quantiles of the data, so their edges are private; "
-                "make a column of groups with public edges"
-            )
+            yield text("refusal.request", "bins", by=by)
         if results := {part.strip() for part in by.split(",")} & {*RESULTS}:
-            yield (
-                f"--by {by}: {min(results)} is of the final model, so that one person's data move "
-                "others between groups, which no mechanism here allows for; choose a column of the "
-                "data"
-            )
+            yield text("refusal.request", "results", by=by, column=min(results))
         if bool(by) != bool(self.groups):
             yield (
                 f"--by {by or '(none)'} with groups {', '.join(self.groups) or '(none)'}: name a "
@@ -157,10 +140,7 @@ class Request:
             check_positive_int("public_n", self.public_n)
         least = _LEAST_SHARE * len(self.shares)
         if not least <= epsilon <= _MOST_EPSILON:
-            yield (
-                f"epsilon={epsilon} is not between {least:g}, below which all is noise, and "
-                f"{_MOST_EPSILON:g}; pass e.g. 0.1"
-            )
+            yield text("refusal.request", "range", epsilon=epsilon, least=least, most=_MOST_EPSILON)
 
     @property
     def cost(self) -> Budget:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
+from indpriv._facts import text
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._shown import clean
 from indpriv.accountant.method import NUMERICAL_NOISE
@@ -81,10 +82,7 @@ def open_source(path: Path, request: Request) -> Source:
         return _epsilons(path, request)
     if holds_log(path):
         return _norms(path, request)
-    raise InputError(
-        f"{path} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {path} "
-        "(or pass a run directory and --of norms, for norms before the first step)"
-    )
+    raise InputError(text("refusal.source", "no_audit", path=path, summary=SUMMARY))
 
 
 def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArray:
@@ -95,14 +93,9 @@ def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArr
     """
     odd = ~np.isfinite(values)
     if odd.any():
-        raise InputError(
-            f"{int(odd.sum())} of the values are NaN or infinite, so nothing is released; make the "
-            "audit again"
-        )
+        raise InputError(text("refusal.source", "not_finite", n=int(odd.sum())))
     if not (np.isfinite(upper) and upper > 0):
-        raise InputError(
-            f"the worst case is {upper}; a release needs a finite range of values above 0"
-        )
+        raise InputError(text("refusal.source", "no_range", worst=upper))
     cells = np.ceil(values / upper * n_cells - 1e-9)  # a value on the grid stays there
     clamped: IntArray = (np.clip(cells, 1, n_cells) - 1).astype(np.int64)
     return clamped
@@ -116,17 +109,10 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     check_one_record(summary)
     guarantee, account = summary["guarantee"], summary["account"]
     if account.get("participation", "secret") != "secret":
-        raise InputError(
-            "epsilons of an account with known participation also depend on who took part when, "
-            "which a release does not count: audit with --participation secret"
-        )
+        raise InputError(text("refusal.source", "known"))
     relation = account.get("neighbouring", "add_remove")
     if relation not in _ONE_RECORD_LESS:
-        raise InputError(
-            f"this audit is of neighbouring={relation!r}, under which one person's record changes "
-            "its value; a release is private where it is added or removed: audit with "
-            "--set neighbouring=add_remove or zero_out"
-        )
+        raise InputError(text("refusal.source", "relation", relation=relation))
     status = guarantee.get("status")
     if status not in STANDS:
         reasons = "; ".join(map(str, guarantee.get("reasons", ())))
@@ -144,11 +130,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
         )
     accountant, tolerance = account["accountant"], account.get("tolerance", 0)
     if tolerance > _NARROWEST:
-        raise InputError(
-            f"this audit was made by an earlier version with tolerance {tolerance:g}, within which "
-            "each person's epsilon depends on the other people in the data; for a release, make "
-            "the audit again"
-        )
+        raise InputError(text("refusal.source", "tolerance", tolerance=tolerance))
     if float(NUMERICAL_NOISE[accountant]) > _LAST_DIGITS:
         warnings.warn(
             f"with the {accountant.upper()} accountant each person's epsilon depends on the other "
@@ -160,11 +142,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
         )
     n, n_units = summary["run"]["n_examples"], summary["run"]["n_units"]
     if n_units is not None and n_units != n and account.get("rows_per_unit") is None:
-        raise InputError(
-            f"the {n} rows belong to {n_units} people, and this audit counts rows; a release needs "
-            'one record for each person. Audit by people: a run recorded with unit="user" and '
-            "unit_ids, or indpriv audit RUN --unit-column NAME"
-        )
+        raise InputError(text("refusal.source", "people", n=n, n_units=n_units))
 
 
 def check_one_record(summary: Mapping[str, Any]) -> None:
@@ -196,10 +174,7 @@ def declared_choices(summary: Mapping[str, Any]) -> list[str] | None:
     if declared is None:
         return None
     if not (isinstance(declared, list) and all(isinstance(item, str) for item in declared)):
-        raise InputError(
-            f"run.json: {CHOSEN_FROM_DATA}={declared!r} is not a list of texts; write e.g. "
-            '["max_grad_norm"] or []'
-        )
+        raise InputError(text("refusal.source", "no_list", key=CHOSEN_FROM_DATA, declared=declared))
     return declared
 
 
@@ -293,23 +268,14 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
 
 def _norms(run_dir: Path, request: Request) -> Source:
     if request.by or request.mean:
-        raise InputError(
-            "of gradient norms only quantiles of all people can be released; leave --by and --mean "
-            "out"
-        )
+        raise InputError(text("refusal.source", "norms_only"))
     run = open_run(run_dir)
     log, recorder = run.log, run.state.header["run"]
     check_noise(recorder)
     if log.n_records == 0 or log.recorded_steps[0] != 0:
-        raise InputError(
-            f"{run_dir} has no record before the first step, and a clipping norm is chosen by "
-            "norms at the initial parameters; record norms at step 0"
-        )
+        raise InputError(text("refusal.source", "no_record", run_dir=run_dir))
     if log.unit_ids is not None and len(np.unique(log.unit_ids)) != log.n_examples:
-        raise InputError(
-            f"{run_dir}: several rows belong to one person, and a release of norms needs one row "
-            "for each person; release individual epsilons of an audit by people instead"
-        )
+        raise InputError(text("refusal.source", "rows", run_dir=run_dir))
     row = log.records[:1].read(0, log.n_examples)[0]
     clipping = str(recorder.get("clipping", "flat"))
     meaning = "Norm of one example's gradient at the initial parameters, before clipping"

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._facts import text
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._formatting import format_share_up
@@ -74,10 +75,7 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     figures_of = dict(zip(names, figures, strict=True))
     if example is not None:
         if by_unit:
-            raise InputError(
-                f"--example {example}: this audit counts people, not rows; pass --unit with the id "
-                "of the person"
-            )
+            raise InputError(text("refusal.source", "of_people", example=example))
         if example not in figures_of:
             raise InputError(f"--example {example}: the audit has no training example of that id")
         return [Owner("example", example, *figures_of[example])]
@@ -93,11 +91,7 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     chosen = rows_of if unit is None else {unit: rows_of[unit]}
     for owner, rows in chosen.items():
         if len(rows) > 1:
-            raise InputError(
-                f"unit {owner} has {len(rows)} rows, and this audit counts rows: their epsilons do "
-                "not add up to a figure for the person. Audit by people (a run recorded with "
-                'unit="user", or indpriv audit RUN --unit-column NAME)'
-            )
+            raise InputError(text("refusal.source", "several_rows", owner=owner, n=len(rows)))
     return [Owner("unit", owner, *figures_of[rows[0]]) for owner, rows in chosen.items()]
 
 
