@@ -8,7 +8,7 @@ of z is one of L. Numbers in brackets are lines of docs/explanation/proofs.md, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +25,8 @@ _TAIL = 1e-6  # share of delta that the cells of all steps may leave out [1.4]
 LEAST_DELTA = 1e-290  # below it tails of the normal law are no normal floats [1.6]
 _LEAST = 1e-300  # smaller masses are not followed: floats of all digits [1.6] [3.4]
 _LEAST_LOG = -660.0  # of a probability [1.7]
-_IN_LARGEST = 64  # points of the lattice of sums of a unit's rows in the largest of them [1.7]
-_MOST_SUMS = 2048  # on this lattice, which is wider where it needed more [1.7]
+_IN_LARGEST = 64  # least number of points that a unit's largest row has on the lattice [1.7]
+_MOST_SUMS = 2048  # on the lattice, which is wider where it needed more [1.7]
 _AT_ONCE = 1 << 20  # numbers of a batch of laws
 
 
@@ -73,12 +73,12 @@ class Mixture:
         if not shifts.any() or nothing.any():
             beyond = np.full(len(rate), float(nothing.any()))
             return cls(np.zeros((1, 1)), np.ones((len(rate), 1)), beyond)
-        most = max(_rarely(number, tail)[0] for number in numbers)
+        most = max(1, *(_rarely(number, tail)[0] for number in numbers))
         one = float(shifts.max())
         largest = min(float(shifts.sum(axis=1).max()), most * one) * (1 + 1e-9)
-        spacing = max(
-            one / min(_IN_LARGEST, _MOST_SUMS * one // largest or 1), largest / _MOST_SUMS
-        )
+        most_parts = _MOST_SUMS * one // largest or 1
+        parts = min(max(_IN_LARGEST, most_parts // 4), most_parts)
+        spacing = max(one / parts, largest / _MOST_SUMS)
         size = int(largest / spacing) + most + 2
         steep = (largest + most * spacing - float(ndtri(tail))) * spacing * (1 + 1e-9)
         weight, error = np.zeros((len(rate), size)), 0
@@ -89,9 +89,13 @@ class Mixture:
             error = max(error, 32 * len(each) + 8 * int(np.minimum(copies, 1050).sum()))
             for one, n in zip((each / spacing).tolist(), copies.tolist(), strict=True):
                 weight[step] = _added(weight[step], one, _binomial(n, q), steep)
-        kept = np.max([_rarely(law, tail)[0] for law in weight]) + 1
-        left_out = [_rarely(number, tail, most + 1)[1] + _rarely(law, tail, kept)[1] + tail
-                    for number, law in zip(numbers, weight, strict=True)]  # fmt: skip
+        kept = max(_rarely(law, tail)[0] for law in weight) + 1
+        too_small = (size + n_rows) * _LEAST  # what has fewer digits, here and among the numbers
+        weight = np.where(weight < _LEAST, 0.0, weight)
+        left_out = [
+            _rarely(number, tail, most + 1)[1] + _rarely(law, tail, kept)[1] + tail + too_small
+            for number, law in zip(numbers, weight, strict=True)
+        ]
         used = np.flatnonzero((weight[:, :kept] > 0).any(axis=0))
         error += 1024 + 32 * float(-np.log1p(-rate).max()) * n_rows
         mean = np.asarray(used[None] * (spacing * (1 + 5e-13)), np.float64)
@@ -112,10 +116,17 @@ class Mixture:
         part = slice(steps.start * alike, steps.stop * alike)
         return Mixture(self.mean[steps], self.weight[part], self.beyond[part], self.error)
 
-    def _summed(self, table: FloatArray) -> FloatArray:
-        """(n, m) mean of tables (n, k, m), or of one, of each mean."""
-        weight = self.weight.reshape(len(table), len(self.weight) // len(table), -1)
-        return np.asarray(np.matmul(weight, table).reshape(len(self.weight), table.shape[2]))
+    def _summed(
+        self, z: FloatArray, term: Callable[[FloatArray, FloatArray], FloatArray]
+    ) -> FloatArray:
+        """(n, m) mean of terms of z and each mean, at z (n, m) or the same of all (1, m)."""
+        weight = self.weight.reshape(
+            len(self.mean), -1 if len(self.weight) else 0, self.mean.shape[1]
+        )
+        size, mean = max(1, _AT_ONCE // max(self.mean.size, 1)), self.mean[:, :, None]
+        starts = range(0, max(z.shape[1], 1), size)
+        parts = [np.matmul(weight, term(z[:, None, k : k + size], mean)) for k in starts]
+        return np.concatenate(parts, axis=2).reshape(len(self.weight), z.shape[1])
 
     @property
     def slack(self) -> float:
@@ -124,19 +135,22 @@ class Mixture:
 
     def log_ratio(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, m) log density over that of N(0, 1) at z (n, m), and an error bound (n, 1) [1.5]."""
-        means = self.mean[:, :, None]
-        exponent = means * z[:, None] - means**2 / 2
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            found = np.log(self._summed(np.exp(exponent)))
+            found = np.log(self._summed(z, lambda z, mean: np.exp(mean * z - mean**2 / 2)))
             log_weight = np.abs(np.log(self.weight))
         if not (np.abs(found) < 600).all():  # floats may have been 0 or infinite: one by one
-            alike = len(self.weight) // len(self.mean)
-            found = np.stack(
-                [
-                    logsumexp(exponent[step // alike], axis=0, b=weight[:, None])
-                    for step, weight in enumerate(self.weight)
-                ]
+            alike, pieces = (
+                len(self.weight) // len(self.mean),
+                1 + z.shape[1] * self.mean.shape[1] // _AT_ONCE,
             )
+            for step, weight in enumerate(self.weight):
+                mean, weight = self.mean[step // alike][:, None], weight[:, None]
+                found[step] = np.concatenate(
+                    [
+                        logsumexp(mean * part - mean**2 / 2, axis=0, b=weight)
+                        for part in np.array_split(z[step // alike], pieces)
+                    ]
+                )
         most = np.abs(self.mean).max(axis=1, keepdims=True)
         size = most * (np.abs(z).max(axis=1, keepdims=True) + most / 2)
         size = size + np.where(self.weight > 0, log_weight, 0).max(axis=1)[:, None]
@@ -144,12 +158,13 @@ class Mixture:
 
     def masses(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, m - 1) masses between successive z (n, m), from below and from above [1.6]."""
-        at = z[:, None] - self.mean[:, :, None]
         right = z > 0
-        tail = self._summed(ndtr(np.where(right[:, None], -at, at)))  # on this side of z
+        # Of what lies on this side of z
+        tail = self._summed(z, lambda z, mean: ndtr(np.where(z > 0, mean - z, z - mean)))
         left, other = tail[:, :-1], tail[:, 1:]
         across = right[:, 1:] & ~right[:, :-1]
-        size = np.square(at).max(axis=1)
+        ends = self.mean.min(axis=1), self.mean.max(axis=1)
+        size = np.max([np.square(z - end[:, None]) for end in ends], axis=0)
         size = 1 + np.maximum(size[:, :-1], size[:, 1:])
         mass = np.where(across, self.weight.sum(axis=1)[:, None] - left - other, abs(left - other))
         error = (32 + self.mean.shape[1]) * U * size * np.where(across, 1.0, left + other) + _LEAST
@@ -158,7 +173,7 @@ class Mixture:
 
     def below(self, z: FloatArray) -> FloatArray:
         """(n,) mass below z (n,), from above."""
-        found = self._summed(ndtr(z[:, None] - self.mean)[:, :, None])[:, 0]
+        found = self._summed(z[:, None], lambda z, mean: ndtr(z - mean))[:, 0]
         return np.asarray(found * 1.001 + _LEAST)
 
 
@@ -194,7 +209,7 @@ def _added(law: FloatArray, shift: float, number: FloatArray, steep: float) -> F
         up = min(float(np.expm1(-steep * rest) / np.expm1(-steep)) * (1 + 1e-9), 1.0)
         total[below:] += number[k] * (1 - up) * law[: len(law) - below]
         total[below + 1 :] += number[k] * up * law[: len(law) - below - 1]
-    return np.where(total < _LEAST, 0.0, total)
+    return np.asarray(total)
 
 
 def upper_share(

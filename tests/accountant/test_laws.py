@@ -88,6 +88,8 @@ def test_sums_of_rows_are_above_t_more_often_but_hardly(shifts, rate):
 
 def test_rows_that_nobody_can_weigh_are_all_missed():
     assert Mixture.of_rows(np.full((1, 2000), 0.1), np.array([0.9]), 1e-12).beyond[0] == 1
+    rare = Mixture.of_rows(np.array([[0.5, 0.3]]), np.array([1e-17]), 1e-12)
+    assert rare.beyond[0] < 3e-12
     nothing = Mixture.of_rows(np.zeros((1, 3)), np.array([0.5]), 1e-12)
     assert nothing.mean.tolist() == [[0.0]]
 
