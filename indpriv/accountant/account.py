@@ -19,6 +19,7 @@ from scipy.sparse import csr_array
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import warn_caller
+from indpriv._files import ROW_GROUP_SIZE
 from indpriv._progress import Progress
 from indpriv.accountant import blocks
 from indpriv.accountant.blocks import BlockAccount, Workers, block_size, epsilon_table
@@ -344,7 +345,10 @@ def _of_steps(log: NormLog, method: Method) -> BlockAccount:
         return under_filter(unit_account(log, units, method), method)
     if units is not None:
         log = replace(log, example_ids=units.ids, unit_ids=None)
-    return under_filter(row_account(log, method, None if units is None else 1), method)
+    rows_per_unit = None if units is None else 1
+    if log.sampler == "fixed_size" and uses_pairs(log, method):
+        return _fixed_size_account(log, method, rows_per_unit)
+    return under_filter(row_account(log, method, rows_per_unit), method)
 
 
 def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAccount:
@@ -363,16 +367,28 @@ def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAc
 def row_account(log: NormLog, method: Method, rows_per_unit: int | None = None) -> BlockAccount:
     """The account of each row of a log; raises and warns as `checked` does."""
     read = checked(log, method)
-    claim, account = claim_of(read, method), account_of(read, method, rows_per_unit)
-    if log.sampler == "fixed_size" and uses_pairs(log, method):
-        # Norms are not read: without a record, every step counts at max_grad_norm
-        log = log.only(slice(0))
-        read = replace(log, batch_norms=None)
     engine = Engine.prepare(read, method)
-    table = partial(epsilon_table, float(engine.worst_case["epsilon"][0]), claim, account)
+    worst, claim = float(engine.worst_case["epsilon"][0]), claim_of(read, method)
+    table = partial(epsilon_table, worst, claim, account_of(read, method, rows_per_unit))
     size = block_size(engine.bytes_per_example)
     log = replace(log, batch_norms=read.batch_norms)
     return BlockAccount(log, log.example_ids, engine, table, size)
+
+
+def _fixed_size_account(log: NormLog, method: Method, rows_per_unit: int | None) -> BlockAccount:
+    """The account of fixed-size batches under replace-one, whose norms are not read."""
+    warn_of_delta(log, method)
+    worst = _worst_of_pairs(log, method)
+    nothing = replace(log.only(slice(0)), batch_norms=None)
+    account, claim = account_of(log, method, rows_per_unit), claim_of(log, method)
+    table = partial(epsilon_table, float(worst["epsilon"][0]), claim, account)
+    work = partial(_same_for_all, worst)
+    return BlockAccount(nothing, log.example_ids, work, table, ROW_GROUP_SIZE)
+
+
+def _same_for_all(one: Columns, block: NormLog) -> Columns:
+    """Every example of a block has the bounds of one."""
+    return taken(one, np.zeros(block.n_examples, np.int64))
 
 
 def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
