@@ -83,16 +83,16 @@ def check_clipping_norm_epsilon(epsilon: float) -> float:
     """Return the cost of a private clipping norm, finite and at least 0, or raise InputError."""
     known = isinstance(epsilon, int | float | np.number) and not isinstance(epsilon, bool)
     if not (known and math.isfinite(epsilon) and epsilon >= 0):
-        raise InputError(text("fault.numbers", "clipping_norm_epsilon", value=epsilon))
+        raise InputError(text("refusal.numbers", "clipping_norm_epsilon", value=epsilon))
     return float(epsilon)
 
 
 def check_rounding(rounding: float) -> float:
     """Return the rounding, a fraction of max_grad_norm in [0, 1]; 0 means full precision."""
     if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):
-        raise InputError(text("fault.numbers", "rounding", value=rounding))
+        raise InputError(text("refusal.numbers", "rounding", value=rounding))
     if 0 < rounding < 1e-4:
-        raise InputError(text("fault.numbers", "fine_rounding", value=rounding))
+        raise InputError(text("refusal.numbers", "fine_rounding", value=rounding))
     return float(rounding)
 
 

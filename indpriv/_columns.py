@@ -301,9 +301,9 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     column = match.group(1) if match else by
     asked, _, bins_text = by.rpartition(":bins=")
     if match is None and asked in columns:
-        raise InputError(text("fault.groups", "bins", by=by, bins=bins_text, column=asked))
+        raise InputError(text("refusal.groups", "bins", by=by, bins=bins_text, column=asked))
     if column not in columns:
-        raise InputError(text("fault.groups", "column", column=column, known=", ".join(columns)))
+        raise InputError(text("refusal.groups", "column", column=column, known=", ".join(columns)))
     if match is None:
         return column, None
     bins = check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
@@ -348,7 +348,7 @@ def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grou
                 f"many for groups; pass {column}:bins=10"
             )
     if max(len(of_test), len(of_train)) > most:
-        raise TooManyGroupsError(text("fault.groups", "many", column=column, most=most))
+        raise TooManyGroupsError(text("refusal.groups", "many", column=column, most=most))
     known = sorted(of_train | of_test)
     rank = {name: code for code, name in enumerate(known)}
 
@@ -377,7 +377,7 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
     if boolean:
         raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
     if counted.counts.empty:
-        raise InputError(text("fault.groups", "infinite", column=column))
+        raise InputError(text("refusal.groups", "infinite", column=column))
     cuts = np.unique(counted.observations(np.linspace(0, 1, bins + 1)[1:-1]))
     cuts = cuts[cuts > counted.counts.index[0]]  # otherwise the first bin would be empty
     texts = [f"{cut:.12g}" for cut in cuts]

@@ -48,7 +48,7 @@ def check_hash(path: Path, expected: str, content: bytes | None = None) -> None:
     except FileNotFoundError as error:
         raise EvidenceError(f"{path} is missing; restore it from a copy") from error
     if found != expected:
-        raise EvidenceError(text("fault.records", "changed", path=path))
+        raise EvidenceError(text("refusal.records", "changed", path=path))
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
@@ -118,7 +118,7 @@ class OneWriter:
             self._lock.acquire()
         except Timeout as error:
             values = {"folder": shown or folder, "process": writer_of(folder) or "unknown"}
-            raise InputError(text("fault.resume", "written", **values)) from error
+            raise InputError(text("refusal.resume", "written", **values)) from error
         with on_failure(self.close):
             write_atomically(folder / _WRITER, str(os.getpid()).encode())
 

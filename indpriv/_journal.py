@@ -45,7 +45,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise EvidenceError(text("fault.journal", "none", run_dir=run_dir, name=NAME)) from error
+        raise EvidenceError(text("refusal.journal", "none", run_dir=run_dir, name=NAME)) from error
     *lines, _ = content.split(b"\n")  # the last one is torn, or empty
     entries: list[dict[str, Any]] = []
     chain = _START
@@ -56,9 +56,9 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
             chain = _link(chain, entry)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             values = {"path": path, "number": number, "error": error}
-            raise EvidenceError(text("fault.journal", "damaged", **values)) from error
+            raise EvidenceError(text("refusal.journal", "damaged", **values)) from error
         if claimed != chain or entry.get("seq") != number - 1:
-            raise ChainError(text("fault.journal", "chain", path=path, number=number))
+            raise ChainError(text("refusal.journal", "chain", path=path, number=number))
         entries.append(entry)
     return entries, chain, content
 

@@ -199,7 +199,7 @@ def location(path: str | Path) -> Path:
         problem = (
             "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
         )
-        raise InputError(text("fault.storage", "address", scheme=parts.scheme, problem=problem))
+        raise InputError(text("refusal.storage", "address", scheme=parts.scheme, problem=problem))
     below = filter(None, [parts.path.strip("/")])
     options = f"?{quote(parts.query, safe='')}"
     return RemotePath("/", parts.scheme, options, parts.netloc, *below)
@@ -209,7 +209,7 @@ def location_on_disk(path: str | Path, what: str) -> Path:
     """The `location` of a directory on a disk, else InputError; what: "a run is", say."""
     found = location(path)
     if isinstance(found, RemotePath):
-        raise InputError(text("fault.storage", "on_a_disk", found=found, what=what))
+        raise InputError(text("refusal.storage", "on_a_disk", found=found, what=what))
     return found
 
 
@@ -221,8 +221,8 @@ def bucket_to_write(
     if found is None or (isinstance(found, RemotePath) and bucket_is_private):
         return found
     if not isinstance(found, RemotePath):
-        raise InputError(text("fault.storage", "no_address", found=found))
-    raise InputError(text("fault.storage", "others", found=found))
+        raise InputError(text("refusal.storage", "no_address", found=found))
+    raise InputError(text("refusal.storage", "others", found=found))
 
 
 def _holds_credentials(parts: SplitResult) -> bool:

@@ -65,7 +65,9 @@ class ExampleTable:
         splits = self._splits.values()
         repeated = [one for rows in splits for one in _repeated(rows, "example_id").tolist()]
         if repeated:
-            raise InputError(text("fault.examples", "twice", n=len(repeated), example=repeated[0]))
+            raise InputError(
+                text("refusal.examples", "twice", n=len(repeated), example=repeated[0])
+            )
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -161,7 +163,7 @@ class ExampleTable:
         if same_type and np.array_equal(own, example_ids):
             return train  # the rest copies every column
         if missing := example_ids[~np.isin(example_ids, own)].tolist():
-            raise InputError(text("fault.examples", "absent", n=len(missing), example=missing[0]))
+            raise InputError(text("refusal.examples", "absent", n=len(missing), example=missing[0]))
         return train.set_index("example_id").loc[example_ids].reset_index()
 
     def with_units(self, column: str) -> ExampleTable:
@@ -172,14 +174,14 @@ class ExampleTable:
         """
         if column not in (columns := self.metadata_columns):
             known = ", ".join(columns) or "none: pass metadata or unit_ids to the Recorder"
-            raise InputError(text("fault.examples", "unit_column", column=column, known=known))
+            raise InputError(text("refusal.examples", "unit_column", column=column, known=known))
         is_train = (self.frame["split"] == "train").to_numpy()
         units, own = self.frame[column].to_numpy(object), self.frame["unit_id"].to_numpy(object)
         lacking = int(pd.isna(units[is_train]).sum())
         if lacking:
             raise InputError(
                 text(
-                    "fault.examples",
+                    "refusal.examples",
                     "unit_missing",
                     column=column,
                     lacking=lacking,
@@ -305,19 +307,21 @@ def check_metadata(
     if metadata is None:
         return pd.DataFrame(index=pd.RangeIndex(len(example_ids)))
     if not isinstance(metadata, pd.DataFrame):
-        raise InputError(text("fault.metadata", "kind", split=split, kind=type(metadata).__name__))
+        raise InputError(
+            text("refusal.metadata", "kind", split=split, kind=type(metadata).__name__)
+        )
     clash = sorted(_columns.RESERVED_COLUMNS & set(metadata.columns))
     if clash:
         raise InputError(f"metadata may not have the columns {', '.join(clash)}; rename them")
     if metadata.index.has_duplicates:
-        raise InputError(text("fault.metadata", "index", split=split))
+        raise InputError(text("refusal.metadata", "index", split=split))
     n, missing = len(example_ids), example_ids[~np.isin(example_ids, metadata.index)].tolist()
     if missing:
         values = {"n": len(missing), "of": n, "split": split, "example": missing[0]}
-        raise InputError(text("fault.metadata", "absent", **values))
+        raise InputError(text("refusal.metadata", "absent", **values))
     numbered = np.array_equal(example_ids, np.arange(n))
     if numbered and len(metadata) > n:
-        raise InputError(text("fault.metadata", "more", rows=len(metadata), n=n, split=split))
+        raise InputError(text("refusal.metadata", "more", rows=len(metadata), n=n, split=split))
     return metadata.loc[example_ids].reset_index(drop=True)
 
 
@@ -330,4 +334,4 @@ def check_storable(*metadata: pd.DataFrame | None) -> None:
         pa.Table.from_pandas(pd.concat(given), preserve_index=False)
     except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
         reasons = "; ".join(map(str, error.args))
-        raise InputError(text("fault.metadata", "unstorable", reasons=reasons)) from error
+        raise InputError(text("refusal.metadata", "unstorable", reasons=reasons)) from error

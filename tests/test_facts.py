@@ -31,7 +31,7 @@ from indpriv.norm_log.session_counts import (
 PACKAGE = Path(indpriv.__file__).parent
 RECORDING = PACKAGE / "recording"
 FINDINGS = RECORDING / "compared" / "findings.py"
-KINDS = ("check", "line", "disclosure", "hazard", "rule", "sentence", "refusal", "fault")
+KINDS = ("check", "line", "disclosure", "hazard", "rule", "sentence", "refusal")
 TEMPLATES = {f"{kind}.{key}": one for kind in KINDS for key, one in templates(kind).items()}
 STATUSES = {
     name: value.replace(" ", "_")

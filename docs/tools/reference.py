@@ -261,9 +261,6 @@ def refusals() -> str:
         for file in (PACKAGE / folder).rglob("hindrances.toml") if folder else ():
             content = tomllib.loads(file.read_text(encoding="utf-8"))
             found |= {_text(text).format("*layer*", "*other layer*") for text in content.values()}
-        if folder == "norm_log":
-            texts = (text for one in templates("fault").values() for text in one.texts.values())
-            found |= set(map(_filled_in, texts))
         if found:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {m}" for m in sorted(found)) + "\n")
     return "\n".join(parts)

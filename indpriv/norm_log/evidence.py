@@ -72,7 +72,7 @@ def session_checks(state: LogState) -> list[Fact]:
     for session in sessions:
         training = session.training
         if training is None or session.draws is None:
-            raise EvidenceError(text("fault.journal", "no_counts", session=session))
+            raise EvidenceError(text("refusal.journal", "no_counts", session=session))
         checks += _of_randomness(session, training)
         checks += [_compared(key, training) for key in COMPARISONS]
         checks += _of_steps(training, session.draws.draws)

@@ -227,7 +227,7 @@ def read_state(run_dir: Path) -> LogState:
     """Replay the journal of a run; EvidenceError if it is damaged, newer, or contradicts itself."""
     lines, torn = read_journal(run_dir)
     if not lines or lines[0]["kind"] != "header":
-        raise EvidenceError(text("fault.journal", "headerless", run_dir=run_dir))
+        raise EvidenceError(text("refusal.journal", "headerless", run_dir=run_dir))
     header = lines[0]
     if header.get("schema") not in range(1, SCHEMA + 1):
         raise EvidenceError(
@@ -259,11 +259,11 @@ def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
     """The log that recording continues at a step, else InputError; None where it begins one."""
     if step is None:
         if (run_dir / NAME).is_file():
-            raise InputError(text("fault.resume", "recorded", run_dir=run_dir))
+            raise InputError(text("refusal.resume", "recorded", run_dir=run_dir))
         return None
     state = read_state(run_dir)
     if step > state.total_steps:
-        raise InputError(text("fault.resume", "short", step=step, state=state))
+        raise InputError(text("refusal.resume", "short", step=step, state=state))
     return state
 
 
@@ -274,7 +274,7 @@ def _add(state: LogState, line: Line) -> None:
     if kind == "truncate":  # training was resumed: what was logged from this step on is void
         step = line["step"]
         if step > state.total_steps:
-            raise EvidenceError(text("fault.journal", "truncated", state=state, step=step))
+            raise EvidenceError(text("refusal.journal", "truncated", state=state, step=step))
         state.voided_steps += state.total_steps - step
         for of, lines in state.lines.items():
             at = "step" if of == "record" else "first"
@@ -284,14 +284,16 @@ def _add(state: LogState, line: Line) -> None:
             lines[:] = left
         return
     if kind not in state.lines:
-        raise EvidenceError(text("fault.journal", "kind", state=state, kind=kind))
+        raise EvidenceError(text("refusal.journal", "kind", state=state, kind=kind))
     lines = state.lines[kind]
     if kind == "record" and lines and line["step"] <= lines[-1]["step"]:
-        raise EvidenceError(text("fault.journal", "record", state=state, line=line, last=lines[-1]))
+        raise EvidenceError(
+            text("refusal.journal", "record", state=state, line=line, last=lines[-1])
+        )
     if kind == "steps" and line["first"] != state.total_steps:
-        raise EvidenceError(text("fault.journal", "gap", state=state, line=line))
+        raise EvidenceError(text("refusal.journal", "gap", state=state, line=line))
     if kind == "steps" and line["first"] + line["count"] > MOST_STEPS:
-        raise EvidenceError(text("fault.journal", "steps", state=state, most=MOST_STEPS))
+        raise EvidenceError(text("refusal.journal", "steps", state=state, most=MOST_STEPS))
     lines.append(line)
 
 
@@ -344,24 +346,26 @@ def check_readable(state: LogState, faults: Faults, unreadable: str) -> None:
     check_choice("unreadable", unreadable, ("refuse", "worst_case"))
     run_dir, header = state.run_dir, state.header
     if state.total_steps == 0:
-        raise EvidenceError(text("fault.journal", "no_steps", run_dir=run_dir))
+        raise EvidenceError(text("refusal.journal", "no_steps", run_dir=run_dir))
     if faults and unreadable == "refuse":
         listed = "; ".join(f"{name}: {fault}" for name, fault in list(faults.items())[:5])
         values = {"n": len(faults), "of": len(state.files), "listed": listed}
-        raise EvidenceError(text("fault.journal", "files", run_dir=run_dir, **values))
+        raise EvidenceError(text("refusal.journal", "files", run_dir=run_dir, **values))
     max_grad_norm = state.settings().max_grad_norm
     targets = {line["targets_fingerprint"] for line in state.lines["record"]}
     for line in state.lines["record"]:
         step = line["step"]
         if line["ids_fingerprint"] != header["ids_fingerprint"] or len(targets) > 1:
-            raise EvidenceError(text("fault.journal", "data", state=state, step=step))
+            raise EvidenceError(text("refusal.journal", "data", state=state, step=step))
         if line["n_examples"] != header["n_examples"]:
-            raise EvidenceError(text("fault.journal", "examples", state=state, line=line))
+            raise EvidenceError(text("refusal.journal", "examples", state=state, line=line))
         if step < len(max_grad_norm) and not np.isclose(
             line["max_grad_norm"], max_grad_norm[step], rtol=1e-12
         ):
             raise EvidenceError(
-                text("fault.journal", "clipping", state=state, line=line, clip=max_grad_norm[step])
+                text(
+                    "refusal.journal", "clipping", state=state, line=line, clip=max_grad_norm[step]
+                )
             )
 
 
@@ -386,7 +390,9 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     distinct = all_distinct(suspects)
     if len(ids) != n or not distinct:
         twice = "" if distinct else ", some of them twice"
-        raise EvidenceError(text("fault.ids", "twice", path=path, found=len(ids), n=n, twice=twice))
+        raise EvidenceError(
+            text("refusal.ids", "twice", path=path, found=len(ids), n=n, twice=twice)
+        )
     return ids, units, exact
 
 

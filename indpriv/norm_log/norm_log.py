@@ -156,7 +156,7 @@ class NormLog:
         levels = stored.levels_of(rounding, rounding_mode)
         rows, steps = np.asarray(norms), np.asarray(recorded_steps)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":
-            raise InputError(text("fault.norms", "shape", rows=rows))
+            raise InputError(text("refusal.norm_values", "shape", rows=rows))
         fields.check_recorded_steps(steps, len(rows), len(given))
         n = rows.shape[1]
         ids = np.arange(n) if example_ids is None else np.asarray(example_ids)

@@ -248,7 +248,9 @@ def _read_file(file: RecordFile, column: str, start: int, stop: int, out: NDArra
         table = opened.read_row_groups(groups, columns=[column], use_threads=False)
     values: Any = table.column(column).to_numpy()[start % size : start % size + len(out)]
     if values.shape != out.shape or values.dtype != out.dtype:
-        raise EvidenceError(text("fault.records", "values", path=file.path, values=values, out=out))
+        raise EvidenceError(
+            text("refusal.records", "values", path=file.path, values=values, out=out)
+        )
     out[:] = values
 
 
@@ -257,7 +259,7 @@ def check_codes(path: Path, values: NDArray[Any], levels: Levels | None) -> None
     largest = np.inf if levels is None else levels.max_code
     if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
         raise EvidenceError(
-            text("fault.records", "code", path=path, code=values[~inside][0], largest=largest)
+            text("refusal.records", "code", path=path, code=values[~inside][0], largest=largest)
         )
 
 
@@ -357,11 +359,11 @@ def in_memory(
 ) -> BatchNorms:
     """Batch norms of every step from arrays (steps, positions, norms), checked."""
     if len(batch_norms) != 3:
-        raise InputError(text("fault.batch_norms", "parts", n=len(batch_norms)))
+        raise InputError(text("refusal.batch_norms", "parts", n=len(batch_norms)))
     steps, positions, norms = (np.asarray(part) for part in batch_norms)
     if not (steps.ndim == 1 and steps.shape == positions.shape == norms.shape):
         raise InputError(
-            text("fault.batch_norms", "shapes", steps=steps, positions=positions, norms=norms)
+            text("refusal.batch_norms", "shapes", steps=steps, positions=positions, norms=norms)
         )
     total_steps = len(settings)
     for name, values, limit in (("steps", steps, total_steps), ("positions", positions, len(ids))):
@@ -371,7 +373,7 @@ def in_memory(
             raise InputError(f"batch_norms: {name} must be whole numbers from 0 to {limit - 1}")
     steps, positions = steps.astype(np.int64), positions.astype(np.int64)
     if len(np.unique(positions * total_steps + steps)) < len(steps):
-        raise InputError(text("fault.batch_norms", "twice"))
+        raise InputError(text("refusal.batch_norms", "twice"))
     norms = norms.astype(np.float64)
     check_norms(norms, ids[positions])
     kept = norms if levels is None else levels.encode(norms, settings.max_grad_norm[steps])

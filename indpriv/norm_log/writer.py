@@ -97,7 +97,7 @@ class NormLogWriter:
             ids = pa.table({"example_id": example_ids, **units, "exact": exact})
             check_columns(run_dir / IDS, ids.schema, ID_COLUMNS)
         except (pa.ArrowException, EvidenceError) as error:
-            raise InputError(text("fault.ids", "unreadable", error=error)) from error
+            raise InputError(text("refusal.ids", "unreadable", error=error)) from error
         self.run_dir, self._folder = run_dir, make_folder(run_dir, RECORDS)
         self._journal = JournalWriter(run_dir)
         self._levels = records.levels_of(header.rounding, header.rounding_mode)
@@ -248,4 +248,4 @@ class NormLogWriter:
         for name in (*_ALIKE, *_ALIKE_IN_RUN):
             if logged.get(name, {}) != expected[name]:
                 values = {"logged": logged.get(name), "expected": expected[name]}
-                raise EvidenceError(text("fault.resume", "other", name=name, **values))
+                raise EvidenceError(text("refusal.resume", "other", name=name, **values))
