@@ -12,8 +12,7 @@ from audits.training.datasets import load_dataset
 from audits.training.models import tanh_cnn
 from indpriv import NormLog, account
 from indpriv._arrays import FloatArray
-from indpriv.accountant import composed_epsilons
-from indpriv.analysis.schedule import ComposedEpsilons
+from indpriv.analysis.schedule import ComposedEpsilons, composed_epsilons
 from reports.shared.pictures import SUCCESS
 from reports.wei2021 import paper
 
