@@ -71,7 +71,8 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 def format_p_value(value: float) -> str:
     """A p-value to two significant digits, rounded up; 0 is one that no float holds."""
-    value = max(value, 1e-300)
+    if value < 1e-6:
+        return f"{Context(prec=2, rounding=ROUND_CEILING).create_decimal(max(value, 1e-300)):.1e}"
     return _up(value, 1 - math.floor(math.log10(value)) if value < 0.1 else 2)
 
 
