@@ -53,7 +53,7 @@ class Accuracy(NamedTuple):
     alias: float
 
 
-ABOVE = Accuracy(5e-5, 7.0)
+ABOVE = Accuracy(5e-5, 9.0)
 BELOW = Accuracy(2e-5, 14.0)  # whose smoothing costs more [3.2]
 
 Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
@@ -662,8 +662,8 @@ def _root(
         low[active] = np.where(proven, low[active], np.maximum(low[active], at))
         slope[active] = np.where(proven, steep, slope[active])
         tried[active] |= at <= floor[active]
-        done = proven & ((gap > -3e-4) | (at <= floor[active]))
-        new = at + (gap + 1e-4) / np.maximum(steep, 1e-9)
+        done = proven & ((gap > -1e-4) | (at <= floor[active]))
+        new = at + (gap + 5e-5) / np.maximum(steep, 1e-9)
         a, b = low[active], high[active]
         middle = np.where(
             np.isfinite(b),
