@@ -112,7 +112,7 @@ class Mixture:
 
     def part(self, steps: slice) -> Mixture:
         """Some of the steps, or of what has means of its own."""
-        alike = len(self.weight) // len(self.mean)
+        alike = len(self.weight) // max(len(self.mean), 1)
         part = slice(steps.start * alike, steps.stop * alike)
         return Mixture(self.mean[steps], self.weight[part], self.beyond[part], self.error)
 
