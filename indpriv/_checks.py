@@ -6,10 +6,9 @@ import warnings
 from collections.abc import Callable, Collection
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from indpriv._arrays import FloatArray
 from indpriv._facts import text
+from indpriv._types import ArrayLike, FloatArray, NDArray
 from indpriv.errors import InputError, PrivacyWarning
 
 

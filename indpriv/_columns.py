@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from indpriv import _files
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._facts import text
 from indpriv._reading import check_columns
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import InputError
 
 FIXED_COLUMNS = ("example_id", "unit_id", "split", "label", "loss", "correct")

@@ -1,9 +1,8 @@
 """What one noisy update says about one example: the log-likelihood ratio of "in" and "out"."""
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from indpriv._arrays import FloatArray
+from indpriv._types import ArrayLike, FloatArray
 
 
 def log_likelihood_ratio(

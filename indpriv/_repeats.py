@@ -12,9 +12,8 @@ from typing import IO, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from indpriv._arrays import IntArray
+from indpriv._types import IntArray, NDArray
 from indpriv.errors import InputError
 
 Reader = Callable[[int, int], NDArray[np.generic]]  # of the ids from start to stop

@@ -22,14 +22,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
 
-from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_choice
 from indpriv._facts import text
 from indpriv._files import read_json, write_atomically, write_json
 from indpriv._folders import make_folder, open_file, refuse_links
 from indpriv._reading import Whole, check, named, parse_json, read_npz, table
+from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 
 KINDS = {

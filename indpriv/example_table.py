@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from indpriv import _columns, _files, _repeats
-from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._columns import Rows, as_rows, frames_at, frames_of, rows_at
 from indpriv._facts import text
 from indpriv._reading import named
+from indpriv._types import Ids, IntArray, NDArray, all_distinct
 from indpriv.errors import InputError
 
 _SPLITS = ("train", "test")

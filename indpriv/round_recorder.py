@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from indpriv import _checks, _files
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
+from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log import fields
 from indpriv.norm_log.evidence import SEEDED

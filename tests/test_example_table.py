@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from indpriv import _columns, _files, example_table
-from indpriv._arrays import all_distinct
 from indpriv._columns import frames_of
+from indpriv._types import all_distinct
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
 from synthetic import rows

@@ -27,8 +27,8 @@ import pandas as pd
 from scipy import stats
 
 from audits.exposure.ranks import Exposures
-from indpriv._arrays import FloatArray
 from indpriv._kinds import Count, Delta, Epsilon, PValue, figure
+from indpriv._types import FloatArray
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Span, student_interval
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError

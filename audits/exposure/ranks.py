@@ -17,11 +17,11 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import integrate, stats
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._columns import to_floats
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv._reading import named
+from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 

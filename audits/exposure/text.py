@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 import numpy as np
 
 from audits.training.datasets.topics import ALPHABET, pieces_of
-from indpriv._arrays import IntArray
+from indpriv._types import IntArray
 from indpriv.errors import InputError
 
 START = len(ALPHABET)  # the symbol before the first character of a row

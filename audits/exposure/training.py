@@ -34,10 +34,9 @@ from audits.training.private_setting import made_private, quiet_opacus
 from audits.training.randomness import Randomness, generator
 from audits.training.steps import stop_requests, take_steps
 from audits.training.tensors import BatchedTensorDataset, whole_batch
-from indpriv._arrays import FloatArray
 from indpriv._checks import check_choice, check_positive_int
-from indpriv._progress import StageProgress, silent
 from indpriv._storage import location_on_disk
+from indpriv._types import FloatArray, StageProgress, silent
 from indpriv.norm_log.run_files import SECRETS
 from indpriv.recording import Recorder
 

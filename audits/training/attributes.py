@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from audits.training.datasets.base import Dataset, OneHot, Split
-from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.errors import InputError
 

@@ -17,7 +17,7 @@ from audits.training.datasets import Dataset
 from audits.training.models import LOSSES, first_parameters
 from audits.training.randomness import Randomness, generator
 from audits.training.tensors import tensor_set, whole_batch
-from indpriv._progress import StageProgress, silent
+from indpriv._types import StageProgress, silent
 from indpriv.example_table import ExampleTable
 from indpriv.recording.training_data import TrainingData
 

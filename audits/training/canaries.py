@@ -21,7 +21,7 @@ from audits.training.datasets import Dataset, load_dataset
 from audits.training.datasets.base import Split
 from audits.training.dp_sgd import TrainedRun, train
 from indpriv._checks import check_positive_int
-from indpriv._progress import StageProgress
+from indpriv._types import StageProgress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES, seal, signing_key

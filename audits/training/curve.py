@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from audits.training.datasets.base import Split
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_private_parquet
+from indpriv._types import FloatArray, IntArray
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.run_files import CURVE
 from indpriv.recording.clipping import ClippingRule

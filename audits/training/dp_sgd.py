@@ -38,8 +38,8 @@ from audits.training.steps import RecordedSteps
 from audits.training.tensors import tensor_set
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
-from indpriv._progress import StageProgress, silent
 from indpriv._storage import location_on_disk
+from indpriv._types import StageProgress, silent
 from indpriv.attacks.attributes import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable

@@ -10,7 +10,7 @@ from audits.training.config import AuditConfig, FederatedConfig
 from audits.training.datasets import Dataset, load_dataset
 from audits.training.models import LOSSES, build_model
 from audits.training.tensors import tensor_set
-from indpriv._progress import StageProgress, silent
+from indpriv._types import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.leakage import Observation
 from indpriv.leakage.checkpoints import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from indpriv._arrays import FloatArray
+from indpriv._types import FloatArray
 
 COPIES = 20
 _SEED = 0  # all models see the same copies; they protect nothing

@@ -30,10 +30,9 @@ from audits.training.robustness import robustness
 from audits.training.run_record import noise_and_clipping, with_drawn_norm
 from audits.training.step_plan import plan_of, steps_per_epoch, with_noise
 from audits.training.steps import take_steps
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import to_floats
 from indpriv._files import first_at
-from indpriv._progress import StageProgress
+from indpriv._types import BoolArray, FloatArray, IntArray, StageProgress
 from indpriv.attack_signals import CHECKPOINTS, CONFIDENCE, LABELS, AttackSignals, from_losses
 from indpriv.attacks.train_references import Pool, study_pool, train_references
 from indpriv.errors import InputError

@@ -12,7 +12,7 @@ from opacus.accountants.utils import get_noise_multiplier
 
 from audits.training.config import TrainingConfig
 from audits.training.config.schedules import Schedule, values_of
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray
 from indpriv.accountant.steps import StepKinds
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import SETTING_NAMES, StepSettings

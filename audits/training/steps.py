@@ -21,7 +21,7 @@ from audits.training.curve import Curve
 from audits.training.datasets.base import Split
 from audits.training.private_setting import PrivateSetting
 from audits.training.step_plan import epsilons_after, with_lost
-from indpriv._progress import StageProgress
+from indpriv._types import StageProgress
 from indpriv.norm_log.journal_state import read_state
 from indpriv.recording import Recorder
 from indpriv.recording.clipping import ClippingRule

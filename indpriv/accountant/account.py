@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import warn_caller
 from indpriv._files import ROW_GROUP_SIZE
-from indpriv._progress import Progress
+from indpriv._types import ArrayLike, FloatArray, IntArray, Progress
 from indpriv.accountant import blocks
 from indpriv.accountant.blocks import BlockAccount, Workers, block_size, epsilon_table
 from indpriv.accountant.known import known_blocks

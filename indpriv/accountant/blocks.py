@@ -24,13 +24,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
-from indpriv._arrays import Ids, IntArray
 from indpriv._files import ROW_GROUP_SIZE, sha256
-from indpriv._progress import Progress
+from indpriv._types import Ids, IntArray, NDArray, Progress
 from indpriv.accountant.rdp import Columns, joined
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.errors import InputError, check_installed

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize.elementwise import find_root
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr
 
-from indpriv._arrays import FloatArray
+from indpriv._types import FloatArray
 
 GAUSSIAN_ERROR = 1e-11  # relative, of delta; a wide margin over rounding
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)

@@ -18,11 +18,9 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from indpriv._arrays import FloatArray, IntArray
-from indpriv._progress import Progress
+from indpriv._types import FloatArray, IntArray, NDArray, Progress
 from indpriv.accountant.blocks import BlockAccount, Workers, epsilon_table
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.method import Method, account_of, claim_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
-from indpriv._arrays import BoolArray, FloatArray
+from indpriv._types import BoolArray, FloatArray
 from indpriv.errors import InputError
 
 U = 2.0**-53  # unit roundoff, of [1.5], [1.6], [3.4] and [4]

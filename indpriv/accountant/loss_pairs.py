@@ -14,7 +14,7 @@ import numpy as np
 from scipy.sparse import csr_array, eye_array
 from scipy.special import erf
 
-from indpriv._arrays import FloatArray
+from indpriv._types import FloatArray
 from indpriv.accountant import tight
 from indpriv.accountant.laws import Cells, Mixture, U, cells_of, tail_of
 from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed

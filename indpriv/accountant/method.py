@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, ndtri
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
+from indpriv._types import ArrayLike, FloatArray, NDArray
 from indpriv.accountant.norms import BETWEEN_RECORDS
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.errors import InputError

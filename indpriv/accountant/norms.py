@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import BatchNorms, Levels

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import gammaln, logsumexp, rel_entr
 
-from indpriv._arrays import FloatArray
+from indpriv._types import FloatArray
 from indpriv.accountant.laws import Cells, Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method

@@ -14,10 +14,9 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.accountant.blocks import BlockAccount
 from indpriv.accountant.method import Method, owners_of
 from indpriv.accountant.norms import NormCodes

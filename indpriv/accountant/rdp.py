@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from indpriv import _checks
-from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.method import CONVERSIONS, Method
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
 from indpriv.errors import InputError

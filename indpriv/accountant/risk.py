@@ -15,12 +15,10 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
-from indpriv._arrays import BoolArray, FloatArray, IntArray
-from indpriv._progress import Progress
+from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray, Progress
 from indpriv.accountant.account import checked, worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu

@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.sparse import block_diag, csr_array, hstack
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
-from indpriv._progress import Progress
+from indpriv._types import FloatArray, IntArray, NDArray, Progress
 from indpriv.accountant.account import Bounds, checked
 from indpriv.accountant.blocks import block_size, epsilon_table, in_order
 from indpriv.accountant.known import gaussian_bounds, known_units

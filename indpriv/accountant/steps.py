@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.sparse import coo_array, csr_array, eye_array
 
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray
 from indpriv.accountant.blocks import n_cores
 from indpriv.accountant.method import Method
 from indpriv.accountant.norms import GoverningNorms, nodes_from_zero, places, snapped_rates

@@ -17,11 +17,10 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_epsilons
 from indpriv.accountant.laws import TILTS, Cells, U
 

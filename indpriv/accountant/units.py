@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.laws import Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method, check_poisson_pairs, clipping_norm_cost, owners_of

@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
 from indpriv._kinds import AtLeastZero, Count, Epsilon, Percent
 from indpriv._plain import to_json
-from indpriv._progress import Advance
+from indpriv._types import Advance, FloatArray, IntArray
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.analysis.disclosures import Range

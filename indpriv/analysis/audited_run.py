@@ -9,7 +9,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from indpriv import _columns
-from indpriv._progress import StageProgress, silent
+from indpriv._types import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
 from indpriv.analysis.summary import Audit, finding_of, keys

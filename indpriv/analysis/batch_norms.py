@@ -15,10 +15,9 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._kinds import figure
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import Method, uses_batch_norms

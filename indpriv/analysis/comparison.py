@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition, to_floats
 from indpriv._plain import records
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.analysis.columns import CHANGES
 from indpriv.analysis.fidelity import check_same_meaning
 from indpriv.analysis.groups import MIN_GROUP

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from indpriv._arrays import FloatArray, Ids
 from indpriv._columns import Rows, frames_of, to_floats
 from indpriv._facts import (
     ASSUMED,
@@ -32,6 +31,7 @@ from indpriv._files import first_at
 from indpriv._formatting import capitalised, format_cost, sentence
 from indpriv._kinds import Count, Percent, Public, Rounded, Share, figure
 from indpriv._plain import shown
+from indpriv._types import FloatArray, Ids
 from indpriv.analysis.attacks.membership import BY_GROUP
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.guarantee import divisor_of

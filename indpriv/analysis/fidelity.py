@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition, grouping_of, known_columns, rows_at
-from indpriv._progress import StageProgress, silent
+from indpriv._types import FloatArray, IntArray, StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.analysis import columns

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
 from indpriv import _columns
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.columns import GROUPS, record
 from indpriv.analysis.statistics import resampling

@@ -12,10 +12,10 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from indpriv._arrays import FloatArray
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
 from indpriv._kinds import Ceiling, Delta, Epsilon, Public, RoundShare, figure
 from indpriv._plain import OneOf, shown, to_json
+from indpriv._types import FloatArray
 from indpriv.accountant.gaussian import gaussian_mu
 from indpriv.accountant.method import (
     advantage_with_release,

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from indpriv._arrays import FloatArray
 from indpriv._facts import (
     FAILED,
     NOT_CHECKED,
@@ -32,6 +31,7 @@ from indpriv._facts import (
 )
 from indpriv._files import first_at
 from indpriv._formatting import format_number
+from indpriv._types import FloatArray
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.steps import StepKinds

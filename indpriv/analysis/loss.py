@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Rows, to_floats
+from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.columns import record
 from indpriv.analysis.distribution import top_of_range

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
 from indpriv._files import ROW_GROUP_SIZE
+from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.analysis.columns import record
 from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding

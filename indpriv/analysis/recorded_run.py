@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic_core import core_schema
 from scipy.special import expit
 
-from indpriv._arrays import IntArray
 from indpriv._columns import to_floats
 from indpriv._facts import Fact, text
 from indpriv._files import ROW_GROUP_SIZE, first_at
 from indpriv._kinds import Delta
+from indpriv._types import IntArray, NDArray
 from indpriv.analysis.schedule import Curve
 from indpriv.analysis.statistics import weighted
 from indpriv.analysis.statistics.resampling import generator_of

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import first_at
+from indpriv._types import FloatArray, IntArray
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method

@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv._reading import named
+from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError, InputError
 

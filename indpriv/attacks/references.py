@@ -16,8 +16,8 @@ import numpy as np
 from scipy import stats
 from scipy.special import expit
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_row
+from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from indpriv._arrays import BoolArray, FloatArray
 from indpriv._columns import groupable_columns, partition, to_floats
 from indpriv._facts import text
+from indpriv._types import BoolArray, FloatArray, NDArray
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks import references

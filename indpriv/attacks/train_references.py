@@ -17,14 +17,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._facts import text
 from indpriv._files import OneWriter
 from indpriv._folders import named_by_person
-from indpriv._progress import StageProgress, silent
+from indpriv._types import (
+    ArrayLike,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    NDArray,
+    StageProgress,
+    silent,
+)
 from indpriv.attack_signals import (
     CHECKPOINTS,
     CONFIDENCE,

@@ -8,7 +8,7 @@ from typing import Unpack
 import numpy as np
 
 from indpriv._columns import partition
-from indpriv._progress import StageProgress, advancing, silent
+from indpriv._types import StageProgress, advancing, silent
 from indpriv.accountant.account import table_for
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
 from indpriv.analysis.audited_run import AuditedRun, choose_groups

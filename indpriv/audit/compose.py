@@ -8,7 +8,7 @@ import numpy as np
 
 from indpriv._files import write_json
 from indpriv._folders import make_folder
-from indpriv._progress import StageProgress, silent
+from indpriv._types import StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.accountant.runs import Tuning, compose, methods_of

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indpriv._facts import FAILED, Fact
 from indpriv._formatting import format_delta, sentence
-from indpriv._progress import StageProgress, silent
 from indpriv._storage import bucket_to_write, location, location_on_disk, uploaded
+from indpriv._types import NDArray, StageProgress, silent
 from indpriv.accountant.account import account_parts
 from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import ESTIMATE, Method

@@ -20,7 +20,7 @@ from indpriv.errors import InputError
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from indpriv._progress import StageProgress
+    from indpriv._types import StageProgress
 
 EXPERIMENTS = "python -m audits"
 _LEVELS = 3  # of folders that are searched for runs

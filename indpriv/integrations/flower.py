@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
 from indpriv._facts import text
 from indpriv._storage import bucket_to_write, location_on_disk
+from indpriv._types import ArrayLike, FloatArray
 from indpriv.errors import InputError, check_installed
 from indpriv.round_recorder import RoundRecorder
 

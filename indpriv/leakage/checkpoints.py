@@ -14,8 +14,8 @@ from torch.utils.data import default_collate
 
 from indpriv._facts import text
 from indpriv._folders import make_folder
-from indpriv._progress import StageProgress, silent
 from indpriv._reading import YesNo
+from indpriv._types import StageProgress, silent
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.leakage.inversion import INVERSIONS, LBFGS, Observation

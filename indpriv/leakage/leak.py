@@ -23,11 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from indpriv._facts import text
-from indpriv._progress import Progress
+from indpriv._types import ArrayLike, Progress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.leakage.inversion import Inversion, Look, Observation, Reader, one_by_one

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indpriv import _checks
-from indpriv._arrays import IntArray
 from indpriv._facts import text
 from indpriv._files import opened_parquet, read_json, write_json
-from indpriv._progress import StageProgress
 from indpriv._reading import check_size, named, read_npz
 from indpriv._storage import location_on_disk
+from indpriv._types import IntArray, NDArray, StageProgress
 from indpriv.errors import InputError
 from indpriv.norm_log import fields, run_files
 from indpriv.norm_log.evidence import SEEDED

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
+from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.errors import InputError, PrivacyWarning
 
 # "truncated_poisson": a random max_batch_size of the examples that Poisson sampling drew, if these

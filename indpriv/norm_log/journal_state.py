@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from indpriv import _files, _repeats
-from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._checks import check_choice
 from indpriv._columns import Rows, as_rows
 from indpriv._facts import text
@@ -24,6 +22,7 @@ from indpriv._folders import is_remote
 from indpriv._journal import NAME, read_journal
 from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, named, table
 from indpriv._storage import sizes_in
+from indpriv._types import Ids, IntArray, NDArray, all_distinct
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log import records
 from indpriv.norm_log.fields import SETTING_NAMES, StepSettings

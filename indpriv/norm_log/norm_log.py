@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, Ids, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._facts import FAILED, Fact, text
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv._folders import named_by_person
 from indpriv._storage import location
+from indpriv._types import ArrayLike, FloatArray, Ids, IntArray, NDArray
 from indpriv.errors import InputError
 from indpriv.norm_log import fields, journal_state
 from indpriv.norm_log import records as stored
@@ -53,7 +52,7 @@ class NormLog:
     (2, 10, 0.1)
 
     Attributes:
-        example_ids: (n_examples,) unique ids; see `indpriv._arrays.Ids`.
+        example_ids: (n_examples,) unique ids; see `indpriv._types.Ids`.
         recorded_steps: (n_records,) strictly increasing, each below total_steps.
         settings: realised settings of all steps; less noise where clipped gradients stay longer
             than max_grad_norm by a measured share.

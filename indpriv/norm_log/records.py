@@ -25,13 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _files
-from indpriv._arrays import IntArray
 from indpriv._checks import check_choice, check_rounding
 from indpriv._columns import Rows
 from indpriv._facts import text
+from indpriv._types import ArrayLike, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSettings, check_norms
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from indpriv._arrays import IntArray
 from indpriv._reading import AtLeastZero, Whole, check
+from indpriv._types import IntArray
 from indpriv.errors import EvidenceError
 
 NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm

@@ -29,13 +29,12 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _generate_noise
 from torch import Tensor
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import NormLog

@@ -24,16 +24,15 @@ import numpy as np
 import opacus
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import _checks
-from indpriv._arrays import IntArray
 from indpriv._facts import text
 from indpriv._files import write_json
 from indpriv._folders import make_folder
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
+from indpriv._types import ArrayLike, IntArray
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError, PrivacyWarning
 from indpriv.norm_log import journal_state
 from indpriv.norm_log.evidence import SEEDED

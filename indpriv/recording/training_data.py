@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
 from opacus import data_loader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
+from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.fields import UNITS, check_ids, check_norms, check_unit_ids

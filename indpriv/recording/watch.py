@@ -23,8 +23,8 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor, nn
 
-from indpriv._arrays import IntArray
 from indpriv._facts import text
+from indpriv._types import IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSetting

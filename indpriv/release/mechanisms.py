@@ -15,10 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
+from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.errors import InputError, check_installed
 from indpriv.norm_log.fields import check_norms
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_atomically, write_json
 from indpriv._folders import make_folder
 from indpriv._reading import named
+from indpriv._types import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.release import mechanisms

@@ -24,13 +24,12 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
-from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
 from indpriv._facts import text
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._shown import clean
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.method import NUMERICAL_NOISE
 from indpriv.analysis.guarantee import STANDS
 from indpriv.audit import read_summary

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from indpriv import NormLog, account
-from indpriv._arrays import FloatArray
+from indpriv._types import FloatArray
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.rdp import compute_rdp, epsilon_offsets
 from reports.fedcdp import paper

@@ -20,7 +20,7 @@ from torch.nn.utils import parameters_to_vector
 from audits.training.datasets import load_dataset
 from audits.training.federated.local import LocalTraining
 from audits.training.models import mlp
-from indpriv._arrays import IntArray
+from indpriv._types import IntArray
 from reports.fedcdp import paper
 
 MULTIPLES = (0.5, 0.9, 1.0, 2.0, 10.0, 100.0)

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from audits.training.config.errors import explain
 from audits.training.config.values import KNOWN_KEYS_ONLY, Count, Positive
-from indpriv._arrays import FloatArray
+from indpriv._types import FloatArray
 from indpriv.errors import InputError
 
 _OF_CYCLES = ("cycles", "depth")

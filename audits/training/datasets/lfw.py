@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from audits.training.datasets.base import Dataset, Split, in_bands
 from audits.training.datasets.files import damaged, find_file, read_npz, scaled_images
-from indpriv._arrays import FloatArray
+from indpriv._types import FloatArray
 
 METADATA_COLUMNS = ("person_id", "pictures")
 _FILE = "lfw_deepfunneled_gray_50x37.npz"

@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from audits.training.datasets.base import Dataset
-from indpriv._arrays import IntArray
 from indpriv._columns import to_texts
+from indpriv._types import IntArray
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:

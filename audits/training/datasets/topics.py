@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from audits.training.datasets.base import Dataset, Split
-from indpriv._arrays import IntArray
+from indpriv._types import IntArray
 from indpriv.errors import InputError
 
 SOURCE = (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from indpriv._arrays import IntArray
+from indpriv._types import IntArray
 
 _FLOATS_AT_ONCE = 1 << 25  # of gradients and activations
 Parameters = dict[str, Tensor]

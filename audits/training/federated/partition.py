@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from audits.training.config import FederatedConfig
 from audits.training.datasets.base import Split
-from indpriv._arrays import IntArray
+from indpriv._types import IntArray
 from indpriv.errors import InputError
 
 CLIENT = "client"  # the metadata column that names the client of each row

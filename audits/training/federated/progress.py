@@ -11,9 +11,9 @@ import pandas as pd
 
 from audits.training.config import AuditConfig
 from audits.training.run_record import record_to_resume
-from indpriv._arrays import FloatArray
 from indpriv._files import write_atomically
 from indpriv._reading import named, read_npz
+from indpriv._types import FloatArray
 from indpriv.errors import InputError
 
 PROGRESS = "progress.npz"

@@ -15,7 +15,7 @@ from audits.training.config import FederatedConfig
 from audits.training.datasets.base import Split
 from audits.training.federated.local import Clipping, LocalTraining, RowProtection
 from audits.training.randomness import Randomness, generator
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray
 from indpriv.norm_log.fields import StepSetting
 from indpriv.round_recorder import RoundRecorder
 

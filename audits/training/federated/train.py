@@ -38,11 +38,10 @@ from audits.training.run_record import (
 )
 from audits.training.step_plan import epsilons_after, planned_steps
 from audits.training.steps import stop_requests
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_json
 from indpriv._folders import make_folder
-from indpriv._progress import StageProgress, silent
 from indpriv._storage import location_on_disk
+from indpriv._types import FloatArray, IntArray, StageProgress, silent
 from indpriv.accountant import account
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.errors import InputError

@@ -13,11 +13,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from indpriv._arrays import BoolArray, FloatArray
 from indpriv._plain import records
+from indpriv._types import BoolArray, FloatArray, NDArray
 from indpriv.analysis.attacks import membership, rates
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of
 from indpriv.analysis.audited_run import AuditedRun

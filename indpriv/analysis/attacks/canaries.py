@@ -13,14 +13,13 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special, stats
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._checks import check_delta, check_positive_int
 from indpriv._kinds import Count, Delta, Epsilon, LowerBound, Number, PValue, Seed, Share, figure
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv._plain import shown
+from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.account import account
 from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis import columns

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._kinds import Correlation, Count
+from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.accountant.risk import PredictedEvidence
 from indpriv.errors import InputError
 

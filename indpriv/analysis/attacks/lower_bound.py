@@ -18,11 +18,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_choice
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, clopper_pearson
 

@@ -19,12 +19,11 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import to_floats
 from indpriv._kinds import Share
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import table_for
 from indpriv.analysis import columns
 from indpriv.analysis.attacks import rates

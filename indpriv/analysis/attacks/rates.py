@@ -14,10 +14,10 @@ import pandas as pd
 from scipy import stats
 from scipy.special import expit, logit
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._kinds import Count, PValue
 from indpriv._plain import records
+from indpriv._types import FloatArray, IntArray
 from indpriv.analysis.columns import RATES, table
 from indpriv.analysis.statistics import intervals
 from indpriv.analysis.statistics.resampling import generator_of

@@ -7,8 +7,8 @@ import numpy as np
 from scipy import stats
 from scipy.special import betaincinv
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._kinds import Number, figure
+from indpriv._types import FloatArray, IntArray
 from indpriv.analysis.statistics.weighted import is_constant, line, ones, ranks
 from indpriv.errors import InputError
 

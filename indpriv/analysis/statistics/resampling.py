@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval
 from indpriv.analysis.statistics.weighted import ones
 

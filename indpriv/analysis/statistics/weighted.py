@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray, NDArray
 
 MOST_EXACT = 1_000_000  # more examples than this are analysed in bins
 BITS = 10  # of the significand that say in which bin a number is

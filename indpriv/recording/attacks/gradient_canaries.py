@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int, check_row
 from indpriv._facts import text
 from indpriv._likelihood import log_likelihood_ratio
+from indpriv._types import FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSetting

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from indpriv._arrays import BoolArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._facts import text
+from indpriv._types import BoolArray, IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._facts import text
 from indpriv._likelihood import log_likelihood_ratio
+from indpriv._types import BoolArray, FloatArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSetting

@@ -13,7 +13,7 @@ import pandas as pd
 
 from indpriv import _checks
 from indpriv._facts import FAILED, FILES, NOT_CHECKED, PASSED, Fact
-from indpriv._progress import StageProgress, silent
+from indpriv._types import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec

@@ -19,8 +19,8 @@ import torch
 from indpriv import _checks
 from indpriv._facts import text
 from indpriv._files import first_at, write_json
-from indpriv._progress import StageProgress, silent
 from indpriv._storage import location_on_disk
+from indpriv._types import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log import session_counts

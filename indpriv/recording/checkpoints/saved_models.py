@@ -22,10 +22,10 @@ from pydantic import Field, TypeAdapter
 from torch import nn
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
 from indpriv._facts import text
 from indpriv._files import first_at
 from indpriv._folders import named_by_person
+from indpriv._types import FloatArray
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import SAMPLERS, SETTING_NAMES, StepSettings
 from indpriv.norm_log.run_files import RUN_JSON, read_run_json

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from indpriv._arrays import IntArray
+from indpriv._types import IntArray
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import HALF

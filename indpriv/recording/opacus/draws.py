@@ -13,8 +13,8 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
+from indpriv._types import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts

@@ -28,8 +28,8 @@ import torch
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
+from indpriv._types import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import NoiseCounts
 from indpriv.recording.norms.shadow_model import plain_class, standard_module, trainable_names

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from indpriv._arrays import FloatArray, IntArray
 from indpriv._facts import text
+from indpriv._types import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import Found
 from indpriv.recording.norms.shadow_model import make_shadow

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
 from indpriv._facts import text
+from indpriv._types import FloatArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import SETTING_NAMES, StepSetting
 from indpriv.recording.clipping import AdaClip, ClippingRule, QuantileClipping

@@ -1,0 +1,62 @@
+"""Types that most functions take and return: arrays, ids, and how long work reports progress."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike as ArrayLike
+from numpy.typing import NDArray as NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+# Called as progress(done, total): units of work finished, and in all.
+Progress = Callable[[int, int], None]
+# Called as progress(stage, done, total), where the work has several stages.
+StageProgress = Callable[[str, int, int], None]
+# Called as advance(more): examples done since the last call; one that is half done counts 0.5.
+Advance = Callable[[float], None]
+
+
+class Ids(Protocol):
+    """(n,) ids: an array, or a column of a file, of which indices and slices read what they need.
+
+    `np.asarray` reads all of them.
+    """
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+    def __array__(self) -> NDArray[Any]: ...
+
+
+def all_distinct(ids: NDArray[np.generic]) -> bool:
+    """Whether no id occurs twice; whole numbers in order, as ids often are, take no memory."""
+    if ids.dtype.kind in "iu" and bool(np.greater(ids[1:], ids[:-1]).all()):
+        return True
+    return not pd.Series(ids).duplicated().any()
+
+
+def silent(_stage: str, _done: int, _total: int) -> None:
+    """Report nothing."""
+
+
+def advancing(total: int, progress: Progress | None) -> Advance:
+    """A function that counts the examples done, on any thread, and reports how many there are."""
+    done, lock = 0.0, threading.Lock()
+
+    def advance(more: float) -> None:
+        nonlocal done
+        with lock:
+            done += more
+            if progress is not None:
+                progress(min(round(done), total), total)
+
+    return advance
