@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 STAGES = {
     "helpers": {
         "errors",
-        "_arrays",
+        "_types",
         "_checks",
         "_columns",
         "_facts",
@@ -28,7 +28,6 @@ STAGES = {
         "_kinds",
         "_likelihood",
         "_plain",
-        "_progress",
         "_reading",
         "_shown",
         "_repeats",
