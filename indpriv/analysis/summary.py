@@ -9,16 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from indpriv._plain import (
-    Column,
-    column,
-    columns_of,
-    empty,
-    fields_schema,
-    read_fields,
-    records,
-    to_json,
-)
+from indpriv import _plain
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
 
@@ -84,12 +75,12 @@ def keys() -> Mapping[str, tuple[Any, str]]:
     return {key: kind for finding in findings() for key, kind in finding.keys.items()}
 
 
-def column_at(path: str) -> Column:
+def column_at(path: str) -> _plain.Column:
     """The column of a figure, e.g. "individual.median"; private, unless it or its class is not."""
     first, *names = path.split(".")
-    found = column(*keys()[first])
+    found = _plain.column(*keys()[first])
     for name in names:
-        inner = columns_of(found.kind)[name]
+        inner = _plain.columns_of(found.kind)[name]
         found = inner._replace(private=found.private and inner.private)
     return found
 
@@ -113,7 +104,7 @@ class Audit:
 
     def _value(self, key: str) -> Any:
         value = self._values.get(key)
-        return empty(keys()[key][0]) if value is None else value
+        return _plain.empty(keys()[key][0]) if value is None else value
 
     def replace(self, **values: Any) -> "Audit":
         """The same with other values."""
@@ -122,7 +113,7 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """The content of audit.json: dicts, lists, texts and finite numbers."""
         fixed = {key: schema["const"] for key, schema in _FIXED.items()}
-        content = {key: to_json(getattr(self, key)) for key in keys()}
+        content = {key: _plain.to_json(getattr(self, key)) for key in keys()}
         return {**fixed, "meaning": self.account.describe(), **content}
 
     @classmethod
@@ -138,7 +129,7 @@ class Audit:
                 f"audit.json has schema_version={version!r}, not {SCHEMA_VERSION}; make the audit "
                 "again"
             )
-        return cls(**read_fields(keys(), content))
+        return cls(**_plain.read_fields(keys(), content))
 
 
 def alarms_of(audit: Audit) -> list[str]:
@@ -153,7 +144,7 @@ def notes_of(audit: Audit) -> list[str]:
 
 def attacks_on(found: Audit, model: str) -> list[Any]:
     """Rows of the attacks on one model, the strongest first."""
-    return list(records(found.attacks[found.attacks["model"] == model]))
+    return list(_plain.records(found.attacks[found.attacks["model"] == model]))
 
 
 _FIXED: dict[str, dict[str, Any]] = {
@@ -165,7 +156,7 @@ _FIXED: dict[str, dict[str, Any]] = {
 
 def audit_schema() -> dict[str, Any]:
     """The JSON Schema of audit.json, which report/audit.schema.json holds."""
-    schema = fields_schema(keys())
+    schema = _plain.fields_schema(keys())
     meaning = {
         "description": "What every epsilon in this file means, in one line.",
         "type": "string",
