@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._types import ArrayLike, FloatArray, NDArray
 from indpriv.errors import InputError, PrivacyWarning
 
@@ -82,16 +82,16 @@ def check_clipping_norm_epsilon(epsilon: float) -> float:
     """Return the cost of a private clipping norm, finite and at least 0, or raise InputError."""
     known = isinstance(epsilon, int | float | np.number) and not isinstance(epsilon, bool)
     if not (known and math.isfinite(epsilon) and epsilon >= 0):
-        raise InputError(text("refusal.numbers", "clipping_norm_epsilon", value=epsilon))
+        raise refused("refusal.numbers", "clipping_norm_epsilon", value=epsilon)
     return float(epsilon)
 
 
 def check_rounding(rounding: float) -> float:
     """Return the rounding, a fraction of max_grad_norm in [0, 1]; 0 means full precision."""
     if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):
-        raise InputError(text("refusal.numbers", "rounding", value=rounding))
+        raise refused("refusal.numbers", "rounding", value=rounding)
     if 0 < rounding < 1e-4:
-        raise InputError(text("refusal.numbers", "fine_rounding", value=rounding))
+        raise refused("refusal.numbers", "fine_rounding", value=rounding)
     return float(rounding)
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 from indpriv import _files
 from indpriv._checks import check_positive_int
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._reading import check_columns
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import InputError
@@ -300,9 +300,9 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     column = match.group(1) if match else by
     asked, _, bins_text = by.rpartition(":bins=")
     if match is None and asked in columns:
-        raise InputError(text("refusal.groups", "bins", by=by, bins=bins_text, column=asked))
+        raise refused("refusal.groups", "bins", by=by, bins=bins_text, column=asked)
     if column not in columns:
-        raise InputError(text("refusal.groups", "column", column=column, known=", ".join(columns)))
+        raise refused("refusal.groups", "column", column=column, known=", ".join(columns))
     if match is None:
         return column, None
     bins = check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
@@ -376,7 +376,7 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
     if boolean:
         raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
     if counted.counts.empty:
-        raise InputError(text("refusal.groups", "infinite", column=column))
+        raise refused("refusal.groups", "infinite", column=column)
     cuts = np.unique(counted.observations(np.linspace(0, 1, bins + 1)[1:-1]))
     cuts = cuts[cuts > counted.counts.index[0]]  # otherwise the first bin would be empty
     texts = [f"{cut:.12g}" for cut in cuts]

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from indpriv import _folders
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._folders import PRIVATE, is_remote, open_file, refuse_links, remove_file
 from indpriv._reading import ParquetFile, check_columns, named, parse_json
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 
 METADATA_KEY = "indpriv"
 ROW_GROUP_SIZE = 1 << 18
@@ -118,7 +118,7 @@ class OneWriter:
             self._lock.acquire()
         except Timeout as error:
             values = {"folder": shown or folder, "process": writer_of(folder) or "unknown"}
-            raise InputError(text("refusal.resume", "written", **values)) from error
+            raise refused("refusal.resume", "written", **values) from error
         with on_failure(self.close):
             write_atomically(folder / _WRITER, str(os.getpid()).encode())
 

@@ -23,7 +23,7 @@ from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 from urllib.request import url2pathname
 
 from indpriv import _files
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._folders import named_by_person, refuse_links
 from indpriv.errors import InputError, PrivacyWarning
 
@@ -199,7 +199,7 @@ def location(path: str | Path) -> Path:
         problem = (
             "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
         )
-        raise InputError(text("refusal.storage", "address", scheme=parts.scheme, problem=problem))
+        raise refused("refusal.storage", "address", scheme=parts.scheme, problem=problem)
     below = filter(None, [parts.path.strip("/")])
     options = f"?{quote(parts.query, safe='')}"
     return RemotePath("/", parts.scheme, options, parts.netloc, *below)
@@ -209,7 +209,7 @@ def location_on_disk(path: str | Path, what: str) -> Path:
     """The `location` of a directory on a disk, else InputError; what: "a run is", say."""
     found = location(path)
     if isinstance(found, RemotePath):
-        raise InputError(text("refusal.storage", "on_a_disk", found=found, what=what))
+        raise refused("refusal.storage", "on_a_disk", found=found, what=what)
     return found
 
 
@@ -221,8 +221,8 @@ def bucket_to_write(
     if found is None or (isinstance(found, RemotePath) and bucket_is_private):
         return found
     if not isinstance(found, RemotePath):
-        raise InputError(text("refusal.storage", "no_address", found=found))
-    raise InputError(text("refusal.storage", "others", found=found))
+        raise refused("refusal.storage", "no_address", found=found)
+    raise refused("refusal.storage", "others", found=found)
 
 
 def _holds_credentials(parts: SplitResult) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indpriv._checks import check_choice
 from indpriv._columns import to_texts
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv._reading import named
 from indpriv.errors import EvidenceError, InputError
@@ -85,7 +85,7 @@ class AttackScores:
                 raise InputError(f"{name} {values.shape} and scores {shape} must have one length")
         check_choice("adversary", self.adversary, ADVERSARIES)
         if np.isnan(self.scores).any():
-            raise InputError(text("refusal.scores", "nan", n=int(np.isnan(self.scores).sum())))
+            raise refused("refusal.scores", "nan", n=int(np.isnan(self.scores).sum()))
 
     def take(self, chosen: NDArray[np.bool_]) -> AttackScores:
         """The scores that a mask (n,) chooses."""
@@ -101,7 +101,7 @@ class AttackScores:
     def check_one_model(self, bound: str) -> None:
         """Raise InputError if the scores are of several models, for which `bound` does not hold."""
         if self.model is not None and len(self.model) and np.ptp(self.model):
-            raise InputError(text("refusal.scores", "several_models", bound=bound))
+            raise refused("refusal.scores", "several_models", bound=bound)
 
     def check_adversary(self, bound: str, refused: Collection[str] = ("full",)) -> None:
         """Raise InputError if `bound`, in a few words, does not hold for what the attacker sees.
@@ -210,5 +210,5 @@ def _memberships(column: pd.Series[Any]) -> NDArray[np.bool_]:
     texts = to_texts(column)
     unknown = sorted({str(text) for text in texts if str(text).strip().lower() not in _MEMBERSHIP})
     if unknown:
-        raise InputError(text("refusal.scores", "member", value=unknown[0]))
+        raise refused("refusal.scores", "member", value=unknown[0])
     return np.array([_MEMBERSHIP[str(text).strip().lower()] for text in texts], dtype=bool)

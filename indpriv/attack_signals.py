@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_choice
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._files import read_json, write_atomically, write_json
 from indpriv._folders import make_folder, open_file, refuse_links
 from indpriv._reading import Whole, check, named, parse_json, read_npz, table
@@ -228,7 +228,7 @@ def from_losses(loss: ArrayLike) -> FloatArray:
     """
     losses = np.asarray(loss, dtype=np.float64)
     if (losses < 0).any():
-        raise InputError(text("refusal.signals", "losses", n=int((losses < 0).sum())))
+        raise refused("refusal.signals", "losses", n=int((losses < 0).sum()))
     with np.errstate(divide="ignore", over="ignore"):
         small = -np.log(np.expm1(np.minimum(losses, 1.0)))
         large = -(losses + np.log1p(-np.exp(-np.maximum(losses, 1.0))))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from indpriv import _columns, _files, _repeats
 from indpriv._columns import Rows, as_rows, frames_at, frames_of, rows_at
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._reading import named
 from indpriv._types import Ids, IntArray, NDArray, all_distinct
 from indpriv.errors import InputError
@@ -64,9 +64,7 @@ class ExampleTable:
         splits = self._splits.values()
         repeated = [one for rows in splits for one in _repeated(rows, "example_id").tolist()]
         if repeated:
-            raise InputError(
-                text("refusal.examples", "twice", n=len(repeated), example=repeated[0])
-            )
+            raise refused("refusal.examples", "twice", n=len(repeated), example=repeated[0])
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -162,7 +160,7 @@ class ExampleTable:
         if same_type and np.array_equal(own, example_ids):
             return train  # the rest copies every column
         if missing := example_ids[~np.isin(example_ids, own)].tolist():
-            raise InputError(text("refusal.examples", "absent", n=len(missing), example=missing[0]))
+            raise refused("refusal.examples", "absent", n=len(missing), example=missing[0])
         return train.set_index("example_id").loc[example_ids].reset_index()
 
     def with_units(self, column: str) -> ExampleTable:
@@ -173,19 +171,17 @@ class ExampleTable:
         """
         if column not in (columns := self.metadata_columns):
             known = ", ".join(columns) or "none: pass metadata or unit_ids to the Recorder"
-            raise InputError(text("refusal.examples", "unit_column", column=column, known=known))
+            raise refused("refusal.examples", "unit_column", column=column, known=known)
         is_train = (self.frame["split"] == "train").to_numpy()
         units, own = self.frame[column].to_numpy(object), self.frame["unit_id"].to_numpy(object)
         lacking = int(pd.isna(units[is_train]).sum())
         if lacking:
-            raise InputError(
-                text(
-                    "refusal.examples",
-                    "unit_missing",
-                    column=column,
-                    lacking=lacking,
-                    n=int(is_train.sum()),
-                )
+            raise refused(
+                "refusal.examples",
+                "unit_missing",
+                column=column,
+                lacking=lacking,
+                n=int(is_train.sum()),
             )
         ids = np.where(is_train, units, own)
         if len({type(value) for value in ids.tolist()}) > 1:
@@ -306,21 +302,19 @@ def check_metadata(
     if metadata is None:
         return pd.DataFrame(index=pd.RangeIndex(len(example_ids)))
     if not isinstance(metadata, pd.DataFrame):
-        raise InputError(
-            text("refusal.metadata", "kind", split=split, kind=type(metadata).__name__)
-        )
+        raise refused("refusal.metadata", "kind", split=split, kind=type(metadata).__name__)
     clash = sorted(_columns.RESERVED_COLUMNS & set(metadata.columns))
     if clash:
         raise InputError(f"metadata may not have the columns {', '.join(clash)}; rename them")
     if metadata.index.has_duplicates:
-        raise InputError(text("refusal.metadata", "index", split=split))
+        raise refused("refusal.metadata", "index", split=split)
     n, missing = len(example_ids), example_ids[~np.isin(example_ids, metadata.index)].tolist()
     if missing:
         values = {"n": len(missing), "of": n, "split": split, "example": missing[0]}
-        raise InputError(text("refusal.metadata", "absent", **values))
+        raise refused("refusal.metadata", "absent", **values)
     numbered = np.array_equal(example_ids, np.arange(n))
     if numbered and len(metadata) > n:
-        raise InputError(text("refusal.metadata", "more", rows=len(metadata), n=n, split=split))
+        raise refused("refusal.metadata", "more", rows=len(metadata), n=n, split=split)
     return metadata.loc[example_ids].reset_index(drop=True)
 
 
@@ -333,4 +327,4 @@ def check_storable(*metadata: pd.DataFrame | None) -> None:
         pa.Table.from_pandas(pd.concat(given), preserve_index=False)
     except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
         reasons = "; ".join(map(str, error.args))
-        raise InputError(text("refusal.metadata", "unstorable", reasons=reasons)) from error
+        raise refused("refusal.metadata", "unstorable", reasons=reasons) from error

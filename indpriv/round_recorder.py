@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import _checks, _files
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.errors import InputError
@@ -183,9 +183,9 @@ class RoundRecorder:
         `number` is that of the first one.
         """
         if number is not None and number != self._next:
-            raise InputError(text("refusal.rounds", "number", number=number, following=self._next))
+            raise refused("refusal.rounds", "number", number=number, following=self._next)
         if sample_rate is None and self._sampler == "poisson":
-            raise InputError(text("refusal.rounds", "rate"))
+            raise refused("refusal.rounds", "rate")
         if sample_rate is None:
             most = max((np.size(who) for who in participants), default=0)
             sample_rate = min(1.0, max(most, 1) / len(self._ids))
@@ -195,7 +195,7 @@ class RoundRecorder:
         setting = {name: _checks.check_setting(name, value) for name, value in values}
         for name, value in setting.items():
             if value.ndim:
-                raise InputError(text("refusal.rounds", "setting", name=name, n=value.size))
+                raise refused("refusal.rounds", "setting", name=name, n=value.size)
         shared = {name: float(value) for name, value in setting.items()}
         clip, rate = shared["max_grad_norm"], shared["sample_rate"]
         found = [self._checked(*step) for step in zip(participants, norms, strict=True)]
@@ -244,7 +244,7 @@ class RoundRecorder:
         """Positions and norms of the participants of one step, and the caveat of these norms."""
         names, norms = np.asarray(who), np.asarray(lengths)
         if names.ndim != 1 or norms.shape != names.shape:
-            raise InputError(text("refusal.rounds", "shapes", ids=names, norms=norms))
+            raise refused("refusal.rounds", "shapes", ids=names, norms=norms)
         if not len(names):
             return np.zeros(0, np.int64), np.zeros(0), ""
         if norms.dtype.kind not in "fiu":
@@ -256,8 +256,8 @@ class RoundRecorder:
         if unknown := names[(positions < 0) | ~same].tolist():
             n, known = len(unknown), self._ids
             values = {"of": len(names), "clients": len(known), "ids": names, "known": known}
-            raise InputError(text("refusal.rounds", "unknown", n=n, example=unknown[0], **values))
+            raise refused("refusal.rounds", "unknown", n=n, example=unknown[0], **values)
         if twice := [*dict.fromkeys(names[wanted.duplicated()].tolist())]:
-            raise InputError(text("refusal.rounds", "twice", n=len(twice), example=twice[0]))
+            raise refused("refusal.rounds", "twice", n=len(twice), example=twice[0])
         fields.check_norms(norms, names)
         return positions, *fields.widened(norms)

@@ -84,7 +84,7 @@ def reachable(part, module):
 
 
 def calls():
-    """Each call of `fact` and `text` that names a fact, with what its function can reach."""
+    """Each call of `fact`, `text` and `refused` that names a fact, with what its function can reach."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if path == FINDINGS:  # see `comparisons`
             continue
@@ -92,7 +92,7 @@ def calls():
         for part in module.body:
             for node in ast.walk(part):
                 called = getattr(getattr(node, "func", None), "id", "")
-                if called in ("fact", "text") and any(
+                if called in ("fact", "text", "refused") and any(
                     word.startswith(tuple(f"{kind}." for kind in KINDS))
                     for word in words(node.args[0])
                 ):

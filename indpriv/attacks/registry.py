@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._columns import groupable_columns, partition, to_floats
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, NDArray
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals, from_losses
@@ -69,7 +69,7 @@ class Material:
         ):
             rows = pd.Index(split["example_id"].to_numpy()).get_indexer(example_ids[inside])
             if (rows < 0).any():
-                raise InputError(text("refusal.signals", "other_data", n=int((rows < 0).sum())))
+                raise refused("refusal.signals", "other_data", n=int((rows < 0).sum()))
             found[inside] = names[codes[rows]]
         return found
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_positive_int
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._files import OneWriter
 from indpriv._folders import named_by_person
 from indpriv._types import (
@@ -106,7 +106,7 @@ def study_pool(
     """
     wanted = check_positive_int("targets", n_examples // 2 if targets is None else targets)
     if wanted > n_examples // 2:
-        raise InputError(text("refusal.signals", "targets", wanted=wanted, n_examples=n_examples))
+        raise refused("refusal.signals", "targets", wanted=wanted, n_examples=n_examples)
     units = np.arange(n_examples) if unit_ids is None else plain_ids(unit_ids)
     ids = np.arange(n_examples) if example_ids is None else plain_ids(example_ids)
     codes, names = pd.factorize(units)
@@ -237,5 +237,5 @@ def _models_of(path: Path, pool: Pool, settings: Mapping[str, Any]) -> int:
         raise InputError(f"{path} holds signals of other examples; choose another folder")
     keys = sorted({*settings, *earlier})
     if changed := [key for key in keys if earlier.get(key) != settings.get(key)]:
-        raise InputError(text("refusal.signals", "settings", path=path, names=", ".join(changed)))
+        raise refused("refusal.signals", "settings", path=path, names=", ".join(changed))
     return len(content["models"])

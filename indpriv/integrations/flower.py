@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._storage import bucket_to_write, location_on_disk
 from indpriv._types import ArrayLike, FloatArray
 from indpriv.errors import InputError, check_installed
@@ -119,7 +119,7 @@ def _check_strategy(strategy: Any) -> None:
             "Clipping(FedAvg(...), ...) of flwr.serverapp.strategy."
         )
     if getattr(inner, "aggregate_train", None) is not flower.FedAvg.aggregate_train:
-        raise InputError(text("refusal.flower", "no_average", strategy=inner.__name__))
+        raise refused("refusal.flower", "no_average", strategy=inner.__name__)
     _checks.check_setting("max_grad_norm", strategy.clipping_norm)
     _checks.check_setting("noise_multiplier", strategy.noise_multiplier)
 
@@ -142,7 +142,7 @@ class _Rounds:
         self._model = {name: array.numpy() for name, array in model.items()}
         for name, array in self._model.items():
             if array.dtype.kind != "f":
-                raise InputError(text("refusal.flower", "integers", name=name, dtype=array.dtype))
+                raise refused("refusal.flower", "integers", name=name, dtype=array.dtype)
             self._model[name] = array.astype(np.float64)
         self._rate = min(1.0, max(n_chosen, 1) / max(len(nodes), 1))
         if self.recorder is None:
@@ -170,14 +170,14 @@ class _Rounds:
         if after.max() > limit * (1 + _ROUNDING):
             client = who[int(after.argmax())]
             values = {"client": client, "length": after.max(), "limit": limit}
-            raise InputError(text("refusal.flower", "not_clipped", **values))
+            raise refused("refusal.flower", "not_clipped", **values)
         key = strategy.strategy.weighted_by_key
         weights = np.array(
             [float(next(iter(reply.content.metric_records.values()))[key]) for reply in replies]
         )
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.max() > 0):
             few = weights.tolist()[:5]
-            raise InputError(text("refusal.flower", "weights", weights=few, key=key))
+            raise refused("refusal.flower", "weights", weights=few, key=key)
         share = weights / weights.max()
         largest = weights.max() / weights.sum() * max(1.0, after.max() / limit)
         recorder.round(
@@ -195,8 +195,8 @@ class _Rounds:
         for record in reply.content.array_records.values():
             sent = {name: array.numpy() for name, array in record.items()}
             if [(name, array.shape, array.dtype.kind) for name, array in sent.items()] != form:
-                raise InputError(text("refusal.flower", "arrays", client=self.client_of(reply)))
+                raise refused("refusal.flower", "arrays", client=self.client_of(reply))
             squares += sum(float(np.square(sent[name] - model[name]).sum()) for name in model)
         if not np.isfinite(squares):
-            raise InputError(text("refusal.flower", "not_finite", client=self.client_of(reply)))
+            raise refused("refusal.flower", "not_finite", client=self.client_of(reply))
         return float(np.sqrt(squares))

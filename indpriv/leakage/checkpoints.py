@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._folders import make_folder
 from indpriv._reading import YesNo
 from indpriv._types import StageProgress, silent
@@ -68,7 +68,7 @@ class LeakagePlan:
     def check_central(self) -> None:
         """Raise InputError for noise on an update of a run that is not federated."""
         if self.see == "update" and not self.before_noise:
-            raise InputError(text("refusal.leakage", "update"))
+            raise refused("refusal.leakage", "update")
 
 
 def observation(
@@ -166,7 +166,7 @@ def _stacked(spec: AuditSpec, chosen: Any) -> tuple[Tensor, Tensor]:
     rows = [spec.dataset[int(i)] for i in chosen]
     inputs, targets = (spec.collate_fn or default_collate)(rows) if rows else (None, None)
     if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
-        raise InputError(text("refusal.leakage", "inputs", kind=type(inputs).__name__))
+        raise refused("refusal.leakage", "inputs", kind=type(inputs).__name__)
     return inputs, targets
 
 

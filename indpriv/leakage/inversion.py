@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from indpriv._checks import check_choice, check_positive_int
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv.errors import InputError
 from indpriv.recording.norms.batches import LossFn
 
@@ -121,7 +121,7 @@ class Reader:
                     "example has a gradient of its own; use GroupNorm"
                 )
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p and module.training:
-                raise InputError(text("refusal.leakage", "dropout", layer=name))
+                raise refused("refusal.leakage", "dropout", layer=name)
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
@@ -439,6 +439,6 @@ def _first_layer(look: Look) -> tuple[Tensor, Tensor]:
     first = next((m for m in modules if next(m.parameters(False), None) is not None), None)
     inputs = math.prod(look.shape[1:])
     if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != inputs:
-        raise InputError(text("refusal.leakage", "first_layer", n=inputs))
+        raise refused("refusal.leakage", "first_layer", n=inputs)
     weight, bias = list(look.reader.gradients(look.observed * look.sent).values())[:2]
     return weight, bias

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, Progress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -190,7 +190,7 @@ class _Scene(Candidates):
             self.others(place)
         first, again = self._batch([0]), self._batch([0])
         if (first - again).norm() > _SAME * first.norm():
-            raise InputError(text("refusal.leakage", "random"))
+            raise refused("refusal.leakage", "random")
 
     def attacked(self, places: Sequence[int]) -> tuple[Tensor, int, Tensor | None]:
         """Observe and reconstruct examples: what `invert` gives, and the label that is inferred."""
@@ -204,7 +204,7 @@ class _Scene(Candidates):
             sent[observed.abs().argsort()[: round((1 - seen.share) * len(sent))]] = False
         label = self._inferred(observed * sent) if len(places) == 1 else None
         if self.attack.needs_labels and not known and label is None:
-            raise InputError(text("refusal.leakage", "no_label", attack=self.attack.name))
+            raise refused("refusal.leakage", "no_label", attack=self.attack.name)
         look = Look(
             observed,
             sent,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._files import opened_parquet, read_json, write_json
 from indpriv._reading import check_size, named, read_npz
 from indpriv._storage import location_on_disk
@@ -78,7 +78,7 @@ def convert(
     steps, seeded = norms.recorded_steps.tolist(), bool(declared.get("seeded"))
     _check_norms_file(norms, len(settings), declared["unit"])
     if run_files.holds_log(run_dir):
-        raise InputError(text("refusal.convert", "in_use", run_dir=run_dir))
+        raise refused("refusal.convert", "in_use", run_dir=run_dir)
     known = ("clipping", "clipping_norm_epsilon", "max_batch_size")
     header = LogHeader(
         rounding=rounding,
@@ -134,10 +134,10 @@ def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
     declared = {**_DEFAULTS, **content}
     missing = [name for name in _REQUIRED if declared.get(name) is None]
     if missing:
-        raise InputError(text("refusal.convert", "lacks", path=path, missing=", ".join(missing)))
+        raise refused("refusal.convert", "lacks", path=path, missing=", ".join(missing))
     microbatch = declared.get("microbatch_size", 1)
     if microbatch != 1:
-        raise InputError(text("refusal.convert", "microbatches", path=path, microbatch=microbatch))
+        raise refused("refusal.convert", "microbatches", path=path, microbatch=microbatch)
     with named(path):
         numbers = {name: np.asarray(declared[name], dtype=np.float64) for name in SETTING_NAMES}
         sampler, unit, neighbouring = (declared[name] for name in _WORDS)
@@ -171,11 +171,11 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
             or drawn.min() < 0
             or drawn.max() > total_steps
         ):
-            raise InputError(text("refusal.convert", "participations", total_steps=total_steps))
+            raise refused("refusal.convert", "participations", total_steps=total_steps)
         for number, step in enumerate(steps.tolist()):
             values = norms.read(number)
             if values.dtype.kind not in "fiu":
-                raise InputError(text("refusal.convert", "no_numbers", step=step, values=values))
+                raise refused("refusal.convert", "no_numbers", step=step, values=values)
             with named(f"{norms.path}, step {step}"):
                 fields.check_norms(values, norms.example_ids)
 
@@ -197,14 +197,14 @@ def _read_parquet(path: Path) -> _NormsFile:
     steps = {int(name): name for name in names if name.isascii() and name.isdecimal()}
     others = [name for name in names if name not in steps.values()]
     if unknown := [name for name in others if name not in _OTHERS]:
-        raise InputError(text("refusal.convert", "columns", path=path, unknown=unknown[:5]))
+        raise refused("refusal.convert", "columns", path=path, unknown=unknown[:5])
 
     def column(name: str) -> NDArray[np.generic]:
         with opened_parquet(path) as file:
             found = file.read([name]).column(0)
         if found.null_count:
             n = found.null_count
-            raise InputError(text("refusal.convert", "missing", path=path, name=name, n=n))
+            raise refused("refusal.convert", "missing", path=path, name=name, n=n)
         values: NDArray[np.generic] = found.to_numpy()
         return values
 
@@ -220,12 +220,12 @@ def _read_npz(path: Path) -> _NormsFile:
     found, others = read_npz(path), ("example_ids", "unit_ids", "participations")
     needed = {"norms", "recorded_steps"}
     if not needed <= set(found) <= needed | set(others):
-        raise InputError(text("refusal.convert", "arrays", path=path, arrays=[*found]))
+        raise refused("refusal.convert", "arrays", path=path, arrays=[*found])
     norms, steps = found["norms"], found["recorded_steps"]
     if norms.ndim != 2 or steps.shape != norms.shape[:1] or steps.dtype.kind not in "iu":
-        raise InputError(text("refusal.convert", "shapes", path=path, norms=norms, steps=steps))
+        raise refused("refusal.convert", "shapes", path=path, norms=norms, steps=steps)
     ids, units, drawn = (found.get(name) for name in others)
     ids = np.arange(norms.shape[1]) if ids is None else ids
     if ids.shape != norms.shape[1:]:
-        raise InputError(text("refusal.convert", "ids", path=path, ids=ids, n=norms.shape[1]))
+        raise refused("refusal.convert", "ids", path=path, ids=ids, n=norms.shape[1])
     return _NormsFile(path, steps.astype(np.int64), ids, units, drawn, lambda row: norms[row])

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.errors import InputError, PrivacyWarning
 
@@ -64,9 +64,7 @@ def check_words(
     _checks.check_choice("unit", unit, UNITS)
     _checks.check_choice("neighbouring", neighbouring, NEIGHBOURING)
     if (sampler == "truncated_poisson") != (max_batch_size is not None):
-        raise InputError(
-            text("refusal.words", "cap", sampler=sampler, max_batch_size=max_batch_size)
-        )
+        raise refused("refusal.words", "cap", sampler=sampler, max_batch_size=max_batch_size)
     if max_batch_size is None:
         return None
     return Truncation(_checks.check_positive_int("max_batch_size", max_batch_size), n_examples)
@@ -81,13 +79,13 @@ def is_covered(sampler: str, neighbouring: str) -> bool:
 def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:
     """Raise InputError unless steps is (n_records,), increasing and in [0, total_steps)."""
     if steps.shape != (n_records,) or (n_records and not np.issubdtype(steps.dtype, np.integer)):
-        raise InputError(text("refusal.steps", "shape", steps=steps, n_records=n_records))
+        raise refused("refusal.steps", "shape", steps=steps, n_records=n_records)
     if n_records == 0:
         return
     if steps[0] < 0 or np.any(np.diff(steps.astype(np.int64)) <= 0):
-        raise InputError(text("refusal.steps", "order", steps=steps.tolist()[:10]))
+        raise refused("refusal.steps", "order", steps=steps.tolist()[:10])
     if steps[-1] >= total_steps:
-        raise InputError(text("refusal.steps", "end", last=steps[-1], total_steps=total_steps))
+        raise refused("refusal.steps", "end", last=steps[-1], total_steps=total_steps)
 
 
 def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
@@ -95,10 +93,10 @@ def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
     if n_examples == 0:
         raise InputError("the log has no examples; an empty data set has nothing to audit")
     if ids.shape != (n_examples,):
-        raise InputError(text("refusal.ids", "shape", ids=ids, n=n_examples))
+        raise refused("refusal.ids", "shape", ids=ids, n=n_examples)
     repeated = ids[pd.Series(ids).duplicated()].tolist()
     if repeated:
-        raise InputError(text("refusal.ids", "repeated", n=len(repeated), example=repeated[0]))
+        raise refused("refusal.ids", "repeated", n=len(repeated), example=repeated[0])
 
 
 def check_unit_ids(
@@ -107,14 +105,14 @@ def check_unit_ids(
     """Unit ids (n_examples,), none missing; None is allowed only if the unit is the example."""
     if unit_ids is None:
         if unit != "example":
-            raise InputError(text("refusal.ids", "no_units", unit=unit))
+            raise refused("refusal.ids", "no_units", unit=unit)
         return None
     units = np.asarray(unit_ids)
     if units.shape != (n_examples,):
-        raise InputError(text("refusal.ids", "unit_shape", units=units, n=n_examples))
+        raise refused("refusal.ids", "unit_shape", units=units, n=n_examples)
     missing = int(pd.isna(units).sum())
     if missing:
-        raise InputError(text("refusal.ids", "unit_missing", missing=missing, n=n_examples))
+        raise refused("refusal.ids", "unit_missing", missing=missing, n=n_examples)
     return units
 
 
@@ -132,9 +130,7 @@ def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
         examples = f"{len(columns)} examples"
         named = f"e.g. ids {ids[columns[:5]].tolist()}"
         if what:
-            raise InputError(
-                text("refusal.norm_values", "bad", what=what, examples=examples, named=named)
-            )
+            raise refused("refusal.norm_values", "bad", what=what, examples=examples, named=named)
         warnings.warn(
             f"{int(bad.sum())} gradient norms of {examples} are infinite, {named}; they count as "
             "clipped",
@@ -195,9 +191,7 @@ class StepSettings:
         columns = {name: _checks.check_setting(name, value) for name, value in values}
         for name, column in columns.items():
             if column.shape not in ((), (total_steps,)):
-                raise InputError(
-                    text("refusal.steps", "setting", name=name, column=column, n=total_steps)
-                )
+                raise refused("refusal.steps", "setting", name=name, column=column, n=total_steps)
         return cls(
             **{name: np.broadcast_to(column, (total_steps,)) for name, column in columns.items()}
         )

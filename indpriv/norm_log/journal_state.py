@@ -17,13 +17,13 @@ from pydantic import Field
 from indpriv import _files, _repeats
 from indpriv._checks import check_choice
 from indpriv._columns import Rows, as_rows
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._folders import is_remote
 from indpriv._journal import NAME, read_journal
 from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, named, table
 from indpriv._storage import sizes_in
 from indpriv._types import Ids, IntArray, NDArray, all_distinct
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 from indpriv.norm_log import records
 from indpriv.norm_log.fields import SETTING_NAMES, StepSettings
 from indpriv.norm_log.recording_policy import RecordingPolicy
@@ -258,11 +258,11 @@ def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
     """The log that recording continues at a step, else InputError; None where it begins one."""
     if step is None:
         if (run_dir / NAME).is_file():
-            raise InputError(text("refusal.resume", "recorded", run_dir=run_dir))
+            raise refused("refusal.resume", "recorded", run_dir=run_dir)
         return None
     state = read_state(run_dir)
     if step > state.total_steps:
-        raise InputError(text("refusal.resume", "short", step=step, state=state))
+        raise refused("refusal.resume", "short", step=step, state=state)
     return state
 
 

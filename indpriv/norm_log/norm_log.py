@@ -15,7 +15,7 @@ import numpy as np
 
 from indpriv import _checks
 from indpriv._checks import check_positive_int
-from indpriv._facts import FAILED, Fact, text
+from indpriv._facts import FAILED, Fact, refused
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv._folders import named_by_person
 from indpriv._storage import location
@@ -155,7 +155,7 @@ class NormLog:
         levels = stored.levels_of(rounding, rounding_mode)
         rows, steps = np.asarray(norms), np.asarray(recorded_steps)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":
-            raise InputError(text("refusal.norm_values", "shape", rows=rows))
+            raise refused("refusal.norm_values", "shape", rows=rows)
         fields.check_recorded_steps(steps, len(rows), len(given))
         n = rows.shape[1]
         ids = np.arange(n) if example_ids is None else np.asarray(example_ids)

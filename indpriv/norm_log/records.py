@@ -29,7 +29,7 @@ import pyarrow as pa
 from indpriv import _files
 from indpriv._checks import check_choice, check_rounding
 from indpriv._columns import Rows
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSettings, check_norms
@@ -358,11 +358,11 @@ def in_memory(
 ) -> BatchNorms:
     """Batch norms of every step from arrays (steps, positions, norms), checked."""
     if len(batch_norms) != 3:
-        raise InputError(text("refusal.batch_norms", "parts", n=len(batch_norms)))
+        raise refused("refusal.batch_norms", "parts", n=len(batch_norms))
     steps, positions, norms = (np.asarray(part) for part in batch_norms)
     if not (steps.ndim == 1 and steps.shape == positions.shape == norms.shape):
-        raise InputError(
-            text("refusal.batch_norms", "shapes", steps=steps, positions=positions, norms=norms)
+        raise refused(
+            "refusal.batch_norms", "shapes", steps=steps, positions=positions, norms=norms
         )
     total_steps = len(settings)
     for name, values, limit in (("steps", steps, total_steps), ("positions", positions, len(ids))):
@@ -372,7 +372,7 @@ def in_memory(
             raise InputError(f"batch_norms: {name} must be whole numbers from 0 to {limit - 1}")
     steps, positions = steps.astype(np.int64), positions.astype(np.int64)
     if len(np.unique(positions * total_steps + steps)) < len(steps):
-        raise InputError(text("refusal.batch_norms", "twice"))
+        raise refused("refusal.batch_norms", "twice")
     norms = norms.astype(np.float64)
     check_norms(norms, ids[positions])
     kept = norms if levels is None else levels.encode(norms, settings.max_grad_norm[steps])

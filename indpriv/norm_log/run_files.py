@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from indpriv import _files, _journal
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._folders import refuse_links
 from indpriv._reading import Number, Text, Whole, YesNo, check, table
 from indpriv.errors import InputError, check_installed
@@ -186,7 +186,7 @@ def signing_key(path: str | Path | None) -> Any:
     except (TypeError, ValueError, exceptions.UnsupportedAlgorithm) as error:
         key, found = None, str(error)
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise InputError(text("refusal.signature", "key", path=path, found=found, name=NAMESPACE))
+        raise refused("refusal.signature", "key", path=path, found=found, name=NAMESPACE)
     return key
 
 
@@ -205,7 +205,7 @@ def read_signature(path: Path, digests: Iterable[tuple[int, bytes]]) -> tuple[by
     except ValueError:
         packed, key, value = b"", b"", b""
     if not packed or packed != _whole(key, value):
-        raise InputError(text("refusal.signature", "none", path=path, name=NAMESPACE))
+        raise refused("refusal.signature", "none", path=path, name=NAMESPACE)
     last = 0
     for number, digest in digests:
         try:
@@ -228,7 +228,7 @@ def public_keys(path: Path) -> set[bytes]:
             if "namespaces=" not in options.lower() or NAMESPACE in options:
                 found.add(base64.b64decode(key[1])[-32:])
     if not found:
-        raise InputError(text("refusal.signature", "public", path=path, name=NAMESPACE))
+        raise refused("refusal.signature", "public", path=path, name=NAMESPACE)
     return found
 
 

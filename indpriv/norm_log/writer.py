@@ -25,12 +25,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from indpriv import _files
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._folders import make_folder, remove_file
 from indpriv._journal import JournalWriter
 from indpriv._reading import check_columns
 from indpriv._storage import sizes_in
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 from indpriv.norm_log import records
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORD_FILE, RECORDS, files_of, part_name
 from indpriv.norm_log.session_counts import SessionCounts
@@ -97,7 +97,7 @@ class NormLogWriter:
             ids = pa.table({"example_id": example_ids, **units, "exact": exact})
             check_columns(run_dir / IDS, ids.schema, ID_COLUMNS)
         except (pa.ArrowException, EvidenceError) as error:
-            raise InputError(text("refusal.ids", "unreadable", error=error)) from error
+            raise refused("refusal.ids", "unreadable", error=error) from error
         self.run_dir, self._folder = run_dir, make_folder(run_dir, RECORDS)
         self._journal = JournalWriter(run_dir)
         self._levels = records.levels_of(header.rounding, header.rounding_mode)

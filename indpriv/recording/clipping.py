@@ -33,9 +33,9 @@ from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _generate_noise
 from torch import Tensor
 
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._types import FloatArray, IntArray, NDArray
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Levels
@@ -71,7 +71,7 @@ class ClippingRule(DPOptimizer):
         """
         if type(optimizer) is not DPOptimizer:
             made, rule = type(optimizer).__name__, cls.__name__
-            raise InputError(text("refusal.attached", "rule", optimizer=made, rule=rule))
+            raise refused("refusal.attached", "rule", optimizer=made, rule=rule)
         made = cls(
             optimizer.original_optimizer,
             noise_multiplier=optimizer.noise_multiplier,
@@ -153,9 +153,9 @@ class QuantileClipping(ClippingRule):
     ) -> None:
         super().__init__(optimizer, **settings)
         if not 0 < quantile < 1 or not 0 < rate < math.inf:
-            raise InputError(text("refusal.arguments", "quantile", quantile=quantile, rate=rate))
+            raise refused("refusal.arguments", "quantile", quantile=quantile, rate=rate)
         if not self.expected_batch_size:
-            raise InputError(text("refusal.arguments", "batch_size"))
+            raise refused("refusal.arguments", "batch_size")
         self.quantile, self.rate = quantile, rate
         self.count_noise = self.expected_batch_size / 20 if count_noise is None else count_noise
         self._first, self._centred = float(self.max_grad_norm), 0.0
@@ -166,7 +166,7 @@ class QuantileClipping(ClippingRule):
         rest = noise_multiplier**-2 - (2 * self.count_noise) ** -2 if noise_multiplier else math.inf
         if rest <= 0:
             values = {"noise_multiplier": noise_multiplier, "count_noise": self.count_noise}
-            raise InputError(text("refusal.arguments", "count_noise", **values))
+            raise refused("refusal.arguments", "count_noise", **values)
         return float(rest**-0.5)
 
     def contributions(self, norms: FloatArray, setting: StepSetting) -> FloatArray:
@@ -223,7 +223,7 @@ class AdaClip(ClippingRule):
     def __init__(self, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         super().__init__(optimizer, **settings)
         if self.loss_reduction != "mean" or not self.expected_batch_size:
-            raise InputError(text("refusal.arguments", "adaclip"))
+            raise refused("refusal.arguments", "adaclip")
         size = sum(p.numel() for p in self.params)
         start = float(self.max_grad_norm) ** 2 / size
         self._means = [torch.zeros_like(p) for p in self.params]
@@ -274,14 +274,14 @@ def check_headroom(
     """
     if not individually:
         if value is not None:
-            raise InputError(text("refusal.arguments", "headroom_alone", value=value))
+            raise refused("refusal.arguments", "headroom_alone", value=value)
         return 0.0
     if value is None:
         return DEFAULT_HEADROOM if logged is None else logged
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InputError(text("refusal.arguments", "headroom", value=value))
+        raise refused("refusal.arguments", "headroom", value=value)
     if logged not in (None, value):
-        raise InputError(text("refusal.arguments", "headroom_logged", value=value, logged=logged))
+        raise refused("refusal.arguments", "headroom_logged", value=value, logged=logged)
     return float(value)
 
 

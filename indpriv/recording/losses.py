@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from indpriv._checks import check_choice
-from indpriv._facts import text
-from indpriv.errors import InputError
+from indpriv._facts import refused
 
 
 @dataclass
@@ -47,7 +46,7 @@ class CausalLMLoss:
         try:
             logits, labels = outputs["logits"], batch["labels"]
         except (KeyError, TypeError, IndexError) as error:
-            raise InputError(text("refusal.arguments", "causal_lm")) from error
+            raise refused("refusal.arguments", "causal_lm") from error
         losses = F.cross_entropy(
             logits[:, :-1].transpose(1, 2),
             labels[:, 1:],

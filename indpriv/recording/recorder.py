@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._files import write_json
 from indpriv._folders import make_folder
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
@@ -201,7 +201,7 @@ class Recorder:
         state = journal_state.state_to_resume(self.run_dir, step)
         logged = {} if state is None else state.header["run"]
         if run_id is not None and run_id != logged.get("id", ""):
-            raise InputError(text("refusal.arguments", "another_run", run_dir=self.run_dir))
+            raise refused("refusal.arguments", "another_run", run_dir=self.run_dir)
         self._resume_at, self._first = step, step or 0
         self._run_id = secrets.token_hex(8) if state is None else str(logged.get("id", ""))
         few = reference_examples
@@ -224,11 +224,11 @@ class Recorder:
         self._seeded, self._strict, self._record_holdout = seeded, strict, record_holdout
         self._public_settings, self._key = public_settings, signing_key(sign_with)
         if individual_clipping and rounding_mode != "up":
-            raise InputError(text("refusal.arguments", "nearest", mode=rounding_mode))
+            raise refused("refusal.arguments", "nearest", mode=rounding_mode)
         if attack is not None and step is not None:
-            raise InputError(text("refusal.arguments", "attack_resumed"))
+            raise refused("refusal.arguments", "attack_resumed")
         if record_holdout and test_set is None:
-            raise InputError(text("refusal.arguments", "holdout"))
+            raise refused("refusal.arguments", "holdout")
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
         self._attached = self._draws_privately = False
         self._is_open = False  # inside the block of attach
@@ -253,7 +253,7 @@ class Recorder:
             return journal_state.read_ids(state)[2]
         wanted, n_examples = self._policy.reference_examples, len(self._data.ids)
         if wanted > n_examples:
-            raise InputError(text("refusal.arguments", "references", wanted=wanted, n=n_examples))
+            raise refused("refusal.arguments", "references", wanted=wanted, n=n_examples)
         return np.sort(np.random.default_rng().choice(n_examples, wanted, replace=False))
 
     @contextmanager
@@ -280,7 +280,7 @@ class Recorder:
                 accountant that has stopped counting).
         """
         if self._attached:
-            raise InputError(text("refusal.arguments", "attached_before", run_dir=self.run_dir))
+            raise refused("refusal.arguments", "attached_before", run_dir=self.run_dir)
         data = self._data
         self._check_groups()
         self._run = run = OpacusRun(model, optimizer, loader, len(data.ids))
@@ -336,7 +336,7 @@ class Recorder:
             InputError: the Recorder is not attached.
         """
         if not self._is_open:
-            raise InputError(text("refusal.arguments", "not_attached"))
+            raise refused("refusal.arguments", "not_attached")
         return {"step": self._bring_up_to_date(), "run": self._run_id}
 
     def _check_groups(self) -> None:
@@ -354,7 +354,7 @@ class Recorder:
         """The log's header, once all ranks agree; the first one's choices hold."""
         ranks, run = self._ranks, self._run
         if ranks.size > 1 and self._on_write_error != "stop":
-            raise InputError(text("refusal.attached", "lost_log", choice=self._on_write_error))
+            raise refused("refusal.attached", "lost_log", choice=self._on_write_error)
         chosen = ranks.gather("attach", (self._run_id, self._reference_positions))
         self._run_id, self._reference_positions = chosen[0]
         if not run.is_poisson:
@@ -377,7 +377,7 @@ class Recorder:
         run, norm_pass = self._run, self._norm_pass
         limit, individually = self._filter, self._individual_clipping
         if (run.clipping != "flat" or run.no_privacy) and (individually or limit or self._attack):
-            raise InputError(text("refusal.attached", "flat_only"))
+            raise refused("refusal.attached", "flat_only")
         void = [SEEDED] if self._seeded else []
         void += [run.no_privacy] if run.no_privacy else []
         return LogHeader(
@@ -613,7 +613,7 @@ class Recorder:
         recorded = self._records[0].norms if self._records else None
         taken = recorded is not None or self._measured is not None
         if taken and self._limits != self._watch.limits:
-            raise InputError(text("refusal.training", "layer_norms_moved"))
+            raise refused("refusal.training", "layer_norms_moved")
         if filters is not None:
             self._clipping.charge(self._step, setting)  # also if the batch is empty
             if batch is not None and not np.isfinite(batch.norms).all():
@@ -716,7 +716,7 @@ def _step_and_run(resume_at: int | Mapping[str, Any] | None) -> tuple[int | None
     if not isinstance(resume_at, Mapping):
         return _checks.check_positive_int("resume_at", resume_at, minimum=0), None
     if set(resume_at) != {"step", "run"} or not isinstance(resume_at["run"], str):
-        raise InputError(text("refusal.arguments", "resume_at", names=sorted(map(str, resume_at))))
+        raise refused("refusal.arguments", "resume_at", names=sorted(map(str, resume_at)))
     return _checks.check_positive_int("resume_at", resume_at["step"], minimum=0), resume_at["run"]
 
 
@@ -728,7 +728,7 @@ def _policy(
     if given is not None:
         for name, value in made.items():
             values = {"name": name, "value": value, "policy": given.describe()}
-            raise InputError(text("refusal.arguments", "policy", **values))
+            raise refused("refusal.arguments", "policy", **values)
         return given
     if state is not None and not made and state.header.get("policy"):
         return RecordingPolicy.from_header(state.header)

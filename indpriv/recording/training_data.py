@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
-from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.fields import UNITS, check_ids, check_norms, check_unit_ids
 from indpriv.recording.checkpoints.safe_files import fingerprint_of
@@ -91,7 +90,7 @@ class Examples:
             for batch in batches:
                 yield self.on_device(self.unpacked(batch))
         except TypeError as error:
-            raise InputError(text("refusal.arguments", "collate", error=error)) from error
+            raise refused("refusal.arguments", "collate", error=error) from error
 
     @cached_property
     def random_targets(self) -> bool:
@@ -161,7 +160,7 @@ def norms_of(
         taken = np.concatenate([part[0] for part in parts])
         fingerprint = hashlib.sha256("".join(part[1] for part in parts).encode()).hexdigest()
     if len(taken) != len(wanted):
-        raise InputError(text("refusal.training", "length", now=len(taken), before=len(wanted)))
+        raise refused("refusal.training", "length", now=len(taken), before=len(wanted))
     check_norms(taken, ids[wanted])
     return Measured(taken, fingerprint, time.perf_counter() - start)
 
@@ -218,9 +217,9 @@ class TrainingData:
             inputs, targets = next(test.batches(2))
             of_batches.check_losses(self.loss_fn(call(model, inputs), targets), targets)
         except StopIteration as error:
-            raise InputError(text("refusal.arguments", "empty_test_set")) from error
+            raise refused("refusal.arguments", "empty_test_set") from error
         except of_batches.FAULTS as error:
-            raise InputError(text("refusal.arguments", "test_set", error=error)) from error
+            raise refused("refusal.arguments", "test_set", error=error) from error
 
     def examples(
         self, collate_fn: CollateFn | None, device: torch.device
@@ -270,7 +269,7 @@ def length(dataset: Any, name: str) -> int:
         return len(dataset)
     except TypeError as error:
         kind = type(dataset).__name__
-        raise InputError(text("refusal.arguments", "no_length", name=name, kind=kind)) from error
+        raise refused("refusal.arguments", "no_length", name=name, kind=kind) from error
 
 
 def _joined(batches: list[Any], dtype: Any, n: int) -> Any:

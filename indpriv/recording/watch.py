@@ -23,10 +23,10 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor, nn
 
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._types import IntArray
 from indpriv.attack_scores import AttackScores
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, NoiseCounts, TrainingCounts
 from indpriv.recording.clipping import AdaClip, ClippingRule
@@ -71,7 +71,7 @@ class AttackedRun:
         """Raise InputError unless one rank trains on Poisson batches."""
         if type(self.run.batch_sampler) is not UniformWithReplacementSampler:
             values = {"attack": attack, "sampler": self.run.sampler_class}
-            raise InputError(text("refusal.attached", "poisson_only", **values))
+            raise refused("refusal.attached", "poisson_only", **values)
 
 
 class StartedAttack(Protocol):

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._files import first_at, on_failure, read_json, write_json
 from indpriv._folders import make_folder
 from indpriv._journal import NAME, JournalWriter, chains
@@ -85,7 +85,7 @@ class Ledger:
         if self.budget == budget:
             return
         if self.budget is not None:
-            raise InputError(text("refusal.ledger", "set_once", budget=self.budget))
+            raise refused("refusal.ledger", "set_once", budget=self.budget)
         if not budget.covers(self.spent):
             raise InputError(f"{self.spent} is spent already, more than a budget of {budget}")
         self._append("budget", **budget.to_json())
@@ -131,7 +131,7 @@ def _check_lines(folder: Path, entries: list[dict[str, Any]], fingerprint: str) 
             f"{first.get('schema')!r}; use the version of indpriv that wrote it"
         )
     if first.get("fingerprint") != fingerprint:
-        raise InputError(text("refusal.ledger", "other_values", folder=folder))
+        raise refused("refusal.ledger", "other_values", folder=folder)
     for number, entry in enumerate(entries, 1):
         kind = str(entry.get("kind"))
         if kind not in _LINES:

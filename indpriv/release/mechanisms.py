@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.errors import InputError, check_installed
 from indpriv.norm_log.fields import check_norms
@@ -320,4 +320,4 @@ def private_median_norm(norms: ArrayLike, *, epsilon: float, seed: int | None = 
 def _check_cost(charged: float, share: float) -> None:
     """Check that OpenDP's own privacy map charges no more than the share: else a defect."""
     if not charged <= share:
-        raise InputError(text("refusal.source", "charged", charged=charged, share=share))
+        raise refused("refusal.source", "charged", charged=charged, share=share)

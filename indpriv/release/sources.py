@@ -26,7 +26,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 
 from indpriv._columns import partition
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._shown import clean
 from indpriv._types import FloatArray, IntArray, NDArray
@@ -81,7 +81,7 @@ def open_source(path: Path, request: Request) -> Source:
         return _epsilons(path, request)
     if holds_log(path):
         return _norms(path, request)
-    raise InputError(text("refusal.source", "no_audit", path=path, summary=SUMMARY))
+    raise refused("refusal.source", "no_audit", path=path, summary=SUMMARY)
 
 
 def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArray:
@@ -92,9 +92,9 @@ def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArr
     """
     odd = ~np.isfinite(values)
     if odd.any():
-        raise InputError(text("refusal.source", "not_finite", n=int(odd.sum())))
+        raise refused("refusal.source", "not_finite", n=int(odd.sum()))
     if not (np.isfinite(upper) and upper > 0):
-        raise InputError(text("refusal.source", "no_range", worst=upper))
+        raise refused("refusal.source", "no_range", worst=upper)
     cells = np.ceil(values / upper * n_cells - 1e-9)  # a value on the grid stays there
     clamped: IntArray = (np.clip(cells, 1, n_cells) - 1).astype(np.int64)
     return clamped
@@ -108,10 +108,10 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     check_one_record(summary)
     guarantee, account = summary["guarantee"], summary["account"]
     if account.get("participation", "secret") != "secret":
-        raise InputError(text("refusal.source", "known"))
+        raise refused("refusal.source", "known")
     relation = account.get("neighbouring", "add_remove")
     if relation not in _ONE_RECORD_LESS:
-        raise InputError(text("refusal.source", "relation", relation=relation))
+        raise refused("refusal.source", "relation", relation=relation)
     status = guarantee.get("status")
     if status not in STANDS:
         reasons = "; ".join(map(str, guarantee.get("reasons", ())))
@@ -129,7 +129,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
         )
     accountant, tolerance = account["accountant"], account.get("tolerance", 0)
     if tolerance > _NARROWEST:
-        raise InputError(text("refusal.source", "tolerance", tolerance=tolerance))
+        raise refused("refusal.source", "tolerance", tolerance=tolerance)
     if float(NUMERICAL_NOISE[accountant]) > _LAST_DIGITS:
         warnings.warn(
             f"with the {accountant.upper()} accountant each person's epsilon depends on the other "
@@ -141,7 +141,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
         )
     n, n_units = summary["run"]["n_examples"], summary["run"]["n_units"]
     if n_units is not None and n_units != n and account.get("rows_per_unit") is None:
-        raise InputError(text("refusal.source", "people", n=n, n_units=n_units))
+        raise refused("refusal.source", "people", n=n, n_units=n_units)
 
 
 def check_one_record(summary: Mapping[str, Any]) -> None:
@@ -173,7 +173,7 @@ def declared_choices(summary: Mapping[str, Any]) -> list[str] | None:
     if declared is None:
         return None
     if not (isinstance(declared, list) and all(isinstance(item, str) for item in declared)):
-        raise InputError(text("refusal.source", "no_list", key=CHOSEN_FROM_DATA, declared=declared))
+        raise refused("refusal.source", "no_list", key=CHOSEN_FROM_DATA, declared=declared)
     return declared
 
 
@@ -267,14 +267,14 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
 
 def _norms(run_dir: Path, request: Request) -> Source:
     if request.by or request.mean:
-        raise InputError(text("refusal.source", "norms_only"))
+        raise refused("refusal.source", "norms_only")
     run = open_run(run_dir)
     log, recorder = run.log, run.state.header["run"]
     check_noise(recorder)
     if log.n_records == 0 or log.recorded_steps[0] != 0:
-        raise InputError(text("refusal.source", "no_record", run_dir=run_dir))
+        raise refused("refusal.source", "no_record", run_dir=run_dir)
     if log.unit_ids is not None and len(np.unique(log.unit_ids)) != log.n_examples:
-        raise InputError(text("refusal.source", "rows", run_dir=run_dir))
+        raise refused("refusal.source", "rows", run_dir=run_dir)
     row = log.records[:1].read(0, log.n_examples)[0]
     clipping = str(recorder.get("clipping", "flat"))
     meaning = "Norm of one example's gradient at the initial parameters, before clipping"

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._formatting import format_share_up
@@ -75,7 +75,7 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     figures_of = dict(zip(names, figures, strict=True))
     if example is not None:
         if by_unit:
-            raise InputError(text("refusal.source", "of_people", example=example))
+            raise refused("refusal.source", "of_people", example=example)
         if example not in figures_of:
             raise InputError(f"--example {example}: the audit has no training example of that id")
         return [Owner("example", example, *figures_of[example])]
@@ -91,7 +91,7 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     chosen = rows_of if unit is None else {unit: rows_of[unit]}
     for owner, rows in chosen.items():
         if len(rows) > 1:
-            raise InputError(text("refusal.source", "several_rows", owner=owner, n=len(rows)))
+            raise refused("refusal.source", "several_rows", owner=owner, n=len(rows))
     return [Owner("unit", owner, *figures_of[rows[0]]) for owner, rows in chosen.items()]
 
 

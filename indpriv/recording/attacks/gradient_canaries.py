@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from indpriv._checks import check_positive_int, check_row
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv._types import FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
-from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.run_files import GRADIENT_CANARIES
 from indpriv.recording.opacus.draws import Draw
@@ -71,9 +70,9 @@ class GradientCanaries:
         parameters: list[Any] = [p for p in attacked.run.module.parameters() if p.requires_grad]
         n_coordinates = sum(p.numel() for p in parameters)
         if self.count > n_coordinates:
-            raise InputError(text("refusal.attacks", "too_many", count=self.count, n=n_coordinates))
+            raise refused("refusal.attacks", "too_many", count=self.count, n=n_coordinates)
         if self.through_clipping and (attacked.run.is_ghost or attacked.clips_at_levels):
-            raise InputError(text("refusal.attacks", "through_clipping"))
+            raise refused("refusal.attacks", "through_clipping")
         return Canaries(self, attacked, parameters, n_coordinates)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from indpriv._checks import check_positive_int
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._types import BoolArray, IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -102,11 +102,11 @@ class MislabelledCanaries:
         Averages are over the planned number of examples.
         """
         if attacked.data.dataset is not self.train_set:
-            raise InputError(text("refusal.attacks", "train_set"))
+            raise refused("refusal.attacks", "train_set")
         run = attacked.run
         planned = None if self._loader is None else 1 / len(self._loader)
         if planned is None or not math.isclose(run.sample_rate, planned, rel_tol=1e-9):
-            raise InputError(text("refusal.attacks", "sample_rate"))
+            raise refused("refusal.attacks", "sample_rate")
         ranks = getattr(run.optimizer, "world_size", 1)
         run.optimizer.expected_batch_size = int(self._n * planned) / ranks
         self._loss_fn = attacked.data.loss_fn

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from indpriv._checks import check_positive_int
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._likelihood import log_likelihood_ratio
 from indpriv._types import BoolArray, FloatArray
 from indpriv.attack_scores import AttackScores
-from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.run_files import WHITE_BOX
 from indpriv.recording.norms.batches import Batch
@@ -59,9 +58,9 @@ class WhiteBox:
         """Choose the examples."""
         attacked.check_one_rank_of_poisson("white-box attacks")
         if attacked.clips_at_levels:
-            raise InputError(text("refusal.attacks", "at_levels"))
+            raise refused("refusal.attacks", "at_levels")
         if attacked.norm_pass.caveats:
-            raise InputError(text("refusal.attacks", "random", why=attacked.norm_pass.caveats[0]))
+            raise refused("refusal.attacks", "random", why=attacked.norm_pass.caveats[0])
         return WhiteBoxAttack(self, attacked)
 
 

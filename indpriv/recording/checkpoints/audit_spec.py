@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.safe_files import LoadFn
 from indpriv.recording.losses import with_targets
@@ -62,7 +62,7 @@ class AuditSpec(TrainingData):
                     f"AuditSpec: {name} is a {type(getattr(self, name)).__name__}; pass a function"
                 )
         if isinstance(self.model, nn.Module):
-            raise InputError(text("refusal.checkpoints", "model_is_a_module"))
+            raise refused("refusal.checkpoints", "model_is_a_module")
         object.__setattr__(self, "loss_fn", with_targets(self.loss_fn))
         super().__post_init__()
         if self.test_set is not None and length(self.test_set, "test_set") == 0:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._files import first_at, write_json
 from indpriv._storage import location_on_disk
 from indpriv._types import StageProgress, silent
@@ -139,7 +139,7 @@ def _checked(
     unknown, rebuilt, model = Discovery(), None, None
     with unknown.collecting():
         if spec is None:
-            raise InputError(text("refusal.checkpoints", "no_spec"))
+            raise refused("refusal.checkpoints", "no_spec")
         rebuilt = load_spec(spec) if isinstance(spec, str) else spec
         model = rebuilt.model()
     load, n = (None, None) if rebuilt is None else (rebuilt.load, rebuilt.n_examples)
@@ -148,7 +148,7 @@ def _checked(
     settings = saved_models.resolve(folder, found, options, n)
     found.check(folder)
     if rebuilt is None or settings is None:  # never: each adds a problem
-        raise InputError(text("refusal.checkpoints", "no_spec"))
+        raise refused("refusal.checkpoints", "no_spec")
     return rebuilt, found, settings
 
 
@@ -313,5 +313,5 @@ class CheckpointPass:
         bad = table.frame[~np.isfinite(table.frame["loss"].to_numpy(np.float64))]
         if len(bad):
             one = {"split": bad["split"].iloc[0], "example": bad["example_id"].iloc[0]}
-            raise InputError(text("refusal.checkpoints", "losses", count=len(bad), **one))
+            raise refused("refusal.checkpoints", "losses", count=len(bad), **one)
         return table

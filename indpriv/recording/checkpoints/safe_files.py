@@ -23,7 +23,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._files import read_json
 from indpriv._folders import refuse_links
 from indpriv._reading import Text, Whole, check, table
@@ -169,7 +169,7 @@ def _weights_of(folder: Path) -> list[Path]:
         shards = sorted(set(content["weight_map"].values()))
         for shard in shards:
             if shard != Path(shard).name or shard.startswith(".") or not (folder / shard).is_file():
-                raise InputError(text("refusal.checkpoints", "no_shard", index=index, shard=shard))
+                raise refused("refusal.checkpoints", "no_shard", index=index, shard=shard)
         return [folder / shard for shard in shards]
     return []
 
@@ -281,7 +281,7 @@ def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
         bare = _tensors(content.values)
         found = next(filter(None, nested), bare if len(bare) == len(content.entries) else {})
     if not found:
-        raise InputError(text("refusal.checkpoints", "state", path=content.path, found=described))
+        raise refused("refusal.checkpoints", "state", path=content.path, found=described)
     return found
 
 
@@ -320,7 +320,7 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     if differences:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         shown = "; ".join(differences[:_SHOWN]) + more
-        raise InputError(text("refusal.checkpoints", "other_parameters", differences=shown))
+        raise refused("refusal.checkpoints", "other_parameters", differences=shown)
     return inner
 
 
@@ -335,7 +335,7 @@ def _prefix(state: Mapping[str, Tensor], tied: list[list[str]]) -> str:
         found.update({x[: -len(own)] for own, x in pairs if f".{x}".endswith(f".{own}")})
     whole = [prefix for prefix, times in sorted(found.items()) if times == len(tied)]
     if len(whole) > 1 and "" not in whole:
-        raise InputError(text("refusal.checkpoints", "several_models", prefixes=whole))
+        raise refused("refusal.checkpoints", "several_models", prefixes=whole)
     return max(sorted({"", *found}), key=found.__getitem__)
 
 
@@ -351,7 +351,7 @@ def load_into(model: nn.Module, path: Path, load: LoadFn | None = None) -> dict[
         for name, tensor in state.items():
             real = tensor.is_floating_point() or tensor.is_complex()
             if real and not torch.isfinite(tensor).all():
-                raise InputError(text("refusal.checkpoints", "diverged", name=name))
+                raise refused("refusal.checkpoints", "diverged", name=name)
     model.load_state_dict(state)
     return state
 

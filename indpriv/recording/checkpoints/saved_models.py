@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter
 from torch import nn
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._files import first_at
 from indpriv._folders import named_by_person
 from indpriv._types import FloatArray
@@ -170,7 +170,7 @@ def discover(
         with found.collecting():
             if len({_print_of(model.path, load) for model in models}) > 1:
                 values = {"names": names, "step": step, "source": models[0].said_by}
-                raise InputError(text("refusal.checkpoints", "same_step", **values))
+                raise refused("refusal.checkpoints", "same_step", **values)
             found.notes.append(f"{names} are the same model, of step {step}; it is replayed once")
     found.problems.extend(filter(None, [trained]))
     for earlier, later in pairwise(model for model in found.models if model.history):
@@ -203,7 +203,7 @@ def _paths(folder: Path) -> list[Path]:
             return sorted(paths, key=lambda path: natural_key(path.name))
     names = sorted(item.name for item in folder.iterdir())
     content = f"it contains {listed(names)}" if names else "it is empty"
-    raise InputError(text("refusal.checkpoints", "no_checkpoints", folder=folder, content=content))
+    raise refused("refusal.checkpoints", "no_checkpoints", folder=folder, content=content)
 
 
 def natural_key(name: str) -> str:
@@ -294,7 +294,7 @@ def _saved_model(content: Content, told: int | None, notes: list[str]) -> SavedM
     for source, other in known.items():
         if counted is not None and (other > step or (other < step and source == STEP_OF)):
             said = {"path": str(path), "step": other, "source": source, "counted": counted}
-            raise InputError(text("refusal.checkpoints", "restarted", **said))
+            raise refused("refusal.checkpoints", "restarted", **said)
         if other != step:
             notes.append(f"{path.name!r} is of step {step} by {said_by}, not {other} by {source}")
     moves = "grad_clip_scheduler_state_dict" in values
@@ -313,7 +313,7 @@ def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
         if sum(steps for _, _, steps in spans) > _MOST_STEPS:
             raise ValueError
     except ValueError as error:  # pydantic's own is one
-        raise InputError(text("refusal.checkpoints", "history", path=path)) from error
+        raise refused("refusal.checkpoints", "history", path=path) from error
     return spans
 
 
@@ -476,7 +476,7 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
             these[:] = _checks.check_setting(name, value)
         else:
             values = {"source": source, "name": name, "count": len(value), "total": total}
-            raise InputError(text("refusal.checkpoints", "other_length", **values))
+            raise refused("refusal.checkpoints", "other_length", **values)
         differs = ~(np.isnan(column) | np.isnan(these))
         differs &= ~np.isclose(column, these, rtol=_SAME, atol=0)
         counted_rate = name == "sample_rate" and source == ACCOUNTANT
@@ -486,7 +486,7 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
             step = int(np.argmax(differs))
             values = {"first": column[step], "first_source": next(iter(by_source)), "step": step}
             values |= {"second": these[step], "second_source": source, "name": name}
-            raise InputError(text("refusal.checkpoints", "contradiction", **values))
+            raise refused("refusal.checkpoints", "contradiction", **values)
         if counted_rate and RUN_JSON not in by_source:  # an option was not read from a sampler
             column = np.fmax(column, these)
         column = np.where(np.isnan(column), these, column)

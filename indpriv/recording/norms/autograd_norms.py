@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv.errors import InputError
 from indpriv.recording.norms.batches import Batch, call, check_losses, map_tensors
 from indpriv.recording.norms.shadow_model import ModelInTraining
@@ -100,7 +100,7 @@ class AutogradCheck:
         error = math.sqrt(sum(float(total.square().sum()) for total in off))
         length = float((weights.to(self._norms) * self._norms).norm())
         if error > self.tolerance * length + TINY:
-            raise InputError(text("refusal.norms", "not_the_sum", error=error, length=length))
+            raise refused("refusal.norms", "not_the_sum", error=error, length=length)
 
     def disagreement(self, norms: Tensor) -> str:
         """How the norms of the first examples differ from autograd's; "" if they do not."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv.errors import InputError
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -114,7 +114,7 @@ def first_tensor(value: Any) -> Tensor:
     """The first tensor in nested containers; its length is the batch size."""
     if found := tensors_of(value):
         return found[0]
-    raise InputError(text("refusal.norms", "no_tensor", kind=type(value).__name__))
+    raise refused("refusal.norms", "no_tensor", kind=type(value).__name__)
 
 
 def unpacked(batch: Any, unpack: Callable[[Any], Any] | None) -> tuple[Any, Any]:
@@ -130,14 +130,14 @@ def unpacked(batch: Any, unpack: Callable[[Any], Any] | None) -> tuple[Any, Any]
         made = Keywords(batch), Keywords(batch)
     if not (isinstance(made, list | tuple) and len(made) == 2):
         values = {"what": what, "found": described(made), "remedy": _how_to_unpack(batch)}
-        raise InputError(text("refusal.norms", "no_pair", **values))
+        raise refused("refusal.norms", "no_pair", **values)
     inputs, targets = made
     if unpack is not None and isinstance(inputs, Mapping | tuple):
         inputs = Keywords(inputs) if isinstance(inputs, Mapping) else Positional(inputs)
     tensors, leaves = tensors_of(made), torch.utils._pytree.tree_leaves(made)
     plain = [isinstance(x, Tensor | bool | int | float | None) or is_dataclass(x) for x in leaves]
     if not all(plain) or len({x.shape[:1] for x in tensors}) != 1 or not tensors[0].ndim:
-        raise InputError(text("refusal.norms", "no_rows", what=what, found=described(made)))
+        raise refused("refusal.norms", "no_rows", what=what, found=described(made))
     return inputs, targets
 
 
@@ -167,7 +167,7 @@ def check_losses(losses: Tensor, targets: Any) -> Tensor:
     """Return losses (batch,), or raise InputError: a reduced loss has no per-example gradient."""
     expected = len(first_tensor(targets))
     if not isinstance(losses, Tensor) or losses.shape != (expected,):
-        raise InputError(text("refusal.norms", "loss", found=described(losses), expected=expected))
+        raise refused("refusal.norms", "loss", found=described(losses), expected=expected)
     return losses
 
 

@@ -23,7 +23,7 @@ from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv.errors import InputError
 from indpriv.recording.norms import batches
 from indpriv.recording.norms.autograd_norms import TINY
@@ -45,14 +45,14 @@ def validate_module(module: nn.Module) -> None:
     """Raise InputError for layers that mix examples or have no per-example gradient."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
-            raise InputError(text("refusal.norms", "complex", name=name))
+            raise refused("refusal.norms", "complex", name=name)
     if replaceable := _replaceable(module):
-        raise InputError(text("refusal.norms", "layers", layers=", ".join(replaceable)))
+        raise refused("refusal.norms", "layers", layers=", ".join(replaceable))
     for part in module.modules():
         if isinstance(part, nn.Embedding) and (
             part.max_norm is not None or part.scale_grad_by_freq
         ):
-            raise InputError(text("refusal.norms", "embedding"))
+            raise refused("refusal.norms", "embedding")
 
 
 def _replaceable(module: nn.Module) -> list[str]:
@@ -97,7 +97,7 @@ def check_each_alone(model: ModelInTraining, batch: batches.Batch) -> None:
         shadow = model.shadow()
         passes = (partial(_made, model, shadow, each) for each in (few, others))
         who, where = first_that_mixes(shadow, passes, kept) or ("loss_fn", "")
-        raise InputError(text("refusal.norms", "mixes", who=who, where=where, done="replaced"))
+        raise refused("refusal.norms", "mixes", who=who, where=where, done="replaced")
     alone, now = made(few.rows(0, 1))
     near = [
         one.shape == rows[:1].shape and torch.allclose(one, rows[:1], 0.05, 0.01, True)
@@ -105,7 +105,7 @@ def check_each_alone(model: ModelInTraining, batch: batches.Batch) -> None:
     ]
     if torch.equal(now, drawn) and not near[0]:
         who = "loss_fn" if all(near[1:]) else "the model"
-        raise InputError(text("refusal.norms", "mixes", who=who, where="", done="taken away"))
+        raise refused("refusal.norms", "mixes", who=who, where="", done="taken away")
 
 
 def _same(before: list[Tensor], after: list[Tensor], kept: Tensor) -> bool:
@@ -185,7 +185,7 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
     for name, part in module.named_modules():
         attends = type(part).forward is DPMultiheadAttention.forward
         if attends and part.batch_first and part.num_heads > 1:
-            raise InputError(text("refusal.norms", "attention", layer=named(name, part)))
+            raise refused("refusal.norms", "attention", layer=named(name, part))
     size = min(_PROBED, len(batches.first_tensor(inputs)) // 2)
     if not size:
         return
@@ -195,14 +195,14 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
     _outputs(second, parts[1])
     for (name, value), other in zip(first.named_buffers(), second.buffers(), strict=True):
         if not batches.same_values(value, other):
-            raise InputError(text("refusal.norms", "buffer", name=name))
+            raise refused("refusal.norms", "buffer", name=name)
     if all(map(_close, _outputs(first, parts[0]), _outputs(second, parts[0]))):
         return
     for _ in parts:
         mine, theirs = (_outputs(shadow, parts[0]) for shadow in fed_alike)
     if all(map(_close, mine, theirs)):
-        raise InputError(text("refusal.norms", "memory"))
-    raise InputError(text("refusal.norms", "counter"))
+        raise refused("refusal.norms", "memory")
+    raise refused("refusal.norms", "counter")
 
 
 def _outputs(shadow: nn.Module, inputs: Any) -> list[Tensor]:

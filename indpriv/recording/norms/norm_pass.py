@@ -15,7 +15,7 @@ import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
 from torch import Tensor, nn
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv.errors import InputError
 from indpriv.recording.norms import model_checks
 from indpriv.recording.norms.autograd_norms import (
@@ -142,7 +142,7 @@ class NormPass:
             InputError: as `per_example_gradient_norms`.
         """
         if backend not in ("auto", *BACKENDS):
-            raise InputError(text("refusal.norms", "backend", backend=backend))
+            raise refused("refusal.norms", "backend", backend=backend)
         self._model = ModelInTraining(model, loss_fn)
         model_checks.validate_module(self._model.module)
         self.slack, batch = self._model.slack, Batch(inputs, targets)
@@ -246,7 +246,7 @@ class NormPass:
                 if not _is_out_of_memory(error):
                     raise
                 if stop - done == 1:
-                    raise InputError(text("refusal.norms", "no_memory")) from error
+                    raise refused("refusal.norms", "no_memory") from error
                 self.batch_size = (stop - done) // 2
                 continue
             done = stop

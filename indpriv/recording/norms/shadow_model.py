@@ -17,7 +17,7 @@ from opacus.grad_sample import AbstractGradSampleModule
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv.errors import InputError
 from indpriv.recording.losses import with_targets
 from indpriv.recording.norms import batches
@@ -111,7 +111,7 @@ class ModelInTraining:
         InputError if other parameters are trainable than before.
         """
         if changed := sorted(trainable_names(self.module) ^ self._trainable):
-            raise InputError(text("refusal.norms", "trainable", names=", ".join(changed[:5])))
+            raise refused("refusal.norms", "trainable", names=", ".join(changed[:5]))
         for mine, theirs in zip(shadow.parameters(), self.module.parameters(), strict=True):
             value = theirs.data.clone() if self.writes else theirs.data
             mine.data = to_channels_last(value) if channels_last else value

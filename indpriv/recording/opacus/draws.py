@@ -13,9 +13,8 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray
-from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
 from indpriv.recording.opacus.ranks import DISTRIBUTED
@@ -77,7 +76,7 @@ def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
     if shards != isinstance(optimizer, DISTRIBUTED):
         classes = {"optimizer": optimizer, "sampler": batch_sampler}
         names = {key: type(one).__name__ for key, one in classes.items()}
-        raise InputError(text("refusal.attached", "shards", **names))
+        raise refused("refusal.attached", "shards", **names)
     if shards:
         _check_shards(batch_sampler, optimizer)
         return "poisson"
@@ -105,12 +104,12 @@ def _check_shards(sampler: Any, optimizer: Any) -> None:
     }.items():
         if (rank, ranks) != (dist.get_rank(), size):
             values = {"owner": owner, "rank": rank, "ranks": ranks, "size": size}
-            raise InputError(text("refusal.attached", "other_rank", mine=dist.get_rank(), **values))
+            raise refused("refusal.attached", "other_rank", mine=dist.get_rank(), **values)
     smallest = sampler.total_size // size
     dropped = (1 - sampler.sample_rate) ** smallest * len(sampler) * size
     if dropped >= _DROPPED_BATCH:
         chances = {"mean": sampler.sample_rate * smallest, "chance": dropped}
-        raise InputError(text("refusal.attached", "empty_batches", most=_DROPPED_BATCH, **chances))
+        raise refused("refusal.attached", "empty_batches", most=_DROPPED_BATCH, **chances)
 
 
 @contextmanager

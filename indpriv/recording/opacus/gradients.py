@@ -28,9 +28,9 @@ import torch
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._types import FloatArray, IntArray
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 from indpriv.norm_log.session_counts import NoiseCounts
 from indpriv.recording.norms.shadow_model import plain_class, standard_module, trainable_names
 from indpriv.recording.opacus.ranks import GHOST_MODELS, clipper_of, local
@@ -104,7 +104,7 @@ def _check_trained(
     changed = now ^ before if frozen_too else now - before
     if changed and (frozen_too or torch.is_grad_enabled()):
         done, names = "unfrozen" if now - before else "frozen", ", ".join(sorted(changed)[:5])
-        raise InputError(text("refusal.training", "frozen", done=done, names=names))
+        raise refused("refusal.training", "frozen", done=done, names=names)
 
 
 @contextmanager
@@ -284,7 +284,7 @@ def check_memory_format(model: nn.Module) -> None:
     for name, layer in _convolutions(model):
         if not layer.weight.is_contiguous():
             values = {"name": name, "remedy": _CONTIGUOUS}
-            raise InputError(text("refusal.attached", "channels_last", **values))
+            raise refused("refusal.attached", "channels_last", **values)
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
@@ -305,9 +305,7 @@ def _check_image(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
     (height, width), (down, right) = images.shape[2:], images.stride()[2:]
     if (width != 1 and right != 1) or (height != 1 and down != width):
         layout = {"shape": tuple(images.shape), "strides": images.stride()}
-        raise InputError(
-            text("refusal.training", "images", name=name, remedy=_CONTIGUOUS, **layout)
-        )
+        raise refused("refusal.training", "images", name=name, remedy=_CONTIGUOUS, **layout)
 
 
 class NoiseWatch:

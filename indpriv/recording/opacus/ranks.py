@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._types import FloatArray, IntArray
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 from indpriv.norm_log.session_counts import Found
 from indpriv.recording.norms.shadow_model import make_shadow
 
@@ -235,16 +235,16 @@ class WholeModel:
         for name, p in self._source.named_parameters():
             mesh = p.device_mesh if isinstance(p, DTensor) else None
             if p.requires_grad and (mesh is None or mesh.ndim != 1 or mesh.size() != size):
-                raise InputError(text("refusal.attached", "not_sharded", name=name, size=size))
+                raise refused("refusal.attached", "not_sharded", name=name, size=size)
         for part in self._shards:
             state = part._get_fsdp_state()
             # One group in older versions of torch.
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
             if any(g is not None and g.gradient_divide_factor is not None for g in groups):
-                raise InputError(text("refusal.attached", "divide_factor"))
+                raise refused("refusal.attached", "divide_factor")
             policy = state._mp_policy
             if (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) != (None,) * 3:
-                raise InputError(text("refusal.attached", "mp_policy"))
+                raise refused("refusal.attached", "mp_policy")
 
 
 def local(tensor: Tensor) -> Tensor:

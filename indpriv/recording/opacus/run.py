@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from indpriv import _checks
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._types import FloatArray
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 from indpriv.norm_log.fields import SETTING_NAMES, StepSetting
 from indpriv.recording.clipping import AdaClip, ClippingRule, QuantileClipping
 from indpriv.recording.norms.shadow_model import standard_module
@@ -89,7 +89,7 @@ class OpacusRun:
         self.history = AccountantHistory(optimizer)
         if self.is_poisson and self.history.sample_rate < self.sample_rate * _SAME_RATE:
             rates = {"assumed": self.history.sample_rate, "rate": self.sample_rate}
-            raise InputError(text("refusal.attached", "sample_rate", **rates))
+            raise refused("refusal.attached", "sample_rate", **rates)
         self._trained = {id(p) for p in optimizer.params}
         self.setting()
 
@@ -164,12 +164,12 @@ class OpacusRun:
     def _checked_max_grad_norm(self) -> float:
         limit = self.optimizer.max_grad_norm
         if self.is_ghost and (mine := self.clipper.max_grad_norm) != limit:
-            raise InputError(text("refusal.training", "ghost_norms", model=mine, optimizer=limit))
+            raise refused("refusal.training", "ghost_norms", model=mine, optimizer=limit)
         if getattr(self.optimizer, "_adjusted_noise_multiplier", None) is not None:
-            raise InputError(text("refusal.attached", "adaptive"))
+            raise refused("refusal.attached", "adaptive")
         whole = math.hypot(*self.limits)
         if self._each and not math.isclose(whole, limit, rel_tol=1e-6):
-            raise InputError(text("refusal.training", "layer_norms", limit=limit, whole=whole))
+            raise refused("refusal.training", "layer_norms", limit=limit, whole=whole)
         return limit
 
     def parameter_versions(self) -> list[int]:
@@ -181,7 +181,7 @@ class OpacusRun:
         optimizer: Any = self.optimizer
         if optimizer.accumulated_iterations != 1:
             n = optimizer.accumulated_iterations
-            raise InputError(text("refusal.training", "accumulated", n=n))
+            raise refused("refusal.training", "accumulated", n=n)
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.requires_grad and id(p) not in self._trained:
                 raise EvidenceError(text("refusal.training", "new_parameter", shape=tuple(p.shape)))
@@ -274,11 +274,11 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
         names = {key: type(one).__name__ for key, one in classes.items()}
         names |= {"remedy": remedy, "name": name}
         values = {"reduction": reduction, "n_examples": n_examples, "size": size}
-        raise InputError(text("refusal.attached", case, **names, **values))
+        raise refused("refusal.attached", case, **names, **values)
     trained = {id(p) for p in optimizer.params}
     named = standard_module(model).named_parameters()
     trainable = {id(p): name for name, p in named if p.requires_grad}
     missing = [name for key, name in trainable.items() if key not in trained][:5]
     foreign = len(trained - set(trainable))
     if missing or foreign:
-        raise InputError(text("refusal.attached", "parameters", missing=missing, foreign=foreign))
+        raise refused("refusal.attached", "parameters", missing=missing, foreign=foreign)
