@@ -805,7 +805,9 @@ def _psi(losses: Losses, met: Met) -> FloatArray:
     return np.asarray((met.counts @ losses.psi + gaussian) * (1 + rounding))
 
 
-def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> FloatArray:
+def lower_epsilons(
+    below: Losses, met: Met, delta: float, upper: FloatArray, *, tries: int = 3
+) -> FloatArray:
     """(n,) epsilon of each example at delta in one direction, never above the truth [3.2] [5.2].
 
     Args:
@@ -813,6 +815,7 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
         met: what the examples met.
         delta: above LEAST_DELTA and below 1.
         upper: (n,) their epsilons from above, near which lower ones are looked for.
+        tries: how often nearer to 0, where nothing was found.
     """
     psi, least = _psi(below, met), np.log(delta)
     target = np.full(len(met), least + 16 * U * (1 + abs(least)))
@@ -836,4 +839,9 @@ def lower_epsilons(below: Losses, met: Met, delta: float, upper: FloatArray) -> 
     start[alone] = np.nan
     _search(below, met, psi, best, target, start, np.zeros(len(met)), solve, below=True)
     found[alone] = gaussian_epsilons(mu, delta)[0]
+    # Tilts that suit the upper end show nothing where that is far above the truth
+    lost = np.flatnonzero((found == 0) & (upper > 0))
+    if len(lost) and tries:
+        nearer = 0.8 * upper[lost]
+        found[lost] = lower_epsilons(below, met.take(lost), delta, nearer, tries=tries - 1)
     return np.where(upper > 0, np.minimum(found, upper), 0.0)

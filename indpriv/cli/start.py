@@ -20,7 +20,7 @@ from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import default_output, in_progress
 from indpriv.cli import common
 from indpriv.cli.commands import keys_of
-from indpriv.errors import InputError
+from indpriv.errors import InputError, check_installed
 from indpriv.norm_log.convert import convert
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import holds_log, read_run_json
@@ -35,6 +35,7 @@ _SAVED = ("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*/model.safetensors")
 
 def demo(output_dir: Path, seed: int | None, as_json: bool) -> None:
     """Train on UCI Adult with DP-SGD, recording every step, and audit the run."""
+    check_installed("Demo runs", "opacus", "torch", "opacus")
     from indpriv.demo.train import RUN_INFO, train
 
     common.check_folder("--output-dir", output_dir)
