@@ -89,13 +89,19 @@ def _numpy_number(kind: _NumpyType, content: bytes) -> int | float | bool:
 
 
 class _Accountant:
-    """Replaces the accountants of Opacus, whose states name a method of theirs in Opacus 1.5."""
+    """Replaces the accountants of Opacus, whose states name a method of theirs in Opacus 1.5.
+
+    No state holds an accountant itself: a file that makes one could give it a __setstate__.
+    """
+
+    def __new__(cls, *_: object) -> "_Accountant":
+        raise ValueError("reading it would make an object, which could run code")
 
 
 def _method(kind: type, name: str) -> str:
     """Replaces getattr, for the name of an accountant's method only."""
     if kind is not _Accountant or name != "mechanism":
-        raise ValueError("an attribute of an object")
+        raise ValueError("reading it would need getattr, which could run code")
     return name
 
 

@@ -153,7 +153,20 @@ def test_no_other_attribute_is_looked_up(tmp_path):
 
     for owner, name in ((RDPAccountant, "get_epsilon"), (dict, "fromkeys"), ("text", "join")):
         torch.save({"mechanism": Looked(owner, name)}, tmp_path / "a.pt")
-        refused(tmp_path / "a.pt", "cannot be read safely")
+        refused(tmp_path / "a.pt", "reading it would need")
+
+
+@pytest.mark.parametrize(
+    "makes", [b")R", b")\x81", b")\x81}X\x0c\x00\x00\x00__setstate__cbuiltins\nset\nsb]b"]
+)
+def test_no_accountant_is_made(tmp_path, makes):
+    """An object with a __setstate__ of the file's own would call what the file says."""
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        program = b"\x80\x02copacus.accountants.rdp\nRDPAccountant\n" + makes + b"."
+        archive.writestr("a/data.pkl", program)
+        archive.writestr("a/version", "3\n")
+        archive.writestr("a/byteorder", "little")
+    refused(tmp_path / "a.pt", "reading it would make an object")
 
 
 def test_a_zip_bomb(tmp_path, saved):
