@@ -452,10 +452,13 @@ def _one(name: str, by_source: Mapping[str, Any], check: Callable[[Any], Any]) -
 
     None if no source has one; InputError if two differ.
     """
-    for value in by_source.values():
-        check(value)
+    for source, value in by_source.items():
+        try:
+            check(value)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
         if name == "steps" and value > _MOST_STEPS:
-            raise InputError(f"steps={value} is more than {_MOST_STEPS}")
+            raise InputError(f"{source}: steps={value} is more than {_MOST_STEPS}")
     if name != "delta" and len({*by_source.values()}) > 1:
         told = ", ".join(f"{value} by {source}" for source, value in by_source.items())
         raise InputError(f"the values of {name} contradict each other: {told}")
