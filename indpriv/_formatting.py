@@ -139,12 +139,12 @@ def formatted(value: Any, form: str) -> str:
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": _or_dash(str),
     "eps": format_epsilon,
-    "delta": format_delta,
-    "least": format_lower_bound,
+    "delta": _or_dash(format_delta),
+    "least": _or_dash(format_lower_bound),
     "share": format_share,
     "share1": lambda value: format_share(value, 1),
     "share2": lambda value: format_share(value, 2),
-    "percent": lambda value: f"{format_number(100 * value)} %",
+    "percent": _or_dash(lambda value: f"{format_number(100 * value)} %"),
     "up": _or_dash(format_share_up),
     "int": _or_dash("{:,}".format),
     "num": format_number,
@@ -156,5 +156,5 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "percent_span": _in_percent(1),
     "percent_span2": _in_percent(2),
     "points_span": _or_dash(lambda of: f"[{100 * of.low:+.2f}, {100 * of.high:+.2f}] %"),
-    "digit_up": digit_up,
+    "digit_up": _or_dash(digit_up),
 }

@@ -53,6 +53,7 @@ def test_every_column_says_all_five():
             assert one.form, (of, name)
         if one.form and one.form != "each":
             assert formatted(SAMPLES[one.kind], one.form), (of, name)
+            assert formatted(None, one.form) == "–", (of, name)
 
 
 def test_a_rate_is_shown_in_the_format_of_its_rate():
