@@ -207,6 +207,22 @@ def test_commands_are_listed_with_their_options_and_settings():
     assert "publish statement" in sections
 
 
+def test_the_page_of_messages_quotes_the_screen():
+    """Its first column has words of the code, but for relations, which are put together there."""
+    files = (
+        path for path in (ROOT / "indpriv").rglob("*") if path.suffix in (".py", ".toml", ".j2")
+    )
+    code = " ".join(" ".join(path.read_text("utf-8").split()) for path in files)
+    page = (DOCS / "reference/messages.md").read_text("utf-8")
+    for words in re.findall(r"^\| (?!the screen|---)(.+?) \|", page, re.MULTILINE):
+        if words not in ("one example zeroed out", "one client, one user"):
+            parts = [
+                part.strip(" .,")
+                for part in re.split(r"\.\.\.|x?\d[\d.]*(?: %)?|, | or |[“”():`]", words)
+            ]
+            assert [part for part in parts if part not in code] == [], words
+
+
 def test_every_check_is_explained():
     """Each is listed once, with what it states, what a failure means and what to do."""
     listed = list(templates("check").values())
