@@ -42,7 +42,7 @@ from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import NormLog
 
-_MOST_record = 60  # of more records, evenly spaced ones are read
+_MOST_RECORDS = 60  # of more records, evenly spaced ones are read
 _LAYER = re.compile(r"(?:\S+: )?(\w+)\(")  # "1: Linear(in_features=64, ...)" in run.json
 _LEAST_NOISE, _MOST_NOISE = 0.05, 5000.0
 _TINY = 1e-300
@@ -164,7 +164,7 @@ def _epsilon_cap(log: NormLog, delta: float | None) -> float | None:
 
 def _clipped_shares(log: NormLog) -> FloatArray:
     """See `TrainingFacts`; individual clipping records levels, which say nothing of norms."""
-    rows = [] if log.individually_clipped else evenly_spaced_records(log, _MOST_record)
+    rows = [] if log.individually_clipped else evenly_spaced_records(log, _MOST_RECORDS)
     read = (read_one(log, row) for row in rows)
     return np.array([above[codes].mean() for codes, _, above in read], dtype=np.float64)
 

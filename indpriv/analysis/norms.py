@@ -21,7 +21,7 @@ from indpriv.epsilon_table import Epsilons
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Codes
 
-_MOST_record = 60  # points of a line; of more records, evenly spaced ones are read
+_MOST_RECORDS = 60  # points of a line; of more records, evenly spaced ones are read
 _MOST_CLASSES = 20  # more labels are not classes, or a figure cannot distinguish them
 _AT_EACH_END = 10  # number of examples named
 
@@ -41,7 +41,7 @@ def describe_drivers(
     if labels is not None and len(labels.names) > _MOST_CLASSES:
         labels = None
     classes = () if labels is None else labels.names
-    shown = evenly_spaced_records(log, _MOST_record)
+    shown = evenly_spaced_records(log, _MOST_RECORDS)
     size = max(1, len(classes))
     medians, shares, overall = [], [], []
     for norms in _norms_at(log, shown, rows, labels, size):
