@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 import indpriv
 from indpriv._formatting import formatted
-from indpriv._plain import column, columns_of, form_of, shown
+from indpriv._plain import column, columns_of, form_of, from_json, shown, to_json
 from indpriv.analysis.attacks.rates import achieved, parts
 from indpriv.analysis.columns import RATES, table
 from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.fidelity import Tightness
 from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import column_at, keys
 from indpriv.audit.gate import LIMITS
@@ -54,6 +55,18 @@ def test_every_column_says_all_five():
         if one.form and one.form != "each":
             assert formatted(SAMPLES[one.kind], one.form), (of, name)
             assert formatted(None, one.form) == "–", (of, name)
+
+
+def test_an_epsilon_may_be_more_than_twice_its_lower_end():
+    """An audit of tiny epsilons could be written, but not read again."""
+    found = Tightness(worst_case=1.0, n=1, median=1.0, median_told=1.0, n_bracketed=1, above=1.5001)
+    assert from_json(Tightness, to_json(found)) == found
+    assert shown(found, "above") == "150.1 %"
+
+
+@pytest.mark.parametrize("name", ["reference", "worst_case_reference"])
+def test_limits_of_bins_are_rounded_up(name):
+    assert formatted(0.20041, columns_of("EpsilonBin")[name].form) == "20.1 %"
 
 
 def test_a_rate_is_shown_in_the_format_of_its_rate():
