@@ -314,7 +314,8 @@ def check_metadata(
         raise refused("refusal.metadata", "absent", **values)
     numbered = np.array_equal(example_ids, np.arange(n))
     if numbered and len(metadata) > n:
-        raise refused("refusal.metadata", "more", rows=len(metadata), n=n, split=split)
+        rows = {"rows": len(metadata), "n": n, "last": n - 1}
+        raise refused("refusal.metadata", "more", split=split, **rows)
     return metadata.loc[example_ids].reset_index(drop=True)
 
 
