@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 PIP = $(BIN)/pip --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all test-lowest check dist lock format schema docs screens figures reproduce validate attacks wei2021 fedcdp benchmarks clean
+.PHONY: demo test test-all test-lowest test-opacus15 check dist lock format schema docs screens figures reproduce validate attacks wei2021 fedcdp benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -36,6 +36,15 @@ test-lowest:
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct -e ".[dev]"
 	$(PYTEST) -m "not slow"
+
+# The recording tests with Opacus 1.5.4, on the other libraries of the environment.
+OPACUS15 = .venv-opacus15
+SITE = -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+test-opacus15: $(VENV)/.installed-dev
+	$(PYTHON) -m venv $(OPACUS15)
+	$(OPACUS15)/bin/pip install --quiet --disable-pip-version-check --no-deps opacus==1.5.4
+	$(BIN)/python $(SITE) > "$$($(OPACUS15)/bin/python $(SITE))/libraries.pth"
+	OMP_NUM_THREADS=1 $(OPACUS15)/bin/python -m pytest --numprocesses auto --maxprocesses 4 -m "not slow" tests/recording tests/test_cli_replay.py
 
 # Wheel and source archive in dist/, as an index would take them.
 dist:
@@ -102,7 +111,7 @@ fedcdp: $(VENV)/.installed-dev
 	$(BIN)/python -m reports.fedcdp
 
 clean:
-	rm -rf $(VENV) $(LOWEST) .venv-dist dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(OPACUS15) .venv-dist dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "indpriv needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
