@@ -79,7 +79,7 @@ class Rows:
         """Those from first to stop; then: what is done to each frame that is read."""
 
         def read(start: int, end: int, columns: Sequence[str] | None) -> pd.DataFrame:
-            return then(self.source(first + start, first + end, columns))
+            return then(self.source(first + start, min(first + end, stop), columns))
 
         inside = [start - first for start in self.starts if first < start < stop]
         return replace(self, starts=[0, *inside, stop - first], source=read)

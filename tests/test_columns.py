@@ -279,3 +279,11 @@ def test_more_distinct_values_are_kept_with_fewer_bits(monkeypatch):
     expected = np.quantile(exact, places, method="closest_observation")
     assert counted.observations(places) == pytest.approx(expected, rel=2**-8)
     assert (np.abs(counted.observations(places)) <= np.abs(expected)).all()
+
+
+def test_a_part_of_rows_ends_where_it_ends():
+    """Training rows, which test rows follow in a file, are never read with these."""
+    every = as_rows(pd.DataFrame({"value": range(10)}))
+    train, test = every.part(0, 4), every.part(4, 10)
+    assert train.read(2, 9)["value"].tolist() == [2, 3]
+    assert test.read(4, 99)["value"].tolist() == [8, 9]
