@@ -51,7 +51,7 @@ def shorten(text: object, width: int) -> str:
     line = " ".join(str(text).split())
     if cell_len(line) <= width:
         return line
-    return set_cell_size(line, width - 1).rstrip(" .,;:") + "…"
+    return set_cell_size(line, width - 1).rstrip(" .,;:…") + "…"
 
 
 def odds(epsilon: float) -> str:

@@ -171,3 +171,7 @@ def test_why_epsilons_are_estimates_begins_a_line_of_its_own(audits):
         audit = audit.replace(claim="estimate", claim_reason="Only 11 of 120 steps have records.")
         lines = [line.strip() for line in screen(audit, 200, verbose=True).splitlines()]
         assert "Only 11 of 120 steps have records." in lines
+
+
+def test_what_was_cut_already_has_one_ellipsis():
+    assert shorten("a, b and 2…; 1 more grouping", 12) == "a, b and 2…"
