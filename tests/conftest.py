@@ -6,6 +6,7 @@ from importlib.util import find_spec
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import fsspec
+import opacus
 import pytest
 import torch
 from hypothesis import settings
@@ -18,6 +19,38 @@ torch.set_num_threads(1)
 
 # Doctests are looked for in every file, and Flower is an extra.
 collect_ignore = [] if find_spec("flwr") else ["flower_clients.py"]
+
+# What Opacus 1.5 lacks or does otherwise, and the tests that are left out with it: make test-opacus15
+OPACUS_15 = {
+    "no make_private(wrap_model=False)": ("model_not_wrapped", "hooks_attached_in_place"),
+    "states of accountants that torch.load(weights_only=True) does not read": (
+        "test_settings_that_only_options_tell_are_not_checked",
+        "test_other_checkpoints_than_before_are_refused",
+        "test_a_model_that_diverged_on_the_way_keeps_what_was_done",
+        "tests/test_cli_replay.py",
+    ),
+    "noise drawn at another place, where these tests put their own": (
+        "test_broken_noise_fails_in_one_run",
+        "test_the_noise_stays_at_max_grad_norm",
+    ),
+    "no bfloat16 autocast in hooks mode": (
+        "test_autocast_that_only_training_has_is_found",
+        "test_clipping_by_norms_in_half_precision_is_told",
+        "autocast to bfloat16",
+    ),
+    "no noise in float64": ("test_the_clipping_norm_follows_the_share_of_unclipped_gradients",),
+    "another message of its own": ("test_layers_that_opacus_replaces_are_named",),
+}
+if opacus.__version__ < "1.6":
+    collect_ignore.append("recording/opacus/test_ranks.py")  # FSDP2
+
+
+def pytest_collection_modifyitems(items):
+    for item in items if opacus.__version__ < "1.6" else ():
+        for reason, names in OPACUS_15.items():
+            if any(name in item.nodeid for name in names):
+                item.add_marker(pytest.mark.skip(reason=f"Opacus 1.5: {reason}"))
+
 
 # A slow machine is not a failure. CI draws the same examples each time; other runs draw new ones.
 settings.register_profile("default", deadline=None)

@@ -213,6 +213,8 @@ class ClippingWatch:
             elif not hasattr(optimizer, "_adjusted_noise_multiplier") and any(
                 grad is not None and bool(grad.any()) for grad in gradients
             ):
+                if isinstance(optimizer.max_grad_norm, Tensor):  # Opacus 1.5 moves it by itself
+                    raise refused("refusal.attached", "adaptive")
                 raise EvidenceError(text("refusal.training", "not_clipped"))
             clipped.clear()
             plain_accumulate()
