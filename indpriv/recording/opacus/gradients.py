@@ -183,7 +183,7 @@ class ClippingWatch:
         """
         optimizer = self.optimizer
         plain_coefficients, plain_enable_hooks = model.get_clipping_coef, model.enable_hooks
-        plain_accumulate = optimizer.accumulate
+        plain_accumulate, limit = optimizer.accumulate, optimizer.max_grad_norm
         pending: list[ClippedBatch] = []
         # Gradients as the backward pass left them, and the versions of their values.
         clipped: list[tuple[Tensor, int]] = []
@@ -213,7 +213,7 @@ class ClippingWatch:
             elif not hasattr(optimizer, "_adjusted_noise_multiplier") and any(
                 grad is not None and bool(grad.any()) for grad in gradients
             ):
-                if isinstance(optimizer.max_grad_norm, Tensor):  # Opacus 1.5 moves it by itself
+                if optimizer.max_grad_norm != limit:  # moved in the backward pass, by Opacus 1.5
                     raise refused("refusal.attached", "adaptive")
                 raise EvidenceError(text("refusal.training", "not_clipped"))
             clipped.clear()
