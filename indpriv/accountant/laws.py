@@ -79,7 +79,7 @@ class Mixture:
         most_parts = _MOST_SUMS * one // largest or 1
         parts = min(max(_IN_LARGEST, most_parts // 4), most_parts)
         spacing = max(one / parts, largest / _MOST_SUMS)
-        size = int(largest / spacing) + most + 2
+        size = int(largest / spacing) + most + 1  # the sums of `most` rows [1.7]
         steep = (largest + most * spacing - float(ndtri(tail))) * spacing * (1 + 1e-9)
         weight, error = np.zeros((len(rate), size)), 0
         weight[:, 0] = 1

@@ -145,5 +145,6 @@ def test_epsilons_are_those_of_dp_accounting(ours, step, n_runs):
         least, most = ends(step, run)
         if most > _LARGEST:
             continue
-        assert least * (1 - 1e-9) <= ours(run) <= most * (1 + 1e-4), run
+        # Smoothing moves log delta by 5e-5 [2.1]: of small epsilons, by up to 4e-4
+        assert least * (1 - 1e-9) <= ours(run) <= most * (1 + 5e-4), run
         compared += 1
