@@ -36,8 +36,7 @@ def check_installed(part: str, extra: str, *libraries: str) -> None:
 
     part: the part of indpriv that needs them, in the plural, as it starts a sentence.
     """
-    missing = [name for name in libraries if modules.get(name) is None and find_spec(name) is None]
-    if missing:
+    if missing := [one for one in libraries if not (modules.get(one) or find_spec(one))]:
         raise MissingExtraError(
             f"{part} need {' and '.join(missing)}: pip install 'indpriv[{extra}]'"
         )

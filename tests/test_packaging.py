@@ -182,6 +182,8 @@ def test_the_audit_side_needs_no_extra_and_gives_the_same_figures(without_extras
 def test_a_part_that_is_not_installed_says_what_to_type(without_extras, tmp_path):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step-1.pt").touch()
+    (tmp_path / "other").mkdir()
+    assert "indpriv[opacus]" not in without_extras(MAIN.format(["audit", "other"]))
     for command in (["demo"], ["audit", "saved"], ["leak", "saved"]):
         assert "pip install 'indpriv[opacus]'" in without_extras(MAIN.format(command)), command
     for code in (

@@ -115,9 +115,8 @@ def replay(
 
 
 def _holds_checkpoints(folder: Path) -> bool:
-    if not folder.is_dir() or holds_log(folder):
-        return False
-    if find_spec("torch") is None and not any(map(folder.glob, _SAVED)):
+    saved = find_spec("torch") or [path for pattern in _SAVED for path in folder.glob(pattern)]
+    if not folder.is_dir() or holds_log(folder) or not saved:
         return False
     from indpriv.recording.checkpoints.safe_files import is_checkpoint
 

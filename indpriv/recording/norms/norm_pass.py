@@ -195,10 +195,15 @@ class NormPass:
     def _check_many(self, batch: Batch) -> None:
         """Raise InputError if as many examples at once as later have other norms or losses."""
         many = batch.rows(0, self.batch_size)
-        norms, losses = self(many.inputs, many.targets)
+        try:
+            norms, losses = self(many.inputs, many.targets)
+            with torch.no_grad():  # torch.func takes each example for itself, unlike training
+                plain = self._model.losses(self._model.shadow(), many)
+        except FAULTS as error:
+            if isinstance(error, InputError):
+                raise
+            raise refused("refusal.norms", "many", n=self.batch_size, error=error) from error
         difference = self._check.disagreement(norms / (1 + self.slack))
-        with torch.no_grad():  # torch.func takes each example for itself, whatever training does
-            plain = self._model.losses(self._model.shadow(), many)
         if not self._check.is_random and not torch.allclose(
             losses, plain, self._check.tolerance, self._check.tolerance, equal_nan=True
         ):

@@ -16,11 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from opacus import grad_sample, optimizers
-from opacus.grad_sample import (
-    AbstractGradSampleModule,
-    GradSampleModuleFastGradientClipping,
-    gsm_base,
-)
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -39,10 +34,12 @@ def of_opacus(module: ModuleType, *names: str) -> tuple[type, ...]:
 
 # What clips in ghost mode, by norms that are computed without the gradients: a model of Opacus, or
 # what make_private(wrap_model=False) hooks into the user's own, from Opacus 1.6 on.
-_GHOST = "GradSampleModuleFastGradientClipping"
-_HOOKS = "GradSampleHooksFastGradientClipping"
-GHOST_MODELS = of_opacus(grad_sample, _GHOST, f"{_GHOST}FSDP", _HOOKS)
-_CLIPPERS = (AbstractGradSampleModule, *of_opacus(gsm_base, "AbstractGradSampleHooks"))
+_GHOST = ("GradSampleModuleFastGradientClipping", "GradSampleHooksFastGradientClipping")
+GHOST_MODELS = of_opacus(grad_sample, *_GHOST, f"{_GHOST[0]}FSDP")
+_CLIPPERS = (
+    grad_sample.AbstractGradSampleModule,
+    *of_opacus(grad_sample, "AbstractGradSampleHooks"),
+)
 FSDP = of_opacus(optimizers, "FSDPOptimizerFastGradientClipping")
 _BY_RANK = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClipping")
 DISTRIBUTED = (*of_opacus(optimizers, *_BY_RANK), *FSDP)
@@ -206,9 +203,9 @@ class WholeModel:
 
         Of a sharded one it is a copy in ghost mode, whose formulas for norms are the same.
         """
-        if not (self.is_sharded and isinstance(model, AbstractGradSampleModule)):
+        if not (self.is_sharded and isinstance(model, grad_sample.AbstractGradSampleModule)):
             return model
-        return GradSampleModuleFastGradientClipping(
+        return grad_sample.GradSampleModuleFastGradientClipping(
             make_shadow(self.module),
             batch_first=model.batch_first,
             loss_reduction=model.loss_reduction,
