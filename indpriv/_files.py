@@ -28,6 +28,7 @@ from indpriv.errors import EvidenceError
 
 METADATA_KEY = "indpriv"
 ROW_GROUP_SIZE = 1 << 18
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")  # of checkpoints
 _OPTIONS: Any = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
 _LOCK, _WRITER = ".lock", ".writer"  # the latter holds the process id of the writer
 _KEPT_BYTES = {True: 1 << 28, False: 1 << 26}  # of buckets, and of a disk, which costs little

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indpriv._checks import check_positive_int
-from indpriv._files import writer_of
+from indpriv._files import SUFFIXES, writer_of
 from indpriv._folders import make_folder
 from indpriv._shown import Console, escape
 from indpriv._storage import location
@@ -28,9 +28,6 @@ from indpriv.report.report import print_audit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# Files by which a folder is taken for checkpoints where torch is not installed
-_SAVED = ("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*/model.safetensors")
 
 
 def demo(output_dir: Path, seed: int | None, as_json: bool) -> None:
@@ -115,9 +112,11 @@ def replay(
 
 
 def _holds_checkpoints(folder: Path) -> bool:
-    saved = find_spec("torch") or [path for pattern in _SAVED for path in folder.glob(pattern)]
-    if not folder.is_dir() or holds_log(folder) or not saved:
+    if not folder.is_dir() or holds_log(folder):
         return False
+    if find_spec("torch") is None:  # names tell; what reads them says what to install
+        named = (*folder.glob("*"), *folder.glob("*/model.safetensors"))
+        return any(path.suffix in SUFFIXES for path in named)
     from indpriv.recording.checkpoints.safe_files import is_checkpoint
 
     return any(map(is_checkpoint, folder.iterdir()))

@@ -42,6 +42,8 @@ def registry():
 
 
 REGISTRY = registry()
+COUNTS = {"n": 9, "n_members": 4, "n_others": 5}
+OF_A_RATE = {"attack": "a", "model": "dp", "by": "", "part": "p", **COUNTS}
 
 
 def test_every_column_says_all_five():
@@ -70,17 +72,8 @@ def test_limits_of_bins_are_rounded_up(name):
 
 
 def test_a_rate_is_shown_in_the_format_of_its_rate():
-    same = {
-        "attack": "a",
-        "model": "dp",
-        "by": "",
-        "part": "p",
-        "n": 9,
-        "n_members": 4,
-        "n_others": 5,
-    }
     rates = ("auc", "tpr_0.01", "epsilon")
-    found = table(RATES, [{**same, "rate": rate, "value": 0.2034} for rate in rates])
+    found = table(RATES, [{**OF_A_RATE, "rate": rate, "value": 0.2034} for rate in rates])
     assert [shown(row, "value") for row in parts(found)["p"].values()] == [
         "0.203",
         "20.34 %",
@@ -158,17 +151,8 @@ def test_values_of_any_class_are_shown(tmp_path):
 
 
 def test_what_a_study_of_models_found_is_shown():
-    same = {
-        "attack": "a",
-        "model": "dp",
-        "by": "",
-        "part": "p",
-        "n": 9,
-        "n_members": 4,
-        "n_others": 5,
-    }
     ends = {"low": 0.1, "high": 0.3}
-    rates = [{**same, **ends, "rate": one, "value": 0.2} for one in RATES.each[1]]
+    rates = [{**OF_A_RATE, **ends, "rate": one, "value": 0.2} for one in RATES.each[1]]
     shown_ = render_markdown("study", rows=[parts(table(RATES, rates))["p"]])
     assert "| 0.200 |" in shown_
     assert "10.00 to 30.00 %" in shown_

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from indpriv._facts import refused
-from indpriv._files import read_json
+from indpriv._files import SUFFIXES, read_json
 from indpriv._folders import refuse_links
 from indpriv._reading import Text, Whole, check, table
 from indpriv.errors import InputError
@@ -32,7 +32,6 @@ from indpriv.errors import InputError
 LoadFn = Callable[[Any], Mapping[str, Tensor]]
 """`load(state)` -> state_dict, for unusual layouts; state is the object saved in the file."""
 
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
 # In a Hugging Face checkpoint folder:
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
 _TRAINER_STATE = "trainer_state.json"

@@ -199,9 +199,9 @@ class NormPass:
             norms, losses = self(many.inputs, many.targets)
             with torch.no_grad():  # torch.func takes each example for itself, unlike training
                 plain = self._model.losses(self._model.shadow(), many)
+        except InputError:
+            raise
         except FAULTS as error:
-            if isinstance(error, InputError):
-                raise
             raise refused("refusal.norms", "many", n=self.batch_size, error=error) from error
         difference = self._check.disagreement(norms / (1 + self.slack))
         if not self._check.is_random and not torch.allclose(
