@@ -473,7 +473,7 @@ def cell(kind: Kind, mode: str, device: str) -> Cell:
         )
     except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
         few = next(batches(DataLoader(data, batch_size=COMPARED), device))
-        return Cell(f"refused by Opacus: {reason(model, few, error)}")
+        return Cell(reason(model, few, error))
     module, optimizer, *criterion, loader = made
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder) / "run", dataset=data, loss_fn=kind.loss_fn, every=1)
@@ -489,7 +489,7 @@ def cell(kind: Kind, mode: str, device: str) -> Cell:
                     (loss if criterion else loss.mean()).backward()
                     optimizer.step()
         except ValueError as error:
-            return Cell(f"refused: {shortened(error)}")
+            return Cell(shortened(error))
         run = open_run(recorder.run_dir)
         backend = run.state.header["norm_pass"]["backend"]
         claim = account(run.log, delta=1e-3).claim
@@ -596,15 +596,21 @@ def wide_row(name: str, kind: Kind, device: str) -> str:
 
 
 def table(rows: list[tuple[str, list[Cell], str, str]]) -> str:
-    """The rows, and below them each refusal once."""
-    refusals = dict.fromkeys(each.says for _, cells, *_ in rows for each in cells if not each.works)
-    numbers = {says: number for number, says in enumerate(refusals, 1)}
+    """The rows, and below them each refusal once, whatever layer it names."""
+    refused = [each.says for _, cells, *_ in rows for each in cells if not each.works]
+    kinds = dict.fromkeys(map(kind_of, refused))
+    numbers = {says: [*kinds].index(kind_of(says)) + 1 for says in refused}
     lines = [TITLES, ("---",) * len(TITLES)]
     for name, cells, cost, attach in rows:
         shown = (c.says if c.works else f"refused ({numbers[c.says]})" for c in cells)
         lines.append((name, *shown, cost, attach))
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return text + "\n\n" + "\n".join(f"{number}. {says}" for says, number in numbers.items())
+    return text + "\n\n" + "\n".join(f"{number}. {kind}" for number, kind in enumerate(kinds, 1))
+
+
+def kind_of(refusal: str) -> str:
+    """A refusal, without the names of the layers that it is about."""
+    return re.sub(r"\w+ '[^']+'(?: and \w+ '[^']+')*", "*layer*", refusal)
 
 
 def main() -> None:

@@ -141,7 +141,7 @@ def test_every_module_is_imported_by_another():
         "indpriv.__main__",
         "indpriv.integrations.callbacks",
         "indpriv.integrations.flower",
-    }  # read as files, run by hand, or for programs of users (docs/how-to/secrets-and-attributes.md)
+    }  # read as files, run by hand, or for programs of users (audits/docs/secrets-and-attributes.md)
     commands = tomllib.loads((PACKAGE / "cli/commands.toml").read_text(encoding="utf-8"))[
         "commands"
     ]

@@ -20,6 +20,12 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+OF_CLONES = sorted(
+    (ROOT / "audits/docs").glob("*.md")
+)  # about experiments, which are not installed
+RUN = [*PAGES, *OF_CLONES]
+WORDS = 35_000
+WORDS_OF_A_PAGE = 1_500
 SITE_TOOLS = ("mkdocs", "material", "mkdocstrings")
 
 
@@ -50,7 +56,7 @@ def digits(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=name_of(page), marks=marks_of(page)) for page in PAGES if runs(page)],
+    [pytest.param(page, id=name_of(page), marks=marks_of(page)) for page in RUN if runs(page)],
 )
 def test_a_page_runs(page, tmp_path, request):
     facts = pages.facts_of(page)
@@ -82,7 +88,7 @@ def test_code_of_the_package_on_a_page_is_that_of_the_package():
     ]
     assert all(pages.is_its_source(block) for _, block in shown)
     found = {(name, block.source) for name, block in shown}
-    assert ("docs/tutorials/first_audit.md", "indpriv/demo/train.py") in found
+    assert ("docs/tutorials/first_audit.md", "indpriv/demo/train.py:train") in found
 
 
 def run_page(text, tmp_path):
@@ -100,11 +106,19 @@ def run_page(text, tmp_path):
         ("```bash\nfalse\n```", "exit code 1"),
         ('```bash\necho 2\n```\n```text title="Output"\n3\n```', "the page shows"),
         (
-            '```bash\necho one two\n```\n```text title="Output of one run"\nthree four\n```',
+            '```bash\necho one two 3\n```\n```text title="Output of one run"\none 2 two\n```',
+            "the page shows",
+        ),
+        (
+            '```bash\necho one two\n```\n```text title="Output of one run"\none, one two\n```',
             "the page shows",
         ),
         ("<!-- first python\nunknown\n-->", "NameError"),
         ("<!-- source: Makefile -->\n```python\nx = 1\n```", "is not Makefile any more"),
+        (
+            "<!-- source: indpriv/demo/train.py:train -->\n```python\ndef train():\n```",
+            "is not indpriv/demo/train.py:train any more",
+        ),
     ],
 )
 def test_a_page_with_a_fault_fails(text, message, tmp_path):
@@ -117,12 +131,21 @@ def test_blocks_share_names_files_and_outputs(tmp_path):
         '```toml title="a.toml"\nx = 1\n```\n```python\ny = 2\n```\n```python\nprint(y)\n```\n'
         '```text title="Output"\n2\n```\n```bash\ncat a.toml\n```\n'
         '```text title="Output of one run"\nx = 5\n```\n'
-        "<!-- not run: no such machine -->\n```bash\nfalse\n```\n",
+        "<!-- not run: no such machine -->\n```bash\nfalse\n```\n"
+        "<!-- needs: json no_such_module -->\n```bash\nfalse\n```\n",
         tmp_path,
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_site_can_be_read_to_the_end():
+    """Words as `wc -w` counts them, without the page that has every step of every proof."""
+    words = {name_of(page): len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    del words["docs/explanation/proofs.md"]
+    assert sum(words.values()) <= WORDS
+    assert {page: n for page, n in words.items() if n > WORDS_OF_A_PAGE} == {}
+
+
+@pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_what_is_left_out_of_a_run_exists(page):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -137,7 +160,7 @@ def test_what_is_left_out_of_a_run_exists(page):
 
 
 LINKING = [
-    *PAGES,
+    *RUN,
     *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "audits/README.md")),
     *sorted(ROOT.glob("reports/**/README.md")),
     *sorted(ROOT.glob("reports/*/audit.md")),
@@ -180,8 +203,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     generated = {
         "commands": "indpriv publish card",
-        "experiments": "python -m audits deletion",
-        "audit-file": "individual_clipping",
         "audit-json": "claim_reason",
         "python": "from_arrays",
         "refusals": "BatchMemoryManager",
@@ -189,6 +210,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     }
     for page, found in generated.items():
         assert found in (tmp_path / f"site/reference/{page}.html").read_text(encoding="utf-8")
+    for page, found in (("commands", "python -m audits deletion"), ("audit-file", "lost_steps")):
+        assert found in (tmp_path / f"site/audits/docs/{page}.html").read_text(encoding="utf-8")
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(
             r'<(?:link rel="stylesheet" href|script src|img [^>]*src)="(https?:[^"]*)"',

@@ -45,7 +45,10 @@ def test_one_model_is_trained_recorded_and_compared_with_float64(benchmark):
     assert [cell.says for cell in cells] == ["exact, layerwise"] * 3
     assert float(ratios) > 0
     assert float(seconds) >= 0
-    table = benchmark.table([(name, [benchmark.Cell("refused: x")] * 3, "", "")])
+    refusals = [
+        benchmark.Cell(f"{layer} is x") for layer in ("A 'a'", "B 'a.b'", "A 'a' and B 'b'")
+    ]
+    table = benchmark.table([(name, refusals, "", "")])
     assert table.endswith(
-        "| MLP (354) | refused (1) | refused (1) | refused (1) |  |  |\n\n1. refused: x"
+        "| MLP (354) | refused (1) | refused (1) | refused (1) |  |  |\n\n1. *layer* is x"
     )

@@ -22,6 +22,7 @@ _OUTSIDE = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "audits/README.md",
+    "audits/docs/*.md",
     "benchmarks/README.md",
     "reports/README.md",
     "reports/*/README.md",
@@ -44,5 +45,5 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in generated parts; lead links to files outside docs/ to their copies."""
     markdown = _PLACEHOLDER.sub(lambda match: GENERATED[match[1]](), markdown)
-    inside = page.file.src_uri.count("/")
-    return markdown.replace("](" + "../" * (inside + 1), "](" + "../" * inside)
+    up = "../" * page.file.src_uri.count("/")
+    return markdown.replace(f"]({up}docs/", f"]({up}").replace(f"]({up}../", f"]({up}")

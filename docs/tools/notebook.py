@@ -29,6 +29,8 @@ def notebook_of(page: str) -> dict[str, Any]:
     start = 0
     for block in blocks(page):
         fence = page.rfind("```", start, block.span[0])
+        if block.source:  # the package has it: to read
+            continue
         _add_text(cells, page[start:fence])
         _add_block(cells, block)
         start = block.span[1] + len("```\n")
@@ -52,6 +54,7 @@ def written(notebook: dict[str, Any]) -> str:
 
 def _add_text(cells: list[dict[str, Any]], text: str) -> None:
     # Pictures and links lead to files beside the page, which a lone notebook does not have.
+    text = re.sub(r"<!-- .*? -->\n", "", text)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)\n*", "", text)
     text = re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text).strip("\n")
     if text:

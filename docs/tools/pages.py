@@ -5,19 +5,23 @@
 
 The blocks of a page run in order. Blocks of Python share their names, as the cells of a notebook
 do; a block with a title that is a file name is written to that file instead. A block titled
-"Output" is what the block before it prints, exactly; "Output of one run" is compared by its words,
-since training is random. `<!-- not run: why -->` above a block leaves it out, and `<!-- first`
-opens code that runs but is not shown. `<!-- source: FILE -->` above a block says that it is that
-file of the checkout, which --update writes into the page. Lines between `---` above the title say
-what a page needs: `given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`, and
-`supported: RUNS`, those that must have every line of evidence that a Recorder can verify.
-`python -m audits` runs the experiments of this checkout.
+"Output" is what the block before it prints, exactly; "Output of one run" is compared word by word
+with every number masked, since training is random. `<!-- not run: why -->` above a block leaves it
+out, and `<!-- first` opens code that runs but is not shown. `<!-- source: FILE -->` above a block
+says that it is that file of the checkout, `FILE:NAME` a function in it, which --update writes into
+the page; it is not run. From `<!-- needs: MODULES -->` on, a page runs only where these are
+installed. Lines between `---` above the title say what a whole page needs: `given: digits` (a run
+and its audit), `needs: MODULES`, `test: slow, why`, and `supported: RUNS`, those that must have
+every line of evidence that a Recorder can verify. `python -m audits` runs the experiments of this
+checkout.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -43,7 +47,8 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LEFT_OUT = re.compile(r"^(make|git clone|pip install|cd indpriv)\b")  # checked by other tests
-_SHARED = 0.8  # of the words of an output of one run
+_NEEDS = re.compile(r"^<!-- needs: (.+?) -->$", re.MULTILINE)
+_WORD = re.compile(r"\w+…|(?P<number>\d(?:[\d.,]*\d)?(?:e-?\d+)?)|[^\W\d_]+")
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Block:
         code: what stands between the fences.
         not_run: why the block is not run; "" if it is.
         shown: whether readers see it.
-        source: the file of the checkout that it is; "" if it is its own.
+        source: the file of the checkout, or function in it, that it is; "" if it is its own.
         span: where `code` stands in the page.
     """
 
@@ -133,12 +138,15 @@ def run(page: Path, folder: Path, *, update: bool = False) -> None:
     text = page.read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "__main__"}
     printed, changes = "", []
+    end = end_of(text)
     for block in blocks(text):
+        if block.span[0] > end:
+            break
         if block.source and not is_its_source(block):
             if not update:
                 raise RuntimeError(f"{page.name}: a block is not {block.source} any more")
             changes.append((block.span, source_of(block)))
-        if block.not_run:
+        if block.not_run or block.source:
             continue
         if block.is_output:
             if update:
@@ -161,9 +169,22 @@ def run(page: Path, folder: Path, *, update: bool = False) -> None:
         page.write_text(text, encoding="utf-8")
 
 
+def end_of(text: str) -> int:
+    """Where a page ends for a reader who lacks modules that its rest needs."""
+    for marker in _NEEDS.finditer(text):
+        if any(importlib.util.find_spec(module) is None for module in marker[1].split()):
+            return marker.start()
+    return len(text)
+
+
 def source_of(block: Block) -> str:
-    """The text of the file that a block is."""
-    return (ROOT / block.source).read_text(encoding="utf-8")
+    """The text of the file, or of the function in it, that a block is."""
+    file, _, name = block.source.partition(":")
+    text = (ROOT / file).read_text(encoding="utf-8")
+    for node in ast.parse(text).body if name else ():
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return "".join(text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno])
+    return text
 
 
 def is_its_source(block: Block) -> bool:
@@ -228,13 +249,15 @@ def _plain(printed: str) -> str:
     return re.sub(r"[ \t]+$", "", printed, flags=re.MULTILINE).strip("\n") + "\n"
 
 
+def masked(output: str) -> list[str]:
+    """The words of an output, with a # for each number; a word that was cut off is none."""
+    found = _WORD.finditer(output)
+    return ["#" if word["number"] else word[0] for word in found if word[0][-1] != "…"]
+
+
 def _compare(block: Block, printed: str, page: Path) -> None:
-    if block.title == EXACT:
-        same = block.code == printed
-    else:
-        words, found = (set(re.findall(r"[A-Za-z]{2,}", text)) for text in (block.code, printed))
-        same = len(words & found) >= _SHARED * len(words | found)
-    if not same:
+    seen = str if block.title == EXACT else masked
+    if seen(block.code) != seen(printed):
         raise RuntimeError(
             f"{page.name}: the page shows\n{block.code}\nbut this is printed:\n{printed}\n"
             "`python docs/tools/pages.py PAGE FOLDER --update` writes it into the page"

@@ -118,19 +118,14 @@ def audit_json() -> str:
 
 
 def _fields(title: str, definition: Schema, schema: Schema) -> str:
-    rows = [
-        (
-            f"`{key}`",
-            _kind(value, schema, links=True),
-            next(_said(value, "unit"), ""),
-            "no" if False in _said(value, "private") else "",
-            value.get("description", ""),
-        )
-        for key, value in definition.get("properties", {}).items()
-    ]
     about = definition.get("description", "") if title != "audit.json" else ""
-    table = _table(("field", "value", "unit", "private", "meaning"), rows)
-    return f"## {title}\n\n{_text(about)}\n\n{table}\n"
+    lines = [f"## {title}", _text(about), ""]
+    for key, value in definition.get("properties", {}).items():
+        facts = [_kind(value, schema, links=True), *itertools.islice(_said(value, "unit"), 1)]
+        facts += ["not private"] if False in _said(value, "private") else []
+        meaning = value.get("description", "")
+        lines.append(f"- `{key}` ({'; '.join(facts)}){': ' * bool(meaning)}{meaning}")
+    return "\n".join(lines) + "\n"
 
 
 def _kind(value: Schema, schema: Schema, *, links: bool = False) -> str:
@@ -189,9 +184,9 @@ def _attributes(described: type) -> dict[str, str]:
 
 
 _COSTS = {
-    WORST_CASE: "the guarantee: neither the worst case nor individual epsilons hold",
-    INDIVIDUAL: "the individual epsilons: they become estimates; the worst case holds",
-    FILES: "neither: it is about how files are kept",
+    WORST_CASE: "the guarantee",
+    INDIVIDUAL: "the individual epsilons",
+    FILES: "neither",
 }
 
 
@@ -217,8 +212,7 @@ def checks() -> str:
 def _check(check: Template) -> str:
     return (
         f"### {check.title} {{#{check.key}}}\n\n"
-        f"Key `{check.key}`. A failure costs "
-        f"{_COSTS[check.bears_on]}.\n\n{check.holds}\n\n"
+        f"{check.holds} (`{check.key}`; a failure costs {_COSTS[check.bears_on]})\n\n"
         f"*If it fails:* {check.failure}\n\n*What to do:* {check.advice}\n"
     )
 
@@ -232,10 +226,10 @@ def lint_rules() -> str:
     return _table(("rule", "severity", "what should hold", "literature", "source"), rows) + "\n"
 
 
+_EXPERIMENTS = {"../audits": "What they refuse"}
 _AREAS = {
     "recording": "Recording a run",
     "norm_log": "Run directories and norms from elsewhere",
-    "training": "Audit files, data sets and reference runs",
     "leakage": "Reconstruction",
     "accountant": "The accountant",
     "attacks": "Attacks",
@@ -245,15 +239,23 @@ _AREAS = {
     "integrations": "Other trainers and trackers",
     "report": "Reports",
     "cli": "The command line",
-    "../audits": "Experiments",
     "": "Common checks and tables",
 }
 
 
 def refusals() -> str:
-    """Every message of an InputError or EvidenceError, by area, from the source."""
+    """What every InputError or EvidenceError is about, by area, from the source."""
+    return _refusals(_AREAS)
+
+
+def experiments_and_refusals() -> str:
+    """Every command of the experiments, and what they refuse."""
+    return f"{experiments()}\n{_refusals(_EXPERIMENTS)}"
+
+
+def _refusals(areas: Mapping[str, str]) -> str:
     parts = []
-    for folder, title in _AREAS.items():
+    for folder, title in areas.items():
         files = sorted((PACKAGE / folder).rglob("*.py") if folder else PACKAGE.glob("*.py"))
         found = {message for file in files for message in _messages(file)}
         of_area = (one.texts for one in templates("refusal").values() if one.group == folder)
@@ -262,8 +264,19 @@ def refusals() -> str:
             content = tomllib.loads(file.read_text(encoding="utf-8"))
             found |= {_text(text).format("*layer*", "*other layer*") for text in content.values()}
         if found:
-            parts.append(f"## {title}\n\n" + "\n".join(f"- {m}" for m in sorted(found)) + "\n")
+            fault = sorted({_fault(message) for message in found if _words(_fault(message)) > 3})
+            parts.append(f"## {title}\n\n" + "\n".join(f"- {one}" for one in fault) + "\n")
     return "\n".join(parts)
+
+
+def _words(message: str) -> int:
+    """How many words of a message are its own, not filled in."""
+    return len(re.sub(r"\*[^*]+\*", "", message).split())
+
+
+def _fault(message: str) -> str:
+    """What a message finds wrong; the rest of it says what to do."""
+    return re.split(r"; |[.:] (?=[A-Z])|: (?:pass|give|use|write|call)\b", message)[0]
 
 
 def _filled_in(content: str) -> str:
@@ -332,7 +345,7 @@ def _text(text: str) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
-    "experiments": experiments,
+    "experiments": experiments_and_refusals,
     "audit-file": audit_file,
     "audit-json": audit_json,
     "refusals": refusals,

@@ -27,7 +27,7 @@ def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from (
         "# Secrets and attributes",
         "",
-        "Made by `python -m reports.extraction`; `docs/how-to/secrets-and-attributes.md` says how "
+        "Made by `python -m reports.extraction`; `audits/docs/secrets-and-attributes.md` says how "
         "to run these attacks.",
         "",
         SEEDED,

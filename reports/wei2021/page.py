@@ -116,7 +116,7 @@ def _settings() -> Iterator[str]:
     yield from (
         "",
         "Noise whose scale depends on the batch is no differential privacy; the last section shows",
-        "it. An audit file names each private system by two keys; see docs/how-to/schedules.md.",
+        "it. An audit file names each private system by two keys; see audits/docs/schedules.md.",
         "",
     )
 
