@@ -212,6 +212,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert found in (tmp_path / f"site/reference/{page}.html").read_text(encoding="utf-8")
     for page, found in (("commands", "python -m audits deletion"), ("audit-file", "lost_steps")):
         assert found in (tmp_path / f"site/audits/docs/{page}.html").read_text(encoding="utf-8")
+    told = (tmp_path / "site/how-to/known-participation.html").read_text(encoding="utf-8")
+    assert '<abbr title="In each step, each example is drawn by a coin of its own.">Poisson' in told
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(
             r'<(?:link rel="stylesheet" href|script src|img [^>]*src)="(https?:[^"]*)"',

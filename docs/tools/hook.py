@@ -29,6 +29,8 @@ _OUTSIDE = (
     "reports/*/audit.md",
     "reports/*/*.svg",
 )
+_TERM = re.compile(r"^\*\*([^*]+?)\.?\*\*(?: \([^)]*\)\.)? ((?:[^.]|\.(?! |\n))+\.)", re.MULTILINE)
+_EVERYDAY = {"Account", "DP-SGD", "Epsilon", "Exact", "Level", "Record", "Supported", "Unit"}
 _PLACEHOLDER = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
 
 
@@ -43,7 +45,20 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in generated parts; lead links to files outside docs/ to their copies."""
+    """Fill in generated parts and tooltips; lead links to files outside docs/ to their copies."""
     markdown = _PLACEHOLDER.sub(lambda match: GENERATED[match[1]](), markdown)
     up = "../" * page.file.src_uri.count("/")
-    return markdown.replace(f"]({up}docs/", f"]({up}").replace(f"]({up}../", f"]({up}")
+    markdown = markdown.replace(f"]({up}docs/", f"]({up}").replace(f"]({up}../", f"]({up}")
+    return markdown + ("" if page.file.src_uri == "reference/glossary.md" else tooltips())
+
+
+def tooltips() -> str:
+    """The terms of the glossary that readers may not know, each with its first sentence."""
+    glossary = (ROOT / "docs/reference/glossary.md").read_text(encoding="utf-8")
+    lines = [""]
+    for term, meaning in _TERM.findall(glossary):
+        if term not in _EVERYDAY:
+            said = re.sub(r"[*`]", "", " ".join(meaning.split()))
+            names = dict.fromkeys((term, term if term.isupper() else term[0].lower() + term[1:]))
+            lines += [f"*[{name}]: {said}" for name in names]
+    return "\n".join(lines) + "\n"

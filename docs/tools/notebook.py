@@ -29,7 +29,7 @@ def notebook_of(page: str) -> dict[str, Any]:
     start = 0
     for block in blocks(page):
         fence = page.rfind("```", start, block.span[0])
-        if block.source:  # the package has it: to read
+        if block.source and not block.is_output:  # the package has it: to read
             continue
         _add_text(cells, page[start:fence])
         _add_block(cells, block)

@@ -9,7 +9,7 @@ do; a block with a title that is a file name is written to that file instead. A 
 with every number masked, since training is random. `<!-- not run: why -->` above a block leaves it
 out, and `<!-- first` opens code that runs but is not shown. `<!-- source: FILE -->` above a block
 says that it is that file of the checkout, `FILE:NAME` a function in it, which --update writes into
-the page; it is not run. From `<!-- needs: MODULES -->` on, a page runs only where these are
+the page; it is not run, and an output is compared all the same. From `<!-- needs: MODULES -->` on, a page runs only where these are
 installed. Lines between `---` above the title say what a whole page needs: `given: digits` (a run
 and its audit), `needs: MODULES`, `test: slow, why`, and `supported: RUNS`, those that must have
 every line of evidence that a Recorder can verify. `python -m audits` runs the experiments of this
@@ -146,13 +146,13 @@ def run(page: Path, folder: Path, *, update: bool = False) -> None:
             if not update:
                 raise RuntimeError(f"{page.name}: a block is not {block.source} any more")
             changes.append((block.span, source_of(block)))
-        if block.not_run or block.source:
+        if block.not_run or (block.source and not block.is_output):
             continue
         if block.is_output:
-            if update:
-                changes.append((block.span, printed))
-            else:
+            if not update:
                 _compare(block, printed, page)
+            elif not block.source:
+                changes.append((block.span, printed))
         elif block.is_file:
             target = folder / block.title
             target.parent.mkdir(parents=True, exist_ok=True)
