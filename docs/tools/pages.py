@@ -9,11 +9,11 @@ do; a block with a title that is a file name is written to that file instead. A 
 with every number masked, since training is random. `<!-- not run: why -->` above a block leaves it
 out, and `<!-- first` opens code that runs but is not shown. `<!-- source: FILE -->` above a block
 says that it is that file of the checkout, `FILE:NAME` a function in it, which --update writes into
-the page; it is not run, and an output is compared all the same. From `<!-- needs: MODULES -->` on, a page runs only where these are
-installed. Lines between `---` above the title say what a whole page needs: `given: digits` (a run
-and its audit), `needs: MODULES`, `test: slow, why`, and `supported: RUNS`, those that must have
-every line of evidence that a Recorder can verify. `python -m audits` runs the experiments of this
-checkout.
+the page; it is not run, and an output is compared all the same. From `<!-- needs: MODULES -->` on,
+a page runs only where these are installed. Lines between `---` above the title say what a whole
+page needs: `given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`, and
+`supported: RUNS`, those that must have every line of evidence that a Recorder can verify.
+`python -m audits` runs the experiments of this checkout.
 """
 
 from __future__ import annotations
