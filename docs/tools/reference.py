@@ -121,10 +121,15 @@ def _fields(title: str, definition: Schema, schema: Schema) -> str:
     about = definition.get("description", "") if title != "audit.json" else ""
     lines = [f"## {title}", _text(about), ""]
     for key, value in definition.get("properties", {}).items():
-        facts = [_kind(value, schema, links=True), *itertools.islice(_said(value, "unit"), 1)]
-        facts += ["not private"] if False in _said(value, "private") else []
+        kind = _kind(value, schema, links=True)
+        if re.match("string|number|integer|boolean", kind):
+            kind = "or null" if "null" in kind else ""
+        unit = re.sub("^1$", "", next(_said(value, "unit"), ""))
+        private = "not private" if False in _said(value, "private") else ""
+        facts = list(filter(None, (kind, unit, private)))
+        told = f" ({', '.join(facts)})" if facts else ""
         meaning = value.get("description", "")
-        lines.append(f"- `{key}` ({'; '.join(facts)}){': ' * bool(meaning)}{meaning}")
+        lines.append(f"- `{key}`{told}{': ' * bool(meaning)}{meaning}")
     return "\n".join(lines) + "\n"
 
 
@@ -139,7 +144,8 @@ def _kind(value: Schema, schema: Schema, *, links: bool = False) -> str:
         return f"`{json.dumps(value['const'], ensure_ascii=False)}`"
     if "enum" in value:
         return ", ".join(f"`{json.dumps(option)}`" for option in value["enum"])
-    kind = str(value.get("type", "anything"))
+    kinds = value.get("type", "anything")
+    kind = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
     if kind == "array":
         return f"list of {_kind(value.get('items', {}), schema, links=links)}"
     if value.get("pattern") and not links:
