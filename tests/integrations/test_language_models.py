@@ -137,4 +137,6 @@ def test_one_loss_for_each_text_is_supported(make, over_tokens, settings, tmp_pa
 
 @pytest.mark.parametrize("make", [llama, gpt2_with_adapters])
 def test_the_mean_over_all_tokens_of_a_batch_is_refuted(make, tmp_path):
-    assert fine_tuned(make(), tmp_path)["contribution"].status == "refuted"
+    line = fine_tuned(make(), tmp_path)["contribution"]
+    assert line.status == "refuted"
+    assert line.detail.startswith("train on CausalLMLoss")

@@ -8,8 +8,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from audits.training.models import HingeLoss
-from indpriv import InputError
+from indpriv import InputError, account
+from indpriv.errors import EvidenceWarning
+from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
 from indpriv.recording.losses import described_loss, with_targets
 from indpriv.recording.norms.batches import Keywords
@@ -122,6 +125,45 @@ def test_a_run_on_dict_batches_is_recorded_and_exact(mode, tmp_path):
     header = open_run(tmp_path).state.header
     assert not header["norm_pass"]["caveats"]
     assert header["run"]["loss"] == "CausalLMLoss(over_tokens='mean', ignore_index=-100)"
+
+
+class WithOwnLoss(LanguageModel):
+    """Its outputs are known to torch's pytrees, as Hugging Face's are."""
+
+    def forward(self, **batch):
+        return dict(super().forward(**batch))
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["as returned", "scaled in place"])
+@pytest.mark.parametrize("max_grad_norm", [1e-4, 1.0])
+def test_a_models_own_mean_over_all_tokens_of_a_batch_is_told_by_name(
+    max_grad_norm, scaled, tmp_path
+):
+    """Also where every gradient is clipped; the Trainer of Hugging Face scales that loss in place."""
+    torch.manual_seed(2**40 + 0)
+    loader = torch.utils.data.DataLoader(Texts(), batch_size=10, collate_fn=padded)
+    made = {"data_loader": loader, "max_grad_norm": max_grad_norm}
+    run = make_run(Texts(), WithOwnLoss(), **made)
+    recorder = Recorder(tmp_path, dataset=Texts(), loss_fn=CausalLMLoss(), every=1)
+
+    def train():
+        with recorder.attach(run.model, run.optimizer, run.loader):
+            for batch in run.loader:
+                run.optimizer.zero_grad()
+                loss = run.model(**batch)["loss"]
+                if scaled:
+                    loss *= 1
+                loss.backward()
+                run.optimizer.step()
+
+    with pytest.warns(EvidenceWarning, match="train on CausalLMLoss"):
+        train()
+    for participation in ("secret", "known"):
+        log = open_run(tmp_path).log
+        assert account(log, delta=1e-5, participation=participation).claim == "estimate"
+    [line] = (one for one in lines_of(verify(open_run(tmp_path)), {}) if one.key == "contribution")
+    assert line.status == "refuted"
+    assert line.detail.startswith("train on CausalLMLoss")
 
 
 def test_a_loss_may_be_a_function_of_outputs_alone():
