@@ -16,6 +16,7 @@ from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.saved_models import StepOptions
 from indpriv.recording.clipping import AdaClip, QuantileClipping
+from indpriv.recording.dp_trainers import attach_dptrainer, with_position_ids
 from indpriv.recording.losses import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
 from indpriv.recording.opacus.draws import TruncatedPoissonSampler
@@ -35,7 +36,9 @@ __all__ = [
     "StepOptions",
     "TruncatedPoissonSampler",
     "WhiteBox",
+    "attach_dptrainer",
     "per_example_gradient_norms",
     "private_generator",
     "replay",
+    "with_position_ids",
 ]

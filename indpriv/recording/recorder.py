@@ -193,7 +193,7 @@ class Recorder:
     ) -> None:
         self.run_dir = location_on_disk(run_dir, "a run is")
         self._upload_to = bucket_to_write(upload_to, bucket_is_private)
-        loss_fn = with_targets(loss_fn)
+        self.loss_fn = loss_fn = with_targets(loss_fn)
         self._data = TrainingData(
             dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata, unpack
         )

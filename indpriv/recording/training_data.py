@@ -31,6 +31,15 @@ CollateFn = Callable[[list[Any]], Any]
 Unpack = Callable[[Any], Any]  # a batch of the loader -> (arguments of the model, targets)
 
 
+def plain_collate(collate_fn: CollateFn | None) -> CollateFn:
+    """The user's own, which Opacus wraps to make empty batches; a pass has none."""
+    if isinstance(collate_fn, of_opacus(data_loader, "CollateFnWithEmpty")):
+        collate_fn = vars(collate_fn)["wrapped_collator_fn"]
+    elif isinstance(collate_fn, partial) and collate_fn.func is vars(data_loader).get("collate"):
+        collate_fn = collate_fn.keywords["collate_fn"]  # Opacus 1.5
+    return collate_fn or default_collate
+
+
 class Examples:
     """A map-style data set, read in order, and how a loader makes batches of its items."""
 
@@ -41,15 +50,7 @@ class Examples:
         device: torch.device,
         unpack: Unpack | None = None,
     ) -> None:
-        self.dataset = dataset
-        # Opacus wraps the user's collate function to make empty batches; a pass has none.
-        if isinstance(collate_fn, of_opacus(data_loader, "CollateFnWithEmpty")):
-            collate_fn = vars(collate_fn)["wrapped_collator_fn"]
-        elif isinstance(collate_fn, partial) and collate_fn.func is vars(data_loader).get(
-            "collate"
-        ):
-            collate_fn = collate_fn.keywords["collate_fn"]  # Opacus 1.5
-        self.collate = collate_fn or default_collate
+        self.dataset, self.collate = dataset, plain_collate(collate_fn)
         self._device, self._unpack = device, unpack
 
     def __len__(self) -> int:

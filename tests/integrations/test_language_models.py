@@ -3,42 +3,26 @@
 import pytest
 import torch
 from opacus import PrivacyEngine
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from indpriv.integrations.callbacks import hugging_face_callback
-from indpriv.norm_log.evidence import lines_of, unverified
-from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.verify import verify
+from indpriv.norm_log.evidence import unverified
 from indpriv.recording import CausalLMLoss, Recorder
+from integrations.language_models import (
+    ASK,
+    LONGEST,
+    WORDS,
+    Texts,
+    collate,
+    gpt2,
+    lines_by_key,
+    training_arguments,
+    with_adapters,
+)
 
-ASK = "pip install 'indpriv[hf]' to test against it"
 transformers = pytest.importorskip("transformers", reason=ASK)
 pytest.importorskip("accelerate", reason=ASK)
 pytestmark = pytest.mark.filterwarnings("ignore")
-WORDS, LONGEST = 32, 12
-
-
-class Texts(Dataset):
-    """Random texts of several lengths."""
-
-    def __init__(self, n=60):
-        generator = torch.Generator().manual_seed(0)
-        lengths = torch.randint(3, LONGEST, (n,), generator=generator).tolist()
-        self.texts = [torch.randint(WORDS, (k,), generator=generator).tolist() for k in lengths]
-
-    def __len__(self):
-        return len(self.texts)
-
-    def __getitem__(self, index):
-        return {"input_ids": self.texts[index]}
-
-
-def collate(rows):
-    longest = max(len(row["input_ids"]) for row in rows)
-    padded = [row["input_ids"] + [-100] * (longest - len(row["input_ids"])) for row in rows]
-    labels = torch.tensor(padded)
-    mask = labels >= 0
-    return {"input_ids": labels.clamp(min=0), "attention_mask": mask.long(), "labels": labels}
 
 
 def llama():
@@ -56,21 +40,7 @@ def llama():
 
 def gpt2_with_adapters():
     """Its adapters' dropout stays on."""
-    peft = pytest.importorskip("peft", reason="pip install peft to test against it")
-    config = transformers.GPT2Config(
-        vocab_size=WORDS,
-        n_positions=LONGEST,
-        n_embd=16,
-        n_layer=1,
-        n_head=2,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    adapters = peft.LoraConfig(
-        task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1
-    )
-    return peft.get_peft_model(transformers.GPT2LMHeadModel(config), adapters)
+    return with_adapters(gpt2(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1), dropout=0.1)
 
 
 def fine_tuned(model, tmp_path, loss_fn=None, mode="hooks", **arguments):
@@ -98,15 +68,7 @@ def fine_tuned(model, tmp_path, loss_fn=None, mode="hooks", **arguments):
         tmp_path / "run", dataset=texts, loss_fn=loss_fn or CausalLMLoss(), every="epoch"
     )
     callback = hugging_face_callback(recorder, delta=1e-4, show=False)
-    settings = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"),
-        num_train_epochs=2,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        **arguments,
-    )
+    settings = training_arguments(tmp_path, **arguments)
     with recorder.attach(model, optimizer, loader):
         (PerText if loss_fn else Trainer)(
             model,
@@ -115,7 +77,7 @@ def fine_tuned(model, tmp_path, loss_fn=None, mode="hooks", **arguments):
             optimizers=(optimizer, None),
             callbacks=[callback],
         ).train()
-    return {line.key: line for line in lines_of(verify(open_run(tmp_path / "run")), {})}
+    return lines_by_key(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from inspect import getclosurevars, isfunction
 from typing import Any
 
 import torch
@@ -164,9 +165,24 @@ def make_shadow(
 
     It is also without FSDP2, and has the given parameters, by the id of those that they replace.
     """
+    _check_forward(module)
     with _as_written(module):
         shadow = copy.deepcopy(module, dict(parameters or {}))
     return shadow if shadow.training else shadow.train()
+
+
+def _check_forward(module: nn.Module) -> None:
+    """Raise InputError if a forward was replaced by a function that holds the module's own parts.
+
+    A copy would then run the module itself.
+    """
+    own = set(map(id, module.modules()))
+    for name, part in module.named_modules():
+        forward = vars(part).get("forward")
+        function = getattr(forward, "__func__", forward)
+        held = getclosurevars(function).nonlocals.values() if isfunction(function) else ()
+        if any(id(getattr(one, "__self__", one)) in own for one in held):
+            raise refused("refusal.norms", "forward", name=name or type(part).__name__)
 
 
 def to_channels_last(value: Tensor) -> Tensor:

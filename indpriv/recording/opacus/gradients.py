@@ -22,10 +22,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
+from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from torch import Tensor, nn
 
 from indpriv._facts import refused, text
@@ -219,8 +221,19 @@ class ClippingWatch:
             clipped.clear()
             plain_accumulate()
 
+        plain_backward = DPTensorFastGradientClipping.backward
+
+        def backward(loss: Any) -> None:
+            if not loss.loss_per_sample.ndim:  # which one clip factor after the other multiplies
+                raise refused("refusal.training", "one_loss")
+            plain_backward(loss)
+
         methods = {"get_clipping_coef": get_clipping_coef, "enable_hooks": enable_hooks}
-        with replaced_methods(model, **methods), replaced_methods(optimizer, accumulate=accumulate):
+        with (
+            replaced_methods(model, **methods),
+            replaced_methods(optimizer, accumulate=accumulate),
+            patch.object(DPTensorFastGradientClipping, "backward", backward),
+        ):
             yield
 
     def batch(self, norms: Tensor, max_grad_norm: float, rounding: float = 0.0) -> ClippedBatch:

@@ -297,6 +297,12 @@ def smoothing_in_training_alone(s):
     s.train(trained=nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none"))
 
 
+@broken("contribution", "ghost", expect="refused")
+def a_criterion_of_ghost_mode_that_returns_one_loss(s):
+    """As the losses of Hugging Face's models do: no example is clipped on its own."""
+    s.train(trained=lambda out, y: F.cross_entropy(out, y), loss=ce)
+
+
 @broken("contribution", "hooks functorch")
 def mean_over_the_tokens_of_the_batch(s):
     def trained(out, y):

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler as rates
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from recording.loops.harness import blobs, ce, normal, private_generator, told
+from recording.loops.harness import blobs, ce, mlp, normal, private_generator, told
 from recording.loops.parts import (
     Attention,
     Bag,
@@ -352,3 +352,12 @@ def iterator_with_workers_made_before_attaching(s):
 @told("contribution", "hooks functorch", rare=True)
 def random_numbers_that_depend_on_the_row(s):
     s.train(model=Hidden(lambda h, x: h + 0.1 * torch.poisson(x.abs()).sum(1, keepdim=True)))
+
+
+@told("contribution", "hooks functorch ghost", expect="refused")
+def a_forward_that_holds_the_model_itself(s):
+    """As TRL's: copies of such a model run the model in training."""
+    model = mlp()
+    plain = model.forward
+    model.forward = lambda x: plain(x)
+    s.train(model=model)

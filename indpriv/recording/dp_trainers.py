@@ -1,0 +1,129 @@
+"""Trainers over Hugging Face's that make their own Opacus optimizer, recorded with one line.
+
+Such trainers count physical batches as steps, end epochs inside a batch, draw noise and batches by
+the Trainer's seed 42, sum several draws in a step that is accounted as one, or shuffle where they
+account Poisson samples. In the block of `attach_dptrainer` they do none of it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from inspect import signature
+from operator import itemgetter
+from typing import Any
+
+import torch
+from opacus.accountants import RDPAccountant
+from opacus.data_loader import DPDataLoader
+from opacus.optimizers import DPOptimizerFastGradientClipping
+
+from indpriv._facts import refused
+from indpriv.recording.losses import CausalLMLoss
+from indpriv.recording.norms.batches import map_tensors
+from indpriv.recording.opacus.gradients import replaced_methods
+from indpriv.recording.recorder import Recorder
+from indpriv.recording.training_data import CollateFn, plain_collate
+
+
+@contextmanager
+def attach_dptrainer(recorder: Recorder, trainer: Any) -> Iterator[Recorder]:
+    """Record trainer.train() of a DPTrainer, an OpacusDPTrainer or another of their kind.
+
+    In the block a step is one Poisson sample of per_device_train_batch_size *
+    gradient_accumulation_steps examples on average, which is what such trainers account, trained in
+    parts of per_device_train_batch_size; epochs end between steps, noise and batches are drawn
+    privately, and batches have position ids. If loss_fn of the Recorder is a `CausalLMLoss`, its
+    mean is trained; else the trainer's own loss, which is compared with it.
+
+    Args:
+        recorder: a `Recorder` of the trainer's train_dataset.
+        trainer: made and not trained yet; in hooks mode, on one device. Add the callback of
+            `indpriv.integrations.callbacks` to it for figures, and to resume from checkpoints.
+
+    Raises:
+        InputError: ghost mode, authors with several texts, and what `Recorder.attach` refuses.
+    """
+    optimizer, settings = trainer.optimizer or trainer.create_optimizer(), trainer.args
+    kind = type(optimizer)
+    if [name for name in vars(kind) if not name.startswith("__")] == ["param_groups"]:
+        optimizer.__class__ = kind.__base__  # a subclass that only passes them on
+    if isinstance(optimizer, DPOptimizerFastGradientClipping):
+        raise refused("refusal.attached", "trainer_in_ghost_mode")
+    given, part = trainer.get_train_dataloader(), settings.per_device_train_batch_size
+    n = len(given.dataset)
+    for name in ("author_mapping", "entity_mapping"):
+        if (n_authors := len(getattr(trainer, name, None) or given.dataset)) != n:
+            raise refused("refusal.attached", "authors", name=name, n_authors=n_authors, n=n)
+    rate = min(1.0, part * settings.gradient_accumulation_steps / n)
+    model = getattr(trainer.model, "_module", trainer.model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
+    collate_fn = plain_collate(given.collate_fn)
+    if "position_ids" in signature(type(model).forward).parameters:
+        collate_fn = with_position_ids(collate_fn)
+    alike = {"collate_fn": collate_fn, "num_workers": given.num_workers}
+    loader = DPDataLoader(given.dataset, sample_rate=rate, **alike)
+    loader.collate_fn([given.dataset[0]])  # shows the form of a batch, should the first be empty
+    if optimizer.step_hook is None:  # of a trainer that counts by itself
+        optimizer.attach_step_hook(RDPAccountant().get_optimizer_hook_fn(rate))
+    methods: dict[str, Any] = {
+        "create_optimizer": lambda *_, **__: optimizer,
+        "get_train_dataloader": lambda: loader,
+        "training_step": partial(_step_in_parts, trainer.training_step, optimizer, part),
+    }
+    as_written = {"forward": vars(model)["forward"]} if "forward" in vars(model) else {}
+    if isinstance(recorder.loss_fn, CausalLMLoss):
+        methods["compute_loss"] = partial(_mean_loss, recorder.loss_fn)
+        # TRL computes losses in a forward of its own, past the layers that Opacus sees.
+        as_written = {"forward": partial(type(model).forward, model)} if as_written else {}
+    in_block: dict[str, Any] = {"gradient_accumulation_steps": 1, "ignore_data_skip": True}
+    recorder.draw_privately()
+    with (
+        replaced_methods(trainer, **methods),
+        replaced_methods(settings, **in_block),
+        replaced_methods(model, **as_written),
+        recorder.attach(trainer.model, optimizer, loader),
+    ):
+        yield recorder
+
+
+def _step_in_parts(
+    step: Callable[..., Any], optimizer: Any, size: int, model: Any, inputs: Any, *others: Any
+) -> Any:
+    """Forward and backward passes of one logical batch; the trainer then updates."""
+    n = len(inputs["input_ids"])
+    total = torch.zeros((), device=optimizer.params[0].device)
+    optimizer._step_skip_queue.clear()  # where callbacks tell it of physical batches
+    optimizer.zero_grad()  # the Trainer does not clear what Opacus sums
+    if not n:  # few models take an empty batch
+        for p in optimizer.params:
+            p.grad_sample = p.new_zeros((0, *p.shape))
+    for start in range(0, n, size):
+        if start:
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.signal_skip_step(do_skip=start + size < n)
+        few = map_tensors(dict(inputs), itemgetter(slice(start, start + size)))
+        total += len(few["input_ids"]) / n * step(model, few, *others).detach()
+    return total
+
+
+def _mean_loss(
+    loss_fn: CausalLMLoss, model: Any, inputs: Any, return_outputs: bool = False, **_: Any
+) -> Any:
+    outputs = model(**inputs)
+    loss = loss_fn(outputs, inputs).mean()
+    return (loss, outputs) if return_outputs else loss
+
+
+def with_position_ids(collate_fn: CollateFn) -> CollateFn:
+    """A collate function that gives each text position ids of its own, as Opacus needs them.
+
+    Models with learned positions, such as GPT-2, otherwise look up one row of them for all texts.
+    """
+    return partial(_with_position_ids, collate_fn)
+
+
+def _with_position_ids(collate_fn: CollateFn, rows: list[Any]) -> dict[str, Any]:
+    batch = collate_fn(rows)
+    n, length = batch["input_ids"].shape
+    return {"position_ids": torch.arange(length).repeat(n, 1), **batch}
