@@ -190,8 +190,8 @@ class Sources:
 
     @property
     def is_secure(self) -> bool:
-        """Whether generators are cryptographically secure (secure_mode)."""
-        return bool(self._optimizer.secure_mode)
+        """Whether the noise is drawn securely; secure_mode alone may draw from torch's default."""
+        return _is_secure(self.noise)
 
     @property
     def noise(self) -> torch.Generator | None:
@@ -214,7 +214,7 @@ class Sources:
     def seed_of_batches(self) -> int | None:
         """Seed of the generator that draws the batches; a secure generator has none."""
         # The Mersenne Twister uses the low 32 bits only.
-        return None if self.is_secure else int(self.batches.initial_seed()) % 2**32
+        return None if _is_secure(self.batches) else int(self.batches.initial_seed()) % 2**32
 
     def draw_privately(self) -> None:
         """Give noise and batches private generators where they draw from torch's default ones."""
@@ -233,9 +233,8 @@ class Sources:
         Also one that was set since this was asked first. torch seeds all devices with the same
         number, so a generator that is not known is like the CPU's.
         """
-        if self.is_secure:
-            return False
         used = [self.noise, *([self.batches] if self._is_secret else [])]
+        used = [one for one in used if not _is_secure(one)]
         seeds = {one: one.initial_seed() for one in used if one is not None}
         set_again = any(self._seeds.setdefault(one, seed) != seed for one, seed in seeds.items())
         for one in (one or torch.default_generator for one in used):
@@ -245,8 +244,6 @@ class Sources:
 
     def __str__(self) -> str:
         """What draws noise and batches, in words."""
-        if self.is_secure:
-            return "cryptographically secure generators (secure_mode)"
         noise, batches = map(_known_of, (self.noise, self.batches))
         return noise if noise == batches else f"noise: {noise}; batches: {batches}"
 
@@ -258,7 +255,7 @@ class Sources:
             new_epoch: a DataLoader has drawn the seed of its workers from it once.
         """
         generator = getattr(self, kind)
-        left = None if generator is None else self._left.get(generator)
+        left = None if generator is None or _is_secure(generator) else self._left.get(generator)
         if left is None or torch.equal(left, generator.get_state()):
             return False
         if not new_epoch:
@@ -271,7 +268,8 @@ class Sources:
     def leave(self, kind: str) -> None:
         """A draw is over."""
         generator = getattr(self, kind)
-        if generator is not None and generator is not _default(generator.device):
+        is_own = generator is not None and generator is not _default(generator.device)
+        if is_own and not _is_secure(generator):
             self._left[generator] = generator.get_state()
 
     def repeated(self, kind: str) -> bool:
@@ -280,13 +278,21 @@ class Sources:
         Nothing is known of secure generators.
         """
         generator = getattr(self, kind)
-        if generator is None or self.is_secure:
+        if generator is None or _is_secure(generator):
             return False
         state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()
         self.first = self.first or (state if kind == "batches" else b"")
         known = state in self._seen[kind]
         self._seen[kind].add(state)
         return known
+
+
+def _is_secure(generator: torch.Generator | None) -> bool:
+    """Whether it is one of torchcsprng's, which keep no state that can be read."""
+    try:
+        return generator is not None and generator.get_state() is None
+    except RuntimeError:
+        return True
 
 
 def _is_private(generator: torch.Generator) -> bool:
@@ -297,6 +303,8 @@ def _is_private(generator: torch.Generator) -> bool:
 
 def _known_of(generator: torch.Generator | None) -> str:
     """What is known of a generator's state, in words."""
+    if _is_secure(generator):
+        return "a cryptographically secure generator, which keeps no state"
     if generator is not None and _is_private(generator):
         return "its state is from the operating system"
     if generator is not None and generator.device.type == "cpu":

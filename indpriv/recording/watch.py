@@ -433,13 +433,13 @@ class Watch:
         self._compare_whole_sum()
         with self._attacked():
             self._noise.before()
-            generator = run.sources.noise
-            before = None if generator is None else generator.get_state()
+            generator, secure = run.sources.noise, run.sources.is_secure
+            before = None if generator is None or secure else generator.get_state()
             if not isinstance(optimizer, ClippingRule):  # which draws from it in between
                 self._note_moved("noise")
             add_noise()
             run.sources.leave("noise")
-            draws = run.noise_std and run.whole.adds_noise(optimizer) and not run.sources.is_secure
+            draws = run.noise_std and run.whole.adds_noise(optimizer)
             still = generator and before is not None and torch.equal(before, generator.get_state())
             counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
             counts.guessable_seed |= run.sources.is_guessable

@@ -1,6 +1,7 @@
 """Training compared with its own recomputation: what it must never do to training, and how it speaks."""
 
 import copy
+import json
 import random
 import warnings
 from contextlib import nullcontext
@@ -233,6 +234,38 @@ def test_a_private_generator_that_is_seeded_is_an_ordinary_one(tmp_path):
     noise.manual_seed(3)
     record(run, tmp_path / "run")
     assert lines(tmp_path / "run")["source"].status == "refuted"
+
+
+class WithoutState(torch.Generator):
+    """Like torchcsprng's, which read /dev/urandom."""
+
+    def get_state(self):
+        raise RuntimeError("not implemented")
+
+    initial_seed = get_state
+
+
+@pytest.mark.filterwarnings("ignore:seeds")
+@pytest.mark.parametrize(
+    ("made", "word", "said"),
+    [
+        (lambda: None, "refuted", "seed"),  # torch's default one, seeded with 0
+        (private_generator, "on trust", "its state is from the operating system"),
+        (WithoutState, "on trust", "a cryptographically secure generator"),
+    ],
+)
+def test_secure_mode_is_as_secure_as_its_generator(made, word, said, tmp_path):
+    """Some trainers set secure_mode and no generator: the noise is drawn from torch's default one."""
+    batches = DataLoader(blobs(), batch_size=12, generator=private_generator())
+    run = make_run(data_loader=batches)
+    torch.manual_seed(0)
+    run.optimizer.secure_mode, run.optimizer.generator = True, made()
+    record(run, tmp_path / "run")
+    source = lines(tmp_path / "run")["source"]
+    assert source.status == word
+    assert said in source.detail
+    about = json.loads((tmp_path / "run" / "run.json").read_text())["recorder"]
+    assert about["secure_mode"] == (made is WithoutState)
 
 
 def test_only_cases_that_have_a_text_refute():

@@ -190,7 +190,7 @@ class Tally:
         self._epoch_draws = self._epoch_steps = 0  # an epoch is one pass of the batch sampler
         self._waiting: deque[Draw] = deque()  # batches without a step
         self._carried = 0  # batches of earlier epochs whose step is still to come
-        self._clipped = 0  # examples of the first of them whose gradients are clipped already
+        self._clipped: list[int] = []  # sizes of micro-batches that are clipped for the next step
         self._passes, self._left = 0, Counter[int]()  # with steps; left with a batch, by steps
         self.unsent: list[IntArray] = []
 
@@ -213,21 +213,26 @@ class Tally:
         """Positions of the next micro-batch of this size: batches and parts are used in order."""
         if not self._waiting:
             return None
-        positions = self._waiting[0].positions[self._clipped : self._clipped + size]
+        start = sum(self._clipped)
+        positions = self._waiting[0].positions[start : start + size]
         return positions if len(positions) == size else None
 
     def clipped(self, size: int) -> None:
         """Count one micro-batch whose gradients enter the current step."""
-        self._clipped += size
+        self._clipped.append(size)
 
     def next_batch(self) -> tuple[Draw | None, bool]:
         """The batch of the current step, if one was drawn, and whether all of it was clipped."""
-        clipped, self._clipped = self._clipped, 0
+        ends, self._clipped = np.cumsum([0, *self._clipped]).tolist(), []
         if not self._waiting:
             return None, False
+        sizes = [len(one.positions) for one in self._waiting if len(one.positions)]
+        drawn = [end for end in np.cumsum(sizes).tolist() if end <= ends[-1]]
+        if len(drawn) > 1 and drawn[-1] == ends[-1] and set(drawn) <= set(ends):
+            raise refused("refusal.training", "accumulated", n=len(drawn))
         draw = self._waiting.popleft()
         np.add.at(self.took_part, draw.positions, 1)
-        whole = clipped == len(draw.positions)
+        whole = ends[-1] == len(draw.positions)
         self.counts.unmatched_steps += not whole
         return draw, whole
 
@@ -299,7 +304,7 @@ class Tally:
         counts.peeks += not exhausted and draws > 0 and steps == 0
         self._epoch_draws = self._epoch_steps = 0
         self._waiting.clear()
-        self._clipped = 0
+        self._clipped.clear()
 
     def draw_counts(self) -> DrawCounts:
         """How often examples were drawn up to now."""
