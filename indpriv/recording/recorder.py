@@ -140,6 +140,8 @@ class Recorder:
             signs the log when it begins and when it is closed: RUN/journal.jsonl.sig.
         strict: raise, instead of warning, where something is seen at attach or while training that
             leaves the run's guarantee less than supported.
+        views: of each example, whose gradients the loop averages before they are clipped
+            (augmentation multiplicity); an item of the data set holds them all.
         run_info: what else to keep in run.json, e.g. the training configuration. The processor,
             the number of threads and the git commit of the working folder (`code_commit`, unless
             you pass your own) are always kept.
@@ -188,6 +190,7 @@ class Recorder:
         start: str | None = None,
         public_settings: PublicSettings | None = None,
         strict: bool = False,
+        views: int = 1,
         sign_with: str | Path | None = None,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
@@ -223,6 +226,7 @@ class Recorder:
         self._filter, self._attack, self._start = privacy_filter, attack, start
         self._seeded, self._strict, self._record_holdout = seeded, strict, record_holdout
         self._public_settings, self._key = public_settings, signing_key(sign_with)
+        self._views = _checks.check_positive_int("views", views)
         if individual_clipping and rounding_mode != "up":
             raise refused("refusal.arguments", "nearest", mode=rounding_mode)
         if attack is not None and step is not None:
@@ -297,7 +301,8 @@ class Recorder:
                 run.whole.module, data.loss_fn, inputs, targets, backend=run.norm_backend
             )
         with norm_pass, closing(Ranks(optimizer)) as self._ranks:
-            norm_pass.check_training(run.whole.in_training(run.model), inputs, targets)
+            as_trained = run.whole.in_training(run.model)
+            norm_pass.check_training(as_trained, inputs, targets, self._views)
             check_memory(run.whole.module, inputs)
             if test is not None:
                 with norm_pass.evaluation() as evaluated:

@@ -8,11 +8,12 @@ from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
 )
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from indpriv import EvidenceError, ExampleTable, InputError, NormLog
 from indpriv.norm_log.journal_state import read_state
 from indpriv.recording import Recorder
+from recording.loops.parts import Views, view_losses
 from runs import PER_EXAMPLE, blobs, make_run, mlp, record
 
 
@@ -251,3 +252,13 @@ def test_a_data_set_that_shrinks_is_found(tmp_path):
             run.step(*batch)
             if i == 8:
                 dataset.inputs, dataset.targets = dataset.inputs[:119], dataset.targets[:119]
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch"])
+def test_views_of_an_example_are_refused_with_what_to_do(mode, tmp_path):
+    views = TensorDataset(torch.randn(120, 3, 6), blobs().tensors[1])
+    run = make_run(views, Views(mlp()), mode=mode)
+    with pytest.raises(InputError, match=r"3 views of each example, average.*Recorder\(views=3\)"):
+        Recorder(tmp_path / "run", dataset=views, loss_fn=view_losses).attach(
+            run.model, run.optimizer, run.loader
+        ).__enter__()

@@ -227,6 +227,7 @@ def check_opacus_norms(
     batch: batches.Batch,
     ours: Tensor,
     tolerance: float,
+    views: int = 1,
 ) -> None:
     """Raise InputError if training with Opacus uses other gradients than autograd.
 
@@ -238,10 +239,11 @@ def check_opacus_norms(
     if getattr(wrapped, "force_functorch", False):
         another = "freeze the layers that Opacus does not support (requires_grad_(False))"
     try:
-        theirs = _norms_in_training(wrapped, model, batch)
+        theirs = _norms_in_training(wrapped, model, batch, views)
     except batches.FAULTS as error:
         found = f"{type(error).__name__}: {error}"
         said = text("refusal.norms", "no_gradient", found=found, remedy=another)
+        said = str(error) if isinstance(error, InputError) else said
         raise InputError(hindrance(wrapped, batch) or said) from error
     wrong = theirs < ours * (1 - tolerance) - TINY
     if not isinstance(wrapped, GradSampleModuleFastGradientClipping):
@@ -255,7 +257,7 @@ def check_opacus_norms(
 
 
 def _norms_in_training(
-    wrapped: AbstractGradSampleModule, model: ModelInTraining, batch: batches.Batch
+    wrapped: AbstractGradSampleModule, model: ModelInTraining, batch: batches.Batch, views: int
 ) -> Tensor:
     """Norms (batch,) float64 that Opacus clips by in training, from a shadow model wrapped alike.
 
@@ -272,13 +274,18 @@ def _norms_in_training(
         warnings.filterwarnings("ignore", "Full backward hook is firing")  # on a first layer
         losses = model.losses(again, batch)
         losses.sum().backward()
-    squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
+    n = len(losses)
+    squares = torch.zeros(n, dtype=torch.float64, device=losses.device)
     trained: list[Any] = [p for p in again.parameters() if p.requires_grad]
     for p in trained:
         if kind is GradSampleModuleFastGradientClipping:
             squares += p._norm_sample.double().square()
         elif p.grad_sample is not None:
-            squares += p.grad_sample.double().flatten(1).square().sum(1)
+            if (rows := len(p.grad_sample)) != n * views:
+                raise refused("refusal.norms", "rows", rows=rows, n=n, views=max(rows // n, 2))
+            # A view's gradient is of its share of the loss; the loop averages those of training.
+            each = p.grad_sample.double().unflatten(0, (n, views)).sum(1)
+            squares += each.flatten(1).square().sum(1)
     return squares.sqrt()
 
 

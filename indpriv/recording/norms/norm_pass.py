@@ -288,7 +288,7 @@ class NormPass:
         with torch.no_grad(), self._model.precision():
             yield shadow
 
-    def check_training(self, model: nn.Module, inputs: Any, targets: Any) -> None:
+    def check_training(self, model: nn.Module, inputs: Any, targets: Any, views: int = 1) -> None:
         """Compare the norms that Opacus clips by in training with these, on a few examples.
 
         Opacus has its own formula for each kind of layer. If one is wrong, an example contributes
@@ -298,6 +298,7 @@ class NormPass:
             model: as returned by PrivacyEngine.make_private; it is not changed.
             inputs: inputs of some real examples.
             targets: their targets.
+            views: see `Recorder`.
 
         Raises:
             InputError: Opacus computes other gradients, or too small norms in ghost mode.
@@ -310,7 +311,7 @@ class NormPass:
         with kept_random_state():
             ours = self(few.inputs, few.targets)[0] / (1 + self.slack)
             tolerance = math.inf if self._check.is_random else self._check.tolerance
-            model_checks.check_opacus_norms(model, self._model, few, ours, tolerance)
+            model_checks.check_opacus_norms(model, self._model, few, ours, tolerance, views)
 
     def close(self) -> None:
         """Release the shadow models; no norms can be computed afterwards."""

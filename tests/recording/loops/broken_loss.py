@@ -6,7 +6,15 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from recording.loops.harness import blobs, broken, ce, normal
-from recording.loops.parts import LM, Hidden, language, mlp_of, token_losses, with_dropout
+from recording.loops.parts import (
+    LM,
+    Hidden,
+    language,
+    mlp_of,
+    token_losses,
+    train_on_views,
+    with_dropout,
+)
 
 ALL = "hooks ghost functorch ew"
 WEIGHT = torch.tensor([0.2, 1.0])
@@ -528,3 +536,14 @@ def plain_gradient_added_to_the_clipped_sum(s):
             p.grad += g
 
     s.train(between=add)
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported")
+def views_of_an_example_clipped_one_by_one(s):
+    """An example then contributes as much as all its views."""
+    train_on_views(s, lambda p, views: p.grad_sample)
+
+
+@broken("contribution", "hooks")
+def views_of_several_examples_averaged(s):
+    train_on_views(s, lambda p, views: p.grad_sample.unflatten(0, (views, -1)).mean(0))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from recording.loops.harness import blobs, normal
+from recording.loops.harness import blobs, mlp, normal
 
 PICTURE = (3, 8, 8)
 
@@ -212,3 +212,34 @@ class LowRank(nn.Module):
 
 def trainable(parameters):
     return torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1)
+
+
+class Views(nn.Module):
+    """A model of several views (batch, views, ...) of each example."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def view_losses(out, y):
+    """The mean over the views of each example."""
+    every = y.repeat_interleave(out.shape[1])
+    return F.cross_entropy(out.flatten(0, 1), every, reduction="none").view(len(y), -1).mean(1)
+
+
+def train_on_views(s, average):
+    """With augmentation multiplicity 3; average(p, views): what the loop makes of p.grad_sample."""
+    views = 3
+    x = normal(400, views, 6)
+    s.make(TensorDataset(x, (x[..., 0].mean(1) > 0).long()), Views(mlp()))
+    with s.recorded(view_losses, views=views):
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y, view_losses)
+            for p in s.optimizer.params:
+                p.grad_sample = average(p, views)
+            s.optimizer.step()

@@ -12,7 +12,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from recording.loops.harness import blobs, ce, mlp, normal, sound
-from recording.loops.parts import Items, Several, cnn, pictures, vector, with_dropout
+from recording.loops.parts import (
+    Items,
+    Several,
+    cnn,
+    pictures,
+    train_on_views,
+    vector,
+    with_dropout,
+)
 
 ALL = "hooks ghost functorch ew"
 
@@ -596,3 +604,8 @@ def items_kept_in_an_array_when_they_are_first_read(s):
 @sound("hooks", rare=True)
 def items_of_a_subset_kept_in_an_array(s):
     s.train(Subset(Cached(), range(380)))
+
+
+@sound("hooks functorch")
+def views_of_an_example_averaged_before_clipping(s):
+    train_on_views(s, lambda p, views: p.grad_sample.unflatten(0, (-1, views)).mean(1))
