@@ -6,15 +6,20 @@ pass over the training rows. Which group a row is in is then asked of any part o
 
 from __future__ import annotations
 
+import errno
+import io
 import re
+import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import accumulate, pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -37,6 +42,9 @@ MOST_GROUPS = 1 << 16  # of rows that are read in several ranges
 _MAX_BINS = 1000
 _MOST_VALUES = 1 << 20  # distinct values of a column that are kept
 _SIGNIFICAND, _FEWEST_BITS = 52, 8
+_AT_ONCE, _BYTES_OF_HASH = 1 << 22, 8  # rows that are compared in memory
+_INT64 = 2.0**63  # that whole numbers lie below
+Reader = Callable[[int, int], NDArray[np.generic]]  # of the ids from start to stop
 
 
 @dataclass(frozen=True)
@@ -243,26 +251,12 @@ class Grouping:
     codes: Callable[[pd.DataFrame], IntArray]
 
 
-@dataclass(frozen=True)
-class Partition:
-    """Groups by columns; codes (n_examples,): the group of each example, as an index into names."""
-
-    columns: tuple[str, ...]
-    names: tuple[str, ...]
-    train_codes: IntArray
-    test_codes: IntArray
-
-
-def partition(
-    train: pd.DataFrame, test: pd.DataFrame, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
-) -> Partition:
-    """Split training and test rows in memory; see `grouping_of`."""
-    found = grouping_of(as_rows(train), test, by, max_values=max_values)
-    return Partition(found.columns, found.names, found.codes(train), found.codes(test))
-
-
 def grouping_of(
-    train: Rows, test: pd.DataFrame | Rows, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
+    train: pd.DataFrame | Rows,
+    test: pd.DataFrame | Rows | None,
+    by: str,
+    *,
+    max_values: int | None = MAX_NUMERIC_VALUES,
 ) -> Grouping:
     """Groups of training and test rows by a column, or by the combinations of several that occur.
 
@@ -270,7 +264,7 @@ def grouping_of(
 
     Args:
         train: training rows.
-        test: test rows, with the same columns; may be empty.
+        test: test rows, with the same columns, or None.
         by: "label", "correct", "loss" or a metadata column; "age:bins=10" cuts a numeric one at
             quantiles of the training rows; "race,age:bins=4" asks for combinations.
         max_values: most distinct values of a numeric column without bins; None for no limit.
@@ -279,11 +273,13 @@ def grouping_of(
         TooManyGroupsError: rows that are read in several ranges have more than 65,536 groups.
         InputError: there is no such column, one with bins is not numeric, or max_values is passed.
     """
+    train = as_rows(train)
+    others = as_rows(train.read(0, 0) if test is None else test)
     columns = [*groupable_columns(train), *(name for name in RESULTS if name in train.columns)]
-    others = as_rows(test)
     if "," in by and by not in columns:
         parts = [
-            grouping_of(train, test, part.strip(), max_values=max_values) for part in by.split(",")
+            grouping_of(train, others, part.strip(), max_values=max_values)
+            for part in by.split(",")
         ]
         return reduce(lambda first, second: _joint(first, second, train, others), parts)
     column, bins = _parse(by, columns)
@@ -416,3 +412,124 @@ def label_grouping(train: Rows, test: pd.DataFrame | Rows) -> Grouping | None:
         return grouping_of(train, test, "label", max_values=None)
     except TooManyGroupsError:
         return None
+
+
+# --- which of many rows share a value, in memory that does not grow with them
+
+
+class Repeats:
+    """Finds rows that share a 64-bit number; those of many rows lie in a temporary file. A context.
+
+    Rows are looked at in parts, each with the numbers of one remainder, so that all rows with a
+    number are in one of them.
+    """
+
+    def __init__(self, n: int) -> None:
+        """n: about how many rows will come."""
+        self._n, self._expected = 0, n
+        with self._room():
+            self._file: IO[bytes] = io.BytesIO() if n <= _AT_ONCE else TemporaryFile()  # noqa: SIM115
+
+    def __enter__(self) -> Repeats:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._room():  # closing writes what is left
+            self._file.close()
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Raise one InputError if the block finds no room for temporary files; others go on."""
+        n = max(self._n, self._expected)
+        remedy = (
+            f"To find repeated rows, {n:,} hashes take up to {-(-n * _BYTES_OF_HASH // 2**20):,} "
+            "MiB there; free it, or set TMPDIR to a folder with room"
+        )
+        try:
+            folder = tempfile.gettempdir()
+        except FileNotFoundError as error:
+            raise InputError(f"no folder for temporary files can be written. {remedy}") from error
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise InputError(
+                f"{folder}, the folder of temporary files, is full. {remedy}"
+            ) from error
+
+    def add(self, numbers: NDArray[np.uint64]) -> None:
+        """The numbers (n,) of the next rows."""
+        self._n += len(numbers)
+        with self._room():
+            self._file.write(numbers.tobytes())
+
+    def positions(self, most: int | None = None) -> IntArray:
+        """Increasing positions of the rows of whole groups, of at most about this many rows."""
+        found, n = [np.zeros(0, np.int64)], 0
+        for numbers, positions in self._sorted():
+            same = np.concatenate([[False], numbers[1:] == numbers[:-1], [False]])
+            members = np.flatnonzero(same[1:] | same[:-1])  # of a group: its rows follow each other
+            first = np.where(same[members], 0, np.arange(len(members)))
+            before = n + np.maximum.accumulate(first)  # rows of the groups before it
+            found.append(positions[members if most is None else members[before < most]])
+            n += len(found[-1])
+        return np.sort(np.concatenate(found))
+
+    def distinct(self) -> int:
+        """Number of distinct numbers."""
+        return sum(len(np.unique(numbers)) for numbers, _ in self._sorted())
+
+    def _sorted(self) -> Iterator[tuple[NDArray[np.uint64], IntArray]]:
+        """The numbers of each part in order, and their positions."""
+        n_parts = 1 << max(0, -(-self._n // _AT_ONCE) - 1).bit_length()
+        for part in range(n_parts):
+            with self._room():  # what is left is written first
+                self._file.seek(0)
+            found, first = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))], 0
+            while content := self._file.read(_AT_ONCE * _BYTES_OF_HASH):
+                numbers = np.frombuffer(content, np.uint64)
+                mine = np.flatnonzero(numbers & np.uint64(n_parts - 1) == part)
+                found.append((numbers[mine], mine + first))
+                first += len(numbers)
+            numbers, positions = map(np.concatenate, zip(*found, strict=True))
+            order = np.argsort(numbers, kind="stable")
+            yield numbers[order], positions[order]
+
+
+def numbers_of(values: NDArray[np.generic] | pd.Series[Any]) -> NDArray[np.uint64]:
+    """(n,) a number that equal values share, and hardly any others.
+
+    Whole numbers share theirs with equal floats: a range of rows with a missing value has floats.
+    """
+    column = pd.Series(values)
+    numbers = np.array(pd.util.hash_pandas_object(column, index=False), np.uint64)
+    if column.dtype.kind == "f":
+        floats = column.to_numpy(np.float64, na_value=np.nan)
+        whole = (floats == np.floor(floats)) & (np.abs(floats) < _INT64)
+        numbers[whole] = numbers_of(floats[whole].astype(np.int64))
+    return numbers
+
+
+def repeated(ids: Reader, ranges: Sequence[tuple[int, int]]) -> IntArray:
+    """Increasing positions of rows whose number occurs in another row; ranges cover all in order.
+
+    Whole numbers in order, as ids often are, are only looked at.
+    """
+    if _increasing(ids, ranges):
+        return np.zeros(0, np.int64)
+    with Repeats(ranges[-1][1] if ranges else 0) as found:
+        for start, stop in ranges:
+            found.add(numbers_of(ids(start, stop)))
+        return found.positions()
+
+
+def _increasing(ids: Reader, ranges: Sequence[tuple[int, int]]) -> bool:
+    last: NDArray[Any] | None = None
+    for start, stop in ranges:
+        part: NDArray[Any] = ids(start, stop)
+        part = part if last is None else np.append(last, part)
+        if part.dtype.kind not in "iu" or not bool((part[1:] > part[:-1]).all()):
+            return False
+        last = part[-1:]
+    return True

@@ -1,14 +1,21 @@
-"""Numbers for readers. An epsilon is never shown smaller than it is."""
+"""What readers see: numbers, where no epsilon is too small, and texts of files, made harmless."""
 
 import math
 import re
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Context
 from typing import Any
+
+import rich.console
+import rich.markup
+from rich.segment import Segment
 
 _DELTA_DIGITS = 6  # significant
 _NO_LIMIT = 1e6  # from here on, the end of an interval of epsilons or their ratios says nothing
 _FLOAT_NOISE = 1e-9  # relative; 1.5500000000000003 is shown as 1.55
+
+_JOINERS = "\u200c\u200d"  # parts of words in some scripts, and of emoji
 
 
 def _up(value: float, digits: int) -> str:
@@ -158,3 +165,41 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "points_span": _or_dash(lambda of: f"[{100 * of.low:+.2f}, {100 * of.high:+.2f}] %"),
     "digit_up": _or_dash(digit_up),
 }
+
+
+# --- texts that come from files
+
+
+def clean(text: str, kept: str = "") -> str:
+    """A text whose control, bidirectional and other invisible characters are U+FFFD, but `kept`."""
+    if text.isprintable():
+        return text
+    return "".join(char if _is_harmless(char) or char in kept else "\ufffd" for char in text)
+
+
+def _is_harmless(char: str) -> bool:
+    return char.isprintable() or char in _JOINERS or unicodedata.category(char) == "Zs"
+
+
+def clean_lines(text: str) -> str:
+    """The same, with the line breaks of our own messages: before an indented line or a dash."""
+    return re.sub(r"\n(?!  |- )", "\ufffd", clean(text, kept="\n"))
+
+
+def escape(text: str) -> str:
+    """A text of a message for a Console: clean, and no markup in it is obeyed."""
+    return rich.markup.escape(clean_lines(text))
+
+
+def shown(value: Any) -> Any:
+    """What an expression in a template of a page gives: a text is clean, markup stays."""
+    return clean(value, kept="\n") if type(value) is str else value
+
+
+class Console(rich.console.Console):
+    """A console to which no text can bring a control character, whatever draws it."""
+
+    def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
+        """See rich; styles are added later."""
+        for part in super().render(*arguments, **options):
+            yield part if part.control else Segment(clean(part.text, kept="\n"), part.style)

@@ -25,8 +25,7 @@ from indpriv import _files
 from indpriv._columns import Rows, as_rows, joined, rows_at
 from indpriv._folders import make_folder, remove_file
 from indpriv._formatting import format_delta, format_epsilon
-from indpriv._kinds import Count, Delta, Epsilon, Number, Percent, Share
-from indpriv._plain import from_json
+from indpriv._plain import Count, Delta, Epsilon, Number, Percent, Share, from_json
 from indpriv._reading import Whole, check, named, table
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from indpriv import _columns, _files, _repeats
+from indpriv import _columns, _files
 from indpriv._columns import Rows, as_rows, frames_at, frames_of, rows_at
 from indpriv._facts import refused
 from indpriv._reading import named
@@ -275,7 +275,7 @@ def _repeated(rows: Rows, name: str) -> pd.Series[Any]:
 
     ranges = list(rows.ranges())
     if len(ranges) > 1:  # equal hashes, and perhaps equal values
-        values = rows_at(rows, _repeats.repeated(values_of, ranges), [name])[name]
+        values = rows_at(rows, _columns.repeated(values_of, ranges), [name])[name]
     elif all_distinct(values_of(0, len(rows))):
         return pd.Series([], dtype=object)
     else:

@@ -25,12 +25,8 @@ STAGES = {
         "_folders",
         "_formatting",
         "_journal",
-        "_kinds",
-        "_likelihood",
         "_plain",
         "_reading",
-        "_shown",
-        "_repeats",
         "_storage",
     },
     "artifacts": {

@@ -15,7 +15,6 @@ from indpriv._columns import (
     groupable_columns,
     grouping_of,
     label_grouping,
-    partition,
     to_floats,
     to_texts,
 )
@@ -25,16 +24,15 @@ from synthetic import rows
 
 
 def split(values, by="group", test=()):
-    return partition(
-        rows("train", [0] * len(values), group=values),
-        rows("test", [0] * len(test), group=list(test)),
-        by,
-    )
+    train = rows("train", [0] * len(values), group=values)
+    others = rows("test", [0] * len(test), group=list(test))
+    found = grouping_of(train, others, by)
+    return found.names, found.codes(train).tolist(), found.codes(others).tolist()
 
 
 def names(values, by="group", test=()):
-    found = split(values, by, test)
-    return [found.names[code] for code in found.train_codes]
+    found, codes, _ = split(values, by, test)
+    return [found[code] for code in codes]
 
 
 def test_values_are_names():
@@ -60,33 +58,34 @@ def test_mixed_kinds_with_one_name_are_one_group():
 
 
 def test_test_rows_share_the_groups():
-    found = split(["a", "b"], test=["b", "c", None])
-    assert found.names == ("a", "b", "c", MISSING)
-    assert found.test_codes.tolist() == [1, 2, 3]
+    found, _, codes = split(["a", "b"], test=["b", "c", None])
+    assert found == ("a", "b", "c", MISSING)
+    assert codes == [1, 2, 3]
 
 
 def test_a_column_that_the_test_rows_lack_is_missing_there():
-    found = partition(rows("train", [0], group=["a"]), rows("test", [0, 0]), "group")
+    test = rows("test", [0, 0])
+    found = grouping_of(rows("train", [0], group=["a"]), test, "group")
     assert found.names == ("a", MISSING)
-    assert found.test_codes.tolist() == [1, 1]
+    assert found.codes(test).tolist() == [1, 1]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=80), st.integers(2, 12))
 def test_bins_are_ordered_and_nobody_is_lost(values, bins):
-    found = split(values, f"group:bins={bins}")
+    found, codes, _ = split(values, f"group:bins={bins}")
     order = np.argsort(values, kind="stable")
-    assert np.all(np.diff(found.train_codes[order]) >= 0)
-    assert len(found.names) <= bins
-    assert len(set(found.names)) == len(found.names)
-    assert np.all(np.bincount(found.train_codes, minlength=len(found.names)) > 0)
+    assert np.all(np.diff(np.array(codes)[order]) >= 0)
+    assert len(found) <= bins
+    assert len(set(found)) == len(found)
+    assert np.all(np.bincount(codes, minlength=len(found)) > 0)
 
 
 def test_bins_hold_about_as_many():
-    found = split(list(range(100)), "group:bins=4", test=[-5, 1000, None])
-    assert np.bincount(found.train_codes).min() >= 24
-    assert found.names[0].startswith("< ")
-    assert found.names[-2].startswith(">= ")
-    assert found.test_codes.tolist() == [0, 3, 4]
+    found, codes, others = split(list(range(100)), "group:bins=4", test=[-5, 1000, None])
+    assert np.bincount(codes).min() >= 24
+    assert found[0].startswith("< ")
+    assert found[-2].startswith(">= ")
+    assert others == [0, 3, 4]
 
 
 def test_one_value_makes_one_bin():
@@ -95,7 +94,7 @@ def test_one_value_makes_one_bin():
 
 def test_a_column_whose_name_looks_like_bins_comes_first():
     train = rows("train", [0, 0], **{"age:bins=2": ["x", "y"]})
-    assert partition(train, train.iloc[:0], "age:bins=2").names == ("x", "y")
+    assert grouping_of(train, None, "age:bins=2").names == ("x", "y")
 
 
 @pytest.mark.parametrize(
@@ -150,30 +149,30 @@ def test_columns_with_gaps_are_floats(column):
 def test_combinations_that_occur_are_groups():
     train = rows("train", [0, 1, 1], sex=["f", "m", None], place=["a,b", "<b>", "a,b"])
     test = rows("test", [1], sex=["f"], place=["<b>"])
-    found = partition(train, test, "sex, place,label")
+    found = grouping_of(train, test, "sex, place,label")
     assert found.columns == ("sex", "place", "label")
     assert found.names == ("f × <b> × 1", "f × a,b × 0", "m × <b> × 1", "(missing) × a,b × 1")
-    assert [found.names[code] for code in found.train_codes] == [
+    assert [found.names[code] for code in found.codes(train)] == [
         found.names[index] for index in (1, 2, 3)
     ]
-    assert found.test_codes.tolist() == [0]
+    assert found.codes(test).tolist() == [0]
 
 
 def test_a_column_with_a_comma_in_its_name_comes_first():
     train = rows("train", [0, 1]).assign(**{"sex,place": ["x", "y"]})
-    assert partition(train, train, "sex,place").names == ("x", "y")
+    assert grouping_of(train, train, "sex,place").names == ("x", "y")
     with pytest.raises(InputError, match="there is no column 'sex'"):
-        partition(train, train, "label,sex")
+        grouping_of(train, train, "label,sex")
 
 
 def test_results_of_the_model_are_groups_if_asked():
     train = rows("train", [0] * 4, loss=[0.1, 0.2, 3.0, 4.0], correct=[True, True, False, None])
     test = rows("test", [0], loss=[9.0], correct=[False])
-    correct = partition(train, test, "correct")
+    correct = grouping_of(train, test, "correct")
     assert correct.names == ("False", "True", MISSING)
-    assert (correct.train_codes.tolist(), correct.test_codes.tolist()) == ([1, 1, 0, 2], [0])
-    loss = partition(train, test, "loss:bins=2")
-    assert (loss.train_codes.tolist(), loss.test_codes.tolist()) == ([0, 1, 1, 1], [1])
+    assert (correct.codes(train).tolist(), correct.codes(test).tolist()) == ([1, 1, 0, 2], [0])
+    loss = grouping_of(train, test, "loss:bins=2")
+    assert (loss.codes(train).tolist(), loss.codes(test).tolist()) == ([0, 1, 1, 1], [1])
     assert groupable_columns(train) == ["label"]
 
 
@@ -232,13 +231,13 @@ def test_groups_found_range_by_range_are_those_of_all_rows(by):
         )
         for split, n in (("train", 40), ("test", 11))
     ]
-    whole = partition(*frames, by)
+    whole = grouping_of(*frames, by)
     found = grouping_of(in_ranges(frames[0]), in_ranges(frames[1]), by)
     assert (found.columns, found.names) == (whole.columns, whole.names)
-    assert found.codes(frames[1]).tolist() == whole.test_codes.tolist()
+    assert found.codes(frames[1]).tolist() == whole.codes(frames[1]).tolist()
     codes = [found.codes(frame) for frame in frames_of(in_ranges(frames[0]))]
     assert [len(part) for part in codes] == [7, 7, 7, 7, 7, 5]
-    assert np.concatenate(codes).tolist() == whole.train_codes.tolist()
+    assert np.concatenate(codes).tolist() == whole.codes(frames[0]).tolist()
 
 
 def test_many_values_range_by_range_are_refused(monkeypatch):

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv._formatting import (
+    clean,
     format_cost,
     format_delta,
     format_edges,
@@ -15,7 +16,6 @@ from indpriv._formatting import (
     format_share,
     format_share_up,
 )
-from indpriv._shown import clean
 
 
 @pytest.mark.parametrize(

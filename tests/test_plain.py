@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv._kinds import Count, Share
-from indpriv._plain import Columns, OneOf, fields_schema, from_json, to_json
+from indpriv._plain import Columns, Count, OneOf, Share, fields_schema, from_json, to_json
 from indpriv.errors import InputError
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv import InputError, _repeats
-from indpriv._repeats import Repeats, numbers_of, repeated
+from indpriv import InputError, _columns
+from indpriv._columns import Repeats, numbers_of, repeated
 
 RANGES = [(0, 7), (7, 8), (8, 8), (8, 20)]
 
 
 @pytest.fixture(autouse=True, params=[1, 3, 1 << 20])
 def rows_of_a_file(request, monkeypatch):
-    monkeypatch.setattr(_repeats, "_AT_ONCE", request.param)
+    monkeypatch.setattr(_columns, "_AT_ONCE", request.param)
 
 
 def repeats_of(values, ranges=RANGES):
@@ -63,7 +63,7 @@ def test_only_whole_groups_are_given_up_to_a_number():
 
 
 def test_whole_numbers_in_order_are_only_looked_at(monkeypatch):
-    monkeypatch.setattr(_repeats, "Repeats", None)
+    monkeypatch.setattr(_columns, "Repeats", None)
     ids = np.arange(20) * 3
     assert not len(repeated(lambda start, stop: ids[start:stop], RANGES))
     ids = np.where(ids == 24, 21, ids)  # the first of a range repeats the last of the one before
@@ -90,8 +90,8 @@ def full_file():
 @full
 @pytest.mark.parametrize("n", [3000, 30])  # of which few wait for the file to be read or closed
 def test_a_full_folder_of_temporary_files_is_named_with_what_is_needed(n, monkeypatch):
-    monkeypatch.setattr(_repeats, "_AT_ONCE", n // 3)
-    monkeypatch.setattr(_repeats, "TemporaryFile", full_file)
+    monkeypatch.setattr(_columns, "_AT_ONCE", n // 3)
+    monkeypatch.setattr(_columns, "TemporaryFile", full_file)
     message = (
         rf"{tempfile.gettempdir()}, the folder of temporary files, is full\. To find repeated rows, "
         rf"{n:,} hashes take up to 1 MiB there; free it, or set TMPDIR to a folder with room"
@@ -109,8 +109,8 @@ def test_other_errors_of_temporary_files_go_on(monkeypatch):
     def refused():
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(_repeats, "_AT_ONCE", 1)
-    monkeypatch.setattr(_repeats, "TemporaryFile", refused)
+    monkeypatch.setattr(_columns, "_AT_ONCE", 1)
+    monkeypatch.setattr(_columns, "TemporaryFile", refused)
     with pytest.raises(OSError, match="Too many open files") as caught:
         Repeats(3)
     assert not isinstance(caught.value, InputError)

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from audits.advice.new_runs import account_run
 from audits.words import attributed
-from indpriv._kinds import Count, Epsilon, Percent, RoundShare
-from indpriv._plain import to_json
+from indpriv._plain import Count, Epsilon, Percent, RoundShare, to_json
 from indpriv._types import FloatArray, IntArray, StageProgress, silent
 from indpriv.analysis.advice import Group
 from indpriv.analysis.groups import MIN_GROUP

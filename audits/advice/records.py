@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from indpriv._kinds import AtLeastZero, Count, Epsilon, Percent, Share, figure
-from indpriv._plain import OneOf
+from indpriv._plain import AtLeastZero, Count, Epsilon, OneOf, Percent, Share, figure
 from indpriv._types import FloatArray
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics.intervals import CONFIDENCE

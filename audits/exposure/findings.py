@@ -27,7 +27,7 @@ import pandas as pd
 from scipy import stats
 
 from audits.exposure.ranks import Exposures
-from indpriv._kinds import Count, Delta, Epsilon, PValue, figure
+from indpriv._plain import Count, Delta, Epsilon, PValue, figure
 from indpriv._types import FloatArray
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Span, student_interval
 from indpriv.epsilon_table import EpsilonTable

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from audits.words import attributed
-from indpriv._kinds import AtLeastZero, Count, Share
-from indpriv._plain import to_json
+from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.schedule import Curve
 from indpriv.analysis.statistics.intervals import Interval, student_interval

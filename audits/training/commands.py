@@ -23,7 +23,7 @@ from audits.options import (
     Strict,
     checked_audit_file,
 )
-from indpriv._shown import Console, escape
+from indpriv._formatting import Console, escape
 from indpriv.cli.commands import parameters_of, settings_of
 from indpriv.cli.common import (
     check_device,

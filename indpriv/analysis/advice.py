@@ -23,8 +23,7 @@ import numpy as np
 from scipy import stats
 
 from indpriv._facts import text
-from indpriv._kinds import AtLeastZero, Count, Epsilon, Percent
-from indpriv._plain import to_json
+from indpriv._plain import AtLeastZero, Count, Epsilon, Percent, to_json
 from indpriv._types import Advance, FloatArray, IntArray
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from indpriv._kinds import figure
+from indpriv._plain import figure
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks

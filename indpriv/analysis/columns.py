@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from indpriv import _kinds
-from indpriv._kinds import figure
-from indpriv._plain import Columns, OneOf
+from indpriv import _plain
+from indpriv._plain import Columns, OneOf, figure
 from indpriv.analysis.statistics.intervals import Interval, Shares, Span
 
 _KINDS: dict[str, Any] = {
-    **vars(_kinds),
+    **vars(_plain),
     **{"text": str, "yes or no": bool, "anything": Any},
     **{"Span": Span, "Shares": Shares},
 }

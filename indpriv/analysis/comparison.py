@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._columns import partition, to_floats
+from indpriv._columns import grouping_of, to_floats
 from indpriv._plain import records
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.analysis.columns import CHANGES
@@ -61,13 +61,16 @@ def compare_tables(
     )
     groups = []
     for column in by:
-        parts, others = partition(train, tests[0], column), partition(other_train, tests[1], column)
-        matching = pd.Series(parts.train_codes, others.train_codes)  # others' codes as ours
-        matching = matching[~matching.index.duplicated()].reindex(others.test_codes)
-        codes = (parts.test_codes, matching)
-        groups.append(
-            {"by": column, "rows": _by_group(changes, parts.train_codes, parts.names, codes, tests)}
+        ours, theirs = (
+            grouping_of(train, tests[0], column),
+            grouping_of(other_train, tests[1], column),
         )
+        own = ours.codes(train)
+        matching = pd.Series(own, theirs.codes(other_train))  # their codes as ours
+        matching = matching[~matching.index.duplicated()].reindex(theirs.codes(tests[1]))
+        codes = (ours.codes(tests[0]), matching)
+        rows = _by_group(changes, own, ours.names, codes, tests)
+        groups.append({"by": column, "rows": rows})
     everyone = [np.zeros(len(part), np.int64) for part in (changes, *tests)]
     return {
         "overall": next(records(_by_group(changes, everyone[0], ["all"], everyone[1:], tests))),
@@ -147,7 +150,7 @@ def stability_of(
     Args:
         tables: epsilons of the same examples, in any order.
         train: rows of the training examples in the order of the first table.
-        by: columns to group by, see `indpriv._columns.partition`.
+        by: columns to group by, see `indpriv._columns.grouping_of`.
         same_settings: whether noise, clipping, sampling, steps, records and rounding are equal, so
             that the runs differ only by chance; otherwise the settings have an effect too.
 
@@ -198,10 +201,11 @@ def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -
         those in the same order in every run; least_spearman, smallest rank correlation of the means
         between two runs, None where undefined.
     """
-    groups = partition(train, train.iloc[:0], by)
-    counts = np.bincount(groups.train_codes, minlength=len(groups.names))
+    groups = grouping_of(train, None, by)
+    codes = groups.codes(train)
+    counts = np.bincount(codes, minlength=len(groups.names))
     readable = np.flatnonzero(counts >= MIN_GROUP)
-    sums = [np.bincount(groups.train_codes, values, len(counts)) for values in epsilons]
+    sums = [np.bincount(codes, values, len(counts)) for values in epsilons]
     means = np.stack(sums)[:, readable] / counts[readable]
     names = [groups.names[code] for code in readable.tolist()]
     above = means[:, :, None] > means[:, None, :]

@@ -18,9 +18,9 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from scipy import stats
 
 from indpriv import _columns
+from indpriv._columns import Repeats, numbers_of
 from indpriv._facts import text
-from indpriv._kinds import BinError, Ceiling, Count, Seed
-from indpriv._repeats import Repeats, numbers_of
+from indpriv._plain import BinError, Ceiling, Count, Seed
 from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.fidelity import MOST_COMPARED
 from indpriv.analysis.statistics import weighted

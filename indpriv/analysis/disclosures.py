@@ -29,8 +29,7 @@ from indpriv._facts import (
 )
 from indpriv._files import first_at
 from indpriv._formatting import capitalised, format_cost, sentence
-from indpriv._kinds import Count, Percent, Public, Rounded, Share, figure
-from indpriv._plain import shown
+from indpriv._plain import Count, Percent, Public, Rounded, Share, figure, shown
 from indpriv._types import FloatArray, Ids
 from indpriv.analysis.attacks.membership import BY_GROUP
 from indpriv.analysis.audited_run import AuditedRun

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 
-from indpriv._columns import Partition, grouping_of, known_columns, rows_at
+from indpriv._columns import grouping_of, known_columns, rows_at
 from indpriv._types import FloatArray, IntArray, StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
@@ -32,6 +32,7 @@ BY_GROUP_EPOCHS = 1.0  # the K whose fidelity is also given by group: the paper'
 COARSER = (0.02, 0.05, 0.1)  # roundings to try, where the log's is finer
 RULES = ("last", "closest", "worst_case")
 MOST_COMPARED = 20_000  # other choices are accounted for at most this many random examples
+Coded = tuple[tuple[str, ...], IntArray]  # names of groups, and the group of each example
 COMPARING = "comparing with larger K"
 CHOOSING = "accounting under other choices"
 SPACING = "leaving out every second record"
@@ -96,7 +97,7 @@ def compare_with_exact(
     every: int,
     epochs: float,
     is_this_log: bool = False,
-    groups: Mapping[str, Partition] | None = None,
+    groups: Mapping[str, Coded] | None = None,
 ) -> Fidelity:
     """Compare two tables of the same examples, matched by id.
 
@@ -139,16 +140,16 @@ def compare_with_exact(
 
 
 def _by_group(
-    by: str, groups: Partition, estimate: FloatArray, exact: FloatArray
+    by: str, groups: Coded, estimate: FloatArray, exact: FloatArray
 ) -> list[GroupFidelity]:
-    rows = []
-    for code in np.unique(groups.train_codes).tolist():
-        mine = groups.train_codes == code
+    (names, codes), rows = groups, []
+    for code in np.unique(codes).tolist():
+        mine = codes == code
         found = differences(estimate[mine], exact[mine])
         rows.append(
             GroupFidelity(
                 by=by,
-                name=groups.names[code],
+                name=names[code],
                 too_small=found["n"] < MIN_GROUP,
                 mean_exact=float(exact[mine].mean()),
                 **_some(found, "n", "signed_bias", "mean_absolute", "largest_absolute"),
@@ -174,7 +175,7 @@ def compared_positions(log: NormLog) -> IntArray | None:
     return log.reference_positions if log.coverage < 1 else _drawn(log, weighted.MOST_EXACT)
 
 
-def compared_groups(run: AuditedRun) -> dict[str, Partition]:
+def compared_groups(run: AuditedRun) -> dict[str, Coded]:
     """Groups by each column of the examples whose estimates are compared with exact values.
 
     None without exact values, and for units of several rows.
@@ -183,15 +184,13 @@ def compared_groups(run: AuditedRun) -> dict[str, Partition]:
     exact = log.coverage == 1 or log.reference_positions is not None
     if not exact or rows is None or log.unit_ids is not None:
         return {}
-    nobody, positions, found = rows.read(0, 0), compared_positions(log), {}
+    positions, found = compared_positions(log), {}
     for column in run.grouping[0]:
-        groups = grouping_of(rows, nobody, column)
+        groups = grouping_of(rows, None, column)
         read = known_columns(rows, groups.columns)
         every = np.arange(len(rows)) if positions is None else positions
         frame = rows_at(rows, every, read)
-        found[column] = Partition(
-            groups.columns, groups.names, groups.codes(frame), groups.codes(nobody)
-        )
+        found[column] = groups.names, groups.codes(frame)
     return found
 
 
@@ -200,7 +199,7 @@ def fidelity_against_k(
     method: Method,
     epsilons: Epsilons,
     tell: StageProgress = silent,
-    groups: Mapping[str, Partition] | None = None,
+    groups: Mapping[str, Coded] | None = None,
 ) -> tuple[Fidelity, ...]:
     """Compare what larger K would have given with epsilons from norms known at every step.
 

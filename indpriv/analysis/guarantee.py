@@ -13,8 +13,17 @@ from scipy import stats
 from scipy.special import ndtr, ndtri
 
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
-from indpriv._kinds import Ceiling, Delta, Epsilon, Public, RoundShare, figure
-from indpriv._plain import OneOf, shown, to_json
+from indpriv._plain import (
+    Ceiling,
+    Delta,
+    Epsilon,
+    OneOf,
+    Public,
+    RoundShare,
+    figure,
+    shown,
+    to_json,
+)
 from indpriv._types import FloatArray
 from indpriv.accountant.gaussian import gaussian_mu
 from indpriv.accountant.method import (

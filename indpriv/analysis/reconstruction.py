@@ -15,8 +15,7 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from indpriv._kinds import Ceiling, Count, Epsilon, Number, RoundShare, Share, figure
-from indpriv._plain import shown
+from indpriv._plain import Ceiling, Count, Epsilon, Number, RoundShare, Share, figure, shown
 from indpriv._types import BoolArray, FloatArray
 from indpriv.analysis.audited_run import AuditedRun, attacked_table
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, Shares, clopper_pearson

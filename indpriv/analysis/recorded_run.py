@@ -14,7 +14,7 @@ from scipy.special import expit
 from indpriv._columns import to_floats
 from indpriv._facts import Fact, text
 from indpriv._files import ROW_GROUP_SIZE, first_at
-from indpriv._kinds import Delta
+from indpriv._plain import Delta
 from indpriv._types import IntArray, NDArray
 from indpriv.analysis.schedule import Curve
 from indpriv.analysis.statistics import weighted

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._columns import groupable_columns, partition, to_floats
+from indpriv._columns import groupable_columns, grouping_of, to_floats
 from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, NDArray
 from indpriv.attack_scores import AttackScores
@@ -60,17 +60,14 @@ class Material:
         if self.losses is None:
             raise InputError(f"there is no example table, which holds the groups by {by}")
         train, test = self.losses.train, self.losses.test
-        parts = partition(train, test, by)
-        names = np.array(parts.names, dtype=object)
+        groups = grouping_of(train, test, by)
+        names = np.array(groups.names, dtype=object)
         found = np.empty(len(example_ids), dtype=object)
-        for split, codes, inside in (
-            (train, parts.train_codes, member),
-            (test, parts.test_codes, ~member),
-        ):
+        for split, inside in ((train, member), (test, ~member)):
             rows = pd.Index(split["example_id"].to_numpy()).get_indexer(example_ids[inside])
             if (rows < 0).any():
                 raise refused("refusal.signals", "other_data", n=int((rows < 0).sum()))
-            found[inside] = names[codes[rows]]
+            found[inside] = names[groups.codes(split)[rows]]
         return found
 
 

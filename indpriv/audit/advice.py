@@ -7,7 +7,7 @@ from typing import Unpack
 
 import numpy as np
 
-from indpriv._columns import partition
+from indpriv._columns import grouping_of
 from indpriv._types import StageProgress, advancing, silent
 from indpriv.accountant.account import table_for
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
@@ -119,8 +119,9 @@ def groups_of_run(
         return tuple(found)
     train = in_rows_of(table, recorded.examples).aligned(table.example_ids)
     for column in choose_groups(train, by, recorded.declared.groups)[0]:
-        parts = partition(train, train.iloc[:0], column)
-        for code, name in enumerate(parts.names):
-            if len(own := np.flatnonzero(parts.train_codes == code)):
+        groups = grouping_of(train, None, column)
+        codes = groups.codes(train)
+        for code, name in enumerate(groups.names):
+            if len(own := np.flatnonzero(codes == code)):
                 found.append(Group(column, name, own))
     return tuple(found)

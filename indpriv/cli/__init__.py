@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from indpriv._shown import escape
+from indpriv._formatting import escape
 from indpriv.cli.commands import app, check_moved
 from indpriv.cli.common import errors
 from indpriv.errors import InputError

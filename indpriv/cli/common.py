@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from indpriv._shown import Console, clean
+from indpriv._formatting import Console, clean
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from rich.table import Table
 from indpriv import _facts
 from indpriv._checks import check_delta
 from indpriv._facts import FAILED, NOT_CHECKED, PASSED, REFUTED, Fact
+from indpriv._formatting import Console, escape
 from indpriv._plain import to_json
-from indpriv._shown import Console, escape
 from indpriv.analysis.attacks.canaries import CanaryResults
 from indpriv.analysis.attacks.evidence import Identity, agree, identities
 from indpriv.analysis.lint import facts_of_run, lint

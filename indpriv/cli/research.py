@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from indpriv._files import write_atomically
+from indpriv._formatting import Console
 from indpriv._plain import to_json
-from indpriv._shown import Console
 from indpriv.accountant import Tuning
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.attacks.effects import membership_effects

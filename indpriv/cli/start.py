@@ -12,7 +12,7 @@ import numpy as np
 from indpriv._checks import check_positive_int
 from indpriv._files import SUFFIXES, writer_of
 from indpriv._folders import make_folder
-from indpriv._shown import Console, escape
+from indpriv._formatting import Console, escape
 from indpriv._storage import location
 from indpriv.analysis.summary import Audit
 from indpriv.audit import audit as audit_run

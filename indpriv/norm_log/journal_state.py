@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from indpriv import _files, _repeats
+from indpriv import _columns, _files
 from indpriv._checks import check_choice
 from indpriv._columns import Rows, as_rows
 from indpriv._facts import refused, text
@@ -385,7 +385,7 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     units = records.StoredIds(rows, "unit_id")[:] if "unit_id" in rows.columns else None
     exact = np.flatnonzero(records.StoredIds(rows, "exact")[:])
     # Their hashes are equal.
-    suspects = ids[_repeats.repeated(lambda start, stop: ids[start:stop], rows.ranges())]
+    suspects = ids[_columns.repeated(lambda start, stop: ids[start:stop], rows.ranges())]
     distinct = all_distinct(suspects)
     if len(ids) != n or not distinct:
         twice = "" if distinct else ", some of them twice"

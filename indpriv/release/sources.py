@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 
-from indpriv._columns import partition
+from indpriv._columns import grouping_of
 from indpriv._facts import refused
-from indpriv._formatting import format_delta, format_epsilon
-from indpriv._shown import clean
+from indpriv._formatting import clean, format_delta, format_epsilon
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.method import NUMERICAL_NOISE
 from indpriv.analysis.guarantee import STANDS
@@ -223,8 +222,9 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
     cells = to_cells(table.epsilon, upper)
     if request.by:
         frame = parts.rows.read(0, len(parts))
-        groups = partition(frame, frame.iloc[:0], request.by, max_values=None)
-        found = {name: cells[groups.train_codes == k] for k, name in enumerate(groups.names)}
+        groups = grouping_of(frame, None, request.by, max_values=None)
+        codes = groups.codes(frame)
+        found = {name: cells[codes == k] for k, name in enumerate(groups.names)}
         nobody = cells[:0]  # an empty group is counted like any other, so as not to show
         counts = {
             name: np.bincount(found.get(name, nobody), minlength=N_CELLS) for name in request.groups

@@ -26,9 +26,8 @@ from matplotlib.image import imsave
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from indpriv._formatting import format_edges, format_epsilon, format_number, formatted
+from indpriv._formatting import clean, format_edges, format_epsilon, format_number, formatted
 from indpriv._plain import shown
-from indpriv._shown import clean
 from indpriv.analysis.columns import GROUPS
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Fidelity

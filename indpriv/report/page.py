@@ -36,10 +36,9 @@ from rich.text import Text
 
 from indpriv._files import write_atomically, write_json
 from indpriv._folders import make_folder
-from indpriv._formatting import FORMATS, format_edges, formatted
+from indpriv._formatting import FORMATS, clean, format_edges, formatted, shown
+from indpriv._formatting import Console as CleanConsole
 from indpriv._plain import form_of, records
-from indpriv._shown import Console as CleanConsole
-from indpriv._shown import clean, shown
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.statistics.intervals import Interval
 from indpriv.analysis.summary import SENSITIVE

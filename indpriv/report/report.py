@@ -20,9 +20,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from indpriv import _facts
-from indpriv._formatting import format_share, formatted
+from indpriv._formatting import clean, format_share, formatted
 from indpriv._plain import records, shown, to_json
-from indpriv._shown import clean
 from indpriv.analysis.advice import MOST_NOISE, Advice, Remedy
 from indpriv.analysis.attacks.canaries import AttackMeasures
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, achieved, interval, parts

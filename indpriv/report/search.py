@@ -13,9 +13,8 @@ import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from indpriv._columns import partition
-from indpriv._formatting import format_epsilon, format_share, format_share_up
-from indpriv._shown import clean
+from indpriv._columns import grouping_of
+from indpriv._formatting import clean, format_epsilon, format_share, format_share_up
 from indpriv.analysis.norms import evenly_spaced_records, read_one
 from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
@@ -47,9 +46,9 @@ def search_data(
     ids, codings = table.example_ids, _figures(audit, table)
     for by in [groups.by for groups in audit.groups]:
         if train is not None:
-            found = partition(train, train.iloc[:0], by, max_values=None)
+            found = grouping_of(train, None, by, max_values=None)
             names = list(map(clean, found.names))
-            codings.append(_coding([(clean(f"Group by {by}"), names)], found.train_codes))
+            codings.append(_coding([(clean(f"Group by {by}"), names)], found.codes(train)))
     # The norms of a unit's rows are not its own.
     rows = [] if table.account.rows_per_unit else evenly_spaced_records(log, _MOST_RECORDS)
     data = {

@@ -5,7 +5,7 @@ import pytest
 
 import indpriv.analysis.fidelity
 from indpriv import NormLog
-from indpriv._columns import partition
+from indpriv._columns import grouping_of
 from indpriv.accountant import Method
 from indpriv.accountant.account import table_for
 from indpriv.analysis.fidelity import (
@@ -89,7 +89,8 @@ def test_fidelity_by_group_adds_up(artifacts):
     log, examples = artifacts
     method = Method(delta=DELTA)
     train = examples.aligned(log.example_ids)
-    groups = {"sex": partition(train, train.iloc[:0], "sex")}
+    found = grouping_of(train, None, "sex")
+    groups = {"sex": (found.names, found.codes(train))}
     rows = fidelity_against_k(log, method, table_for(log, method), groups=groups)
     told = [row for row in rows if row.groups]
     assert [(row.every, row.between_records) for row in told] == [
@@ -166,7 +167,8 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     method = Method(delta=DELTA)
     table = table_for(log, method)
     train = examples.aligned(log.example_ids)
-    groups = {"sex": partition(train, train.iloc[:0], "sex")}
+    found = grouping_of(train, None, "sex")
+    groups = {"sex": (found.names, found.codes(train))}
     plain = fidelity_against_k(log, method, table, groups=groups)
     thinned = log.thin(5)
     spacing = effect_of_spacing(thinned, method, table_for(thinned, method))
@@ -174,8 +176,7 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     monkeypatch.setattr(indpriv.analysis.fidelity, "MOST_COMPARED", 80)
     positions = compared_positions(log)
     assert (len(positions), len(np.unique(positions))) == (80, 80)
-    codes = groups["sex"].train_codes[positions]
-    groups = {"sex": replace(groups["sex"], train_codes=codes)}
+    groups = {"sex": (found.names, found.codes(train)[positions])}
     rows = fidelity_against_k(log, method, table, groups=groups)
     assert {row.n for row in rows} == {80}
     assert {row.source for row in rows} == {"norms at every step of 80 random examples of this log"}

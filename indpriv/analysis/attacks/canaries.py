@@ -16,9 +16,18 @@ import pandas as pd
 from scipy import optimize, special, stats
 
 from indpriv._checks import check_delta, check_positive_int
-from indpriv._kinds import Count, Delta, Epsilon, LowerBound, Number, PValue, Seed, Share, figure
-from indpriv._likelihood import log_likelihood_ratio
-from indpriv._plain import shown
+from indpriv._plain import (
+    Count,
+    Delta,
+    Epsilon,
+    LowerBound,
+    Number,
+    PValue,
+    Seed,
+    Share,
+    figure,
+    shown,
+)
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.account import account
 from indpriv.accountant.risk import predicted_evidence
@@ -34,7 +43,7 @@ from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.statistics import intervals
 from indpriv.analysis.statistics.resampling import generator_of
 from indpriv.analysis.summary import Audit, Finding
-from indpriv.attack_scores import AttackScores
+from indpriv.attack_scores import AttackScores, log_likelihood_ratio
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
-from indpriv._kinds import Ceiling
+from indpriv._plain import Ceiling
 from indpriv._types import FloatArray, IntArray
 from indpriv.accountant.account import with_norms_it_uses
 from indpriv.accountant.blocks import block_size, in_blocks

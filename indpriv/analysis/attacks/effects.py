@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_positive_int
-from indpriv._kinds import Count, Epsilon, PValue, Rounded, figure
+from indpriv._plain import Count, Epsilon, PValue, Rounded, figure
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.attacks.ceilings import mu_of
 from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, Span

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from indpriv._kinds import Correlation, Count
+from indpriv._plain import Correlation, Count
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.accountant.risk import PredictedEvidence
 from indpriv.errors import InputError

@@ -22,7 +22,7 @@ import pandas as pd
 
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import to_floats
-from indpriv._kinds import Share
+from indpriv._plain import Share
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import table_for
 from indpriv.analysis import columns

@@ -15,8 +15,7 @@ from scipy import stats
 from scipy.special import expit, logit
 
 from indpriv._checks import check_positive_int
-from indpriv._kinds import Count, PValue
-from indpriv._plain import records
+from indpriv._plain import Count, PValue, records
 from indpriv._types import FloatArray, IntArray
 from indpriv.analysis.columns import RATES, table
 from indpriv.analysis.statistics import intervals

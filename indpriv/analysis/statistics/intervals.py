@@ -7,7 +7,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import betaincinv
 
-from indpriv._kinds import Number, figure
+from indpriv._plain import Number, figure
 from indpriv._types import FloatArray, IntArray
 from indpriv.analysis.statistics.weighted import is_constant, line, ones, ranks
 from indpriv.errors import InputError

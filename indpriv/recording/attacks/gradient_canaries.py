@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from indpriv._checks import check_positive_int, check_row
 from indpriv._facts import refused
-from indpriv._likelihood import log_likelihood_ratio
 from indpriv._types import FloatArray, IntArray
-from indpriv.attack_scores import AttackScores
+from indpriv.attack_scores import AttackScores, log_likelihood_ratio
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.run_files import GRADIENT_CANARIES
 from indpriv.recording.opacus.draws import Draw

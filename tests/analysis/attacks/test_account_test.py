@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 from indpriv import InputError, NormLog
-from indpriv._likelihood import log_likelihood_ratio
 from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
 from indpriv.analysis.attacks.canaries import simulated_evidence
 from indpriv.analysis.attacks.evidence import Evidence, identities, separation_of
+from indpriv.attack_scores import log_likelihood_ratio
 from indpriv.norm_log.fields import StepSettings
 
 SIGMA, RATE, STEPS = 1.0, 0.1, 60
