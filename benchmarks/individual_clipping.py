@@ -179,7 +179,7 @@ def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Res
 
 def levels_of(log: NormLog) -> NDArray[np.float64]:
     """(n_records, n_examples) what each record stands for, over max_grad_norm, at most 1."""
-    if log.levels is None:
+    if not log.levels.rounding:
         raise SystemExit("the arms round")
     codes = log.read().astype(log.levels.dtype)
     return np.where(codes > log.levels.top, 1.0, log.levels.relative(codes))

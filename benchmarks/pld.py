@@ -57,7 +57,7 @@ def tight(log: NormLog, delta: float, **settings: object) -> tuple[float, Epsilo
 
 def laws_of(log: NormLog, example: int) -> list[tuple[float, float, int]]:
     """What an example of a log met: noise over norm, sample rate, and in how many steps."""
-    unit = 1.0 if log.levels is None else log.levels.rounding
+    unit = log.levels.rounding or 1.0
     relative = np.minimum(log.read(example, example + 1)[:, 0] * unit, 1.0)
     record = np.searchsorted(log.recorded_steps, np.arange(log.total_steps), "right") - 1
     settings = log.settings

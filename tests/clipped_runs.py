@@ -84,7 +84,7 @@ def levels_in_the_log(log):
         now = log.settings.max_grad_norm[step]
         if row is None:
             found[step] = now
-        elif log.levels is None:
+        elif not log.levels.rounding:
             found[step] = np.minimum(records[row], now)
         else:
             inside = np.minimum(records[row] * log.levels.rounding, 1) * recorded_at[row]

@@ -164,7 +164,7 @@ def write_run(
     changes: dict[str, Any] | None = None,
 ) -> Path:
     """A run directory as a Recorder leaves it."""
-    assert log.levels is not None
+    assert log.levels.rounding
     recorder = {"clipping": "flat", "loss_reduction": "mean", "expected_batch_size": 24} | (
         recorder or {}
     )

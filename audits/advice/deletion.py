@@ -163,9 +163,9 @@ def compare_deletion(
     """
     tell, tables = progress or silent, []
     for number, run in enumerate((*before, *after), 1):
-        table, recorded = account_run(run.path, method)
+        table, accounted = account_run(run.path, method, by)
         if number == 1:
-            groups = groups_of_run(table, recorded, by)
+            groups = groups_of_run(accounted)
         tables.append(run.with_whole_ids(table))
         tell(READING, number, len(before) + len(after))
     return compare_without(

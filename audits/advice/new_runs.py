@@ -15,7 +15,7 @@ from indpriv.errors import InputError
 if TYPE_CHECKING:
     from audits.training.config import AuditConfig
     from audits.training.datasets import Dataset
-    from indpriv.analysis.recorded_run import RecordedRun
+    from indpriv.analysis.audited_run import AuditedRun
     from indpriv.audit.pipeline import MethodOptions
     from indpriv.epsilon_table import EpsilonTable
 
@@ -148,13 +148,11 @@ def _trial(
     return Trial(changed, seed, *folders, audited=False)
 
 
-def account_run(path: Path, method: MethodOptions) -> tuple[EpsilonTable, RecordedRun]:
-    """The epsilons of a recorded run, and what else is known about it."""
-    from indpriv.accountant.account import table_for
-    from indpriv.analysis.recorded_run import recorded_run
-    from indpriv.audit.pipeline import method_of_run
-    from indpriv.norm_log.norm_log import open_run
+def account_run(
+    path: Path, method: MethodOptions, by: Sequence[str] = ()
+) -> tuple[EpsilonTable, AuditedRun]:
+    """The epsilons of a recorded run, and the run with them; by: columns to group by."""
+    from indpriv.audit.pipeline import accounted, method_of_run, read_run
 
-    run = open_run(path)
-    log, recorded = run.log, recorded_run(run)
-    return table_for(log, method_of_run(log, recorded, path, method)[0]), recorded
+    _, log, recorded = read_run(path)
+    return accounted(log, recorded, method_of_run(log, recorded, path, method)[0], by)

@@ -173,8 +173,8 @@ _Quantiles = Mapping[tuple[str | None, str], tuple[int, float | None, bool]]
 def _quantiles(
     one: SubsetRun, by: Sequence[str], quantile: float, method: MethodOptions
 ) -> _Quantiles:
-    table, recorded = account_run(one.path, method)
-    groups = groups_of_run(table, recorded, by)
+    table, run = account_run(one.path, method, by)
+    groups = groups_of_run(run)
     one_row = (table.account.rows_per_unit or 1) == 1  # else the worst case is of other units, too
     worst = table.worst_case_epsilon * (1 - 1e-9) if one_row else np.inf
     return {

@@ -507,7 +507,7 @@ def as_read(log: NormLog, preset: str | None) -> NormLog:
     log = replace(log, batch_norms=None)  # the paper has full records only
     if log.levels == paper:
         return log
-    if log.levels is not None:
+    if log.levels.rounding:
         raise InputError(
             f'preset="yu2023" needs norms rounded to the nearest 0.01, but this log has '
             f'rounding={log.levels.rounding}, rounding_mode="{log.levels.rounding_mode}"; record '

@@ -363,8 +363,7 @@ def _parts(
 
     None goes beyond ROW_GROUP_SIZE of them, so that whole parts of an account have whole blocks.
     """
-    value_bytes = 8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
-    bytes_per_example = log.n_records * value_bytes
+    bytes_per_example = log.n_records * np.dtype(log.levels.dtype).itemsize
     if log.batch_norms is not None:
         bytes_per_example += _ENTRY_BYTES * int(log.settings.sample_rate.sum())
     at_once = max(1, _READ_BYTES // max(1, bytes_per_example))

@@ -193,13 +193,13 @@ def _sums(values: FloatArray, ends: IntArray) -> FloatArray:
 
 def _shifts(log: NormLog, entries: BatchNormEntries, opposite: float) -> FloatArray:
     """(n_entries,) contributions as fractions of max_grad_norm, plus `opposite`."""
-    if log.levels is None:
+    if not log.levels.rounding:
         relative = np.asarray(entries.norm, np.float64) / log.settings.max_grad_norm[entries.step]
     else:  # faster than to look fractions up
         top = log.levels.top
         level = max(log.levels.rounding, 1 / top)
         relative = np.multiply(np.minimum(entries.norm, top), level, dtype=np.float64)
-    if log.levels is None or top * level > 1:
+    if not log.levels.rounding or top * level > 1:
         np.minimum(relative, 1.0, out=relative)
     if opposite:
         relative += opposite

@@ -163,8 +163,8 @@ def account_of(log: NormLog, method: Method, rows: int | None = None) -> Account
         accountant="gaussian" if known else method.accountant,
         conversion="none" if known else method.conversion,
         between_records="none" if known else method.between_records,
-        rounding=0.0 if log.levels is None else log.levels.rounding,
-        rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
+        rounding=log.levels.rounding,
+        rounding_mode=log.levels.rounding_mode,
         total_steps=log.total_steps,
         recorded_share=len(with_norms) / log.total_steps if known else log.coverage,
         max_batch_size=None if log.truncation is None else log.truncation.max_batch_size,
@@ -193,9 +193,9 @@ def claim_of(log: NormLog, method: Method) -> tuple[str, str]:
     fixed-size batches it reads no norms. The reason of an estimate names all that makes it one.
     """
     doubts, further = [], []
-    rounded = "norms are not rounded" if log.levels is None else "norms are rounded up"
-    if log.levels is not None and log.levels.rounding_mode != "up":
-        mode = log.levels.rounding_mode
+    mode = log.levels.rounding_mode
+    rounded = "norms are not rounded" if mode == "none" else "norms are rounded up"
+    if mode == "nearest":
         doubts.append(f"norms were rounded to the {mode} level, which can under-report")
     if method.participation == "known":
         if log.sampler == "other":

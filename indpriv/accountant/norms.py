@@ -78,14 +78,14 @@ class NormCodes:
     norms are read as floats, and located among the bounds.
 
     Attributes:
-        levels: rounding of the log; None without.
+        levels: rounding of the log.
         unit: the max_grad_norm that bounds are fractions of.
         bounds: (n_codes,) ascending from 0. The last one is a clipped norm of unknown size.
         exact: bounds are all the levels that there are; no norm lies between them.
         direct: codes are those of the log.
     """
 
-    levels: Levels | None
+    levels: Levels
     unit: float
     bounds: FloatArray
     exact: bool
@@ -100,7 +100,7 @@ class NormCodes:
         units = np.unique(clips[steps]) if len(steps) else clips[:1]
         unit, largest = float(units[0]), float(clips.max() / units[0])
         one = len(units) == 1
-        if log.levels is not None and (one or len(units) * (log.levels.top + 1) <= _MOST_LEVELS):
+        if log.levels.rounding and (one or len(units) * (log.levels.top + 1) <= _MOST_LEVELS):
             levels = np.unique(log.levels.fractions * (units[:, None] / unit))
             return cls(log.levels, unit, np.append(levels, 2 * largest), True, one)
         apart = _APART * (float(clips.min()) / unit / largest) ** 0.25
@@ -114,7 +114,7 @@ class NormCodes:
         """
         if self.direct:
             return np.asarray(np.minimum(values, np.asarray(self.clipped, values.dtype)))
-        if self.levels is None:
+        if not self.levels.rounding:
             return np.asarray(np.minimum(values / self.unit, self.bounds[-1]))
         scale = (unit / self.unit).reshape(-1, *(1,) * (values.ndim - 1))
         relative = self.levels.relative(values) * scale

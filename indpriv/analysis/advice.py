@@ -106,7 +106,7 @@ def remedies(
     in steps of the log's rounding and only if `clipping`. The table is the log's account by
     `method`; `advance` is called with 1 after each further one.
     """
-    if log.levels is None and log.batch_norms is None:
+    if not log.levels.rounding and log.batch_norms is None:
         # Norms in full rounded up to shares of max_grad_norm, whose accounts take far less time:
         # what is found can be up to a share too high, never too low for these norms.
         log = coarser(log, 1 / _CLIPPING_SHARES)
@@ -150,7 +150,7 @@ def _noise_factors() -> FloatArray:
 
 def _clipping_shares(log: NormLog) -> FloatArray:
     """Shares of max_grad_norm from 1 down: all levels of the log above 0."""
-    if log.levels is not None:
+    if log.levels.rounding:
         return np.asarray(log.levels.fractions[:0:-1])
     return np.arange(_CLIPPING_SHARES, 0, -1) / _CLIPPING_SHARES
 

@@ -278,13 +278,13 @@ def sensitivity(
         # A filter's account is its cap under any choice; a preset makes both choices itself.
         return columns.SENSITIVITY.frame({}, 0)
     log, table = _compared(log, epsilons, MOST_COMPARED)
-    finest = 0.0 if log.levels is None else log.levels.rounding
+    finest = log.levels.rounding
     carried = log.n_records < log.total_steps and not log.individually_clipped
     cases = [
         ("rounding", coarser(log, rounding), method)
         for rounding in COARSER
         # Batch norms in full precision are not rounded.
-        if rounding > finest and (log.levels is not None or log.batch_norms is None)
+        if rounding > finest and (finest or log.batch_norms is None)
     ]
     cases += [
         ("between_records", log, replace(method, between_records=rule))

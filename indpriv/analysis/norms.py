@@ -86,7 +86,7 @@ def read_one(log: NormLog, row: int) -> tuple[NDArray[np.integer], FloatArray, B
         (n_examples,) codes of norms, the norms over max_grad_norm, and which are above it.
     """
     found = log.records[[row]].read(0, log.n_examples)[0]
-    if log.levels is not None:
+    if log.levels.rounding:
         every_code: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)
         return found, log.levels.norms(every_code, 1.0), every_code > log.levels.top
     clip = float(log.settings.max_grad_norm[log.recorded_steps[row]])
@@ -112,7 +112,7 @@ def _norms_at(
             else:
                 yield start, stop, labels.codes(rows.read(start, stop, ["label"]))
 
-    if log.levels is None:
+    if not log.levels.rounding:
         for row in shown:
             clip = float(log.settings.max_grad_norm[log.recorded_steps[row]])
             found = Condensed("norm", n=log.n_examples)

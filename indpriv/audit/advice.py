@@ -1,27 +1,20 @@
 """Advice from one recorded run: more noise, or a lower clipping norm. Sensitive."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
 
-from indpriv._columns import grouping_of
+from indpriv._columns import grouping_of, known_columns
 from indpriv._types import StageProgress, advancing, silent
-from indpriv.accountant.account import table_for
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
-from indpriv.analysis.audited_run import AuditedRun, choose_groups
+from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import guarantee_of_run
-from indpriv.analysis.recorded_run import RecordedRun, in_rows_of, recorded_run
-from indpriv.audit.pipeline import MethodOptions, as_checked, method_of_run
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.audit.pipeline import MethodOptions, accounted, method_of_run, read_run
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.fields import CONTRIBUTIONS
-from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 
 ACCOUNTING = "accounting under other settings"
 
@@ -47,15 +40,14 @@ def advise_on_run(
         EvidenceError: a log that is damaged or contradicts itself.
     """
     check_question(target, quantile)
-    check_holds_log(path)
-    run = open_run(path)
-    log, recorded, tell = run.log, recorded_run(run), progress or silent
+    opened, log, recorded = read_run(path)
+    tell = progress or silent
     if recorded.recorder.get("rounds"):
         raise InputError(
             f"{path} is a federated run, of which indpriv advise knows nothing; read its audit: "
             f"indpriv audit {path}"
         )
-    if run.state.header["privacy_filter"]:
+    if opened.state.header["privacy_filter"]:
         raise InputError(
             f"{path} was trained with a privacy filter, which caps every epsilon: with more noise "
             "it would have left others out; lower the cap, filter_epsilon, instead"
@@ -67,10 +59,8 @@ def advise_on_run(
             f"holds {CONTRIBUTIONS[clipping]}."
         )
     chosen, _ = method_of_run(log, recorded, path, method)
-    if chosen.participation == "known":
-        recorded = replace(recorded, checks=if_known(recorded.checks))
-    table = as_checked(table_for(log, chosen), recorded.checks)
-    groups = groups_of_run(table, recorded, by)
+    table, run = accounted(log, recorded, chosen, by)
+    groups = groups_of_run(run)
     found = remedies(
         log,
         chosen,
@@ -89,7 +79,7 @@ def advise_on_run(
         claim_reason=table.claim_reason,
         target=target,
         quantile=quantile,
-        guarantee=guarantee_of_run(AuditedRun(log, table, recorded)),
+        guarantee=guarantee_of_run(run),
         noise_multiplier=Range.of(log.settings.noise_multiplier),
         max_grad_norm=Range.of(log.settings.max_grad_norm),
         unclipped=unclipped,
@@ -105,23 +95,16 @@ def check_question(target: float, quantile: float) -> None:
         raise InputError(f"quantile={quantile:g} is not in (0, 1); 0.95 is the 95th percentile")
 
 
-def groups_of_run(
-    table: EpsilonTable, recorded: RecordedRun, by: Sequence[str]
-) -> tuple[Group, ...]:
+def groups_of_run(run: AuditedRun) -> tuple[Group, ...]:
     """All examples, and those with each value of each column; positions are those of the table."""
-    found = [Group(None, ALL, np.arange(len(table)))]
-    if recorded.examples is None:
-        if by:
-            raise InputError(
-                f"there are no groups by {by[0]}: this run has no {EXAMPLES}, which holds such "
-                "columns; leave out --by"
-            )
-        return tuple(found)
-    train = in_rows_of(table, recorded.examples).aligned(table.example_ids)
-    for column in choose_groups(train, by, recorded.declared.groups)[0]:
-        groups = grouping_of(train, None, column)
-        codes = groups.codes(train)
-        for code, name in enumerate(groups.names):
-            if len(own := np.flatnonzero(codes == code)):
-                found.append(Group(column, name, own))
+    found = [Group(None, ALL, np.arange(len(run.epsilons)))]
+    for column in run.grouping[0]:
+        if (rows := run.train) is not None:
+            groups = grouping_of(rows, None, column)
+            codes = groups.codes(rows.read(0, len(rows), known_columns(rows, groups.columns)))
+            found += [
+                Group(column, name, own)
+                for code, name in enumerate(groups.names)
+                if len(own := np.flatnonzero(codes == code))
+            ]
     return tuple(found)

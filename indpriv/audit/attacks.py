@@ -24,11 +24,11 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.references import finite_signal, scores_of_target
-from indpriv.audit.pipeline import method_of_run
+from indpriv.audit.pipeline import method_of_run, read_run
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log import run_files
-from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.norm_log.norm_log import NormLog
 
 
 def attributes_of_run(run_dir: Path) -> pd.DataFrame:
@@ -62,9 +62,8 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
     record = run_files.read_run_json(run_dir)
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:  # of a loop of somebody's own
-        opened = open_run(run_dir, unreadable="worst_case")
-        recorded = recorded_runs.recorded_run(opened)
-        account = table_for(opened.log, method_of_run(opened.log, recorded, run_dir, {})[0])
+        _, log, recorded = read_run(run_dir, "worst_case")
+        account = table_for(log, method_of_run(log, recorded, run_dir, {})[0])
         epsilon, delta = account.worst_case_epsilon, account.account.delta
     found = membership.tried(
         membership.scored_attacks(run, names), (float(epsilon), float(delta)), 0

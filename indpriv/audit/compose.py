@@ -3,24 +3,23 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from indpriv._files import write_json
 from indpriv._folders import make_folder
 from indpriv._types import StageProgress, silent
-from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.accountant.runs import Tuning, compose, methods_of
 from indpriv.analysis import guarantee as guarantees
-from indpriv.analysis.recorded_run import RecordedRun, recorded_run, with_units
+from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.audit.audit_directory import EPSILON
-from indpriv.audit.pipeline import as_checked
+from indpriv.audit.pipeline import accounted, as_checked, read_run
 from indpriv.epsilon_table import write_epsilons
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import if_known
-from indpriv.norm_log.norm_log import NormLog, open_run
-from indpriv.norm_log.run_files import JOURNAL, check_holds_log
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.run_files import JOURNAL
 
 COMPOSITION = "composition.json"
 COMPOSING = "accounting for all runs"
@@ -51,7 +50,8 @@ def compose_runs(
         InputError: as `compose`; a run given twice; runs of different deltas without delta.
         EvidenceError: a log that is damaged or contradicts itself.
     """
-    opened = [_run(path, by) for path in paths]
+    column = None if by in ("example_id", "unit_id") else by
+    opened = [read_run(path, unit_column=column)[1:] for path in paths]
     if not same_run:
         _check_distinct(paths, [recorded for _, recorded in opened])
     logs, tell = [log for log, _ in opened], progress or silent
@@ -65,39 +65,28 @@ def compose_runs(
         participation or own.declared.participation or guarantees.usual_participation(log, None)
         for log, own in opened
     ]
-    relation = neighbouring or _common_relation(paths, opened)
+    shared: dict[str, Any] = {
+        "delta": delta,
+        "accountant": accountant,
+        "conversion": conversion,
+        "between_records": between_records,
+        "neighbouring": neighbouring or _common_relation(paths, opened),
+    }
     table = compose(
         logs,
-        delta=delta,
         by="example_id" if by == "example_id" else "unit_id",
-        accountant=accountant,
-        conversion=conversion,
-        between_records=between_records,
         participation=each,
-        neighbouring=relation,
         tuning=tuning,
         progress=lambda done, total: tell(COMPOSING, done, total),
-    )
-    method = Method(
-        delta=delta,
-        accountant=accountant,
-        conversion=conversion,
-        between_records=between_records,
-        neighbouring=relation,
+        **shared,
     )
     alone, statuses, reasons = [], [], list[str]()
-    for path, (log, recorded), own_method in zip(
-        paths, opened, methods_of(logs, method, each), strict=True
-    ):
-        own, checks = table_for(log, own_method), tuple(recorded.checks)
+    methods = methods_of(logs, Method(**shared), each)
+    for path, (log, recorded), method in zip(paths, opened, methods, strict=True):
+        own, run = accounted(log, recorded, method)
         if own.account.participation == "known":
-            checks = if_known(checks)
-            table = as_checked(table, checks)
-        rows = own.account.rows_per_unit or 1
-        divisor = guarantees.divisor_of(
-            log.n_examples, log.total_steps, recorded.recorder, rows=rows
-        )
-        guarantee = guarantees.guarantee_of(own, checks, recorded.recorder, divisor=divisor)
+            table = as_checked(table, run.recorded.checks)
+        guarantee = guarantees.guarantee_of_run(run)
         statuses.append(guarantee.status)
         reasons += [f"{path}: {reason}" for reason in guarantee.reasons]
         alone.append(
@@ -125,15 +114,6 @@ def write_composition(found: guarantees.Composition, output_dir: Path) -> None:
     make_folder(output_dir)
     write_epsilons(found.table, output_dir / EPSILON)
     write_json(output_dir / COMPOSITION, found.to_json())
-
-
-def _run(path: Path, by: str) -> tuple[NormLog, RecordedRun]:
-    check_holds_log(path)
-    run = open_run(path)
-    recorded = recorded_run(run)
-    if by in ("example_id", "unit_id"):
-        return run.log, recorded
-    return with_units(run.log, recorded, by)
 
 
 def _check_distinct(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> None:

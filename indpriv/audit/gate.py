@@ -26,18 +26,15 @@ from indpriv._facts import PASSED
 from indpriv._formatting import formatted
 from indpriv._reading import named
 from indpriv._storage import location
-from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.guarantee import guarantee_of_run
-from indpriv.analysis.recorded_run import recorded_run, with_units
+from indpriv.analysis.recorded_run import with_units
 from indpriv.analysis.summary import Audit, column_at, findings
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
-from indpriv.audit.pipeline import as_checked
-from indpriv.epsilon_table import LARGEST_FILE, Account, EpsilonParts
+from indpriv.audit.pipeline import accounted, read_run
+from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import if_known
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.verify import journal_check
@@ -251,22 +248,22 @@ def _recomputed(
         of_all = account.delta * len(table)
         guarantee = replace(said.guarantee, **worst, delta_times_n=of_all)
         return found.replace(guarantee=guarantee), frozenset()
-    opened = open_run(run_dir or near, unreadable="worst_case")
-    log, recorded, known = opened.log, recorded_run(opened), {"log"}
+    _, log, recorded = read_run(run_dir or near, "worst_case")
+    known = {"log"}
     if account.rows_per_unit is not None and log.unit_ids is None:
         with named(audit_dir / SUMMARY, "make the audit again"):  # the column is not in the log
             words = shlex.split(said.command)
             log, recorded = with_units(log, recorded, words[words.index("--unit-column") + 1])
-    secret = account.participation == "secret"
-    if not secret:
-        recorded = replace(recorded, checks=if_known(recorded.checks))
     # The account of everybody, unless it takes as long as the audit did.
+    secret = account.participation == "secret"
     everybody = len(table) <= LARGEST_FILE and (account.accountant == "rdp" or not secret)
     everybody |= log.unit_ids is not None
+    names = ["delta", "neighbouring", "participation"]
+    names += ["accountant", "conversion", "between_records"] * secret
     with named(audit_dir / EPSILON, "make the audit again"):
-        method = _method_of(account)
-    own = table_for(log if everybody else log.take(np.arange(1)), method)
-    run = AuditedRun(log, as_checked(own, recorded.checks), recorded, by=by)
+        method = Method(**{name: getattr(account, name) for name in names})
+    own, run = accounted(log if everybody else log.take(np.arange(1)), recorded, method, by)
+    run = replace(run, log=log)
     if everybody:
         known |= {"table"}
         found = found.replace(individual=describe(own))
@@ -284,16 +281,3 @@ def _recomputed(
         run=run.audit.run,
         checks=kept,
     ), frozenset(known)
-
-
-def _method_of(account: Account) -> Method:
-    """How an audit was accounted."""
-    basis: dict[str, Any] = {"delta": account.delta, "neighbouring": account.neighbouring}
-    if account.participation == "known":
-        return Method(**basis, participation="known")
-    return Method(
-        **basis,
-        accountant=account.accountant,
-        conversion=account.conversion,
-        between_records=account.between_records,
-    )

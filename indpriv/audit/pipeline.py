@@ -14,7 +14,7 @@ from indpriv._facts import FAILED, Fact
 from indpriv._formatting import format_delta, sentence
 from indpriv._storage import bucket_to_write, location, location_on_disk, uploaded
 from indpriv._types import NDArray, StageProgress, silent
-from indpriv.accountant.account import account_parts
+from indpriv.accountant.account import account_parts, table_for
 from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import ESTIMATE, Method
 from indpriv.analysis import recorded_run as recorded_runs
@@ -23,7 +23,7 @@ from indpriv.analysis.guarantee import usual_participation, usual_relation
 from indpriv.analysis.recorded_run import Declared, RecordedRun
 from indpriv.analysis.summary import Audit
 from indpriv.audit.audit_directory import in_progress, write_audit
-from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, Stated
+from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, EpsilonTable, Stated
 from indpriv.errors import ChainError, EvidenceError, InputError
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
 from indpriv.norm_log.norm_log import NormLog, OpenedRun, open_run
@@ -90,6 +90,46 @@ def method_of_run(
     if method.neighbouring is not None and method.neighbouring != relation:
         words += ["--set", f"neighbouring={method.neighbouring}"]
     return method, words
+
+
+@contextmanager
+def _stage(tell: StageProgress, name: str) -> Iterator[None]:
+    """A stage whose progress is not known while it lasts."""
+    tell(name, 0, 1)
+    yield
+    tell(name, 1, 1)
+
+
+def read_run(
+    path: Path,
+    unreadable: str = "refuse",
+    unit_column: str | None = None,
+    tell: StageProgress = silent,
+) -> tuple[OpenedRun, NormLog, RecordedRun]:
+    """A run, its log with the units that a column names, and what else is known of the run."""
+    with _stage(tell, READING):
+        check_holds_log(path)
+        run = open_run(path, unreadable=unreadable)
+    with _stage(tell, CHECKING):
+        log, recorded = run.log, recorded_runs.recorded_run(run)
+    if unit_column is not None:
+        log, recorded = recorded_runs.with_units(log, recorded, unit_column)
+    return run, log, recorded
+
+
+def accounted(
+    log: NormLog, recorded: RecordedRun, method: Method, by: Sequence[str] = ()
+) -> tuple[EpsilonTable, AuditedRun]:
+    """The account of a run, in memory, and the run with it."""
+    recorded = _read_by(method, recorded)
+    table = as_checked(table_for(log, method), recorded.checks)
+    return table, AuditedRun(log, table, recorded, by=by)
+
+
+def _read_by(method: Method, recorded: RecordedRun) -> RecordedRun:
+    """The same with its checks as an account by this method reads them."""
+    known = method.participation == "known"
+    return replace(recorded, checks=if_known(recorded.checks)) if known else recorded
 
 
 def as_checked(table: StatedEpsilons, checks: Sequence[Fact]) -> StatedEpsilons:
@@ -182,11 +222,12 @@ def audit(
     if images is not None:
         check_images(images)
     workers, tell = workers_of(engine), progress or silent
-    log, recorded, identity = _read(path, unreadable, unit_column, tell)
+    opened, log, recorded = read_run(path, unreadable, unit_column, tell)
+    units = "" if log.unit_ids is None else fingerprint(log.unit_ids)
+    identity = [opened.state.fingerprint, units, *sorted(opened.faults)]
     recorded = recorded_runs.with_references(recorded, path, signals, baseline_signals)
     chosen, options = method_of_run(log, recorded, path, method)
-    if chosen.participation == "known":
-        recorded = replace(recorded, checks=if_known(recorded.checks))
+    recorded = _read_by(chosen, recorded)
     words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), *options]
     words += [word for column in by for word in ("--by", column)]
     settings: dict[str, Any] = {
@@ -210,29 +251,6 @@ def audit(
         with uploaded(output_dir, target), _stage(tell, WRITING):
             write_audit(output_dir, run, found, images, since)
     return found
-
-
-@contextmanager
-def _stage(tell: StageProgress, name: str) -> Iterator[None]:
-    """A stage whose progress is not known while it lasts."""
-    tell(name, 0, 1)
-    yield
-    tell(name, 1, 1)
-
-
-def _read(
-    path: Path, unreadable: str, unit_column: str | None, tell: StageProgress
-) -> tuple[NormLog, RecordedRun, list[str]]:
-    """A log with the units of a column, what else is known of its run, and hashes of the log."""
-    with _stage(tell, READING):
-        check_holds_log(path)
-        run = open_run(path, unreadable=unreadable)
-    with _stage(tell, CHECKING):
-        log, recorded = run.log, recorded_runs.recorded_run(run)
-    if unit_column is not None:
-        log, recorded = recorded_runs.with_units(log, recorded, unit_column)
-    units = "" if log.unit_ids is None else fingerprint(log.unit_ids)
-    return log, recorded, [run.state.fingerprint, units, *sorted(run.faults)]
 
 
 def _in_memory_if_needed(parts: EpsilonParts, log: NormLog, recorded: RecordedRun) -> Epsilons:

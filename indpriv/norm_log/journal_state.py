@@ -162,9 +162,9 @@ class LogState:
         return str(self.header["run"].get("no_privacy") or "")
 
     @property
-    def levels(self) -> records.Levels | None:
-        """Those that norms are rounded to; None if they are kept in full."""
-        return records.levels_of(self.header["rounding"], self.header["rounding_mode"])
+    def levels(self) -> records.Levels:
+        """Those that norms are rounded to."""
+        return records.Levels(self.header["rounding"], self.header["rounding_mode"])
 
     @property
     def policy(self) -> RecordingPolicy | None:

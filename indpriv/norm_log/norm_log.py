@@ -56,7 +56,7 @@ class NormLog:
         recorded_steps: (n_records,) strictly increasing, each below total_steps.
         settings: realised settings of all steps; less noise where clipped gradients stay longer
             than max_grad_norm by a measured share.
-        levels: the rounding; None if rounding is 0 and norms are kept in full.
+        levels: the rounding; 0 keeps norms in full.
         sampler: what drew the batches: "poisson", as accounts with secret participation assume,
             "truncated_poisson", "shuffled", "sequential", "fixed_size", "with_replacement" or
             "other".
@@ -86,7 +86,7 @@ class NormLog:
     example_ids: Ids
     recorded_steps: IntArray
     settings: StepSettings
-    levels: Levels | None
+    levels: Levels
     sampler: str
     unit: str
     neighbouring: str
@@ -152,7 +152,7 @@ class NormLog:
             clipping_norm_epsilon: cost of the private release that max_grad_norm was set to.
         """
         given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
-        levels = stored.levels_of(rounding, rounding_mode)
+        levels = Levels(rounding, rounding_mode)
         rows, steps = np.asarray(norms), np.asarray(recorded_steps)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":
             raise refused("refusal.norm_values", "shape", rows=rows)
@@ -229,7 +229,7 @@ class NormLog:
         return int(np.isin(self.recorded_steps, self.unreadable_steps).sum())
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.generic]:
-        """(n_records, stop - start) codes of a block of examples; norms if levels is None."""
+        """(n_records, stop - start) codes of a block of examples; norms without rounding."""
         return self.records.read(start, self.n_examples if stop is None else stop)
 
     # --- other logs that the same run could have left; for more see `coarser` and so on below
@@ -271,7 +271,7 @@ class NormLog:
     def take(self, positions: ArrayLike) -> NormLog:
         """The log of the examples at these positions only, in memory."""
         index = np.asarray(positions, dtype=np.int64)
-        rows: NDArray[Any] = np.empty((self.n_records, len(index)), stored.dtype_of(self.levels))
+        rows: NDArray[Any] = np.empty((self.n_records, len(index)), self.levels.dtype)
         norms, group = self.batch_norms, index // ROW_GROUP_SIZE
         entries = [] if norms is None else [norms.read(0, 0)]
         for number in np.unique(group).tolist():  # of a row group all is read
@@ -318,11 +318,9 @@ class NormLog:
         )
 
 
-def _coded(
-    norms: FloatArray, max_grad_norms: FloatArray, levels: Levels | None
-) -> NDArray[np.generic]:
+def _coded(norms: FloatArray, max_grad_norms: FloatArray, levels: Levels) -> NDArray[np.generic]:
     """Norms (n_records, n_examples), coded unless they are kept in full."""
-    if levels is None:
+    if not levels.rounding:
         return norms
     codes = np.empty(norms.shape, levels.dtype)
     for row, max_grad_norm in enumerate(max_grad_norms.tolist()):  # one at a time, for memory
@@ -332,7 +330,7 @@ def _coded(
 
 def coarser(log: NormLog, rounding: float) -> NormLog:
     """The log that a coarser rounding, as a fraction of max_grad_norm, would have left."""
-    if (finer := log.levels) is None:
+    if not (finer := log.levels).rounding:
         return recoded(log, Levels(rounding, "up"))
     levels = Levels(rounding, finer.rounding_mode)
     return recoded(log, levels, levels.encode(finer.norms(_every_code(finer), 1.0), 1.0))
@@ -358,7 +356,7 @@ def clipped_lower(log: NormLog, share: float) -> NormLog:
         max_grad_norm=given.max_grad_norm * share,
         noise_multiplier=given.noise_multiplier / share,
     )
-    if finer is None:
+    if not finer.rounding:
         return replace(log, settings=settings, reference_positions=None, reference_records=None)
     top = int(np.searchsorted(finer.fractions, share))
     every = _every_code(finer)

@@ -49,17 +49,17 @@ _ROW_GROUP = 1 << 14  # entries
 class Levels:
     """The levels of a rounding: fractions 0, r, 2r, ..., 1 of max_grad_norm (1 is always one).
 
-    rounding: r, in [1e-4, 1]. rounding_mode: "up" never under-reports; "nearest" reproduces the
-    paper's rounding and can.
+    rounding: r, in [1e-4, 1]; 0 has no levels: norms are their own codes. rounding_mode: "up" never
+    under-reports; "nearest" reproduces the paper's rounding and can; "none" without rounding.
     """
 
     rounding: float
     rounding_mode: str
 
     def __post_init__(self) -> None:
-        if check_rounding(self.rounding) == 0:
-            raise InputError("rounding=0 has no levels; keep the norms themselves")
         check_choice("rounding_mode", self.rounding_mode, MODES)
+        if check_rounding(self.rounding) == 0:
+            object.__setattr__(self, "rounding_mode", "none")
 
     @property
     def top(self) -> int:
@@ -67,13 +67,17 @@ class Levels:
         return math.ceil(1 / self.rounding - 1e-9)
 
     @property
-    def max_code(self) -> int:
+    def max_code(self) -> Any:
         """The largest code, which stands for every clipped norm beyond the scale."""
+        if not self.rounding:
+            return np.inf
         return min(self.top + _MAX_OVERFLOW, int(np.iinfo(self.dtype).max))
 
     @property
-    def dtype(self) -> type[np.uint8] | type[np.uint16]:
+    def dtype(self) -> Any:
         """One byte per norm if the levels and at least an octave of clipped sizes fit, else two."""
+        if not self.rounding:
+            return np.float64
         return np.uint8 if self.top + _OVERFLOW_PER_OCTAVE <= np.iinfo(np.uint8).max else np.uint16
 
     @cached_property
@@ -85,11 +89,13 @@ class Levels:
 
     def encode(
         self, norms: NDArray[np.floating], max_grad_norm: float | NDArray[np.floating]
-    ) -> Codes:
+    ) -> NDArray[Any]:
         """Codes of norms, before clipping and without NaN; infinity counts as clipped.
 
         max_grad_norm: of all, or of each. In mode "up" the level of a code is not below its norm.
         """
+        if not self.rounding:
+            return np.asarray(norms, dtype=np.float64)
         relative = np.asarray(norms, dtype=np.float64) / max_grad_norm
         inside = np.minimum(relative, 1.0)
         if self.rounding_mode == "up":
@@ -118,15 +124,7 @@ class Levels:
         return self.relative(codes) * np.exp2(octaves) * max_grad_norm
 
 
-def levels_of(rounding: float, rounding_mode: str) -> Levels | None:
-    """The levels of a checked rounding; None if it is 0, which keeps norms in full."""
-    check_choice("rounding_mode", rounding_mode, MODES)
-    return Levels(rounding, rounding_mode) if check_rounding(rounding) else None
-
-
-def dtype_of(levels: Levels | None) -> Any:
-    """The type of codes; that of norms where they are kept in full."""
-    return np.float64 if levels is None else levels.dtype
+FULL_PRECISION = Levels(0.0, "up")
 
 
 # --- full records
@@ -198,7 +196,7 @@ class Records:
         return cls(np.arange(len(norms)), partial(_read_rows, norms))
 
     @classmethod
-    def stored(cls, records: Sequence[StoredRecord], levels: Levels | None) -> Records:
+    def stored(cls, records: Sequence[StoredRecord], levels: Levels) -> Records:
         """Records in Parquet files; reads only the row groups that a block of examples needs."""
         return cls(np.arange(len(records)), partial(_read_files, records, levels))
 
@@ -222,9 +220,9 @@ def _read_rows(
 
 
 def _read_files(
-    records: Sequence[StoredRecord], levels: Levels | None, rows: IntArray, start: int, stop: int
+    records: Sequence[StoredRecord], levels: Levels, rows: IntArray, start: int, stop: int
 ) -> NDArray[np.generic]:
-    block: NDArray[Any] = np.empty((len(rows), stop - start), dtype_of(levels))
+    block: NDArray[Any] = np.empty((len(rows), stop - start), levels.dtype)
     for out, row in enumerate(rows):
         files, column = records[row]
         size = PART_SIZE if len(files) > 1 else max(stop, 1)
@@ -232,7 +230,7 @@ def _read_files(
             first, end = max(start, number * size), min(stop, (number + 1) * size)
             part, before = block[out, first - start : end - start], number * size
             if (file := files[number]) is None:
-                part[:] = np.inf if levels is None else levels.max_code
+                part[:] = levels.max_code
             else:
                 _read_file(file, column, first - before, end - before, part)
                 check_codes(file.path, part, levels)
@@ -253,13 +251,11 @@ def _read_file(file: RecordFile, column: str, start: int, stop: int, out: NDArra
     out[:] = values
 
 
-def check_codes(path: Path, values: NDArray[Any], levels: Levels | None) -> None:
+def check_codes(path: Path, values: NDArray[Any], levels: Levels) -> None:
     """Raise EvidenceError if a file holds a value that is no code of its levels, or no norm."""
-    largest = np.inf if levels is None else levels.max_code
-    if not (inside := (values >= 0) & (values <= largest)).all():  # nor is a NaN
-        raise EvidenceError(
-            text("refusal.records", "code", path=path, code=values[~inside][0], largest=largest)
-        )
+    if not (inside := (values >= 0) & (values <= levels.max_code)).all():  # nor is a NaN
+        wrong = {"code": values[~inside][0], "largest": levels.max_code}
+        raise EvidenceError(text("refusal.records", "code", path=path, **wrong))
 
 
 # --- batch norms
@@ -354,7 +350,7 @@ def in_memory(
     batch_norms: Sequence[ArrayLike],
     ids: NDArray[np.generic],
     settings: StepSettings,
-    levels: Levels | None,
+    levels: Levels,
 ) -> BatchNorms:
     """Batch norms of every step from arrays (steps, positions, norms), checked."""
     if len(batch_norms) != 3:
@@ -375,7 +371,7 @@ def in_memory(
         raise refused("refusal.batch_norms", "twice")
     norms = norms.astype(np.float64)
     check_norms(norms, ids[positions])
-    kept = norms if levels is None else levels.encode(norms, settings.max_grad_norm[steps])
+    kept = levels.encode(norms, settings.max_grad_norm[steps])
     entries = BatchNormEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
     return BatchNorms(np.arange(total_steps), [entries.ordered().block])
 
@@ -392,7 +388,7 @@ def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
 
 
 def read_entries(
-    file: RecordFile, first: int, count: int, levels: Levels | None, start: int, stop: int
+    file: RecordFile, first: int, count: int, levels: Levels, start: int, stop: int
 ) -> BatchNormEntries:
     """Entries of some examples in the file of `count` steps from first on; later ones are void."""
     with _files.opened_parquet(file.path, file.sha256) as parquet:
@@ -400,7 +396,7 @@ def read_entries(
         position, step, norm = (
             table.column(name).to_numpy() for name in ("position", "step", "norm")
         )
-    dtype = np.dtype(dtype_of(levels))
+    dtype = np.dtype(levels.dtype)
     if position.dtype != np.int32 or step.dtype.kind not in "iu" or norm.dtype != dtype:
         raise EvidenceError(
             f"{file.path} holds positions, steps and norms of {position.dtype}, {step.dtype} "

@@ -100,7 +100,7 @@ class NormLogWriter:
             raise refused("refusal.ids", "unreadable", error=error) from error
         self.run_dir, self._folder = run_dir, make_folder(run_dir, RECORDS)
         self._journal = JournalWriter(run_dir)
-        self._levels = records.levels_of(header.rounding, header.rounding_mode)
+        self._levels = records.Levels(header.rounding, header.rounding_mode)
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)
         with _files.on_failure(self.close):
@@ -137,7 +137,7 @@ class NormLogWriter:
         seconds: float,
     ) -> None:
         """Append a full record: norms (n_examples,) at the parameters that `step` starts from."""
-        column, name = self._encode(norms, max_grad_norm), f"{step:012d}.parquet"
+        column, name = self._levels.encode(norms, max_grad_norm), f"{step:012d}.parquet"
         if len(column) <= records.LARGEST_FILE:
             written = self._write(name, {"norm": column})
         else:
@@ -167,7 +167,7 @@ class NormLogWriter:
         seconds: float,
     ) -> None:
         """Append rows (n_steps, n_reference) of the reference examples, of steps from `first`."""
-        rows = self._encode(norms, max_grad_norms[:, np.newaxis])
+        rows = self._levels.encode(norms, max_grad_norms[:, np.newaxis])
         columns = {str(step): row for step, row in enumerate(rows, first)}
         written = self._write(f"exact-{first:012d}.parquet", columns)
         self._journal.append(
@@ -187,7 +187,7 @@ class NormLogWriter:
             np.concatenate([np.zeros(0, kind), *(batch[part] for batch in known.values())])
             for part, kind in enumerate((np.int64, np.float64))
         )
-        norms = self._encode(norms, max_grad_norms[steps])
+        norms = self._levels.encode(norms, max_grad_norms[steps])
         kept_at = (steps + first).astype(np.int32)
         entries = records.BatchNormEntries(position.astype(np.int32), kept_at, norms)
         self._journal.append(
@@ -225,11 +225,6 @@ class NormLogWriter:
     def close(self) -> None:
         """Release the directory."""
         self._journal.close()
-
-    def _encode(
-        self, norms: NDArray[np.float64], max_grad_norm: float | NDArray[np.float64]
-    ) -> NDArray[np.generic]:
-        return norms if self._levels is None else self._levels.encode(norms, max_grad_norm)
 
     def _write(
         self, name: str, content: bytes | Mapping[str, NDArray[np.generic]]

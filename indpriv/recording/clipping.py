@@ -38,7 +38,7 @@ from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.records import Levels
+from indpriv.norm_log.records import FULL_PRECISION, Levels
 
 # With a tenth of it, levels an epoch old cost accuracy (benchmarks/individual_clipping.py).
 DEFAULT_HEADROOM = 0.1
@@ -319,7 +319,7 @@ class ClipThresholds:
         n_examples: int,
         *,
         headroom: float | None = None,
-        levels: Levels | None = None,
+        levels: Levels = FULL_PRECISION,
         policy: Filter | None = None,
         units: IntArray | None = None,
     ) -> None:
@@ -328,7 +328,7 @@ class ClipThresholds:
         Args:
             n_examples: in the training set.
             headroom: of individual clipping; None clips all examples at max_grad_norm.
-            levels: to which the log rounds norms; None if it keeps them in full.
+            levels: to which the log rounds norms.
             policy: of the privacy filter, if there is one.
             units: (n_examples,) the unit of each row, from 0; None if each row is a unit.
         """
@@ -383,12 +383,11 @@ class ClipThresholds:
     def _rounded(self, norms: FloatArray, max_grad_norm: float) -> FloatArray:
         """The bounds that the log will give for these norms."""
         exact = norms + (self._headroom or 0.0) * max_grad_norm
-        row = exact if self._levels is None else self._levels.encode(exact, max_grad_norm)
-        return self._bounds_in_log(row, max_grad_norm)
+        return self._bounds_in_log(self._levels.encode(exact, max_grad_norm), max_grad_norm)
 
     def _bounds_in_log(self, row: NDArray[Any], max_grad_norm: float) -> FloatArray:
         """Bounds that a row of the log gives; a clipped norm counts as any step's max_grad_norm."""
-        if self._levels is None:
+        if not self._levels.rounding:
             return row
         bounds = self._levels.relative(row) * max_grad_norm
         return np.where(row > self._levels.top, np.inf, bounds)

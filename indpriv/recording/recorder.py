@@ -39,7 +39,7 @@ from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.fields import StepSetting, check_norms
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
-from indpriv.norm_log.records import levels_of
+from indpriv.norm_log.records import Levels
 from indpriv.norm_log.run_files import EXAMPLES, HOLDOUT, RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
@@ -212,7 +212,7 @@ class Recorder:
             policy, state, every=every, reference_examples=few, batch_norms=batch_norms
         )
         self._reference_positions = self._chosen_reference(state)
-        self._levels = levels_of(rounding, rounding_mode)
+        self._levels = Levels(rounding, rounding_mode)
         self._rounding, self._rounding_mode = float(rounding), rounding_mode
         self._individual_clipping = individual_clipping
         self._clip_headroom = check_headroom(

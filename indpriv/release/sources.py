@@ -305,14 +305,14 @@ def _norms(run_dir: Path, request: Request) -> Source:
 
 
 def _norm_grid(
-    row: NDArray[np.generic], levels: Levels | None, max_grad_norm: float
+    row: NDArray[np.generic], levels: Levels, max_grad_norm: float
 ) -> tuple[FloatArray, IntArray, str]:
     """A public grid of norms, the cell of each norm (rounded up), and the grid in words.
 
     Norms kept in full are put on values in equal ratios, so that a median far above the clipping
     norm is as precise as one below; norms of a log with levels are known up to its levels only.
     """
-    if levels is None:
+    if not levels.rounding:
         grid = norm_grid(max_grad_norm)
         ends = f"{N_CELLS:,} values in equal ratios from {grid[0]:.4g} to {grid[-1]:.4g}"
         cells = to_norm_cells(row.astype(np.float64), grid)

@@ -79,7 +79,7 @@ def check_against_rows(run_dir, audit_dir, most_rows):
     assert (frame["epsilon"] <= frame["unit_worst_case"]).all()
     assert frame["n_rows"].max() == most_rows
     norms = np.minimum(
-        alone.read() if alone.levels is None else alone.levels.norms(alone.read(), 1.0), 1.0
+        alone.read() if not alone.levels.rounding else alone.levels.norms(alone.read(), 1.0), 1.0
     )
     sigma, rate = log.settings.noise_multiplier[0], log.settings.sample_rate[0]
     people = account(log, delta=1e-5, orders=[ORDER])

@@ -220,7 +220,7 @@ def test_a_run_that_was_killed_before_the_end(artifacts, tmp_path):
     assert any("examples.parquet is absent" in text for text in summary.missing)
     assert summary.guarantee.status == "unproven"
     assert list(read_parquet(output / "epsilon.parquet").columns[:2]) == ["example_id", "epsilon"]
-    with pytest.raises(InputError, match="--by sex: this run has no"):
+    with pytest.raises(InputError, match="no groups by sex: this run has no"):
         audit(folder, output, delta=DELTA, by=["sex"])
     with pytest.raises(InputError, match=r"holds no examples\.parquet"):
         groups_of(output, ["sex"])
