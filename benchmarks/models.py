@@ -38,9 +38,9 @@ from audits.training.models import build_model
 from indpriv import account
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
-from indpriv.recording.norms.autograd_norms import AutogradNorms
 from indpriv.recording.norms.batches import Batch, Keywords, call, map_tensors
 from indpriv.recording.norms.model_checks import hindrance, validate_module
+from indpriv.recording.norms.norm_pass import AutogradNorms
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.process import processor
 

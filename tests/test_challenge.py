@@ -19,7 +19,7 @@ from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import AuditSpec, Recorder
-from indpriv.recording.checkpoints.challenge import challenge
+from indpriv.recording.checkpoints.replay import challenge
 from runs import PER_EXAMPLE, blobs, mlp
 
 AGREES = {"examples": "passed", "norms": "passed", "noise": "not checked"}

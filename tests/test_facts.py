@@ -272,7 +272,7 @@ def test_only_the_texts_say_what_is_private():
     assert made == [
         "_facts/__init__.py",
         "analysis/disclosures.py",
-        "recording/checkpoints/challenge.py",
+        "recording/checkpoints/replay.py",
     ]
     assert all(one.private for one in (*templates("check").values(), *templates("line").values()))
     assert not any(one.private and one.publishable for one in TEMPLATES.values())

@@ -25,7 +25,7 @@ from indpriv._types import StageProgress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES, seal, signing_key
-from indpriv.recording.attacks.mislabelled_canaries import METHOD, draw_canaries
+from indpriv.recording.attacks import MislabelledCanaries, draw_canaries
 
 LEAST_CANARIES = 16  # fewer prove nothing
 _COINS = 1  # second word of the seed, so that coins are independent of training
@@ -82,7 +82,7 @@ def train_with_canaries(
     AttackScores(
         scores=-losses.to_numpy(np.float64),
         member=included,
-        method=METHOD,
+        method=MislabelledCanaries.method,
         groups=np.array(dataset.class_names, dtype=object)[targets[positions]],
         fair_coins=True,
     ).to_parquet(run.run_dir / CANARIES)

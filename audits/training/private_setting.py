@@ -28,7 +28,7 @@ from audits.training.step_plan import (
 )
 from audits.training.tensors import BatchedTensorDataset, tensor_set, whole_batch
 from indpriv.norm_log.fields import StepSettings
-from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
+from indpriv.recording.attacks import PlannedLoader
 from indpriv.recording.clipping import AdaClip, QuantileClipping
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.training_data import Examples, norms_of

@@ -131,7 +131,7 @@ def _challenge(
     run_dir: Path, checkpoints: Path, spec: str, challenges: int = 10, **options: Any
 ) -> list[Fact]:
     """Checks of the norms of a log against those of checkpoints, at random steps."""
-    from indpriv.recording.checkpoints.challenge import challenge
+    from indpriv.recording.checkpoints.replay import challenge
 
     check_device(options.get("device", "cpu"))
     with progress_bar() as progress:

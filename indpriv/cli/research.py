@@ -186,7 +186,7 @@ def _with_spec(
 ) -> tuple[AuditSpec, ObservationAt]:
     """What rebuilds model and data, and what is read before each step."""
     from indpriv.leakage.checkpoints import observation
-    from indpriv.recording.checkpoints.audit_spec import load_spec
+    from indpriv.recording.checkpoints.replay import load_spec
 
     seen = observation(plan, max_grad_norm, noise_multiplier or 0.0, clipping or "flat")
     if not plan.before_noise and not seen.noise_multiplier:

@@ -2,7 +2,7 @@
 
 At its end a log names the hashes of the files beside it, and its journal is signed. Whoever writes
 the files can make a chain of hashes anew, but no signature. It says whose log it is, not whether
-what was logged is true; for that see `indpriv.recording.checkpoints.challenge`. Signatures are
+what was logged is true; for that see `indpriv.recording.checkpoints.replay`. Signatures are
 those of ed25519 keys of OpenSSH (PROTOCOL.sshsig, with the namespace indpriv-log@v1), as
 `ssh-keygen -Y` makes and verifies them.
 """

@@ -12,8 +12,7 @@ if [*map(int, re.findall(r"\d+", version("opacus"))[:3])] < [1, 5, 4]:
 
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, WhiteBox
-from indpriv.recording.checkpoints.audit_spec import AuditSpec
-from indpriv.recording.checkpoints.replay import replay
+from indpriv.recording.checkpoints.replay import AuditSpec, replay
 from indpriv.recording.checkpoints.saved_models import StepOptions
 from indpriv.recording.clipping import AdaClip, QuantileClipping
 from indpriv.recording.dp_trainers import attach_dptrainer, with_position_ids

@@ -43,6 +43,7 @@ from indpriv.norm_log.records import Levels
 from indpriv.norm_log.run_files import EXAMPLES, HOLDOUT, RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
+from indpriv.recording.attacks import AttackedRun, RunAttack
 from indpriv.recording.clipping import ClipThresholds, Filter, check_headroom
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.updates import PublicSettings
@@ -57,7 +58,7 @@ from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.process import deferred_interrupts, environment_of
 from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.training_data import Measured, TrainingData, Unpack, length, norms_of
-from indpriv.recording.watch import AttackedRun, RunAttack, StartedAttack, Watch
+from indpriv.recording.watch import Watch
 
 _CHECKED = 256  # number of examples that the norm pass is checked on
 FLUSH_STEPS = 256  # number of steps that a crash may lose
@@ -421,7 +422,7 @@ class Recorder:
             policy=self._filter,
             units=data.unit_numbers,
         )
-        self._started: StartedAttack | None = None
+        self._started: RunAttack | None = None
         if self._attack is not None:
             varies, of_passes = self._clipping.varies, (self._train, self._test, self._norm_pass)
             self._started = self._attack.start(AttackedRun(run, data, *of_passes, varies))

@@ -94,15 +94,15 @@ class Examples:
             raise refused("refusal.arguments", "collate", error=error) from error
 
     @cached_property
-    def random_targets(self) -> bool:
-        """Whether a few targets are others when they are read again, as a collate function may."""
+    def random_parts(self) -> tuple[bool, bool]:
+        """Whether inputs, and targets, of a few rows are others when they are read again."""
         if self._tensors:
-            return False
+            return False, False
         few = np.arange(min(len(self), _FEW))
         with kept_random_state():
-            (_, first), (_, again) = (next(self.batches(_FEW, few)) for _ in range(2))
-        pairs = zip(tensors_of(first), tensors_of(again), strict=True)
-        return not all(same_values(*pair) for pair in pairs)
+            twice = [map(tensors_of, next(self.batches(_FEW, few))) for _ in range(2)]
+        inputs, targets = (not all(map(same_values, *each)) for each in zip(*twice, strict=True))
+        return inputs, targets
 
     def on_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         """The same on the model's device."""
@@ -150,7 +150,7 @@ def norms_of(
     with kept_random_state():
         for inputs, targets in examples.batches(norm_pass.batch_size, positions):
             norms.append(norm_pass(inputs, targets)[0].detach().cpu().numpy().astype(np.float64))
-            for leaf in [] if examples.random_targets else tensors_of(targets):
+            for leaf in [] if examples.random_parts[1] else tensors_of(targets):
                 targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())
     taken, fingerprint = np.concatenate(norms), targets_hash.hexdigest()
     if several is not None:

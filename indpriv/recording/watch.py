@@ -11,31 +11,29 @@ random state is put back, and an error in a comparison is a finding, "not compar
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from opacus.grad_sample import GradSampleModuleExpandedWeights
 from opacus.optimizers import DPOptimizer
-from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor, nn
 
-from indpriv._facts import refused, text
+from indpriv._facts import text
 from indpriv._types import IntArray
-from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, NoiseCounts, TrainingCounts
+from indpriv.recording.attacks import RunAttack
 from indpriv.recording.clipping import AdaClip, ClippingRule
 from indpriv.recording.compared import updates
 from indpriv.recording.compared.calls import Call, Deliveries, LossComparison
 from indpriv.recording.compared.findings import Budget, Findings, worst_of
 from indpriv.recording.compared.replay import Replay
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
-from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_now
 from indpriv.recording.opacus import gradients
 from indpriv.recording.opacus import ranks as of_ranks
@@ -43,67 +41,9 @@ from indpriv.recording.opacus.draws import OF_ONE_RANK, Draw, Tally, sampler_wat
 from indpriv.recording.opacus.ranks import Batch, Ranks, local
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.random_states import kept_random_state, random_state
-from indpriv.recording.training_data import Examples, TrainingData
+from indpriv.recording.training_data import Examples
 
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
-
-
-@dataclass(frozen=True)
-class AttackedRun:
-    """A run that is about to train.
-
-    Attributes:
-        run: model, optimizer and loader.
-        data: what it trains on.
-        train, test: the same, as passes read it; test is None without a test set.
-        norm_pass: of the model.
-        clips_at_levels: examples have clip thresholds of their own.
-    """
-
-    run: OpacusRun
-    data: TrainingData
-    train: Examples
-    test: Examples | None
-    norm_pass: NormPass
-    clips_at_levels: bool
-
-    def check_one_rank_of_poisson(self, attack: str) -> None:
-        """Raise InputError unless one rank trains on Poisson batches."""
-        if type(self.run.batch_sampler) is not UniformWithReplacementSampler:
-            values = {"attack": attack, "sampler": self.run.sampler_class}
-            raise refused("refusal.attached", "poisson_only", **values)
-
-
-class StartedAttack(Protocol):
-    """An attack that watches every update of one run.
-
-    Attributes:
-        file_name: of its scores, in the run directory.
-        n_canaries: number of canaries that the run's sampler draws besides the examples.
-    """
-
-    file_name: str
-    n_canaries: int
-
-    def before_noise(self, setting: StepSetting, draw: Draw) -> None:
-        """Called when the clipped gradients of a step are summed up."""
-        ...
-
-    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
-        """Called when p.grad holds the noisy sum, before it is divided by the batch size."""
-        ...
-
-    def scores(self, model: nn.Module) -> AttackScores:
-        """Scores at the end; model: the final model in eval mode."""
-        ...
-
-
-class RunAttack(Protocol):
-    """What a Recorder takes as `attack=`."""
-
-    def start(self, attacked: AttackedRun) -> StartedAttack:
-        """Prepare to watch a run; InputError if the attack does not fit it."""
-        ...
 
 
 class _Hook(partial[Any]):
@@ -138,7 +78,7 @@ class Watch:
         *,
         public_settings: updates.PublicSettings | None = None,
         steps_before: int = 0,
-        attack: StartedAttack | None = None,
+        attack: RunAttack | None = None,
     ) -> None:
         """Prepare to watch a run; the log of a resumed one has `steps_before` steps already."""
         self._run, self._ranks, self._steps_before, self._attack = run, ranks, steps_before, attack

@@ -1,23 +1,33 @@
-"""Computes the norms of a run that was not recorded, from its checkpoints. Output is sensitive.
+"""Norms from checkpoints: of a run that was not recorded, or to challenge a log. Sensitive.
 
 A checkpoint of step t has the parameters that step t starts from, so its norms are the record of
 step t, from the same norm pass as a Recorder's. Nothing is known between checkpoints: an account of
 a replayed log is always an estimate.
+
+A challenge asks whether the norms of a log, at steps drawn in secret, are those of checkpoints and
+data. A signature says whose log it is, this whether it is of the training that left these
+checkpoints. It does not see how batches were drawn, or steps without a checkpoint or norms.
 """
 
 from __future__ import annotations
 
+import importlib
+import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from torch import nn
 
 from indpriv import _checks
-from indpriv._facts import refused
+from indpriv._facts import FAILED, FILES, NOT_CHECKED, PASSED, Fact, refused
 from indpriv._files import first_at, write_json
 from indpriv._storage import location_on_disk
 from indpriv._types import StageProgress, silent
@@ -26,32 +36,133 @@ from indpriv.example_table import ExampleTable
 from indpriv.norm_log import session_counts
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import EXAMPLES, JOURNAL, RUN_JSON, seal
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
-from indpriv.recording.checkpoints import saved_models
-from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
-from indpriv.recording.checkpoints.safe_files import fingerprint_of, first_line, load_into, naming
+from indpriv.recording.checkpoints import safe_files, saved_models
 from indpriv.recording.checkpoints.saved_models import (
     Discovery,
     RunSettings,
     SavedModel,
     StepOptions,
 )
-from indpriv.recording.norms.batches import same_values, tensors_of
+from indpriv.recording.losses import with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
 from indpriv.recording.process import deferred_interrupts
-from indpriv.recording.training_data import Measured, norms_of
+from indpriv.recording.training_data import Measured, TrainingData, length, norms_of
 
+_EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
 AUTO, REPLAYING = "auto", "replaying checkpoints"
-_PROBED = 8  # examples that are read twice, to find random augmentation
 _CHECKED = 256  # examples on which norms are checked
 _AUGMENTED = (
     "the dataset gives other inputs each time (random augmentation?), so the norms belong to other "
     "inputs than training's"
 )
+TOLERANCE = 5e-3  # of a norm, beside the log's rounding: machines and backends differ by less
+_CLIPPINGS = ("flat", "individual", "quantile")  # under which the log has norms of gradients
+_SHARE = 0.2  # of the steps: a forgery of as many is what the odds are about
+_HALF = 0.25, 0.05  # of a norm and of the clipping norm: half precision moves few norms by more
+_MOVED = 0.05  # share of the norms that are not that few any more
+_HALF_SLACK = 2**-5  # that a recorder adds to norms in half precision, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSpec(TrainingData):
+    """The model, data and loss of a run, which the user writes once, like the training code.
+
+    Attributes:
+        model: `model()` -> the module that was trained, without Opacus's wrapper, with the same
+            parameters frozen and in the same mode.
+        dataset: the training set: map-style, of (inputs, targets), in the order used in training,
+            without random augmentation.
+        load: `load(state)` -> state_dict, for checkpoints of an unusual layout; state is the saved
+            object.
+        collate_fn: collate function of the data loader used in training; default torch's.
+        loss_fn, test_set, metadata, test_metadata, unit, unit_ids, example_ids, unpack: as of
+            `Recorder`.
+
+    Raises:
+        InputError: a value has the wrong type, or does not fit the dataset.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from torch.utils.data import TensorDataset
+    >>> from indpriv.recording import AuditSpec
+    >>> inputs = torch.arange(60.0).reshape(20, 3) / 60
+    >>> train_set = TensorDataset(inputs, (inputs[:, 0] > 0.5).long())
+    >>> def build_model():
+    ...     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    >>> loss_fn = nn.CrossEntropyLoss(reduction="none")
+    >>> spec = AuditSpec(model=build_model, dataset=train_set, loss_fn=loss_fn)
+    >>> spec.n_examples
+    20
+    """
+
+    model: Callable[[], nn.Module]
+    load: safe_files.LoadFn | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss_fn", *(["load"] if self.load is not None else [])):
+            if not callable(getattr(self, name)):
+                raise InputError(
+                    f"AuditSpec: {name} is a {type(getattr(self, name)).__name__}; pass a function"
+                )
+        if isinstance(self.model, nn.Module):
+            raise refused("refusal.checkpoints", "model_is_a_module")
+        object.__setattr__(self, "loss_fn", with_targets(self.loss_fn))
+        super().__post_init__()
+        if self.test_set is not None and length(self.test_set, "test_set") == 0:
+            raise InputError("AuditSpec: test_set is empty; leave it out")
+
+    @property
+    def n_examples(self) -> int:
+        """Number of training examples."""
+        return len(self.ids)
+
+
+def load_spec(reference: str) -> AuditSpec:
+    """Import an AuditSpec from "package.module:spec" or "path/to/file.py:spec".
+
+    This runs the code of the module, which is also looked for in the current directory.
+    """
+    place, colon, name = reference.rpartition(":")
+    path, is_file = Path(place), place.endswith(".py")
+    if not (colon and place and name):
+        raise InputError(f"--spec {reference}: expected module and name, e.g. {_EXAMPLE}")
+    if is_file and not path.is_file():
+        raise InputError(f"--spec {reference}: {place} does not exist; expected e.g. {_EXAMPLE}")
+    # Import from there too, and keep doing so: building a model may import more.
+    folder = str(path.resolve().parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        if is_file:
+            found: Any = spec_from_file_location(f"_indpriv_spec_{path.stem}", path.absolute())
+            module = module_from_spec(found)
+            sys.modules[found.name] = module  # dataclasses and pickle look up modules there
+            found.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+    except InputError:
+        raise
+    except (ImportError, SyntaxError, OSError, ValueError) as error:
+        raise InputError(
+            f"--spec {reference}: {place} cannot be imported: {type(error).__name__}: {error}; "
+            f"expected e.g. {_EXAMPLE}"
+        ) from error
+    if not hasattr(module, name):
+        raise InputError(
+            f"--spec {reference}: {place} has no {name!r}; define it there, "
+            f"e.g. {name} = AuditSpec(...)"
+        )
+    spec = getattr(module, name)
+    if not isinstance(spec, AuditSpec):
+        raise InputError(f"--spec {reference}: {name} is a {type(spec).__name__}, not an AuditSpec")
+    return spec
 
 
 def replay(
@@ -227,7 +338,10 @@ def _write_log(
 
 
 def _already_done(
-    run_dir: Path, models: Sequence[SavedModel], settings: RunSettings, made: CheckpointPass
+    run_dir: Path,
+    models: Sequence[SavedModel],
+    settings: RunSettings,
+    made: CheckpointPass,
 ) -> tuple[int, int]:
     """Number of checkpoints and of steps in the log of an interrupted replay; (0, 0) without one.
 
@@ -282,14 +396,12 @@ class CheckpointPass:
                 spec.check_test_set(evaluated, self._test)
         if isinstance(batch_size, int):
             self.norm_pass.batch_size = batch_size
-        once, again = (tensors_of(next(self._examples.batches(_PROBED))) for _ in range(2))
-        same = all(map(same_values, once, again))
         # Why these norms differ from training's.
-        self.caveats = (*self.norm_pass.caveats, *(() if same else (_AUGMENTED,)))
+        self.caveats = (*self.norm_pass.caveats, *[_AUGMENTED] * any(self._examples.random_parts))
 
     def move_to(self, path: Path) -> str:
         """Load a checkpoint into the model, and return a fingerprint of its weights."""
-        return fingerprint_of(load_into(self.model, path, self.spec.load))
+        return safe_files.fingerprint_of(safe_files.load_into(self.model, path, self.spec.load))
 
     def norms_at(self, path: Path) -> tuple[Measured, str]:
         """Every example's norm at a checkpoint, in seconds that include reading it; its weights.
@@ -299,11 +411,13 @@ class CheckpointPass:
         """
         start = time.perf_counter()
         weights = self.move_to(path)
-        with naming(path):
+        with safe_files.naming(path):
             try:
                 taken = norms_of(self.norm_pass, self._examples, self.spec.ids)
             except RuntimeError as error:
-                raise InputError(f"its norms cannot be computed: {first_line(error)}") from error
+                raise InputError(
+                    f"its norms cannot be computed: {safe_files.first_line(error)}"
+                ) from error
         return replace(taken, seconds=time.perf_counter() - start), weights
 
     def example_table(self) -> ExampleTable:
@@ -315,3 +429,119 @@ class CheckpointPass:
             one = {"split": bad["split"].iloc[0], "example": bad["example_id"].iloc[0]}
             raise refused("refusal.checkpoints", "losses", count=len(bad), **one)
         return table
+
+
+def challenge(
+    checkpoints: str | Path,
+    spec: AuditSpec | str,
+    run_dir: str | Path,
+    n: int = 10,
+    *,
+    step_of: saved_models.StepOf = (),
+    device: str = "cpu",
+    tell: StageProgress = silent,
+) -> list[Fact]:
+    """Compute norms at n random steps from checkpoints and data, and compare the log's with them.
+
+    If training used `torch.autocast`, call it under the same autocast. Where the log says that
+    training used half precision, norms that differ by what it can explain are "not checked".
+
+    Args:
+        checkpoints: folder of the checkpoints, as of `replay`.
+        spec: model and data of the run, as of `replay`.
+        run_dir: the run whose log is challenged.
+        n: number of steps, drawn by the operating system from those with norms and a checkpoint.
+        step_of: steps of checkpoints that do not tell them; see `StepOptions`.
+        device: device to compute on.
+        tell: called as tell(stage, done, total) after each step.
+
+    Returns:
+        whether examples and norms agree, and that noise is not seen; details are sensitive.
+
+    Raises:
+        InputError: checkpoints, spec or log cannot be read, no step has both, or norms under this
+            clipping, of this model or of this data set cannot be compared.
+    """
+    _checks.check_positive_int("challenges", n)
+    spec = load_spec(spec) if isinstance(spec, str) else spec
+    run = open_run(run_dir)
+    log, header = run.log, run.state.header
+    if (kind := header["run"].get("clipping", "flat")) not in _CLIPPINGS:
+        raise InputError(f"{run_dir}: norms under {kind} clipping cannot be challenged; replay it")
+    found = saved_models.discover(Path(checkpoints), spec.load, step_of)
+    found.check(checkpoints)
+    saved = {model.step: model.path for model in found.models}
+    with_norms = {*log.recorded_steps.tolist()}
+    with_norms |= {*log.batch_norms.steps.tolist()} if log.batch_norms else set()
+    there = sorted(with_norms & saved.keys())
+    if not there:
+        raise InputError(
+            f"{checkpoints} has checkpoints of steps {sorted(saved)[:5]}, {run_dir} has norms of "
+            f"{sorted(with_norms)[:5]}, and none has both; pass checkpoints of this run"
+        )
+    drawn = sorted(secrets.SystemRandom().sample(there, min(n, len(there))))
+    made = CheckpointPass(spec, saved[drawn[0]], device)
+    if made.caveats:
+        raise InputError(f"norms cannot be compared with training's: {'; '.join(made.caveats)}")
+    own, data = (np.asarray(ids).astype(str) for ids in (log.example_ids, spec.ids))
+    place = pd.Index(data).get_indexer(pd.Index(own))  # of the log's examples in the data, or -1
+    differ, n_norms, far = list[str](), 0, 0
+    half = any(one.training and one.training.clip_rounding for one in run.state.sessions)
+    batches = None if log.batch_norms is None else log.batch_norms.read(0, log.n_examples)
+    headroom = (header["run"].get("clip_headroom") or 0.0) * log.individually_clipped
+    slack = made.norm_pass.slack  # of both, and what a log says without half precision is not more
+    said = min(header["norm_pass"].get("slack") or 0.0, slack + _HALF_SLACK * half)
+    slack += TOLERANCE + said
+
+    def differs(codes: Any, norms: Any, clip: float, share: float, of_clip: float) -> Any:
+        """Whether each code is none that its norm, give or take this room, is rounded to."""
+        room = norms * share + of_clip * clip
+        bounds = np.maximum(norms - room, 0), norms + room
+        low, high = (log.levels.encode(one, clip) if log.levels else one for one in bounds)
+        return (codes < low) | (codes > high)
+
+    with made.norm_pass:
+        for number, step in enumerate(drawn, 1):
+            norms = made.norms_at(saved[step])[0].norms
+            clip = float(log.settings.max_grad_norm[step])
+            # Positions and codes of each group of norms, and what was added to these norms.
+            groups = [
+                (np.arange(log.n_examples), codes, headroom)
+                for codes in log.records[log.recorded_steps == step].read(0, log.n_examples)
+            ]
+            if batches is not None:
+                at = batches.step == step
+                groups.append((batches.position[at], batches.norm[at], 0.0))
+            for positions, codes, added in groups:
+                known = place[positions] >= 0
+                positions, codes = positions[known], codes[known]
+                now = norms[place[positions]] + added * clip
+                wrong = differs(codes, now, clip, slack, 1e-6)
+                far += int(differs(codes, now, clip, *_HALF).sum())
+                differ += [f"{own[one]} at step {step}" for one in positions[wrong]]
+                n_norms += len(now)
+            tell("challenging", number, len(drawn))
+    text = (
+        f"{n_norms:,} norms at {len(drawn)} of the {len(there)} steps with a checkpoint (of "
+        f"{log.total_steps}), drawn in secret: {', '.join(map(str, drawn))}"
+    )
+    status = FAILED if differ else PASSED
+    if not differ:
+        missed = max(100 * (1 - _SHARE) ** len(drawn), 0.01) if len(drawn) < len(there) else 0
+        text += f"; a log forged in a fifth of them would be missed by {missed:.2g} % of challenges"
+    else:
+        text = f"{len(differ):,} of {text} differ, e.g. of example {differ[0]}"
+        if half and far <= _MOVED * n_norms:
+            status = NOT_CHECKED
+            text = (
+                f"cannot tell: {text}, which half precision can explain, and the log says that "
+                "training used it; challenge under the same torch.autocast"
+            )
+    only = [*own[place < 0].tolist(), *np.setdiff1d(data, own).tolist()]
+    few = f"{len(only):,} are only in the log or only in the data, e.g. {only[0]}" if only else ""
+    checks = (
+        ("examples", FAILED if few else PASSED, few or "the same in log and data"),
+        ("norms", status, text),
+        ("noise", NOT_CHECKED, "a forged noise multiplier is not seen"),
+    )
+    return [Fact("challenge", "check", *one, bears_on=FILES, private=True) for one in checks]

@@ -26,7 +26,6 @@ from torch.nn.modules import module as hooks
 from indpriv._facts import refused, text
 from indpriv.errors import InputError
 from indpriv.recording.norms import batches
-from indpriv.recording.norms.autograd_norms import TINY
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow, standard_module
 from indpriv.recording.random_states import Still, kept_random_state, random_state
 
@@ -35,6 +34,7 @@ _OFTEN = 4  # of six replacements: by no chance order of random numbers
 _FIT = "it must take batches of any size; of outputs (n, 1) take outputs.squeeze(1), not .squeeze()"
 _PROBED = 4  # examples that stand for all others
 _ROUNDING = 1e-6  # relative, of outputs
+TINY = 1e-12  # norms below it count as 0
 _HINDRANCES: Mapping[str, str] = tomllib.loads(
     Path(__file__).with_name("hindrances.toml").read_text(encoding="utf-8")
 )

@@ -34,8 +34,7 @@ from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, per_example_gradient_norms
-from indpriv.recording.checkpoints.audit_spec import AuditSpec
-from indpriv.recording.checkpoints.replay import replay
+from indpriv.recording.checkpoints.replay import AuditSpec, replay
 from indpriv.release.mechanisms import norm_grid
 from runs import PER_EXAMPLE, blobs, make_run
 

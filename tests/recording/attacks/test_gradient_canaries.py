@@ -10,8 +10,7 @@ from scipy import stats
 from indpriv import AttackScores, InputError
 from indpriv.audit.attacks import canaries_of_run
 from indpriv.norm_log.run_files import GRADIENT_CANARIES
-from indpriv.recording import GradientCanaries, Recorder
-from indpriv.recording.attacks import gradient_canaries
+from indpriv.recording import GradientCanaries, Recorder, attacks
 from runs import PER_EXAMPLE, Run, failed, make_run, mlp, record
 
 
@@ -65,7 +64,7 @@ def test_the_sum_gets_the_members_that_the_sampler_drew(tmp_path, monkeypatch, t
         torch, "rand", lambda *sizes, **kw: drawn.append(plain(*sizes, **kw)) or drawn[-1]
     )
     seen = []
-    monkeypatch.setattr(gradient_canaries, "_AT_ONCE", 100)  # one canary at a time
+    monkeypatch.setattr(attacks, "_AT_ONCE", 100)  # one canary at a time
     canaries = GradientCanaries(16, lengths=(0.5, 1.0), through_clipping=through_clipping, seed=2)
     recorder = Recorder(
         tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every="once", attack=canaries
@@ -102,9 +101,7 @@ def test_no_canary_moves_the_model_if_no_coin_is_heads(tmp_path, monkeypatch):
     batches = [torch.arange(i, i + 12).tolist() for i in range(0, 120, 12)]
     for attack in (None, GradientCanaries(20, seed=5)):
         run = make_run(noise_multiplier=0.7)
-        monkeypatch.setattr(
-            "indpriv.recording.attacks.gradient_canaries.Canaries._add", lambda *_: None
-        )
+        monkeypatch.setattr("indpriv.recording.attacks.GradientCanaries._add", lambda *_: None)
         torch.manual_seed(2**40 + 11)
         monkeypatch.setattr(
             UniformWithReplacementSampler,

@@ -8,7 +8,7 @@ from torch import nn
 
 from indpriv.errors import InputError
 from indpriv.recording import AuditSpec
-from indpriv.recording.checkpoints.audit_spec import load_spec
+from indpriv.recording.checkpoints.replay import load_spec
 from runs import PER_EXAMPLE, blobs, mlp
 
 GOOD = {"model": mlp, "dataset": blobs(), "loss_fn": PER_EXAMPLE}

@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 from indpriv import InputError
 from indpriv.recording import Recorder
-from indpriv.recording.norms.autograd_norms import FunctorchNorms
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.layerwise import LayerwiseNorms
 from indpriv.recording.norms.model_checks import _norms_in_training
+from indpriv.recording.norms.norm_pass import FunctorchNorms
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from runs import PER_EXAMPLE, make_run
 

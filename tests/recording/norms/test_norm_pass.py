@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from indpriv import InputError
 from indpriv.recording import NormPass, per_example_gradient_norms
 from indpriv.recording.norms import norm_pass as norm_passes
-from indpriv.recording.norms.autograd_norms import AutogradNorms
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.layerwise import LayerwiseNorms
+from indpriv.recording.norms.norm_pass import AutogradNorms
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
 BACKENDS = ["layerwise", "functorch"]

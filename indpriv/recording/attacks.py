@@ -1,0 +1,488 @@
+"""Attacks on a run while it trains: a Recorder's argument `attack=`. Sensitive."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+from typing import Any, Self
+
+import numpy as np
+import torch
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from indpriv._checks import check_positive_int, check_row
+from indpriv._facts import refused
+from indpriv._types import BoolArray, FloatArray, IntArray
+from indpriv.attack_scores import AttackScores, log_likelihood_ratio
+from indpriv.errors import InputError
+from indpriv.norm_log import run_files
+from indpriv.norm_log.fields import StepSetting
+from indpriv.recording.norms.batches import Batch, call, precise_losses
+from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
+from indpriv.recording.opacus.draws import Draw
+from indpriv.recording.opacus.gradients import STABILISER
+from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.random_states import kept_random_state
+from indpriv.recording.training_data import Examples, TrainingData, length
+
+_TOO_LONG = 10.0  # max_grad_norms: a canary of full length that clipping has to shorten
+_AT_ONCE = 1 << 24  # values of gradients that are clipped together
+
+
+@dataclass(frozen=True)
+class AttackedRun:
+    """A run that is about to train."""
+
+    run: OpacusRun
+    data: TrainingData
+    train: Examples  # the same, as passes read it
+    test: Examples | None
+    norm_pass: NormPass
+    clips_at_levels: bool  # examples have clip thresholds of their own
+
+    def check_one_rank_of_poisson(self, attack: str) -> None:
+        """Raise InputError unless one rank trains on Poisson batches."""
+        if type(self.run.batch_sampler) is not UniformWithReplacementSampler:
+            values = {"attack": attack, "sampler": self.run.sampler_class}
+            raise refused("refusal.attached", "poisson_only", **values)
+
+
+class RunAttack:
+    """An attack on one run.
+
+    Attributes:
+        file_name: of its scores, in the run directory.
+        method: its name there.
+        n_canaries: number of canaries that the run's sampler draws besides the examples.
+    """
+
+    file_name: str
+    method: str
+    n_canaries = 0
+
+    def start(self, attacked: AttackedRun) -> Self:
+        """A copy that watches a run; InputError if the attack does not fit it."""
+        started = copy.copy(self)
+        started._begin(attacked)
+        return started
+
+    def _begin(self, attacked: AttackedRun) -> None:
+        raise NotImplementedError
+
+    def before_noise(self, setting: StepSetting, draw: Draw) -> None:
+        """Called when the clipped gradients of a step are summed up."""
+
+    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
+        """Called when p.grad holds the noisy sum, before it is divided by the batch size."""
+
+    def scores(self, model: nn.Module) -> AttackScores:
+        """Scores at the end; model: the final model in eval mode."""
+        raise NotImplementedError
+
+
+@dataclass
+class GradientCanaries(RunAttack):
+    """Insert gradient canaries, made-up gradients, into any Opacus run to audit it in one run.
+
+    Each canary is a gradient along one coordinate of its own, so canaries are orthogonal and their
+    scores are independent. A fair coin makes it a member; the run's own sampler draws it as it
+    draws examples; if it is a member, its gradient is added to the sum of clipped gradients, before
+    the noise. At the end its score is the log-likelihood ratio of all noisy updates along its
+    coordinate.
+
+    Canaries are no data: the guarantee of the examples stays. The noise on a canary's coordinate is
+    perturbed by at most max_grad_norm in the steps that drew it. Clipping is tested only by
+    canaries that pass it.
+
+    Args:
+        count: number of canaries, at most the number of trainable parameters. Each perturbs the
+            noise on one coordinate.
+        lengths: norms of their gradients over max_grad_norm, in (0, 1], taken in turn. Canaries of
+            full length test the worst case, shorter ones the epsilon of an example of that norm.
+        through_clipping: the optimizer's own clipping is tested too. Canaries pass it as examples
+            do, those of full length at ten times max_grad_norm. Not in ghost mode; each canary that
+            a step draws costs as much memory as an example.
+        seed: makes coordinates and coins reproducible: for tests. None draws them from the
+            operating system.
+
+    >>> from indpriv.recording import GradientCanaries, Recorder
+    >>> recorder = Recorder("runs/mine", dataset=train_set, loss_fn=loss_fn,  # doctest: +SKIP
+    ...                     attack=GradientCanaries(1000))
+    """
+
+    file_name = run_files.GRADIENT_CANARIES
+    method = "likelihood ratio of gradient canaries"
+    count: int
+    lengths: Sequence[float] = (1.0,)
+    through_clipping: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive_int("count", self.count)
+        check_row("lengths", self.lengths, lambda x: (x > 0) & (x <= 1), "numbers in (0, 1]")
+        self.n_canaries = self.count
+
+    def _begin(self, attacked: AttackedRun) -> None:
+        """Choose coordinates, counted through all parameters, and flip the coins."""
+        attacked.check_one_rank_of_poisson("gradient canaries")
+        # Opacus adds grad_sample.
+        parameters: list[Any] = [p for p in attacked.run.module.parameters() if p.requires_grad]
+        total = sum(p.numel() for p in parameters)
+        if self.count > total:
+            raise refused("refusal.attacks", "too_many", count=self.count, n=total)
+        if self.through_clipping and (attacked.run.is_ghost or attacked.clips_at_levels):
+            raise refused("refusal.attacks", "through_clipping")
+        optimizer, self._parameters = attacked.run.optimizer, parameters
+        rng = np.random.default_rng(self.seed)
+        coordinates = rng.choice(total, self.count, replace=False)
+        self._member = rng.random(self.count) < 0.5
+        self._lengths = np.resize(np.asarray(self.lengths, dtype=np.float64), self.count)
+        # Adds the clipped sum of grad_sample to summed_grad; None: canaries are added unclipped.
+        self._clip = optimizer.clip_and_accumulate if self.through_clipping else None
+        self._evidence = self._before = np.zeros(self.count)
+        # Where they live: a parameter, its canaries, and an index of their coordinates in it.
+        self._places: list[tuple[Any, IntArray, tuple[Tensor, ...]]] = []
+        ends = np.cumsum([p.numel() for p in parameters])
+        owner = np.searchsorted(ends, coordinates, side="right")
+        for k, p in enumerate(parameters):
+            numbers = np.flatnonzero(owner == k)
+            positions = torch.as_tensor(coordinates[numbers] - ends[k] + p.numel())
+            index = torch.unravel_index(positions.to(p.device), p.shape)
+            self._places += [(p, numbers, index)] if len(numbers) else []
+
+    def before_noise(self, setting: StepSetting, draw: Draw) -> None:
+        """Add the gradients of the members that were drawn to the clipped sum."""
+        added = np.zeros(self.count)
+        added[draw.canaries] = setting.max_grad_norm
+        added *= self._lengths * self._member
+        self._before = self._read("summed_grad")
+        if self._clip is None:
+            self._add(added)
+        else:
+            self._add_clipped(added * np.where(self._lengths == 1, _TOO_LONG, 1.0), self._clip)
+
+    def _read(self, name: str) -> FloatArray:
+        """Values (n_canaries,) of the parameters' summed_grad or grad at the coordinates."""
+        seen = np.zeros(self.count)
+        for p, canaries, index in self._places:
+            seen[canaries] = getattr(p, name).detach()[index].double().cpu().numpy()
+        return seen
+
+    def _add(self, added: FloatArray) -> None:
+        """Add to the clipped sum at the coordinates."""
+        for p, canaries, index in self._places:
+            p.summed_grad[index] += torch.as_tensor(added[canaries]).to(p.summed_grad)
+
+    def _add_clipped(self, added: FloatArray, clip: Callable[[], None]) -> None:
+        """Let the optimizer clip gradients of norms (n_canaries,), in batches of their own."""
+        drawn = np.flatnonzero(added)
+        size = max(1, _AT_ONCE // sum(p.numel() for p in self._parameters))
+        examples = [getattr(p, "grad_sample", None) for p in self._parameters]
+        for part in np.split(drawn, range(size, len(drawn), size)):
+            for p in self._parameters:
+                p.grad_sample = p.new_zeros((len(part), *p.shape))
+            for p, canaries, index in self._places:
+                inside = np.flatnonzero(np.isin(canaries, part))
+                rows = torch.as_tensor(np.searchsorted(part, canaries[inside])).to(p.device)
+                values = torch.as_tensor(added[canaries[inside]]).to(p.grad_sample)
+                p.grad_sample[(rows, *(one[inside] for one in index))] = values
+            clip()
+        for p, samples in zip(self._parameters, examples, strict=True):
+            p.grad_sample = samples
+
+    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
+        """Score what the update says along each coordinate."""
+        noise = self._read("grad") - self._before
+        self._evidence = self._evidence + log_likelihood_ratio(
+            noise / (setting.noise_multiplier * setting.max_grad_norm),
+            relative_norm=self._lengths,
+            noise_multiplier=setting.noise_multiplier,
+            sample_rate=setting.sample_rate,
+        )
+
+    def scores(self, model: nn.Module) -> AttackScores:
+        """The evidence for each canary's membership; groups are lengths."""
+        return AttackScores(
+            scores=self._evidence.copy(),
+            member=self._member.copy(),
+            method=self.method,
+            groups=np.array([f"{length:g}" for length in self._lengths], dtype=object),
+            fair_coins=True,
+            adversary="updates",
+        )
+
+
+@dataclass
+class WhiteBox(RunAttack):
+    """Attack some training examples, and as many test examples, through every noisy update.
+
+    This is the attacker of the analysis, who knows all other examples. At each step it computes
+    what every example of the batch should have contributed, from the model, the data and
+    max_grad_norm alone; it subtracts this from the noisy sum, except for the contribution of the
+    example that it attacks, and projects the rest on that example's gradient. The sum over steps of
+    the log-likelihood ratios is the strongest test there is, so its distribution is what individual
+    epsilons claim to know. Each step costs about four passes over its batch and the attacked
+    examples.
+
+    Args:
+        examples: number of random training examples, and of test examples, or all there are.
+        seed: makes the choice reproducible; None draws it from the operating system.
+    """
+
+    file_name = run_files.WHITE_BOX
+    method = "likelihood ratio of every noisy update"
+    examples: int = 1000
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive_int("examples", self.examples)
+
+    def _begin(self, attacked: AttackedRun) -> None:
+        """Choose positions in the training set and in the test set."""
+        attacked.check_one_rank_of_poisson("white-box attacks")
+        if attacked.clips_at_levels:
+            raise refused("refusal.attacks", "at_levels")
+        if attacked.norm_pass.caveats:
+            raise refused("refusal.attacks", "random", why=attacked.norm_pass.caveats[0])
+        rng, sets = np.random.default_rng(self.seed), (attacked.train, attacked.test or ())
+        self._members, self._others = (
+            np.sort(rng.choice(len(each), min(self.examples, len(each)), replace=False))
+            for each in sets
+        )
+        self._attacked = attacked
+        self._model = ModelInTraining(attacked.run.model, attacked.data.loss_fn)
+        self._shadow = make_shadow(attacked.run.module)
+        self._parameters = [p for p in self._shadow.parameters() if p.requires_grad]
+        self._evidence = np.zeros(len(self._members) + len(self._others))
+
+    def after_noise(self, setting: StepSetting, draw: Draw) -> None:
+        """Score what the update says about each attacked example."""
+        self._model.update(self._shadow)
+        with kept_random_state():
+            unexplained = self._unexplained(setting.max_grad_norm, draw)
+            drawn = np.isin(self._members, draw.positions)
+            drawn = np.pad(drawn, (0, len(self._others)))  # no test example is ever drawn
+            start = 0
+            for batch in self._attacked_batches():
+                part = slice(start, start := start + len(batch))
+                self._evidence[part] += self._ratio(batch, unexplained, setting, drawn[part])
+
+    def scores(self, model: nn.Module) -> AttackScores:
+        """The evidence on every attacked example, training examples first."""
+        ids = np.asarray(self._attacked.data.ids)[self._members]
+        others = self._others if np.issubdtype(ids.dtype, np.number) else self._others.astype(str)
+        return AttackScores(
+            scores=self._evidence.copy(),
+            member=np.arange(len(self._evidence)) < len(self._members),
+            method=self.method,
+            example_ids=np.concatenate([ids, others]),
+            adversary="full",
+        )
+
+    def _attacked_batches(self) -> Iterator[Batch]:
+        attacked, size = self._attacked, self._attacked.norm_pass.batch_size
+        yield from starmap(Batch, attacked.train.batches(size, self._members))
+        if attacked.test is not None:
+            yield from starmap(Batch, attacked.test.batches(size, self._others))
+
+    def _norms(self, batch: Batch) -> FloatArray:
+        """Gradient norms (n,) before clipping."""
+        norm_pass = self._attacked.norm_pass
+        norms, _ = norm_pass(batch.inputs, batch.targets)
+        return norms.cpu().numpy() / (1 + norm_pass.slack)
+
+    def _unexplained(self, max_grad_norm: float, draw: Draw) -> list[Tensor]:
+        """The noisy sum less what the examples of the batch should have added."""
+        trained = (p for p in self._attacked.run.module.parameters() if p.requires_grad)
+        left = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in trained]
+        size = self._attacked.norm_pass.batch_size
+        for batch in starmap(Batch, self._attacked.train.batches(size, draw.positions)):
+            if not len(batch):
+                continue
+            factors = _clip_factors(self._norms(batch), max_grad_norm)
+            for value, added in zip(left, self._gradient(batch, factors), strict=True):
+                value -= added
+        return left
+
+    def _gradient(self, batch: Batch, weights: FloatArray) -> Sequence[Tensor]:
+        """Gradient of the weighted sum of losses."""
+        with torch.enable_grad():
+            losses = self._model.losses(self._shadow, batch)
+            total = losses @ torch.as_tensor(weights).to(losses)
+        return torch.autograd.grad(total, self._parameters, materialize_grads=True)
+
+    def _products(self, batch: Batch, direction: Sequence[Tensor]) -> FloatArray:
+        """Inner products (n,) of each example's gradient, before clipping, with a direction v.
+
+        In two backward passes: the gradient of the sum over i of w_i loss_i, times v, is linear in
+        w, and its derivative in w_i is <g_i, v>.
+        """
+        with torch.enable_grad():
+            losses = self._model.losses(self._shadow, batch)
+            weights = torch.ones_like(losses, requires_grad=True)
+            gradients = torch.autograd.grad(
+                losses @ weights, self._parameters, create_graph=True, materialize_grads=True
+            )
+            parts = [(g * v).sum() for g, v in zip(gradients, direction, strict=True)]
+            total = torch.stack(parts).sum()
+        (products,) = torch.autograd.grad(total, weights, materialize_grads=True)
+        return products.double().cpu().numpy()
+
+    def _ratio(
+        self, batch: Batch, unexplained: list[Tensor], setting: StepSetting, drawn: BoolArray
+    ) -> FloatArray:
+        """Log-likelihood ratios (n,) of one step; drawn: (n,) whether each was in the batch."""
+        clip = setting.max_grad_norm
+        norms = self._norms(batch)
+        products = self._products(batch, unexplained)
+        scale = np.where(norms > 0, norms, 1.0) * clip * setting.noise_multiplier
+        relative = norms * _clip_factors(norms, clip) / clip
+        return log_likelihood_ratio(
+            products / scale + drawn * relative / setting.noise_multiplier,
+            relative_norm=relative,
+            noise_multiplier=setting.noise_multiplier,
+            sample_rate=setting.sample_rate,
+        )
+
+
+def _clip_factors(norms: FloatArray, max_grad_norm: float) -> FloatArray:
+    return np.minimum(1.0, max_grad_norm / (norms + STABILISER))
+
+
+def draw_canaries(
+    rng: np.random.Generator, n_examples: int, count: int, n_classes: int
+) -> tuple[IntArray, BoolArray, IntArray]:
+    """Random positions in ascending order, whether each is trained on, and shifts of its class.
+
+    Coins are fair and independent, and no shift gives the right class.
+    """
+    positions = np.sort(rng.choice(n_examples, count, replace=False))
+    return positions, rng.integers(0, 2, count) == 1, rng.integers(1, n_classes, count)
+
+
+class MislabelledCanaries(RunAttack):
+    """Mislabel some examples of a data set, and keep each in it only if a fair coin says so.
+
+    After Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846). They cost some accuracy.
+
+    Make the loader with `loader`, which fixes the sampling rate from all examples, so that only
+    sums of gradients depend on the coins. Pass this object to the Recorder of the run:
+
+    >>> from indpriv.recording import MislabelledCanaries, Recorder
+    >>> canaries = MislabelledCanaries(data, 1000, n_classes=10)               # doctest: +SKIP
+    >>> loader = canaries.loader(batch_size=256)                               # doctest: +SKIP
+    >>> recorder = Recorder("runs/mine", dataset=canaries.train_set,           # doctest: +SKIP
+    ...                     loss_fn=loss_fn, attack=canaries)
+
+    Attributes:
+        train_set: what to train on: all examples but the canaries that were left out.
+    """
+
+    file_name = run_files.CANARIES
+    method = "final loss of mislabelled canaries"
+
+    def __init__(
+        self, dataset: Dataset[Any], count: int, *, n_classes: int, seed: int | None = None
+    ) -> None:
+        """Choose canaries, wrong labels and coins.
+
+        Args:
+            dataset: map-style, of (inputs, class).
+            count: number of canaries.
+            n_classes: at least 2; classes are 0, 1, ..., n_classes - 1.
+            seed: makes the choices reproducible; None draws them from the operating system.
+
+        Raises:
+            InputError: more canaries than examples, or one class.
+        """
+        n = length(dataset, "dataset")
+        check_positive_int("count", count)
+        check_positive_int("n_classes", n_classes, minimum=2)
+        if count > n:
+            raise InputError(f"{count} canaries are more than the {n} examples; insert fewer")
+        rng = np.random.default_rng(seed)
+        positions, self._member, shifts = draw_canaries(rng, n, count, n_classes)
+        shift_of = dict(zip(positions.tolist(), shifts.tolist(), strict=True))
+        mislabelled = _Mislabelled(dataset, shift_of, n_classes)
+        self._canaries: Dataset[Any] = Subset(mislabelled, positions.tolist())
+        kept = np.setdiff1d(np.arange(n), positions[~self._member])
+        self.train_set: Dataset[Any] = Subset(mislabelled, kept.tolist())
+        self._n = n
+        self._loader: PlannedLoader | None = None
+
+    def loader(self, batch_size: int, **options: Any) -> DataLoader[Any]:
+        """A loader of train_set, for make_private; options as of a DataLoader.
+
+        Its number of batches is that of all examples, so that neither the sampling rate nor the
+        divisor of gradients tells how many canaries were left out.
+        """
+        self._loader = PlannedLoader(
+            self.train_set, n_planned=self._n, batch_size=batch_size, **options
+        )
+        return self._loader
+
+    def _begin(self, attacked: AttackedRun) -> None:
+        """Check that the run trains on the canaries, at a rate that no coin decided.
+
+        Averages are over the planned number of examples.
+        """
+        if attacked.data.dataset is not self.train_set:
+            raise refused("refusal.attacks", "train_set")
+        run = attacked.run
+        planned = None if self._loader is None else 1 / len(self._loader)
+        if planned is None or not math.isclose(run.sample_rate, planned, rel_tol=1e-9):
+            raise refused("refusal.attacks", "sample_rate")
+        ranks = getattr(run.optimizer, "world_size", 1)
+        run.optimizer.expected_batch_size = int(self._n * planned) / ranks
+        self._loss_fn = attacked.data.loss_fn
+        device = next(run.module.parameters()).device
+        collate, unpack = run.loader.collate_fn, attacked.data.unpack
+        self._examples = Examples(self._canaries, collate, device, unpack)
+
+    def scores(self, model: nn.Module) -> AttackScores:
+        """Minus the final loss of every canary."""
+        losses = [
+            precise_losses(self._loss_fn, call(model, inputs), targets)
+            for inputs, targets in self._examples.batches(1024)
+        ]
+        return AttackScores(
+            scores=-torch.cat(losses).cpu().numpy(),
+            member=self._member.copy(),
+            method=self.method,
+            fair_coins=True,
+        )
+
+
+class PlannedLoader(DataLoader[Any]):
+    """A DataLoader with the number of batches of n_planned examples, not of those that it has.
+
+    Opacus samples at one over the number of batches of the loader that make_private is given.
+    """
+
+    def __init__(self, dataset: Dataset[Any], *, n_planned: int, batch_size: int, **options: Any):
+        super().__init__(dataset, batch_size=batch_size, **options)
+        self._planned = math.ceil(n_planned / batch_size)
+
+    def __len__(self) -> int:
+        return self._planned
+
+
+class _Mislabelled(Dataset[Any]):
+    """A data set in which some classes (position -> shift) are shifted."""
+
+    def __init__(self, dataset: Dataset[Any], shifts: dict[int, int], n_classes: int) -> None:
+        self._dataset, self._shifts, self._n_classes = dataset, shifts, n_classes
+
+    def __len__(self) -> int:
+        return length(self._dataset, "dataset")
+
+    def __getitem__(self, position: int) -> tuple[Any, Any]:
+        inputs, target = self._dataset[position]
+        wrong: int | Tensor = (target + self._shifts.get(position, 0)) % self._n_classes
+        return inputs, wrong
