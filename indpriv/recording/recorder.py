@@ -53,8 +53,7 @@ from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_anywhere, described_parameters
 from indpriv.recording.opacus.gradients import Thresholds
-from indpriv.recording.opacus.ranks import Batch, Ranks
-from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.run import Batch, OpacusRun, Ranks
 from indpriv.recording.process import deferred_interrupts, environment_of
 from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.training_data import Measured, TrainingData, Unpack, length, norms_of

@@ -23,7 +23,7 @@ from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.norms import batches as of_batches
 from indpriv.recording.norms.batches import LossFn, call, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.opacus.ranks import Ranks, WholeModel, of_opacus
+from indpriv.recording.opacus.run import Ranks, WholeModel, of_opacus
 from indpriv.recording.random_states import kept_random_state
 
 _FEW = 32  # examples that are read twice

@@ -36,10 +36,9 @@ from indpriv.recording.compared.replay import Replay
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import autocast_now
 from indpriv.recording.opacus import gradients
-from indpriv.recording.opacus import ranks as of_ranks
+from indpriv.recording.opacus import run as of_run
 from indpriv.recording.opacus.draws import OF_ONE_RANK, Draw, Tally, sampler_watched
-from indpriv.recording.opacus.ranks import Batch, Ranks, local
-from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.run import Batch, OpacusRun, Ranks, local
 from indpriv.recording.random_states import kept_random_state, random_state
 from indpriv.recording.training_data import Examples
 
@@ -96,7 +95,7 @@ class Watch:
         self._versions: list[int] = []  # of the parameters, as the last update left them
 
         self.findings, self.news = Findings(), list[str]()
-        self._others: list[of_ranks.RankStep] = []  # what other ranks saw up to the last step
+        self._others: list[of_run.RankStep] = []  # what other ranks saw up to the last step
         self._budget = Budget(next(run.module.parameters()).device.type)
         self.deliveries = Deliveries(run.batch_sampler, examples, self.findings)
         self._loss = LossComparison(loss_fn)
@@ -169,7 +168,9 @@ class Watch:
             draws = self._before_draw, self._on_draw, self._on_epoch_end
             stack.enter_context(sampler_watched(run.batch_sampler, n_canaries, *draws))
             asked = self.tally.micro_batch, self._on_micro_batch, thresholds
-            stack.enter_context(gradients.ClippingWatch(run.model, optimizer, *asked).watching())
+            stack.enter_context(
+                gradients.ClippingWatch(run.model, run.clipper, optimizer, *asked).watching()
+            )
             optimizer.attach_step_hook(step_hook)
             stack.callback(restore)
             updated = inner.register_step_post_hook(lambda *_: after_step(self._end_update()))
@@ -479,7 +480,7 @@ class Watch:
         shared = {**({} if setting is None else vars(setting)), **self._run.shared_by_ranks}
         norms = [torch.zeros(0, dtype=torch.float64), *(one.norms for one in self._micro_batches)]
         known = drawn is not None and self.with_norms
-        mine = of_ranks.RankStep(
+        mine = of_run.RankStep(
             tuple(self.tally.unsent),
             {name: getattr(self.tally.counts, name) for name in OF_ONE_RANK},
             None if drawn is None else drawn.positions,
@@ -492,7 +493,7 @@ class Watch:
         self._others = [part for rank, part in enumerate(parts) if rank != self._ranks.rank]
         for positions in (drawn for part in self._others for drawn in part.drawn):
             np.add.at(self.tally.participations, positions, 1)
-        return of_ranks.whole_batch(moment, parts)
+        return of_run.whole_batch(moment, parts)
 
     def _reduce(self, reduce: Callable[[], None]) -> None:
         """Several ranks add up their gradients: compare before, and keep what comes of it."""

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from opacus import grad_sample
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
@@ -45,6 +46,18 @@ def test_an_optimizer_without_the_accountants_hook_is_refused(tmp_path):
     run.optimizer.step_hook = None
     with pytest.raises(InputError, match="would report epsilon 0"):
         record(run, tmp_path / "run")
+
+
+def test_hooks_on_parts_of_the_model_are_refused(tmp_path):
+    if not hasattr(grad_sample, "GradSampleHooks"):
+        pytest.skip("from Opacus 1.6 on")
+    run = make_run()
+    run.model.remove_hooks()
+    run.model = run.model._module
+    parts = [grad_sample.GradSampleHooks(run.model[place]) for place in (0, 2)]
+    with pytest.raises(InputError, match="several hooks of Opacus's take gradients"):
+        record(run, tmp_path / "run")
+    assert len(parts) == 2
 
 
 def test_a_plain_optimizer_is_refused(tmp_path):

@@ -21,7 +21,7 @@ from indpriv.norm_log.fields import StepSetting
 from indpriv.recording.clipping import ClippingRule
 from indpriv.recording.compared.calls import relative
 from indpriv.recording.compared.findings import Findings
-from indpriv.recording.opacus.ranks import local
+from indpriv.recording.opacus.run import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
 
 PublicSettings = Callable[[int], Mapping[str, Any]]

@@ -7,20 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from opacus.utils import uniform_sampler
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from indpriv import _checks
-from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
-from indpriv.recording.opacus.ranks import DISTRIBUTED
 
-# Opacus's sampler drops an empty local batch. A run in which this is likelier is refused.
-_DROPPED_BATCH = 1e-9
 # Training and the norm pass do the same arithmetic in another order; norms that differ by more than
 # this share of max_grad_norm are different norms. For norms above max_grad_norm, which contribute
 # no more, a share of the norm itself.
@@ -65,51 +58,6 @@ class TruncatedPoissonSampler(UniformWithReplacementSampler):
                 order = torch.randperm(len(drawn), generator=self.generator)
                 drawn = [drawn[place] for place in order[: self.max_batch_size].tolist()]
             yield drawn
-
-
-def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
-    """How batches are drawn: one of the samplers of a NormLog; "other" if nothing is known of it.
-
-    InputError if several ranks do not fit together.
-    """
-    shards = type(batch_sampler) is uniform_sampler.DistributedUniformWithReplacementSampler
-    if shards != isinstance(optimizer, DISTRIBUTED):
-        classes = {"optimizer": optimizer, "sampler": batch_sampler}
-        names = {key: type(one).__name__ for key, one in classes.items()}
-        raise refused("refusal.attached", "shards", **names)
-    if shards:
-        _check_shards(batch_sampler, optimizer)
-        return "poisson"
-    if type(batch_sampler) is UniformWithReplacementSampler:  # a subclass may draw otherwise
-        return "poisson"
-    if type(batch_sampler) is TruncatedPoissonSampler:
-        return "truncated_poisson"
-    # A WeightedRandomSampler, a SubsetRandomSampler or a list may be made by looking at data.
-    sampler = batch_sampler.sampler if type(batch_sampler) is BatchSampler else None
-    if type(sampler) is SequentialSampler:
-        return "sequential"
-    if type(sampler) is not RandomSampler:
-        return "other"
-    if sampler.replacement or sampler.num_samples > len(sampler.data_source):
-        return "with_replacement"
-    return "fixed_size" if sampler.num_samples <= batch_sampler.batch_size else "shuffled"
-
-
-def _check_shards(sampler: Any, optimizer: Any) -> None:
-    """Raise InputError unless the ranks' shards and batches are as the account assumes."""
-    size = dist.get_world_size()
-    for owner, (rank, ranks) in {
-        "sampler": (sampler.rank, sampler.num_replicas),
-        "optimizer": (optimizer.rank, optimizer.world_size),
-    }.items():
-        if (rank, ranks) != (dist.get_rank(), size):
-            values = {"owner": owner, "rank": rank, "ranks": ranks, "size": size}
-            raise refused("refusal.attached", "other_rank", mine=dist.get_rank(), **values)
-    smallest = sampler.total_size // size
-    dropped = (1 - sampler.sample_rate) ** smallest * len(sampler) * size
-    if dropped >= _DROPPED_BATCH:
-        chances = {"mean": sampler.sample_rate * smallest, "chance": dropped}
-        raise refused("refusal.attached", "empty_batches", most=_DROPPED_BATCH, **chances)
 
 
 @contextmanager

@@ -34,8 +34,8 @@ from indpriv._facts import refused, text
 from indpriv._types import FloatArray, IntArray
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.session_counts import NoiseCounts
-from indpriv.recording.norms.shadow_model import plain_class, standard_module, trainable_names
-from indpriv.recording.opacus.ranks import GHOST_MODELS, clipper_of, local
+from indpriv.recording.norms.shadow_model import trainable_names
+from indpriv.recording.opacus.run import GHOST_MODELS, convolutions, local
 
 _MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 in float32
 # To the precision of the norms: of a parameter's norm, of all parameters', and of the clip factor.
@@ -43,7 +43,6 @@ _ROUNDINGS = 3
 STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 _SHORT = 1e-10  # norm of a sum that has no direction: of an empty batch, or lost in rounding
 _COMPARED = 10_000  # coordinates whose noise is compared with that of earlier steps
-_CONTIGUOUS = text("refusal.training", "contiguous")
 
 Thresholds = Callable[[IntArray, float], Tensor]
 """(positions (n,), max_grad_norm) -> clip thresholds (n,), in units of gradient norm."""
@@ -131,6 +130,7 @@ class ClippingWatch:
     were changed after clipping.
 
     Attributes:
+        clipper: what takes per-example gradients of the model.
         positions_of: positions of the next micro-batch, from its size, perhaps asked several times;
             None if no batch of that size is expected.
         on_batch: called once for each micro-batch whose gradients enter a step, in order.
@@ -138,6 +138,7 @@ class ClippingWatch:
     """
 
     model: Any
+    clipper: Any
     optimizer: Any
     positions_of: Callable[[int], IntArray | None]
     on_batch: Callable[[ClippedBatch], None]
@@ -151,12 +152,11 @@ class ClippingWatch:
     def watching(self) -> Iterator[None]:
         """Watch the block."""
         with ExitStack() as stack:
-            for name, layer in _convolutions(self.model):
+            for name, layer in convolutions(self.model):
                 handle = layer.register_forward_pre_hook(partial(_check_image, name))
                 stack.callback(handle.remove)
-            clipper = clipper_of(self.model)
-            is_ghost = isinstance(clipper, GHOST_MODELS)
-            stack.enter_context(self._of_ghost(clipper) if is_ghost else self._of_hooks())
+            is_ghost = isinstance(self.clipper, GHOST_MODELS)
+            stack.enter_context(self._of_ghost(self.clipper) if is_ghost else self._of_hooks())
             stack.enter_context(self.model.register_forward_pre_hook(self._check))
             yield
 
@@ -294,33 +294,15 @@ class _StandIn:
         return limits.to(stabilised) / stabilised
 
 
-def check_memory_format(model: nn.Module) -> None:
-    """Raise InputError if a trained convolution has channels-last weights, and so such outputs."""
-    for name, layer in _convolutions(model):
-        if not layer.weight.is_contiguous():
-            values = {"name": name, "remedy": _CONTIGUOUS}
-            raise refused("refusal.attached", "channels_last", **values)
-
-
-def _convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
-    """Trained convolutions that Opacus handles itself; it uses functorch for subclasses."""
-    if getattr(model, "force_functorch", False):
-        return []
-    return [
-        (name, layer)
-        for name, layer in standard_module(model).named_modules()
-        if plain_class(layer) is nn.Conv2d and any(p.requires_grad for p in layer.parameters())
-    ]
-
-
 def _check_image(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
     images = inputs[0]
     if not (isinstance(images, Tensor) and images.ndim == 4 and torch.is_grad_enabled()):
         return
     (height, width), (down, right) = images.shape[2:], images.stride()[2:]
     if (width != 1 and right != 1) or (height != 1 and down != width):
-        layout = {"shape": tuple(images.shape), "strides": images.stride()}
-        raise refused("refusal.training", "images", name=name, remedy=_CONTIGUOUS, **layout)
+        layout: dict[str, Any] = {"shape": tuple(images.shape), "strides": images.stride()}
+        layout |= {"name": name, "remedy": text("refusal.training", "contiguous")}
+        raise refused("refusal.training", "images", **layout)
 
 
 class NoiseWatch:

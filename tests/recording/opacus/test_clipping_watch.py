@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError, InputError
 from indpriv.recording.opacus.gradients import ClippingWatch, clip_excess
-from indpriv.recording.opacus.ranks import Ranks
-from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.run import OpacusRun, Ranks
 from indpriv.recording.training_data import Examples
 from indpriv.recording.watch import Watch
 from runs import PER_EXAMPLE, blobs, make_run
@@ -186,7 +185,7 @@ def test_a_batch_of_another_size_has_no_positions_and_no_thresholds(mode):
 def test_an_opacus_that_clips_otherwise_is_refused():
     run = make_run()
     run.optimizer.clip_and_accumulate = lambda: None
-    watch = ClippingWatch(run.model, run.optimizer, lambda _: None, lambda _: None)
+    watch = ClippingWatch(run.model, run.model, run.optimizer, lambda _: None, lambda _: None)
     with watch.watching(), pytest.raises(EvidenceError, match="without dividing by their norms"):
         run.step(*(tensor[:5] for tensor in run.dataset.tensors))
 
@@ -278,6 +277,7 @@ def _one_rank(rank, port, folder):
         parameters = [p.detach().clone() for p in model.parameters()]
         inputs, targets = (tensor[half] for tensor in blobs(40).tensors)
         watch = ClippingWatch(
+            model,
             model,
             optimizer,
             positions_of=lambda size: half[:size],
