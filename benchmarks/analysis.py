@@ -22,9 +22,8 @@ from sklearn.metrics import roc_auc_score
 from accountant import benchmark, best_time, main, report
 from indpriv import ExampleTable, NormLog, account
 from indpriv.analysis.attacks.canaries import measure_attack
-from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.groups import group_table
-from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.analysis.recorded_run import AuditedRun, RecordedRun, find_all
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.audit_directory import write_audit
 

@@ -1,9 +1,8 @@
 """Summaries of small hand-made audits, for tests of reports and gates."""
 
 from indpriv._plain import empty
-from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.fidelity import compare_with_exact
-from indpriv.analysis.recorded_run import Declared, RecordedRun
+from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.analysis.summary import keys
 from indpriv.norm_log.evidence import CHECKS as TEMPLATES
 from synthetic import epsilon_table, sound_checks

@@ -10,7 +10,7 @@ import pandas as pd
 from scipy.special import log_softmax
 
 from indpriv._facts import PASSED, Fact
-from indpriv.analysis import columns
+from indpriv.analysis import summary
 from indpriv.analysis.attacks import rates
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.attributes import AttributeKnowledge
@@ -30,7 +30,7 @@ from indpriv.norm_log.writer import LogHeader, NormLogWriter
 def discriminate(members: Any, others: Any, **options: Any) -> pd.DataFrame:
     """Value, low and high by rate of an attack with these scores; empty without one side."""
     rows = rates.separation(members, others, **options)
-    return columns.table(columns.RATES, rows).set_index("rate")[["value", "low", "high"]]
+    return summary.table(summary.RATES, rows).set_index("rate")[["value", "low", "high"]]
 
 
 def epsilon_table(

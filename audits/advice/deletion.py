@@ -26,7 +26,7 @@ from indpriv._plain import Count, Epsilon, Percent, RoundShare, to_json
 from indpriv._types import FloatArray, IntArray, StageProgress, silent
 from indpriv.analysis.advice import Group
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.statistics.intervals import Interval, student_interval
+from indpriv.analysis.statistics import Interval, student_interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.audit.advice import groups_of_run
 from indpriv.audit.pipeline import MethodOptions

@@ -15,7 +15,7 @@ from indpriv.errors import InputError
 if TYPE_CHECKING:
     from audits.training.config import AuditConfig
     from audits.training.datasets import Dataset
-    from indpriv.analysis.audited_run import AuditedRun
+    from indpriv.analysis.recorded_run import AuditedRun
     from indpriv.audit.pipeline import MethodOptions
     from indpriv.epsilon_table import EpsilonTable
 

@@ -25,7 +25,7 @@ from scipy import stats
 from indpriv._plain import AtLeastZero, Count, Epsilon, OneOf, Percent, Share, figure
 from indpriv._types import FloatArray
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.statistics.intervals import CONFIDENCE
+from indpriv.analysis.statistics import CONFIDENCE
 
 MOST_DATA = 10.0  # times what there is; the line is not drawn further
 LEAST_RUNS = 3  # that a line with an interval needs

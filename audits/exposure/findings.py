@@ -29,7 +29,7 @@ from scipy import stats
 from audits.exposure.ranks import Exposures
 from indpriv._plain import Count, Delta, Epsilon, PValue, figure
 from indpriv._types import FloatArray
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Span, student_interval
+from indpriv.analysis.statistics import CONFIDENCE, Span, student_interval
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 

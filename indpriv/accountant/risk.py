@@ -417,7 +417,7 @@ class PredictedEvidence:
     """What an account predicts of the strongest attack on each of n examples.
 
     The attacker's evidence about an example is the sum over steps of the log-likelihood ratio
-    log f(z) (see `indpriv._likelihood`). With z ~ N(0, 1), its mean is the sum of KL(P||Q) =
+    log f(z) (see `indpriv.attack_scores`). With z ~ N(0, 1), its mean is the sum of KL(P||Q) =
     E[f log f] if the example takes part, and minus the sum of KL(Q||P) = E[-log f] if it does not;
     its exponential moments are the Rényi divergences that RDP accounts add up.
 

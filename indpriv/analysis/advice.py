@@ -30,7 +30,7 @@ from indpriv.accountant.method import Method
 from indpriv.analysis.disclosures import Range
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, Span
+from indpriv.analysis.statistics import CONFIDENCE, Interval, Span
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, clipped_lower, coarser, noisier

@@ -24,10 +24,9 @@ from indpriv.accountant.method import Method, uses_batch_norms
 from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.steps import Steps
-from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import record
 from indpriv.analysis.fidelity import other_accounts
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.recorded_run import AuditedRun
+from indpriv.analysis.summary import Finding, record
 from indpriv.norm_log.norm_log import NormLog
 
 _BIN = 1e-3  # of relative norms: the 95th percentile is rounded up to a multiple

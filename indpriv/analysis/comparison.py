@@ -16,10 +16,10 @@ import pandas as pd
 from indpriv._columns import grouping_of, to_floats
 from indpriv._plain import records
 from indpriv._types import FloatArray, IntArray, NDArray
-from indpriv.analysis.columns import CHANGES
 from indpriv.analysis.fidelity import check_same_meaning
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.statistics.weighted import pearson, spearman
+from indpriv.analysis.statistics import pearson, spearman
+from indpriv.analysis.summary import CHANGES
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable

@@ -21,10 +21,10 @@ from indpriv import _columns
 from indpriv._columns import Repeats, numbers_of
 from indpriv._facts import text
 from indpriv._plain import BinError, Ceiling, Count, Seed
-from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis import statistics
 from indpriv.analysis.fidelity import MOST_COMPARED
-from indpriv.analysis.statistics import weighted
-from indpriv.analysis.statistics.intervals import CONFIDENCE
+from indpriv.analysis.recorded_run import AuditedRun
+from indpriv.analysis.statistics import CONFIDENCE
 from indpriv.analysis.summary import Finding
 from indpriv.norm_log.norm_log import NormLog
 
@@ -73,8 +73,8 @@ def _repeated_rows(log: NormLog, rows: _columns.Rows) -> list[str]:
     compared = [name for name in rows.columns if name not in ("example_id", "unit_id")]
     with Repeats(len(rows)) as found:
         for frame in _columns.frames_of(rows, compared):
-            for start in range(0, len(frame), weighted.BLOCK):
-                same = frame.iloc[start : start + weighted.BLOCK].apply(_alike)
+            for start in range(0, len(frame), statistics.BLOCK):
+                same = frame.iloc[start : start + statistics.BLOCK].apply(_alike)
                 hashes = pd.util.hash_pandas_object(same, index=False)
                 found.add(np.asarray(hashes, np.uint64))
         positions = found.positions(_MOST_REPEATED)
@@ -162,14 +162,14 @@ def _exactness(run: AuditedRun) -> dict[str, Any]:
     attacked = run.recorded.attacked(run.seed)
     members, others = (None if found is None else len(found) for found in attacked)
     n, audit = len(run.epsilons), run.audit
-    if n <= weighted.MOST_EXACT and members is None and others is None:
+    if n <= statistics.MOST_EXACT and members is None and others is None:
         return {}  # every figure comes from each example
     tried = len(audit.sensitivity) or audit.spacing or audit.fidelity
     some = n > MOST_COMPARED and run.epsilons.account.rows_per_unit is None
     found = Exactness(
-        most_exact=weighted.MOST_EXACT,
-        quantile_error=weighted.bin_width(),
-        pair_error=weighted.bin_width(weighted.PAIR_BITS),
+        most_exact=statistics.MOST_EXACT,
+        quantile_error=statistics.bin_width(),
+        pair_error=statistics.bin_width(statistics.PAIR_BITS),
         pearson_error=None if audit.loss is None else audit.loss.pearson_error,
         spearman_error=None if audit.loss is None else audit.loss.spearman_error,
         attacked_members=members,

@@ -11,30 +11,15 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from indpriv import _facts
 from indpriv._columns import Rows, frames_of, to_floats
-from indpriv._facts import (
-    ASSUMED,
-    ASSUMPTION,
-    DECLARED,
-    FAILED,
-    NOT_COVERED,
-    ON_TRUST,
-    PASSED,
-    REFUTED,
-    UNKNOWN,
-    VERIFIED,
-    Fact,
-    fact,
-    text,
-)
 from indpriv._files import first_at
 from indpriv._formatting import capitalised, format_cost, sentence
 from indpriv._plain import Count, Percent, Public, Rounded, Share, figure, shown
 from indpriv._types import FloatArray, Ids
 from indpriv.analysis.attacks.membership import BY_GROUP
-from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.guarantee import divisor_of
-from indpriv.analysis.recorded_run import Declared
+from indpriv.analysis.recorded_run import AuditedRun, Declared
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS
@@ -163,34 +148,39 @@ def _accuracy(rows: Rows | None) -> float | None:
     return total / n if n else None
 
 
-def status_of(checks: Sequence[Fact], *keys: str) -> str:
+def status_of(checks: Sequence[_facts.Fact], *keys: str) -> str:
     """Failed if a check failed, verified if those that are not optional passed, else declared."""
     found = {(check.key, check.status) for check in checks if check.key in keys}
     states = {status for _, status in found}
-    if FAILED in states:
-        return FAILED
+    if _facts.FAILED in states:
+        return _facts.FAILED
     passed = {key for key in keys if CHECKS[key].optional} | {key for key, _ in found}
-    return VERIFIED if states == {PASSED} and passed >= set(keys) else DECLARED
+    return _facts.VERIFIED if states == {_facts.PASSED} and passed >= set(keys) else _facts.DECLARED
 
 
-def word_of(lines: Sequence[Fact], *keys: str) -> str:
+def word_of(lines: Sequence[_facts.Fact], *keys: str) -> str:
     """The weakest word of these lines of evidence; unknown where there are none."""
     words = {line.status for line in lines if line.key in keys}
-    if REFUTED in words:
-        return FAILED
-    return next((word for word in (ON_TRUST, DECLARED, VERIFIED) if word in words), UNKNOWN)
+    if _facts.REFUTED in words:
+        return _facts.FAILED
+    return next(
+        (word for word in (_facts.ON_TRUST, _facts.DECLARED, _facts.VERIFIED) if word in words),
+        _facts.UNKNOWN,
+    )
 
 
 def declared_or(otherwise: str, said: str | None) -> str:
     """The status of what run.json may say."""
-    return DECLARED if said else otherwise
+    return _facts.DECLARED if said else otherwise
 
 
-def disclosures(audit: Audit) -> tuple[Fact, ...]:
+def disclosures(audit: Audit) -> tuple[_facts.Fact, ...]:
     """Every fact that a reader needs to judge the guarantee, in the order of the report."""
     decided = (*_guaranteed(audit), *_training(audit), *_provenance(audit))
     values = _values(audit)
-    return tuple(fact(f"disclosure.{key}", status, case, **values) for key, status, case in decided)
+    return tuple(
+        _facts.fact(f"disclosure.{key}", status, case, **values) for key, status, case in decided
+    )
 
 
 _Decided = Iterator[tuple[str, str, str]]  # key, status, and the case of its text or ""
@@ -201,18 +191,18 @@ def _guaranteed(audit: Audit) -> _Decided:
     run, account, guarantee = audit.run, audit.account, audit.guarantee
     declared, given = run.declared, bool(run.recorder.get("converted"))
     chosen = given or declared.neighbouring or account.neighbouring == "replace_one"
-    yield "unit", DECLARED if given or account.unit != "example" else ASSUMED, ""
+    yield "unit", _facts.DECLARED if given or account.unit != "example" else _facts.ASSUMED, ""
     zero_out = "zero_out" if account.neighbouring == "zero_out" else ""
-    yield "neighbouring", DECLARED if chosen else ASSUMED, zero_out
-    released = declared_or(ASSUMED, declared.released)
-    yield "released", released if guarantee.publishable else FAILED, ""
-    yield "trust_model", declared_or(ASSUMED, declared.trust_model), ""
-    yield "delta", DECLARED, ""
-    yield "delta_times_n", FAILED if guarantee.delta_times_n >= 1 else VERIFIED, ""
-    yield "tuning", NOT_COVERED, "declared" if declared.tuning else ""
-    yield "n_examples", VERIFIED, "" if run.n_units is None else "units"
+    yield "neighbouring", _facts.DECLARED if chosen else _facts.ASSUMED, zero_out
+    released = declared_or(_facts.ASSUMED, declared.released)
+    yield "released", released if guarantee.publishable else _facts.FAILED, ""
+    yield "trust_model", declared_or(_facts.ASSUMED, declared.trust_model), ""
+    yield "delta", _facts.DECLARED, ""
+    yield "delta_times_n", _facts.FAILED if guarantee.delta_times_n >= 1 else _facts.VERIFIED, ""
+    yield "tuning", _facts.NOT_COVERED, "declared" if declared.tuning else ""
+    yield "n_examples", _facts.VERIFIED, "" if run.n_units is None else "units"
     if (account.rows_per_unit or 1) > 1:  # public if a cap was set before training
-        yield "rows_per_unit", VERIFIED, "capped" if _cap(run) else "uncapped"
+        yield "rows_per_unit", _facts.VERIFIED, "capped" if _cap(run) else "uncapped"
 
 
 def _training(audit: Audit) -> _Decided:
@@ -228,7 +218,7 @@ def _training(audit: Audit) -> _Decided:
     excess = "excess" if recorder.get("clip_excess") else ""  # accounts use less noise
     yield "noise_multiplier", word_of(lines, "noise", "settings"), excess
     clipping = _read_from(run, "clipping")
-    if clipping == VERIFIED:
+    if clipping == _facts.VERIFIED:
         clipping = word_of(lines, "contribution", "settings")
     yield "max_grad_norm", clipping, "released" if recorder.get("clipping_norm_epsilon") else ""
     if run.individually_clipped:
@@ -243,7 +233,7 @@ def _training(audit: Audit) -> _Decided:
     yield "normalisation", _read_from(run, "loss_reduction"), divided
     secure = "secure" if recorder.get("secure_mode") else ""
     yield "random_generator", word_of(lines, "source"), secure
-    yield "accountant", VERIFIED, "" if account.conversion == "none" else "conversion"
+    yield "accountant", _facts.VERIFIED, "" if account.conversion == "none" else "conversion"
     case = "partial" if run.recorded_share < 1 else "all"
     if account.participation == "known":
         case = "known"
@@ -253,13 +243,17 @@ def _training(audit: Audit) -> _Decided:
 
 def _provenance(audit: Audit) -> _Decided:
     run, declared, checks = audit.run, audit.run.declared, audit.checks
-    yield "audit_versions", VERIFIED, ""
-    yield "training_versions", VERIFIED if run.recorder.get("versions") else UNKNOWN, ""
-    yield "code_commit", declared_or(UNKNOWN, declared.code_commit), ""
+    yield "audit_versions", _facts.VERIFIED, ""
+    yield (
+        "training_versions",
+        _facts.VERIFIED if run.recorder.get("versions") else _facts.UNKNOWN,
+        "",
+    )
+    yield "code_commit", declared_or(_facts.UNKNOWN, declared.code_commit), ""
     data = "and_data" if declared.data_fingerprint else ""
     yield "data_fingerprint", status_of(checks, "records"), data
-    yield "preprocessing", declared_or(UNKNOWN, declared.preprocessing), ""
-    yield "private_here", DECLARED, "" if audit.guarantee.publishable else "withheld"
+    yield "preprocessing", declared_or(_facts.UNKNOWN, declared.preprocessing), ""
+    yield "private_here", _facts.DECLARED, "" if audit.guarantee.publishable else "withheld"
 
 
 def _values(audit: Audit) -> dict[str, object]:
@@ -277,7 +271,7 @@ def _values(audit: Audit) -> dict[str, object]:
         "clipping": clipping,
         "contributions": CONTRIBUTIONS.get(clipping, ""),
         "longer": 1 + (recorder.get("clip_excess") or 0.0),
-        "norms": text(
+        "norms": _facts.text(
             "disclosure.source_of_norms",
             "rounded" if run.rounding else "not_rounded",
             records=run,
@@ -310,7 +304,7 @@ def recording(run: RunFacts) -> str:
 
 def _read_from(run: RunFacts, name: str) -> str:
     """Verified if the recorder read this from the optimizer; a log made elsewhere may lack it."""
-    return UNKNOWN if run.recorder.get(name) is None else VERIFIED
+    return _facts.UNKNOWN if run.recorder.get(name) is None else _facts.VERIFIED
 
 
 def _pairs(versions: Mapping[str, str]) -> str:
@@ -320,7 +314,7 @@ def _pairs(versions: Mapping[str, str]) -> str:
 # --- how an account can be wrong or misread
 
 
-def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
+def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[_facts.Fact, ...]:
     """How this account can be wrong or misread; caveats are those of the attacks that were run."""
     run, account, guarantee = audit.run, audit.account, audit.guarantee
     known, rows = account.participation == "known", account.rows_per_unit or 1
@@ -328,17 +322,19 @@ def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
     divisor = divisor_of(run.n_examples, run.total_steps, run.recorder, rows=rows)
     if divisor is not None:
         same_n = "same_n" if account.neighbouring != "add_remove" else ""
-        status = FAILED if divisor.tells_n and not same_n else VERIFIED
-        found.append(fact("hazard.divisor", status, same_n, found=divisor.describe()))
+        status = _facts.FAILED if divisor.tells_n and not same_n else _facts.VERIFIED
+        found.append(_facts.fact("hazard.divisor", status, same_n, found=divisor.describe()))
     promise = "guarantee" if guarantee.publishable else "withheld"
-    found.append(fact("hazard.individual_epsilon", NOT_COVERED, promise, guarantee=guarantee))
-    found.append(fact("hazard.disclosure", NOT_COVERED))
+    found.append(
+        _facts.fact("hazard.individual_epsilon", _facts.NOT_COVERED, promise, guarantee=guarantee)
+    )
+    found.append(_facts.fact("hazard.disclosure", _facts.NOT_COVERED))
     if said := " ".join(caveats):
-        found.append(fact("hazard.attack", NOT_COVERED, caveats=said))
+        found.append(_facts.fact("hazard.attack", _facts.NOT_COVERED, caveats=said))
     if run.recorder.get("rounds"):
-        found.append(fact("hazard.beside_updates", NOT_COVERED))
-    found.append(fact("hazard.other_uses", NOT_COVERED))
-    return (*found, fact("hazard.access", NOT_COVERED))
+        found.append(_facts.fact("hazard.beside_updates", _facts.NOT_COVERED))
+    found.append(_facts.fact("hazard.other_uses", _facts.NOT_COVERED))
+    return (*found, _facts.fact("hazard.access", _facts.NOT_COVERED))
 
 
 def delta_is_too_large(delta: float, n_examples: int) -> bool:
@@ -347,40 +343,54 @@ def delta_is_too_large(delta: float, n_examples: int) -> bool:
 
 
 def assumptions(
-    run: RunFacts, delta: float | None, checks: Sequence[Fact], lines: Sequence[Fact], known: bool
-) -> list[Fact]:
+    run: RunFacts,
+    delta: float | None,
+    checks: Sequence[_facts.Fact],
+    lines: Sequence[_facts.Fact],
+    known: bool,
+) -> list[_facts.Fact]:
     """What the account assumes; run.json may declare more, or say something about these.
 
     known: the account is one with known participation, which assumes no Poisson sampling.
     """
     said = run.declared.on_trust.items()
-    declared = {item.lower().replace(" ", "_"): (item, text) for item, text in said}
+    declared = {item.lower().replace(" ", "_"): (item, words) for item, words in said}
     found = []
     for hazard in _assumed(run, delta, checks, lines, known):
-        if text := declared.pop(hazard.key, ("", ""))[1]:
-            status = DECLARED if hazard.status == UNKNOWN else hazard.status
-            hazard = replace(hazard, status=status, detail=f"Declared: {sentence(text)}")
+        if words := declared.pop(hazard.key, ("", ""))[1]:
+            status = _facts.DECLARED if hazard.status == _facts.UNKNOWN else hazard.status
+            hazard = replace(hazard, status=status, detail=f"Declared: {sentence(words)}")
         found.append(hazard)
     return found + [
-        Fact(key, ASSUMPTION, capitalised(item), DECLARED, sentence(text))
-        for key, (item, text) in declared.items()
+        _facts.Fact(key, _facts.ASSUMPTION, capitalised(item), _facts.DECLARED, sentence(words))
+        for key, (item, words) in declared.items()
     ]
 
 
 def _assumed(
-    run: RunFacts, delta: float | None, checks: Sequence[Fact], lines: Sequence[Fact], known: bool
-) -> Iterator[Fact]:
+    run: RunFacts,
+    delta: float | None,
+    checks: Sequence[_facts.Fact],
+    lines: Sequence[_facts.Fact],
+    known: bool,
+) -> Iterator[_facts.Fact]:
     """Each assumption with its status."""
     source = word_of(lines, "source")
     if delta is not None and delta_is_too_large(delta, run.n_examples):
-        yield fact("hazard.delta", FAILED)
-    yield fact("hazard.participation" if known else "hazard.sampler", word_of(lines, "batch"))
-    yield fact("hazard.norms", status_of(checks, "norm_pass", "norm_precision"))
-    yield fact("hazard.seeds", source)
-    yield fact("hazard.random_generator", source)
-    yield fact("hazard.duplicates", UNKNOWN if run.n_units is None else DECLARED)
-    yield fact("hazard.tuning", NOT_COVERED)
-    yield fact("hazard.preprocessing", declared_or(UNKNOWN, run.declared.preprocessing))
+        yield _facts.fact("hazard.delta", _facts.FAILED)
+    yield _facts.fact(
+        "hazard.participation" if known else "hazard.sampler", word_of(lines, "batch")
+    )
+    yield _facts.fact("hazard.norms", status_of(checks, "norm_pass", "norm_precision"))
+    yield _facts.fact("hazard.seeds", source)
+    yield _facts.fact("hazard.random_generator", source)
+    yield _facts.fact(
+        "hazard.duplicates", _facts.UNKNOWN if run.n_units is None else _facts.DECLARED
+    )
+    yield _facts.fact("hazard.tuning", _facts.NOT_COVERED)
+    yield _facts.fact(
+        "hazard.preprocessing", declared_or(_facts.UNKNOWN, run.declared.preprocessing)
+    )
 
 
 # --- findings
@@ -403,12 +413,12 @@ FINDINGS = (
         "disclosures",
         88,
         lambda run: {"disclosures": disclosures(run.audit)},
-        disclosures=(tuple[Fact, ...], "Facts of the run, each with how it is known."),
+        disclosures=(tuple[_facts.Fact, ...], "Facts of the run, each with how it is known."),
     ),
     Finding(
         "hazards",
         90,
         _hazards,
-        hazards=(tuple[Fact, ...], "How this account can be wrong or misread."),
+        hazards=(tuple[_facts.Fact, ...], "How this account can be wrong or misread."),
     ),
 )

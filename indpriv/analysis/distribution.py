@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from indpriv.accountant import Method, cap_rows
-from indpriv.analysis.columns import record
-from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.statistics import Condensed, quantiles_by_cell
+from indpriv.analysis.summary import Finding, record
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 

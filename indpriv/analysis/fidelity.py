@@ -17,12 +17,10 @@ from indpriv._columns import grouping_of, known_columns, rows_at
 from indpriv._types import FloatArray, IntArray, StageProgress, silent
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.analysis import columns
-from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import record
+from indpriv.analysis import statistics, summary
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.statistics import weighted
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.recorded_run import AuditedRun
+from indpriv.analysis.summary import Finding, record
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog, coarser
@@ -46,7 +44,7 @@ def differences(estimate: FloatArray, reference: FloatArray) -> dict[str, Any]:
     size = np.abs(difference)
     return {
         "n": len(difference),
-        "pearson": weighted.pearson(estimate, reference),
+        "pearson": statistics.pearson(estimate, reference),
         "signed_bias": float(difference.mean()),
         "mean_absolute": float(size.mean()),
         "p95_absolute": float(np.quantile(size, 0.95)),
@@ -172,7 +170,7 @@ def check_same_meaning(
 
 def compared_positions(log: NormLog) -> IntArray | None:
     """Increasing positions of the examples that `fidelity_against_k` compares; None if all."""
-    return log.reference_positions if log.coverage < 1 else _drawn(log, weighted.MOST_EXACT)
+    return log.reference_positions if log.coverage < 1 else _drawn(log, statistics.MOST_EXACT)
 
 
 def compared_groups(run: AuditedRun) -> dict[str, Coded]:
@@ -215,7 +213,7 @@ def fidelity_against_k(
         return ()  # reference examples are not whole units
     groups, comparisons = groups or {}, list[Fidelity]()
     if log.coverage == 1:
-        exact_log, exact = _compared(log, epsilons, weighted.MOST_EXACT)
+        exact_log, exact = _compared(log, epsilons, statistics.MOST_EXACT)
         some = f" {len(exact):,} random examples of" * (len(exact) < len(epsilons))
         source = f"norms at every step of{some} this log"
     else:
@@ -258,7 +256,7 @@ def effect_of_spacing(
     carried = epsilons.account.between_records != "worst_case" and log.n_records < log.total_steps
     if not carried or log.individually_clipped or log.n_records < 3:
         return None
-    log, table = _compared(log, epsilons, weighted.MOST_EXACT)
+    log, table = _compared(log, epsilons, statistics.MOST_EXACT)
     sparser = log.only(slice(None, None, 2))
     kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
     return spacing_of(
@@ -276,7 +274,7 @@ def sensitivity(
     """How far epsilons move with coarser rounding and with other rules between records."""
     if log.filtered is not None or method.preset is not None:
         # A filter's account is its cap under any choice; a preset makes both choices itself.
-        return columns.SENSITIVITY.frame({}, 0)
+        return summary.SENSITIVITY.frame({}, 0)
     log, table = _compared(log, epsilons, MOST_COMPARED)
     finest = log.levels.rounding
     carried = log.n_records < log.total_steps and not log.individually_clipped
@@ -295,7 +293,7 @@ def sensitivity(
     for number, (choice, log_then, method_then) in enumerate(cases, 1):
         found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
         tell(CHOOSING, number, len(cases))
-    return columns.table(columns.SENSITIVITY, found)
+    return summary.table(summary.SENSITIVITY, found)
 
 
 def _compared(log: NormLog, epsilons: Epsilons, most: int) -> tuple[NormLog, EpsilonTable]:
@@ -389,7 +387,7 @@ FINDINGS = (
         84,
         _sensitivity,
         sensitivity=(
-            Annotated[pd.DataFrame, columns.SENSITIVITY],
+            Annotated[pd.DataFrame, summary.SENSITIVITY],
             "How far epsilons move with the rounding of norms and with what is assumed between "
             "records.",
         ),

@@ -23,16 +23,9 @@ from scipy import stats
 from indpriv import _columns
 from indpriv._checks import check_positive_int
 from indpriv._types import FloatArray, IntArray, NDArray
-from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import GROUPS, record
-from indpriv.analysis.statistics import resampling
-from indpriv.analysis.statistics.intervals import (
-    CONFIDENCE,
-    Interval,
-    clopper_pearson,
-)
-from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell, spearman
-from indpriv.analysis.summary import Audit, Finding
+from indpriv.analysis import statistics
+from indpriv.analysis.recorded_run import AuditedRun
+from indpriv.analysis.summary import GROUPS, Audit, Finding, record
 from indpriv.epsilon_table import Epsilons, beside
 from indpriv.errors import InputError
 
@@ -58,7 +51,9 @@ class _Reversal:
     @property
     def beyond_chance(self: Any) -> bool:
         """Whether the test supports it at 95 % confidence."""
-        return bool(self.p_value <= 1 - CONFIDENCE + 1e-12)  # 1 - 0.95 is not exactly 0.05
+        return bool(
+            self.p_value <= 1 - statistics.CONFIDENCE + 1e-12
+        )  # 1 - 0.95 is not exactly 0.05
 
 
 Reversal: Any = record("reversal", _Reversal)
@@ -95,7 +90,7 @@ def group_tables(
     for name in ("spread", "spread_within_label"):
         tested = [index for index, table in enumerate(found) if getattr(table, name) is not None]
         spreads = [getattr(found[index], name) for index in tested]
-        corrected = resampling.holm([spread.p_value for spread in spreads])
+        corrected = statistics.holm([spread.p_value for spread in spreads])
         for index, spread, p_value in zip(tested, spreads, corrected, strict=True):
             found[index] = replace(found[index], **{name: replace(spread, corrected=p_value)})
     return tuple(
@@ -153,12 +148,12 @@ def group_table(
     if within and not tabled:
         many = f"{len(names)} groups and {len(labels)} labels"
         notes = [f"{many} are too many for tables within label"]
-    rng, top = resampling.generator_of(seed, by), epsilons.worst_case_epsilon
+    rng, top = statistics.generator_of(seed, by), epsilons.worst_case_epsilon
     cells = _cells(epsilons, rows, others, groups, classes)
     whole = cells.over_labels(len(labels))
     counts = cells.sums["n"].reshape(len(names), -1) if within else whole.sums["n"][:, None]
     strata = cells.codes % len(labels) if within else np.zeros_like(cells.codes)
-    means = resampling.resample_means(
+    means = statistics.resample_means(
         cells.epsilon,
         whole.codes,
         strata,
@@ -171,7 +166,7 @@ def group_table(
     found = _described(whole, means.groups, min_size, top)
     mean, accuracy, readable = found["mean"], found["test_accuracy"], ~found["too_small"]
     tests = [
-        resampling.permutation_test(
+        statistics.permutation_test(
             cells.epsilon, whole.codes, own, tested=readable, rng=rng, weights=cells.weights
         )
         for own in ([np.zeros_like(strata), strata] if within else [strata])
@@ -213,7 +208,7 @@ def group_table(
         if means.cells
         else (),
         notes=tuple(notes) * (not by_label),
-        confidence=CONFIDENCE,
+        confidence=statistics.CONFIDENCE,
         resamples=means.draws,
         seed=seed,
         positive_class=_positive_class(labels),
@@ -266,7 +261,7 @@ def _cells(
             sums[name] = sums[name] + np.bincount(codes, one, len(sums[name]))
 
     columns = [*groups.columns, "label", "correct"]
-    kept = Condensed("epsilon", n=len(epsilons))
+    kept = statistics.Condensed("epsilon", n=len(epsilons))
     for table, frame in beside(epsilons, train, _columns.known_columns(train, [*columns, "loss"])):
         codes, loss, correct = (
             codes_of(frame),
@@ -295,13 +290,13 @@ def _cells(
 
 
 def _described(
-    cells: _Cells, means: resampling.Resampled, min_size: int, top: float, n_labels: int = 1
+    cells: _Cells, means: statistics.Resampled, min_size: int, top: float, n_labels: int = 1
 ) -> dict[str, Any]:
     """Columns of `GROUPS` for each cell; n_labels: of cells that are compared within a label."""
     sums, n = cells.sums, cells.sums["n"]
     size, small, largest = len(n), n < min_size, np.zeros(len(n))
     np.maximum.at(largest, cells.codes, cells.largest)
-    quantiles = quantiles_by_cell(
+    quantiles = statistics.quantiles_by_cell(
         cells.epsilon, cells.weights, cells.codes, size, tuple(_QUANTILES.values())
     )
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -337,14 +332,16 @@ def _frame(columns: dict[str, Any], names: Sequence[str], order: list[int]) -> p
     return found.iloc[order].reset_index(drop=True)
 
 
-def _where(chosen: Iterable[bool], intervals: Iterable[Interval | None]) -> list[Interval | None]:
+def _where(
+    chosen: Iterable[bool], intervals: Iterable[statistics.Interval | None]
+) -> list[statistics.Interval | None]:
     return [one if mine else None for mine, one in zip(chosen, intervals, strict=True)]
 
 
 def _share(name: str, hits: FloatArray, trials: FloatArray) -> dict[str, Any]:
     """The columns of a share and its exact interval; unknown without trials."""
     intervals = [
-        clopper_pearson(k, n) if n else None
+        statistics.clopper_pearson(k, n) if n else None
         for k, n in zip(hits.tolist(), trials.tolist(), strict=True)
     ]
     with np.errstate(invalid="ignore"):
@@ -354,7 +351,7 @@ def _share(name: str, hits: FloatArray, trials: FloatArray) -> dict[str, Any]:
 def _standardised(
     counts: FloatArray,
     labels: Sequence[str],
-    means: resampling.Resampled,
+    means: statistics.Resampled,
     min_size: int,
     top: float,
 ) -> dict[str, Any]:
@@ -394,7 +391,7 @@ def _rates(sums: dict[str, FloatArray], labels: Sequence[str]) -> dict[str, Any]
             true: (right / n).mean(axis=1),
             false: found[false] / others,
             f"{false}_interval": [
-                one and Interval(one.low / others, one.high / others)
+                one and statistics.Interval(one.low / others, one.high / others)
                 for one in found[f"{false}_interval"]
             ],
         }
@@ -417,7 +414,7 @@ def _ratio(
     pair: tuple[int, int] | None,
     names: Sequence[str],
     mean: FloatArray,
-    resampled: resampling.Resampled,
+    resampled: statistics.Resampled,
     known: Sequence[bool] | None = None,
 ) -> Ratio | None:
     """Mean of the first group over that of the second; known: whose means have an interval."""
@@ -434,7 +431,7 @@ def _ratio(
 
 def _within(
     cells: _Cells,
-    means: resampling.Resampled,
+    means: statistics.Resampled,
     names: Sequence[str],
     labels: Sequence[str],
     order: list[int],
@@ -455,7 +452,7 @@ def _accuracy_rank(
     accuracy: FloatArray, epsilon: FloatArray, rng: np.random.Generator
 ) -> RankCorrelation | None:
     """Correlate test accuracy and mean epsilon over groups; None where undefined."""
-    value = spearman(accuracy, epsilon) if len(accuracy) else None
+    value = statistics.spearman(accuracy, epsilon) if len(accuracy) else None
     if value is None:
         return None
     centred = stats.rankdata(epsilon) - (len(epsilon) + 1) / 2
@@ -496,7 +493,7 @@ def _reversals(
         reverse = readable & np.less(*(total / n).T)
     if not reverse.any():
         return ()
-    test = resampling.permutation_test(
+    test = statistics.permutation_test(
         values, sides, strata, tested=np.repeat(readable, 2), rng=rng, weights=weights
     )
     p_values = [None] * 2 * len(labels) if test is None else test.adjusted

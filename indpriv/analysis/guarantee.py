@@ -34,7 +34,7 @@ from indpriv.accountant.method import (
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.accountant.runs import Tuning
 from indpriv.accountant.units import Units
-from indpriv.analysis.audited_run import AuditedRun
+from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.summary import SENSITIVE, Audit, Finding
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, Epsilons, EpsilonTable
 from indpriv.errors import InputError

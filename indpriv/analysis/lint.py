@@ -18,17 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from indpriv._facts import (
-    FAILED,
-    NOT_CHECKED,
-    PASSED,
-    SEVERITIES,
-    VERIFIED,
-    Fact,
-    Template,
-    fact,
-    templates,
-)
+from indpriv import _facts
 from indpriv._files import first_at
 from indpriv._formatting import format_number
 from indpriv._types import FloatArray
@@ -123,14 +113,14 @@ class TrainingFacts:
     layers: Mapping[str, int] | None = None
     views: int | None = None
     clipped: FloatArray = field(default_factory=lambda: np.empty(0))
-    hazards: Mapping[str, Fact] = field(default_factory=dict)
+    hazards: Mapping[str, _facts.Fact] = field(default_factory=dict)
 
 
 def facts_of_run(
     log: NormLog,
     recorder: Mapping[str, Any],
     declared: Declared,
-    checks: Sequence[Fact],
+    checks: Sequence[_facts.Fact],
     delta: float | None = None,
 ) -> TrainingFacts:
     """What a run recorded, and what run.json adds to it; delta: None for the run's own."""
@@ -225,26 +215,30 @@ _CONVOLUTIONS = frozenset({"Conv2d", "StandardisedConv2d", "Conv3d"})
 _WEIGHTS = _CONVOLUTIONS | {"Linear", "Conv1d"}
 _UNBOUNDED = frozenset({"ReLU", "LeakyReLU", "PReLU", "ELU", "GELU", "SiLU"})
 _DEEP = 8  # layers with weights
-_STATUSES = (FAILED, NOT_CHECKED, PASSED)
+_STATUSES = (_facts.FAILED, _facts.NOT_CHECKED, _facts.PASSED)
 # Whether a rule holds, and what its text names; "case" names a text of its own. None: not known.
 Judged = tuple[bool, dict[str, Any]] | None
 
 
-def lint(facts: TrainingFacts) -> tuple[Fact, ...]:
+def lint(facts: TrainingFacts) -> tuple[_facts.Fact, ...]:
     """What every rule finds: failed ones first, errors before warnings before notes."""
-    found = [_judged(rule, facts) for rule in templates("rule").values()]
+    found = [_judged(rule, facts) for rule in _facts.templates("rule").values()]
     return tuple(
-        sorted(found, key=lambda one: (_STATUSES.index(one.status), SEVERITIES.index(one.kind)))
+        sorted(
+            found, key=lambda one: (_STATUSES.index(one.status), _facts.SEVERITIES.index(one.kind))
+        )
     )
 
 
-def _judged(rule: Template, facts: TrainingFacts) -> Fact:
+def _judged(rule: _facts.Template, facts: TrainingFacts) -> _facts.Fact:
     judged = RULES[rule.key](facts) if all(_is_known(facts, name) for name in rule.needs) else None
     if judged is None:
-        return fact(f"rule.{rule.key}", NOT_CHECKED)
+        return _facts.fact(f"rule.{rule.key}", _facts.NOT_CHECKED)
     holds, values = judged
     case = values.pop("case", "")
-    return fact(f"rule.{rule.key}", PASSED if holds else FAILED, case, facts=facts, **values)
+    return _facts.fact(
+        f"rule.{rule.key}", _facts.PASSED if holds else _facts.FAILED, case, facts=facts, **values
+    )
 
 
 def _is_known(value: Any, path: str) -> bool:
@@ -260,7 +254,7 @@ def _hazard(facts: TrainingFacts, key: str) -> str:
 def _confirmed(facts: TrainingFacts, hazard: str) -> Judged:
     """Whether the log of a run confirms or refutes an assumption; None if it does neither."""
     status = _hazard(facts, hazard)
-    return (status == VERIFIED, {}) if status in (VERIFIED, FAILED) else None
+    return (status == _facts.VERIFIED, {}) if status in (_facts.VERIFIED, _facts.FAILED) else None
 
 
 # What a rule needs, in rules.toml, is there when it is asked: hence facts without a type.
@@ -360,7 +354,10 @@ def _augmentation(facts: Any) -> Judged:
 
 
 RULES: Mapping[str, Callable[[Any], Judged]] = {
-    "delta": lambda facts: (_hazard(facts, "delta") != FAILED, {"limit": 1 / facts.n_examples}),
+    "delta": lambda facts: (
+        _hazard(facts, "delta") != _facts.FAILED,
+        {"limit": 1 / facts.n_examples},
+    ),
     "small_delta": _small_delta,
     "sampler": partial(_confirmed, hazard="sampler"),
     "seeds": partial(_confirmed, hazard="seeds"),

@@ -13,22 +13,10 @@ import pandas as pd
 
 from indpriv._columns import Rows, to_floats
 from indpriv._types import BoolArray, FloatArray, IntArray
-from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import record
+from indpriv.analysis import statistics
 from indpriv.analysis.distribution import top_of_range
-from indpriv.analysis.statistics.intervals import relation_intervals
-from indpriv.analysis.statistics.weighted import (
-    PAIR_BITS,
-    Condensed,
-    is_constant,
-    line,
-    pearson,
-    quantiles_by_cell,
-    ranks,
-    spearman,
-    variance,
-)
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.recorded_run import AuditedRun
+from indpriv.analysis.summary import Finding, record
 from indpriv.epsilon_table import Epsilons, beside
 
 # Smaller losses, in nats, are raised to this one, so that one denormal does not dominate ln(loss).
@@ -68,7 +56,10 @@ def relation_of(
             median losses in bins of 0.1 %.
         top: upper edge of the figure's bins of epsilon.
     """
-    together, alone = Condensed("loss", "epsilon", n=n, bits=PAIR_BITS), Condensed("loss", n=n)
+    together, alone = (
+        statistics.Condensed("loss", "epsilon", n=n, bits=statistics.PAIR_BITS),
+        statistics.Condensed("loss", n=n),
+    )
     left_out = 0
     for epsilon, at_worst_case, loss in parts:
         usable = np.isfinite(loss) & (loss >= 0)
@@ -84,11 +75,13 @@ def relation_of(
     floor = float(max(positive.min(), _SMALLEST_LOSS)) if len(positive) else _SMALLEST_LOSS
     floored = pairs["loss"].clip(floor).to_numpy()
     # Near a loss of 1, ln(loss) makes a signal of float noise.
-    every, fitted = _correlation(pairs, floored, len(floored) > 0 and is_constant(floored))
+    every, fitted = _correlation(
+        pairs, floored, len(floored) > 0 and statistics.is_constant(floored)
+    )
     others, _ = _correlation(pairs[~at_worst], floored[~at_worst])
     raised, stated = np.maximum(floored, STATED_FLOOR), every
     if (floored < STATED_FLOOR).any():
-        stated, _ = _correlation(pairs, raised, is_constant(raised))
+        stated, _ = _correlation(pairs, raised, statistics.is_constant(raised))
     medians = _quantiles(losses["loss"], losses["weight"], losses["cell"], 2, (0.5,))[0]
     undefined = every["pearson"] is None
     return LossRelation(
@@ -125,16 +118,16 @@ def _correlation(
     loss: (n_pairs,) above 0.
     """
     epsilon, weights, log_loss = pairs["epsilon"].to_numpy(), _weights(pairs), np.log(loss)
-    r = None if constant_loss else pearson(epsilon, log_loss, weights)
+    r = None if constant_loss else statistics.pearson(epsilon, log_loss, weights)
     edges, losses = pairs["edge_epsilon"].to_numpy(), pairs["edge_loss"].to_numpy()
-    rank = spearman(edges, losses, weights) if len(loss) else None
-    ends = {} if r is None else relation_intervals(log_loss, epsilon, weights)
+    rank = statistics.spearman(edges, losses, weights) if len(loss) else None
+    ends = {} if r is None else statistics.relation_intervals(log_loss, epsilon, weights)
     found: dict[str, Any] = {"n": int(weights.sum()), "pearson": r, "spearman": rank}
     found |= {f"{name}_interval": ends.get(name) for name in ("pearson", "spearman")}
     if r is None:
         return found, {}
     names = ("intercept", "slope")
-    fitted = dict(zip(names, line(log_loss, epsilon, weights), strict=True))
+    fitted = dict(zip(names, statistics.line(log_loss, epsilon, weights), strict=True))
     return found, {**fitted, **{f"{name}_interval": ends.get(name) for name in names}}
 
 
@@ -147,7 +140,7 @@ def _why_undefined(pairs: pd.DataFrame, loss: FloatArray) -> str:
     if n < 3:
         return f"only {n} examples have a usable loss; a correlation needs three"
     columns = (("loss", loss), ("epsilon", pairs["epsilon"].to_numpy()))
-    constant = [name for name, values in columns if is_constant(values)]
+    constant = [name for name, values in columns if statistics.is_constant(values)]
     return f"every example has the same {' and '.join(constant)}"
 
 
@@ -172,7 +165,7 @@ def _quantiles(
 ) -> list[tuple[float | None, ...]]:
     """For each probability the quantile of each cell; None of an empty cell."""
     values, weights, cells = map(np.asarray, (values, weights, cells))
-    found = quantiles_by_cell(values, weights, cells, size, probabilities)
+    found = statistics.quantiles_by_cell(values, weights, cells, size, probabilities)
     return [tuple(None if np.isnan(value) else value for value in row) for row in found.T.tolist()]
 
 
@@ -190,7 +183,7 @@ def _pearson_error(pairs: pd.DataFrame) -> float:
     )
     width = (pairs["largest_epsilon"] - pairs["least_epsilon"]).to_numpy()
     for values, apart in ((pairs["epsilon"].to_numpy(), width), (mean, high - low)):
-        spreads.append(variance(values, weights))
+        spreads.append(statistics.variance(values, weights))
         within = np.average(apart**2, weights=weights) / 4
         shares.append(float(within / max(spreads[-1], 1e-300)))
     curvature = float((high - low).max()) ** 2 / 8
@@ -213,7 +206,9 @@ def _spearman_error(pairs: pd.DataFrame) -> float:
         )
         shares = bins["weight"] / weights.sum()
         mixed = bins[f"largest_{name}"] > bins[f"least_{name}"]
-        spread = variance(ranks(pairs[edge].to_numpy(), weights) / weights.sum(), weights)
+        spread = statistics.variance(
+            statistics.ranks(pairs[edge].to_numpy(), weights) / weights.sum(), weights
+        )
         lost.append(float((shares[mixed] ** 3).sum() / 12 / max(spread, 1e-300)))
     return float(min(2.0, sum(np.sqrt(lost)) + sum(lost)))
 

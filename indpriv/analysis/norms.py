@@ -14,9 +14,8 @@ import pandas as pd
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
-from indpriv.analysis.columns import record
-from indpriv.analysis.statistics.weighted import Condensed, quantiles_by_cell
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.statistics import Condensed, quantiles_by_cell
+from indpriv.analysis.summary import Finding, record
 from indpriv.epsilon_table import Epsilons
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Codes

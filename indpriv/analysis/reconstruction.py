@@ -17,8 +17,8 @@ from scipy.special import ndtr
 
 from indpriv._plain import Ceiling, Count, Epsilon, Number, RoundShare, Share, figure, shown
 from indpriv._types import BoolArray, FloatArray
-from indpriv.analysis.audited_run import AuditedRun, attacked_table
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, Shares, clopper_pearson
+from indpriv.analysis.recorded_run import AuditedRun, attacked_table
+from indpriv.analysis.statistics import CONFIDENCE, Interval, Shares, clopper_pearson
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable

@@ -23,8 +23,7 @@ from indpriv._files import read_parquet
 from indpriv._reading import named
 from indpriv.accountant.method import Method
 from indpriv.accountant.steps import StepKinds
-from indpriv.analysis.columns import record
-from indpriv.analysis.summary import Audit, Finding
+from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import NormLog
 

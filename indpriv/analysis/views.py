@@ -16,9 +16,8 @@ from indpriv._types import FloatArray, IntArray
 from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method
-from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import record
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.recorded_run import AuditedRun
+from indpriv.analysis.summary import Finding, record
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, noisier
 

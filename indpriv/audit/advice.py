@@ -9,9 +9,9 @@ import numpy as np
 from indpriv._columns import grouping_of, known_columns
 from indpriv._types import StageProgress, advancing, silent
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
-from indpriv.analysis.audited_run import AuditedRun
 from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import guarantee_of_run
+from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.audit.pipeline import MethodOptions, accounted, method_of_run, read_run
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import CONTRIBUTIONS

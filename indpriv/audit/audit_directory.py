@@ -21,10 +21,9 @@ from indpriv._plain import to_json
 from indpriv._reading import Text, check, named, table
 from indpriv._storage import location
 from indpriv.analysis.attacks import membership
-from indpriv.analysis.audited_run import AuditedRun, choose_groups
 from indpriv.analysis.comparison import compare_tables, stability_of
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
-from indpriv.analysis.recorded_run import in_rows_of
+from indpriv.analysis.recorded_run import AuditedRun, choose_groups, in_rows_of
 from indpriv.analysis.schedule import read_curve
 from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import MARKER, EpsilonParts, EpsilonTable, write_epsilons

@@ -18,9 +18,8 @@ from indpriv.accountant.account import account_parts, table_for
 from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import ESTIMATE, Method
 from indpriv.analysis import recorded_run as recorded_runs
-from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.guarantee import usual_participation, usual_relation
-from indpriv.analysis.recorded_run import Declared, RecordedRun
+from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.analysis.summary import Audit
 from indpriv.audit.audit_directory import in_progress, write_audit
 from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, EpsilonTable, Stated

@@ -17,7 +17,7 @@ from indpriv._formatting import capitalised, formatted
 from indpriv.analysis import comparison, loss, reconstruction
 from indpriv.analysis.attacks import canaries, lower_bound, rates
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.statistics.intervals import CONFIDENCE
+from indpriv.analysis.statistics import CONFIDENCE
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
 from indpriv.norm_log.fields import CONTRIBUTIONS

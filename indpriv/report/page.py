@@ -40,7 +40,7 @@ from indpriv._formatting import FORMATS, clean, format_edges, formatted, shown
 from indpriv._formatting import Console as CleanConsole
 from indpriv._plain import form_of, records
 from indpriv.analysis.attacks import rates
-from indpriv.analysis.statistics.intervals import Interval
+from indpriv.analysis.statistics import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError

@@ -26,7 +26,7 @@ from indpriv.analysis.advice import MOST_NOISE, Advice, Remedy
 from indpriv.analysis.attacks.canaries import AttackMeasures
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, achieved, interval, parts
 from indpriv.analysis.disclosures import Range, recording
-from indpriv.analysis.statistics.intervals import Interval
+from indpriv.analysis.statistics import Interval
 from indpriv.analysis.summary import (
     SENSITIVE,
     Audit,

@@ -20,7 +20,7 @@ from indpriv.analysis.attacks.evidence import (
     separation_of,
 )
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, separation
-from indpriv.analysis.statistics.intervals import CONFIDENCE
+from indpriv.analysis.statistics import CONFIDENCE
 from indpriv.errors import InputError
 from reports.validation.study import Study, StudyData
 

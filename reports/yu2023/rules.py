@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from indpriv.analysis.statistics.resampling import holm
+from indpriv.analysis.statistics import holm
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reports.yu2023.paper import LEAST_PEARSON
 

@@ -6,10 +6,10 @@ import pytest
 
 from indpriv._columns import as_rows
 from indpriv._plain import to_json
+from indpriv.analysis import statistics
 from indpriv.analysis.groups import group_table
 from indpriv.analysis.loss import relate_to_loss, relation_of
-from indpriv.analysis.statistics import weighted
-from indpriv.analysis.statistics.weighted import PAIR_BITS, bin_width
+from indpriv.analysis.statistics import PAIR_BITS, bin_width
 from synthetic import epsilon_table, rows
 
 N = 3000
@@ -31,7 +31,7 @@ def both(monkeypatch):
 
     def run(function):
         exact = function()
-        monkeypatch.setattr(weighted, "MOST_EXACT", 100)
+        monkeypatch.setattr(statistics, "MOST_EXACT", 100)
         return exact, function()
 
     return run
@@ -101,7 +101,7 @@ def test_the_relation_to_loss_is_that_of_all_examples(both):
 
 
 def test_the_relation_to_loss_in_parts_of_any_order_has_the_same_bits(monkeypatch):
-    monkeypatch.setattr(weighted, "MOST_EXACT", 100)
+    monkeypatch.setattr(statistics, "MOST_EXACT", 100)
     epsilon, loss, _, _ = drawn()
     columns = epsilon, epsilon >= 0.22, loss
     parts = np.array_split(np.random.default_rng(1).permutation(N), 7)
@@ -110,7 +110,7 @@ def test_the_relation_to_loss_in_parts_of_any_order_has_the_same_bits(monkeypatc
 
 
 def test_group_tables_of_bins_are_those_of_any_order(monkeypatch):
-    monkeypatch.setattr(weighted, "MOST_EXACT", 100)
+    monkeypatch.setattr(statistics, "MOST_EXACT", 100)
     epsilon, loss, label, group = drawn()
     test = rows("test", label[:300], group=group[:300])
 

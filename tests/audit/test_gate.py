@@ -15,10 +15,9 @@ from indpriv.analysis.attacks.canaries import (
     simulated_evidence,
 )
 from indpriv.analysis.attacks.rates import exceeds
-from indpriv.analysis.columns import BINS, TRIED, table
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.reconstruction import reconstruction_of
-from indpriv.analysis.summary import findings, nothing
+from indpriv.analysis.summary import BINS, TRIED, findings, nothing, table
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.gate import judge
 from indpriv.cli import run as run_command

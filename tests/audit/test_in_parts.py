@@ -11,8 +11,7 @@ from indpriv import _files, epsilon_table, example_table
 from indpriv._files import write_json
 from indpriv._plain import to_json
 from indpriv.accountant import blocks
-from indpriv.analysis import disclosures, fidelity, norms, recorded_run
-from indpriv.analysis.statistics import weighted
+from indpriv.analysis import disclosures, fidelity, norms, recorded_run, statistics
 from indpriv.audit import audit, pipeline
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.example_table import ExampleTable
@@ -40,7 +39,7 @@ LIMITS = (
 
 def lower(patch, limit=4 * ROWS):
     """Parts of ROWS examples, above `limit` examples."""
-    patch.setattr(weighted, "MOST_EXACT", MOST)
+    patch.setattr(statistics, "MOST_EXACT", MOST)
     patch.setattr(recorded_run, "MOST_ATTACKED", MOST)
     for module, name in OF_ROWS:
         patch.setattr(module, name, ROWS)

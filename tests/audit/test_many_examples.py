@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv.analysis import recorded_run
+from indpriv.analysis import recorded_run, statistics
 from indpriv.analysis.completeness import attack_error
 from indpriv.analysis.recorded_run import RecordedRun
-from indpriv.analysis.statistics import weighted
 from indpriv.audit import audit
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES_NON_DP
@@ -29,8 +28,8 @@ def audits(tmp_path_factory):
     ExampleTable(examples.frame.assign(loss=losses)).to_parquet(folder / "run" / EXAMPLES_NON_DP)
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        for limit, name in ((weighted.MOST_EXACT, "exact"), (MOST, "binned")):
-            patch.setattr(weighted, "MOST_EXACT", limit)
+        for limit, name in ((statistics.MOST_EXACT, "exact"), (MOST, "binned")):
+            patch.setattr(statistics, "MOST_EXACT", limit)
             patch.setattr(recorded_run, "MOST_ATTACKED", MOST)
             audit(folder / "run", folder / name, delta=1e-5)
             files = [
@@ -117,7 +116,7 @@ def test_the_error_of_attacks_holds_for_the_auc_and_for_shares_above_a_threshold
 
 
 def test_the_sample_is_that_of_its_seed(monkeypatch):
-    monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
+    monkeypatch.setattr(statistics, "MOST_EXACT", MOST)
     monkeypatch.setattr(recorded_run, "MOST_ATTACKED", MOST)
     run = RecordedRun(examples=small_run(n=400)[1])
     for split in ("train", "test"):
@@ -131,7 +130,7 @@ def test_the_sample_is_that_of_its_seed(monkeypatch):
 
 
 def test_few_test_examples_are_attacked_whole(monkeypatch):
-    monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
+    monkeypatch.setattr(statistics, "MOST_EXACT", MOST)
     monkeypatch.setattr(recorded_run, "MOST_ATTACKED", 200)
     run = RecordedRun(examples=small_run(n=400)[1])
     members, others = run.attacked(0)
@@ -140,7 +139,7 @@ def test_few_test_examples_are_attacked_whole(monkeypatch):
 
 
 def test_units_of_several_rows_are_attacked_whole(monkeypatch):
-    monkeypatch.setattr(weighted, "MOST_EXACT", MOST)
+    monkeypatch.setattr(statistics, "MOST_EXACT", MOST)
     examples = small_run(n=400)[1]
     people = examples.frame.assign(unit_id=examples.frame["example_id"] // 2)
     run = RecordedRun(examples=ExampleTable(people))

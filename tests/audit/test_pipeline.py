@@ -16,9 +16,8 @@ import indpriv
 from indpriv import EvidenceError, ExampleTable, InputError, _files, _journal, account
 from indpriv._files import read_parquet
 from indpriv._plain import to_json
-from indpriv.analysis.audited_run import AuditedRun, find_all
 from indpriv.analysis.groups import group_table
-from indpriv.analysis.recorded_run import Declared, RecordedRun
+from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.audit import audit, groups_of, read_summary
 from indpriv.audit.audit_directory import groups_json, write_audit
 from indpriv.cli import run

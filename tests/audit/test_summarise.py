@@ -2,8 +2,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import ExampleTable
-from indpriv.analysis.audited_run import choose_groups
-from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.analysis.recorded_run import RecordedRun, choose_groups
 from summaries import audit_of
 from synthetic import epsilon_table, people
 

@@ -8,6 +8,7 @@ from indpriv import NormLog
 from indpriv._columns import grouping_of
 from indpriv.accountant import Method
 from indpriv.accountant.account import table_for
+from indpriv.analysis import statistics
 from indpriv.analysis.fidelity import (
     compared_positions,
     effect_of_spacing,
@@ -15,7 +16,6 @@ from indpriv.analysis.fidelity import (
     sensitivity,
 )
 from indpriv.analysis.recorded_run import RecordedRun
-from indpriv.analysis.statistics import weighted
 from summaries import audit_of
 
 from .conftest import DELTA
@@ -172,7 +172,7 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     plain = fidelity_against_k(log, method, table, groups=groups)
     thinned = log.thin(5)
     spacing = effect_of_spacing(thinned, method, table_for(thinned, method))
-    monkeypatch.setattr(weighted, "MOST_EXACT", 100)
+    monkeypatch.setattr(statistics, "MOST_EXACT", 100)
     monkeypatch.setattr(indpriv.analysis.fidelity, "MOST_COMPARED", 80)
     positions = compared_positions(log)
     assert (len(positions), len(np.unique(positions))) == (80, 80)

@@ -9,7 +9,7 @@ from audits.advice.subsets import LINE_GOES_ON, AdviceOnRecords, GroupOnRecords
 from indpriv.analysis.advice import Remedy
 from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.statistics.intervals import Interval
+from indpriv.analysis.statistics import Interval
 from indpriv.report.formats import CONSTANTS
 from indpriv.report.page import render_markdown
 from indpriv.report.report import print_whole

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from audits.sweep.findings import OverSeeds
-from indpriv.analysis.statistics.intervals import student_interval
+from indpriv.analysis.statistics import student_interval
 
 VALUES = st.lists(st.floats(0, 100), min_size=2, max_size=8)
 

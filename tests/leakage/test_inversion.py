@@ -10,7 +10,7 @@ from torch import nn
 
 from audits.training.datasets import load_dataset
 from indpriv.analysis.reconstruction import identification_ceiling, reconstruction_of
-from indpriv.analysis.statistics.intervals import clopper_pearson
+from indpriv.analysis.statistics import clopper_pearson
 from indpriv.errors import InputError
 from indpriv.leakage import INVERSIONS, LBFGS, Adam, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Look

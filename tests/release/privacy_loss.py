@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from indpriv.analysis.statistics.intervals import clopper_pearson
+from indpriv.analysis.statistics import clopper_pearson
 
 MISTAKE = 1e-6  # chance that a private mechanism is found to lose more than it claims
 

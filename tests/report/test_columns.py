@@ -13,11 +13,10 @@ import indpriv
 from indpriv._formatting import formatted
 from indpriv._plain import column, columns_of, form_of, from_json, shown, to_json
 from indpriv.analysis.attacks.rates import achieved, parts
-from indpriv.analysis.columns import RATES, table
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Tightness
-from indpriv.analysis.statistics.intervals import Interval
-from indpriv.analysis.summary import column_at, keys
+from indpriv.analysis.statistics import Interval
+from indpriv.analysis.summary import RATES, column_at, keys, table
 from indpriv.audit.gate import LIMITS
 from indpriv.report.page import render_markdown
 from synthetic import epsilon_table

@@ -19,10 +19,9 @@ from indpriv._plain import records
 from indpriv._types import BoolArray, FloatArray, NDArray
 from indpriv.analysis.attacks import membership, rates
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of
-from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.columns import ATTRIBUTES, table
-from indpriv.analysis.statistics.intervals import CONFIDENCE, clopper_pearson
-from indpriv.analysis.summary import Audit, Finding
+from indpriv.analysis.recorded_run import AuditedRun
+from indpriv.analysis.statistics import CONFIDENCE, clopper_pearson
+from indpriv.analysis.summary import ATTRIBUTES, Audit, Finding, table
 from indpriv.attacks import Material
 from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge, guesses
 from indpriv.epsilon_table import EpsilonTable

@@ -31,7 +31,7 @@ from indpriv._plain import (
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.account import account
 from indpriv.accountant.risk import predicted_evidence
-from indpriv.analysis import columns
+from indpriv.analysis import statistics, summary
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.lower_bound import (
     LEAST_GUESSES,
@@ -39,9 +39,8 @@ from indpriv.analysis.attacks.lower_bound import (
     gaussian_epsilon,
     lower_bound,
 )
-from indpriv.analysis.audited_run import AuditedRun
-from indpriv.analysis.statistics import intervals
-from indpriv.analysis.statistics.resampling import generator_of
+from indpriv.analysis.recorded_run import AuditedRun
+from indpriv.analysis.statistics import generator_of
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.attack_scores import AttackScores, log_likelihood_ratio
 from indpriv.errors import InputError
@@ -83,7 +82,7 @@ class AttackMeasures:
     method: str
     delta: Delta
     seed: Seed
-    rates: Annotated[pd.DataFrame, columns.RATES]
+    rates: Annotated[pd.DataFrame, summary.RATES]
     roc: tuple[tuple[Share, float], ...]
 
     def __post_init__(self) -> None:
@@ -127,7 +126,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
             n_coins=len(scores.scores),
             rng=rng,
             balanced=not fair,
-            confidence=intervals.CONFIDENCE if name is None else joint,
+            confidence=statistics.CONFIDENCE if name is None else joint,
         )
         right = {"value": bound.correct / bound.guesses} if bound.guesses else {}
         alarms = {"value": bound.false_alarm_rate, **vars(bound.false_alarm_interval)}
@@ -138,7 +137,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
             {**key, **n, "rate": "right", **right, "n": bound.guesses},
             {**key, **n, "rate": "false_alarms", **alarms, "n": NULL_TRIALS},
         ]
-    method, table = ONE_RUN if fair else BALANCED, columns.table(columns.RATES, rows)
+    method, table = ONE_RUN if fair else BALANCED, summary.table(summary.RATES, rows)
     return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
 
 
@@ -165,7 +164,7 @@ class CanaryBound:
     key: str
     epsilon: LowerBound
     false_alarm_rate: Share
-    false_alarm_interval: intervals.Shares
+    false_alarm_interval: statistics.Shares
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ class CanaryFindings:
     ceiling: Epsilon
     bounds: tuple[CanaryBound, ...]
     separation: Number
-    separation_interval: intervals.Span
+    separation_interval: statistics.Span
     separation_predicted: Number
     p_value: PValue
     agrees: bool
@@ -295,7 +294,7 @@ def _findings(length: float, canaries: Canaries, n_lengths: int) -> CanaryFindin
     sides = canaries.scores[canaries.member], canaries.scores[~canaries.member]
     differences, errors = separation(canaries.scores, canaries.member[None])
     difference, error = float(differences[0]), errors[0]
-    margin = float(special.ndtri((1 + intervals.CONFIDENCE) / 2) * error)
+    margin = float(special.ndtri((1 + statistics.CONFIDENCE) / 2) * error)
     predicted = predicted_separation(canaries.settings, length)
     tests = [2 * float(special.ndtr(-abs(difference - predicted) / error))]
     for test in (stats.ks_2samp, partial(stats.levene, center="median")):  # Brown and Forsythe
@@ -309,7 +308,7 @@ def _findings(length: float, canaries: Canaries, n_lengths: int) -> CanaryFindin
         ceiling=epsilon_of_length(canaries.settings, length, canaries.delta),
         bounds=tuple(method.bound(canaries) for method in BOUNDS.values()),
         separation=difference,
-        separation_interval=intervals.Interval(difference - margin, difference + margin),
+        separation_interval=statistics.Interval(difference - margin, difference + margin),
         separation_predicted=predicted,
         p_value=p_value,
         agrees=p_value >= SIGNIFICANCE,
@@ -371,7 +370,7 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
 
     def largest_mu(member: BoolArray) -> FloatArray:
         sides = [(side @ above.T, side.sum(axis=1)[:, None]) for side in (member, ~member)]
-        (low, _), (_, high) = (intervals.binomial_ends(*side, confidence) for side in sides)
+        (low, _), (_, high) = (statistics.binomial_ends(*side, confidence) for side in sides)
         return np.asarray((special.ndtri(low) - special.ndtri(high)).max(axis=1))
 
     epsilon = gaussian_epsilon(float(largest_mu(canaries.member[None])[0]), canaries.delta)
@@ -380,7 +379,7 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
 
 def _from_means(canaries: Canaries) -> CanaryBound:
     """The shortest length that the account would need to explain the difference of means."""
-    quantile = float(special.ndtri(intervals.CONFIDENCE))
+    quantile = float(special.ndtri(statistics.CONFIDENCE))
 
     def least(member: BoolArray) -> FloatArray:
         difference, error = separation(canaries.scores, member)
@@ -410,7 +409,7 @@ def _bound(
     coins = canaries.rng.random((NULL_TRIALS, len(canaries.scores))) < 0.5
     alarms = int((least(coins) > 0).sum())
     return CanaryBound(
-        key, epsilon, alarms / NULL_TRIALS, intervals.clopper_pearson(alarms, NULL_TRIALS)
+        key, epsilon, alarms / NULL_TRIALS, statistics.clopper_pearson(alarms, NULL_TRIALS)
     )
 
 

@@ -20,8 +20,8 @@ from indpriv.accountant.risk import has_risk_curve
 from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met, deltas
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
-from indpriv.analysis.audited_run import AuditedRun, attacked_table
 from indpriv.analysis.guarantee import worst_case_limits
+from indpriv.analysis.recorded_run import AuditedRun, attacked_table
 from indpriv.analysis.summary import Finding
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog

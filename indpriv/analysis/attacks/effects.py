@@ -16,7 +16,7 @@ from indpriv._checks import check_positive_int
 from indpriv._plain import Count, Epsilon, PValue, Rounded, figure
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.attacks.ceilings import mu_of
-from indpriv.analysis.statistics.intervals import CONFIDENCE, Interval, Span
+from indpriv.analysis.statistics import CONFIDENCE, Interval, Span
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import Effects, Moments, effects, reference_signals
 from indpriv.epsilon_table import EpsilonTable

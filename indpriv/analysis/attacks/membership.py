@@ -25,12 +25,11 @@ from indpriv._columns import to_floats
 from indpriv._plain import Share
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import table_for
-from indpriv.analysis import columns
+from indpriv.analysis import summary
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
-from indpriv.analysis.audited_run import AuditedRun, attacked_table
-from indpriv.analysis.recorded_run import RecordedRun, in_rows_of
-from indpriv.analysis.statistics.intervals import clopper_pearson
+from indpriv.analysis.recorded_run import AuditedRun, RecordedRun, attacked_table, in_rows_of
+from indpriv.analysis.statistics import clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, attacks_on
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import split_units
@@ -124,7 +123,7 @@ def tables_of_both_sides(run: AuditedRun) -> tuple[EpsilonTable, EpsilonTable | 
 
 def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int) -> Audit:
     """Every attack over all examples, those on the audited model first, the largest AUC first."""
-    rows, frames, tests = [], [columns.table(columns.RATES)], len(scored)
+    rows, frames, tests = [], [summary.table(summary.RATES)], len(scored)
     for each in scored:
         attack, scores, ours = each.attack, each.scores, each.model == "dp"
         found = rates.rates_of(scores, attack=attack.name, model=each.model, tests=tests)
@@ -139,7 +138,7 @@ def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: 
         rows.append(((not ours, -auc, attack.name), row))
     in_order = [row for _, row in sorted(rows, key=lambda found: found[0])]
     every = pd.concat(frames[bool(scored) :], ignore_index=True)
-    return Audit(rates=every, attacks=columns.table(columns.TRIED, in_order), attack_seed=seed)
+    return Audit(rates=every, attacks=summary.table(summary.TRIED, in_order), attack_seed=seed)
 
 
 def _strongest(found: Audit, scored: Sequence[ScoredAttack]) -> ScoredAttack | None:
@@ -382,7 +381,7 @@ def attack_by_epsilon(
                 "each score"
             )
     if min(len(mine), len(others)) < _LEAST:
-        return columns.table(columns.BINS)
+        return summary.table(summary.BINS)
     choosing, reporting = rates.halves(others, seed)
     edges = epsilon_edges(members)
     level = rates.bonferroni(len(TARGET_RATES) * (len(edges) - 1) * attacks)
@@ -409,7 +408,7 @@ def attack_by_epsilon(
                 row[f"{prefix}reference"] = min(1.0, allowed)
         row |= {"tpr": hits / own, **vars(clopper_pearson(hits, own))} if own else {}
         rows.append(row | ({"fpr": false / of_others} if of_others else {}))
-    return columns.table(columns.BINS, rows)
+    return summary.table(summary.BINS, rows)
 
 
 def epsilon_edges(members: EpsilonTable) -> list[float]:
@@ -475,12 +474,12 @@ FINDINGS = (
         watched="attacks above the worst case",
         notes=lambda audit: audit.unchecked,
         attacks=(
-            Annotated[pd.DataFrame, columns.TRIED],
+            Annotated[pd.DataFrame, summary.TRIED],
             "Every attack on this model and on the non-private baseline; those on this model "
             "first, the strongest by AUC first.",
         ),
         rates=(
-            Annotated[pd.DataFrame, columns.RATES],
+            Annotated[pd.DataFrame, summary.RATES],
             "Of these attacks over all examples, by group and by unit, and of gradient canaries.",
         ),
         unchecked=(tuple[str, ...], "What of the reference models could not be checked, and why."),
@@ -501,7 +500,7 @@ FINDINGS = (
         watched="bins of epsilon above the worst case",
         notes=_bins_to_look_at,
         attack_by_epsilon=(
-            Annotated[pd.DataFrame, columns.BINS],
+            Annotated[pd.DataFrame, summary.BINS],
             "One attack in bins of epsilon; empty where the hold-out was not recorded.",
         ),
     ),

@@ -17,9 +17,9 @@ from scipy.special import expit, logit
 from indpriv._checks import check_positive_int
 from indpriv._plain import Count, PValue, records
 from indpriv._types import FloatArray, IntArray
-from indpriv.analysis.columns import RATES, table
-from indpriv.analysis.statistics import intervals
-from indpriv.analysis.statistics.resampling import generator_of
+from indpriv.analysis import statistics
+from indpriv.analysis.statistics import generator_of
+from indpriv.analysis.summary import RATES, table
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 
@@ -52,10 +52,10 @@ def parts(rates: pd.DataFrame, **of: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def interval(row: Any, prefix: str = "") -> intervals.Interval | None:
+def interval(row: Any, prefix: str = "") -> statistics.Interval | None:
     """The interval of a row, by itself or ("joint_") with others; None where there is none."""
     low, high = (getattr(row, f"{prefix}{end}", None) for end in ("low", "high"))
-    return None if low is None or high is None else intervals.Interval(low, high)
+    return None if low is None or high is None else statistics.Interval(low, high)
 
 
 def achieved(rates: pd.DataFrame, **of: str) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def achieved(rates: pd.DataFrame, **of: str) -> list[dict[str, Any]]:
 
 def bonferroni(tests: int) -> float:
     """Confidence of each of several intervals that hold together."""
-    return 1 - (1 - intervals.CONFIDENCE) / max(1, tests)
+    return 1 - (1 - statistics.CONFIDENCE) / max(1, tests)
 
 
 def group_indices(scores: AttackScores) -> dict[str, IntArray]:
@@ -129,7 +129,7 @@ def accused(scores: AttackScores, *, attack: str, by: str) -> pd.DataFrame:
             row |= {"n": len(side), "n_members": len(sides[0]), "n_others": len(sides[1])}
             row |= {"value": float(side.mean())} if len(side) else {}
             if rate == "accused" and len(side):
-                row |= vars(intervals.clopper_pearson(int(side.sum()), len(side)))
+                row |= vars(statistics.clopper_pearson(int(side.sum()), len(side)))
             rows.append(row)
     return table(RATES, rows)
 
@@ -166,7 +166,7 @@ def rates_over_models(scores: Iterable[AttackScores]) -> pd.DataFrame:
         row: _Row = {"attack": of["attack"].iloc[0], "model": "dp", "by": "", "part": ALL}
         row |= {"rate": rate, "value": float(np.mean(values)), "n": len(values)}
         row |= {name: int(of[name].sum()) for name in ("n_members", "n_others")}
-        rows.append(row | _ends(intervals.student_interval(values, 0.0, 1.0)))
+        rows.append(row | _ends(statistics.student_interval(values, 0.0, 1.0)))
     return table(RATES, rows)
 
 
@@ -205,8 +205,8 @@ def refutes(
     guarantee: tuple[float, float], hits: tuple[int, int], n: tuple[int, int], level: float
 ) -> bool:
     """Whether accusations of members and of others, of so many each, refute (epsilon, delta)."""
-    least = intervals.clopper_pearson(hits[0], n[0], level).low
-    most = intervals.clopper_pearson(hits[1], n[1], level).high
+    least = statistics.clopper_pearson(hits[0], n[0], level).low
+    most = statistics.clopper_pearson(hits[1], n[1], level).high
     epsilon, delta = guarantee
     return least > math.exp(min(epsilon, LARGEST_EXPONENT)) * most + delta
 
@@ -247,7 +247,7 @@ def separation(
     members: FloatArray,
     others: FloatArray,
     *,
-    confidence: float = intervals.CONFIDENCE,
+    confidence: float = statistics.CONFIDENCE,
     tests: int | None = None,
 ) -> Iterator[_Row]:
     """Rows of AUC, true-positive rates and advantage: how well scores tell members from others.
@@ -284,18 +284,18 @@ def separation(
     yield row | {"low": max(0.0, advantage - band), "high": min(1.0, advantage + band)}
 
 
-def _ends(interval: intervals.Interval | None, prefix: str = "") -> dict[str, float]:
+def _ends(interval: statistics.Interval | None, prefix: str = "") -> dict[str, float]:
     return {} if interval is None else {f"{prefix}{end}": x for end, x in vars(interval).items()}
 
 
-def _tpr_interval(curve: _Curve, rate: float, confidence: float) -> intervals.Interval:
+def _tpr_interval(curve: _Curve, rate: float, confidence: float) -> statistics.Interval:
     n_members, n_others = int(curve.members.sum()), int(curve.others.sum())
     ends = np.array([1 - confidence, 1 + confidence]) / 2
     false = (stats.binom.ppf(ends, n_others, rate) - [1, 0]) / n_others
     place = np.maximum(np.searchsorted(curve.fpr, false, side="right") - 1, 0)
     hits = np.round(curve.tpr[place] * n_members).tolist()
-    low, high = (intervals.clopper_pearson(n, n_members, confidence) for n in hits)
-    return intervals.Interval(low.low, high.high)
+    low, high = (statistics.clopper_pearson(n, n_members, confidence) for n in hits)
+    return statistics.Interval(low.low, high.high)
 
 
 def _auc(curve: _Curve) -> tuple[float, float]:
@@ -312,13 +312,13 @@ def _auc(curve: _Curve) -> tuple[float, float]:
 
 def _auc_interval(
     auc: float, variance: float, pairs: int, confidence: float
-) -> intervals.Interval | None:
+) -> statistics.Interval | None:
     if auc in (0.0, 1.0):
-        return intervals.clopper_pearson(pairs * auc, pairs, confidence)
+        return statistics.clopper_pearson(pairs * auc, pairs, confidence)
     if variance == 0:
         return None
     width = stats.norm.ppf((1 + confidence) / 2) * np.sqrt(variance) / (auc * (1 - auc))
-    return intervals.Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
+    return statistics.Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
 
 
 def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
@@ -404,7 +404,7 @@ def threshold_attack(
         row |= {"part": ALL if name is None else name, "rate": "success", "n": n}
         row |= {"n_members": len(mine), "n_others": len(others)}
         rows.append(
-            row | ({"value": right / n, **vars(intervals.clopper_pearson(right, n))} if n else {})
+            row | ({"value": right / n, **vars(statistics.clopper_pearson(right, n))} if n else {})
         )
         if name is not None:
             halves[name] = pair

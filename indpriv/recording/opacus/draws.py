@@ -10,6 +10,7 @@ import torch
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
 from indpriv import _checks
+from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from indpriv.analysis.attacks.rates import ALL, best_threshold, parts, threshold_attack
-from indpriv.analysis.statistics.intervals import clopper_pearson
+from indpriv.analysis.statistics import clopper_pearson
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 

@@ -16,9 +16,9 @@ sys.path.insert(0, str(TESTS))
 from baseline.figures import DELTA, RUNS  # noqa: E402
 from indpriv import NormLog, account  # noqa: E402
 from indpriv._plain import to_json  # noqa: E402
+from indpriv.analysis import statistics  # noqa: E402
 from indpriv.analysis.groups import group_tables  # noqa: E402
 from indpriv.analysis.recorded_run import in_rows_of  # noqa: E402
-from indpriv.analysis.statistics import weighted  # noqa: E402
 from indpriv.example_table import open_examples  # noqa: E402
 
 EXPECTED = Path(__file__).with_name("expected.json")
@@ -37,11 +37,11 @@ def tables_of(name):
     epsilons = account(NormLog.open(RUNS / run), delta=DELTA)
     examples = in_rows_of(epsilons, open_examples(RUNS / run / "examples.parquet"))
     train = examples.train_rows(epsilons.example_ids)
-    most, weighted.MOST_EXACT = weighted.MOST_EXACT, 100 if name == BINNED else 10**6
+    most, statistics.MOST_EXACT = statistics.MOST_EXACT, 100 if name == BINNED else 10**6
     try:
         tables = group_tables(epsilons, train, examples.rows("test"), COLUMNS[run], seed=3)
     finally:
-        weighted.MOST_EXACT = most
+        statistics.MOST_EXACT = most
     return by_column(json.loads(json.dumps(to_json(tables), allow_nan=False)))
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from indpriv.analysis import statistics
 from indpriv.analysis.groups import group_table
-from indpriv.analysis.statistics import resampling
 from synthetic import epsilon_table, rows
 
 
@@ -13,7 +13,7 @@ def reversals_of(epsilon, groups, labels):
 
 @pytest.mark.slow
 def test_groups_that_do_not_differ_are_rarely_called_reversed(monkeypatch):
-    monkeypatch.setattr(resampling, "_MOST_DRAWS", 200)  # of intervals, which are not looked at
+    monkeypatch.setattr(statistics, "_MOST_DRAWS", 200)  # of intervals, which are not looked at
     rng = np.random.default_rng(3)
     found = 0
     for _ in range(400):

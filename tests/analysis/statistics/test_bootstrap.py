@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from indpriv.analysis.statistics import resampling
-from indpriv.analysis.statistics.resampling import resample_means
+from indpriv.analysis import statistics
+from indpriv.analysis.statistics import resample_means
 
 RNG = np.random.default_rng
 
@@ -48,13 +48,13 @@ def coverage(draw, truth, n, trials=200, **options):
 
 def test_skewed_means_are_covered(monkeypatch):
     """95 % within what 200 trials can tell: below 0.90 or above 0.99 has probability under 0.003 each at 0.95."""
-    monkeypatch.setattr(resampling, "_MOST_DRAWS", 400)
+    monkeypatch.setattr(statistics, "_MOST_DRAWS", 400)
     for n in (12, 40, 600):  # the last is resampled in runs
         assert 0.90 <= coverage(lambda rng, n: rng.exponential(1.0, n), 1.0, n) <= 0.99
 
 
 def test_standardised_means_and_ratios_are_covered(monkeypatch):
-    monkeypatch.setattr(resampling, "_MOST_DRAWS", 400)
+    monkeypatch.setattr(statistics, "_MOST_DRAWS", 400)
     inside = np.zeros(2)
     for seed in range(200):
         rng = RNG(1000 + seed)

@@ -5,8 +5,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from indpriv.analysis.statistics.intervals import Interval, relation_intervals
-from indpriv.analysis.statistics.weighted import is_constant, line, pearson, spearman
+from indpriv.analysis.statistics import (
+    Interval,
+    is_constant,
+    line,
+    pearson,
+    relation_intervals,
+    spearman,
+)
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 

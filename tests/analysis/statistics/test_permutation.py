@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv.analysis.statistics import resampling
-from indpriv.analysis.statistics.resampling import holm, permutation_test
+from indpriv.analysis import statistics
+from indpriv.analysis.statistics import holm, permutation_test
 from oracles import maxt_p_values
 
 RNG = np.random.default_rng
@@ -31,7 +31,7 @@ def test_p_values_are_those_of_every_shuffle(seed):
 @pytest.mark.parametrize("n", [60, 2200])
 def test_false_alarms_are_at_their_rate(n, monkeypatch):
     """The second size is drawn from the hypergeometric distribution instead of shuffled."""
-    monkeypatch.setattr(resampling, "_MOST_PERMUTATIONS", 199)
+    monkeypatch.setattr(statistics, "_MOST_PERMUTATIONS", 199)
     alarms = 0
     for seed in range(200):
         rng = RNG(seed)
@@ -49,7 +49,7 @@ def test_runs_and_shuffles_agree(monkeypatch):
     values, groups = rng.exponential(1.0, 4000), rng.integers(0, 3, 4000)
     values[groups == 1] += 0.06
     found = [permutation_test(values, groups, groups * 0, tested=np.ones(3, bool), rng=RNG(0))]
-    monkeypatch.setattr(resampling, "_DRAW_COST", 1000)
+    monkeypatch.setattr(statistics, "_DRAW_COST", 1000)
     found.append(permutation_test(values, groups, groups * 0, tested=np.ones(3, bool), rng=RNG(0)))
     assert found[0].adjusted == pytest.approx(found[1].adjusted, abs=0.06)
 

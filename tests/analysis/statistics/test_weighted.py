@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from indpriv.analysis.statistics import weighted
-from indpriv.analysis.statistics.intervals import relation_intervals
-from indpriv.analysis.statistics.resampling import permutation_test, resample_means
-from indpriv.analysis.statistics.weighted import (
+from indpriv.analysis import statistics
+from indpriv.analysis.statistics import (
     Condensed,
     bin_width,
     line,
     ones,
     pearson,
+    permutation_test,
     quantiles_by_cell,
+    relation_intervals,
+    resample_means,
     spearman,
 )
 
@@ -26,7 +27,7 @@ NUMBERS = st.one_of(st.just(0.0), st.floats(1e-300, 1e300), st.sampled_from([0.1
 
 def condensed(parts, names=("value",)):
     """The frame of parts (cells, column, ...), counted in bins."""
-    found = Condensed(*names, n=weighted.MOST_EXACT + 1)
+    found = Condensed(*names, n=statistics.MOST_EXACT + 1)
     for part in parts:
         found.add(*part)
     return found.frame()

@@ -8,7 +8,7 @@ from rich.console import Console
 from indpriv.analysis.advice import Advice, GroupAdvice, Remedy
 from indpriv.analysis.disclosures import Range
 from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.statistics.intervals import Interval
+from indpriv.analysis.statistics import Interval
 from indpriv.report.formats import CONSTANTS
 from indpriv.report.page import render_markdown
 from indpriv.report.report import advice_page, print_whole

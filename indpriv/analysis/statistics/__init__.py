@@ -1,1 +1,0 @@
-"""Intervals, tests and correlations that say when they are undefined."""
