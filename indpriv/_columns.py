@@ -24,10 +24,7 @@ from typing import IO, Any
 import numpy as np
 import pandas as pd
 
-from indpriv import _files
-from indpriv._checks import check_positive_int
-from indpriv._facts import refused, text
-from indpriv._reading import check_columns
+from indpriv import _checks, _facts, _files, _reading
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import InputError
 
@@ -64,7 +61,7 @@ class Rows:
     def open(cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})) -> Rows:
         """Those of a Parquet file; kinds: what it must hold, see `check_columns`."""
         with _files.opened_parquet(path) as file:
-            check_columns(path, file.schema_arrow, kinds)
+            _reading.check_columns(path, file.schema_arrow, kinds)
             groups = (file.metadata.row_group(k).num_rows for k in range(file.num_row_groups))
             starts = tuple(accumulate(groups, initial=0))
             names = list(file.schema_arrow.names)
@@ -260,18 +257,11 @@ def grouping_of(
 ) -> Grouping:
     """Groups of training and test rows by a column, or by the combinations of several that occur.
 
-    Names of groups are values in sorted order; missing values are the group "(missing)".
-
-    Args:
-        train: training rows.
-        test: test rows, with the same columns, or None.
-        by: "label", "correct", "loss" or a metadata column; "age:bins=10" cuts a numeric one at
-            quantiles of the training rows; "race,age:bins=4" asks for combinations.
-        max_values: most distinct values of a numeric column without bins; None for no limit.
-
-    Raises:
-        TooManyGroupsError: rows that are read in several ranges have more than 65,536 groups.
-        InputError: there is no such column, one with bins is not numeric, or max_values is passed.
+    Names of groups are values in sorted order; missing values are the group "(missing)". `by` is
+    "label", "correct", "loss" or a metadata column; "age:bins=10" cuts a numeric one at quantiles
+    of the training rows; "race,age:bins=4" asks for combinations. max_values: most distinct values
+    of a numeric column without bins. InputError for no such column, bins of one that is not
+    numeric, and too many values: TooManyGroupsError above 65,536 groups in several ranges of rows.
     """
     train = as_rows(train)
     others = as_rows(train.read(0, 0) if test is None else test)
@@ -296,12 +286,12 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     column = match.group(1) if match else by
     asked, _, bins_text = by.rpartition(":bins=")
     if match is None and asked in columns:
-        raise refused("refusal.groups", "bins", by=by, bins=bins_text, column=asked)
+        raise _facts.refused("refusal.groups", "bins", by=by, bins=bins_text, column=asked)
     if column not in columns:
-        raise refused("refusal.groups", "column", column=column, known=", ".join(columns))
+        raise _facts.refused("refusal.groups", "column", column=column, known=", ".join(columns))
     if match is None:
         return column, None
-    bins = check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
+    bins = _checks.check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
     if bins > _MAX_BINS:
         raise InputError(f"{column}:bins={bins} is more than {_MAX_BINS}; pass fewer bins")
     return column, bins
@@ -343,7 +333,7 @@ def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grou
                 f"many for groups; pass {column}:bins=10"
             )
     if max(len(of_test), len(of_train)) > most:
-        raise TooManyGroupsError(text("refusal.groups", "many", column=column, most=most))
+        raise TooManyGroupsError(_facts.text("refusal.groups", "many", column=column, most=most))
     known = sorted(of_train | of_test)
     rank = {name: code for code, name in enumerate(known)}
 
@@ -372,7 +362,7 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
     if boolean:
         raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
     if counted.counts.empty:
-        raise refused("refusal.groups", "infinite", column=column)
+        raise _facts.refused("refusal.groups", "infinite", column=column)
     cuts = np.unique(counted.observations(np.linspace(0, 1, bins + 1)[1:-1]))
     cuts = cuts[cuts > counted.counts.index[0]]  # otherwise the first bin would be empty
     texts = [f"{cut:.12g}" for cut in cuts]

@@ -20,10 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from indpriv import _folders
-from indpriv._facts import refused, text
-from indpriv._folders import PRIVATE, is_remote, open_file, refuse_links, remove_file
-from indpriv._reading import ParquetFile, check_columns, named, parse_json
+from indpriv import _facts, _folders, _reading
 from indpriv.errors import EvidenceError
 
 METADATA_KEY = "indpriv"
@@ -37,7 +34,7 @@ _kept, _keeping = OrderedDict[tuple[str, str], bytes](), threading.Lock()
 
 def sha256(path: Path) -> str:
     """Hex SHA-256 of a file."""
-    refuse_links(path)
+    _folders.refuse_links(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -49,7 +46,7 @@ def check_hash(path: Path, expected: str, content: bytes | None = None) -> None:
     except FileNotFoundError as error:
         raise EvidenceError(f"{path} is missing; restore it from a copy") from error
     if found != expected:
-        raise EvidenceError(text("refusal.records", "changed", path=path))
+        raise EvidenceError(_facts.text("refusal.records", "changed", path=path))
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
@@ -69,7 +66,7 @@ def read_verified(path: Path, sha256: str) -> bytes:
     check_hash(path, sha256, content)
     with _keeping:
         _kept[key] = content
-        while sum(map(len, _kept.values())) > _KEPT_BYTES[is_remote(path)]:
+        while sum(map(len, _kept.values())) > _KEPT_BYTES[_folders.is_remote(path)]:
             _kept.popitem(last=False)
     return content
 
@@ -92,12 +89,12 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
 def writer_of(folder: Path) -> str | None:
     """Process id of the process that writes a folder now; None if none does, as far as we see."""
     lock, writer = folder / _LOCK, folder / _WRITER
-    if is_remote(folder) or not lock.is_file():
+    if _folders.is_remote(folder) or not lock.is_file():
         return None
-    refuse_links(lock)
-    refuse_links(writer)
+    _folders.refuse_links(lock)
+    _folders.refuse_links(writer)
     try:
-        with FileLock(lock, timeout=0, mode=PRIVATE, thread_local=False):
+        with FileLock(lock, timeout=0, mode=_folders.PRIVATE, thread_local=False):
             return None
     except Timeout:
         number = writer.read_text(errors="replace") if writer.is_file() else ""
@@ -113,13 +110,13 @@ class OneWriter:
         """Take the lock; InputError, with `shown` or the folder, if another process has it."""
         # On some systems a locked file cannot be read, so the process id has a file of its own.
         with suppress(FileNotFoundError):
-            os.close(open_file(folder / _LOCK, os.O_RDONLY))  # it is a file of its own
-        self._lock = FileLock(folder / _LOCK, timeout=0, mode=PRIVATE, thread_local=False)
+            os.close(_folders.open_file(folder / _LOCK, os.O_RDONLY))  # it is a file of its own
+        self._lock = FileLock(folder / _LOCK, timeout=0, mode=_folders.PRIVATE, thread_local=False)
         try:
             self._lock.acquire()
         except Timeout as error:
             values = {"folder": shown or folder, "process": writer_of(folder) or "unknown"}
-            raise refused("refusal.resume", "written", **values) from error
+            raise _facts.refused("refusal.resume", "written", **values) from error
         with on_failure(self.close):
             write_atomically(folder / _WRITER, str(os.getpid()).encode())
 
@@ -135,8 +132,8 @@ def written_atomically(path: Path) -> Iterator[Any]:
     It replaces what has its name, and nothing is written through a link, see `indpriv._folders`.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with on_failure(lambda: remove_file(temporary)):
-        descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    with on_failure(lambda: _folders.remove_file(temporary)):
+        descriptor = _folders.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with _folders.path_named(path), os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
@@ -200,7 +197,7 @@ def read_parquet(
 ) -> pd.DataFrame:
     """Read a Parquet file with its attrs; kinds: see `check_columns`."""
     with opened_parquet(path, sha256) as file:
-        check_columns(path, file.schema_arrow, kinds)
+        _reading.check_columns(path, file.schema_arrow, kinds)
         return frame_of(file.read())
 
 
@@ -210,14 +207,14 @@ def opened_parquet(path: Path, sha256: str | None = None) -> Iterator[Any]:
 
     Whatever is wrong with it in the block becomes one InputError that names it.
     """
-    refuse_links(path)
-    with named(path):
+    _folders.refuse_links(path)
+    with _reading.named(path):
         source: Any
         if sha256 is not None:
             source = pa.BufferReader(read_verified(path, sha256))
         else:
-            source = path.open("rb") if is_remote(path) else pa.OSFile(str(path))
-        with source, ParquetFile(path, source) as file:
+            source = path.open("rb") if _folders.is_remote(path) else pa.OSFile(str(path))
+        with source, _reading.ParquetFile(path, source) as file:
             yield file
 
 
@@ -226,7 +223,7 @@ def frame_of(table: Any) -> pd.DataFrame:
     frame: pd.DataFrame = table.to_pandas()
     attrs = (table.schema.metadata or {}).get(METADATA_KEY.encode())
     if attrs is not None:  # before pyarrow 22, to_pandas() left them out
-        frame.attrs = dict(parse_json(attrs))
+        frame.attrs = dict(_reading.parse_json(attrs))
     return frame
 
 
@@ -237,9 +234,9 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; InputError names it where it is missing or broken."""
-    refuse_links(path)
-    with named(path, "restore it or make it again"):
-        return parse_json(path.read_bytes())
+    _folders.refuse_links(path)
+    with _reading.named(path, "restore it or make it again"):
+        return _reading.parse_json(path.read_bytes())
 
 
 def first_at(content: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:

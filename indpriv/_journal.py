@@ -9,10 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from indpriv import _files, _folders, _reading
 from indpriv._facts import text
-from indpriv._files import OneWriter, on_failure
-from indpriv._folders import open_file, refuse_links
-from indpriv._reading import parse_json
 from indpriv.errors import ChainError, EvidenceError, InputError
 
 NAME = "journal.jsonl"
@@ -41,7 +39,7 @@ def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
 def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     """Entries, the hash that the next line continues, and the file's content."""
     path = run_dir / NAME
-    refuse_links(path)
+    _folders.refuse_links(path)
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -51,7 +49,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     chain = _START
     for number, line in enumerate(lines, 1):
         try:
-            entry = parse_json(line)
+            entry = _reading.parse_json(line)
             claimed, _ = entry.pop("chain"), entry["kind"].isascii()
             chain = _link(chain, entry)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -74,25 +72,21 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / NAME
         self._file: int | None = None
-        self._lock = OneWriter(run_dir)
-        with on_failure(self.close):
+        self._lock = _files.OneWriter(run_dir)
+        with _files.on_failure(self.close):
             found = _read(run_dir) if self._path.is_file() else ([], _START, b"")
             self.entries, self.chain, content = found
             self._next = len(self.entries)
-            self._file = open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._file = _folders.open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.ftruncate(self._file, content.rfind(b"\n") + 1)  # a torn line was not acknowledged
 
     def __len__(self) -> int:
         return self._next
 
     def append(self, kind: str, *, wait: bool = True, **values: Any) -> None:
-        """Append one line and wait until it is kept.
+        """Append one line and wait until it is kept; OSError: it is not in the journal.
 
         wait: False where another line follows at once, which waits for both.
-
-        Raises:
-            OSError: it could not be written, and is not in the journal.
-            InputError: the journal is closed.
         """
         if self._file is None:
             raise InputError(f"{self._path} is closed; open it again to append")

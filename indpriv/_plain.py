@@ -23,8 +23,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaValidator, core_schema
 from typing_extensions import TypedDict
 
-from indpriv._formatting import formatted
-from indpriv._reading import first_wrong
+from indpriv import _formatting, _reading
 from indpriv.errors import InputError
 
 T = TypeVar("T")
@@ -225,7 +224,7 @@ def form_of(row: Any, name: str) -> str:
 
 def shown(row: Any, name: str) -> str:
     """The value of a column of a row, in the format of that column."""
-    return formatted(getattr(row, name), form_of(row, name))
+    return _formatting.formatted(getattr(row, name), form_of(row, name))
 
 
 def to_json(value: Any) -> Any:
@@ -257,7 +256,7 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
     try:
         value: T = _validator(typing.cast(Any, kind)).validate_python(content)
     except ValidationError as error:
-        raise InputError(first_wrong(error, where, "make the audit again")) from error
+        raise InputError(_reading.first_wrong(error, where, "make the audit again")) from error
     return value
 
 

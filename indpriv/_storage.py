@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 from urllib.request import url2pathname
 
-from indpriv import _files
-from indpriv._facts import refused
-from indpriv._folders import named_by_person, refuse_links
+from indpriv import _facts, _files, _folders
 from indpriv.errors import InputError, PrivacyWarning
 
 _SECRETS = {"sig", "client_secret"}  # what pyarrow takes in an address of Azure
@@ -199,7 +197,7 @@ def location(path: str | Path) -> Path:
         problem = (
             "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
         )
-        raise refused("refusal.storage", "address", scheme=parts.scheme, problem=problem)
+        raise _facts.refused("refusal.storage", "address", scheme=parts.scheme, problem=problem)
     below = filter(None, [parts.path.strip("/")])
     options = f"?{quote(parts.query, safe='')}"
     return RemotePath("/", parts.scheme, options, parts.netloc, *below)
@@ -209,7 +207,7 @@ def location_on_disk(path: str | Path, what: str) -> Path:
     """The `location` of a directory on a disk, else InputError; what: "a run is", say."""
     found = location(path)
     if isinstance(found, RemotePath):
-        raise refused("refusal.storage", "on_a_disk", found=found, what=what)
+        raise _facts.refused("refusal.storage", "on_a_disk", found=found, what=what)
     return found
 
 
@@ -221,8 +219,8 @@ def bucket_to_write(
     if found is None or (isinstance(found, RemotePath) and bucket_is_private):
         return found
     if not isinstance(found, RemotePath):
-        raise refused("refusal.storage", "no_address", found=found)
-    raise refused("refusal.storage", "others", found=found)
+        raise _facts.refused("refusal.storage", "no_address", found=found)
+    raise _facts.refused("refusal.storage", "others", found=found)
 
 
 def _holds_credentials(parts: SplitResult) -> bool:
@@ -295,12 +293,12 @@ def upload(folder: str | Path, upload_to: str | Path, *, bucket_is_private: bool
     if (target := bucket_to_write(upload_to, bucket_is_private)) is None:
         raise InputError("upload_to is None; pass an address, e.g. s3://bucket/runs/adult")
     _check(source, target)
-    named_by_person(source)
+    _folders.named_by_person(source)
     there = target.files_below()
     names = [path.relative_to(source) for path in source.rglob("*")]
     names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
     for name in sorted(names, key=lambda name: (name.name in _LAST, -len(name.parts), name)):
-        refuse_links(path := source / name)
+        _folders.refuse_links(path := source / name)
         if not path.is_file():
             continue
         own, sent = path.stat(), there.get(name.as_posix())

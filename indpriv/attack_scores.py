@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._checks import check_choice
+from indpriv import _checks, _files, _reading
 from indpriv._columns import to_texts
 from indpriv._facts import refused, text
-from indpriv._files import read_parquet, write_private_parquet
-from indpriv._reading import named
 from indpriv._types import ArrayLike, FloatArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 
@@ -83,7 +81,7 @@ class AttackScores:
         for name, values in self._columns().items():
             if values.shape != shape or values.ndim != 1:
                 raise InputError(f"{name} {values.shape} and scores {shape} must have one length")
-        check_choice("adversary", self.adversary, ADVERSARIES)
+        _checks.check_choice("adversary", self.adversary, ADVERSARIES)
         if np.isnan(self.scores).any():
             raise refused("refusal.scores", "nan", n=int(np.isnan(self.scores).sum()))
 
@@ -130,7 +128,7 @@ class AttackScores:
             "adversary": self.adversary,
             "details": list(self.details),
         }
-        write_private_parquet(frame, path)
+        _files.write_private_parquet(frame, path)
 
     @classmethod
     def from_file(cls, path: str | Path) -> AttackScores:
@@ -140,7 +138,7 @@ class AttackScores:
         type (missing groups become "(missing)"), example_id and model (a whole number). InputError
         for no such file, another type, and a column that is missing or holds other values.
         """
-        with named(path := Path(path)):
+        with _reading.named(path := Path(path)):
             return cls._of_frame(_read(path))
 
     @classmethod
@@ -174,7 +172,7 @@ def _read(path: Path) -> pd.DataFrame:
     if kind not in (".csv", ".parquet"):
         raise InputError(f"{path} is neither .csv nor .parquet; write the scores as one of the two")
     if kind == ".parquet":
-        return read_parquet(path)
+        return _files.read_parquet(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:

@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._checks import check_choice
+from indpriv import _checks, _files
 from indpriv._facts import refused, text
-from indpriv._files import read_json, write_atomically, write_json
 from indpriv._folders import make_folder, open_file, refuse_links
 from indpriv._reading import Whole, check, named, parse_json, read_npz, table
 from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray
@@ -87,8 +86,8 @@ class AttackSignals:
     def __post_init__(self) -> None:
         for problem in self._problems():
             raise InputError(problem)
-        check_choice("kind", self.kind, KINDS)
-        check_choice("adversary", self.adversary, _SEEN)
+        _checks.check_choice("kind", self.kind, KINDS)
+        _checks.check_choice("adversary", self.adversary, _SEEN)
 
     def _problems(self) -> Iterator[str]:
         """What does not match, shapes first, as all else needs them."""
@@ -292,14 +291,14 @@ def new_folder(
     make_folder(path)
     _write_arrays(path / _IDS, example_ids=example_ids, unit_ids=unit_ids)
     content = {"schema": _SCHEMA, "sensitive": "for the curator only", "facts": facts}
-    write_json(path / _JSON, content | {"settings": settings or {}, "models": []})
+    _files.write_json(path / _JSON, content | {"settings": settings or {}, "models": []})
 
 
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """What signals.json says, where `models` has an entry for each whole one, and the ids."""
     if (path / CONFIDENCE / _JSON).is_file() and not (path / _JSON).is_file():
         raise EvidenceError(f"{path} was written by an earlier version; make the signals again")
-    content = read_json(path / _JSON)
+    content = _files.read_json(path / _JSON)
     check(_CONTENT, content, str(path / _JSON))
     if content.get("schema") != _SCHEMA:
         raise EvidenceError(f"{path / _JSON} is of another schema; make the signals again")
@@ -333,7 +332,7 @@ def add_model(path: Path, signals: Mapping[str, NDArray[np.float32]], member: Bo
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
-    write_json(path / _JSON, {**content, "models": [*models, {"crc32": checksums}]})
+    _files.write_json(path / _JSON, {**content, "models": [*models, {"crc32": checksums}]})
 
 
 def _rows(path: Path, name: str, models: Sequence[Mapping[str, Any]], n: int) -> NDArray[Any]:
@@ -354,4 +353,4 @@ def _write_arrays(path: Path, **arrays: NDArray[Any] | None) -> None:
     buffer = io.BytesIO()
     known: dict[str, Any] = {name: one for name, one in arrays.items() if one is not None}
     np.savez(buffer, **known)
-    write_atomically(path, buffer.getvalue())
+    _files.write_atomically(path, buffer.getvalue())

@@ -21,11 +21,9 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from indpriv import _files
+from indpriv import _files, _folders, _plain
 from indpriv._columns import Rows, as_rows, joined, rows_at
-from indpriv._folders import make_folder, remove_file
 from indpriv._formatting import format_delta, format_epsilon
-from indpriv._plain import Count, Delta, Epsilon, Number, Percent, Share, from_json
 from indpriv._reading import Whole, check, named, table
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
@@ -87,23 +85,23 @@ class Account:
             release, e.g. the private median of the norms at the start; 0 if it is not.
     """
 
-    delta: Delta
+    delta: _plain.Delta
     unit: str
     neighbouring: str
     sampler: str
     accountant: str
     conversion: str
     between_records: str
-    rounding: Percent
+    rounding: _plain.Percent
     rounding_mode: str
-    total_steps: Count
-    recorded_share: Share
+    total_steps: _plain.Count
+    recorded_share: _plain.Share
     privacy_filter: str = ""
-    rows_per_unit: Count | None = None
+    rows_per_unit: _plain.Count | None = None
     participation: str = "secret"
-    tolerance: Number = 0.0
-    max_batch_size: Count | None = None
-    clipping_norm_epsilon: Epsilon = 0.0
+    tolerance: _plain.Number = 0.0
+    max_batch_size: _plain.Count | None = None
+    clipping_norm_epsilon: _plain.Epsilon = 0.0
 
     @property
     def guaranteed_by(self) -> str:
@@ -318,10 +316,7 @@ class EpsilonTable(Stated):
     def to_parquet(self, path: Path, *, columns: pd.DataFrame | None = None) -> None:
         """Write epsilon.parquet, readable by its owner only (0600).
 
-        Args:
-            path: the file.
-            columns: further columns, one row per example in this table's order (loss, correct,
-                metadata).
+        columns: further ones (loss, correct, metadata), one row per example in this table's order.
         """
         frame = self.to_frame()
         if columns is not None:
@@ -343,7 +338,7 @@ class EpsilonTable(Stated):
             )
         stated = {name: frame.attrs[name] for name in _STATED}
         where = "the account of this epsilon table"
-        stated["account"] = from_json(Account, stated["account"], where)
+        stated["account"] = _plain.from_json(Account, stated["account"], where)
         stated["worst_case_epsilon"] = float(stated["worst_case_epsilon"])
         columns: dict[str, Any] = {name: frame[name].to_numpy(np.float64) for name in _ENDS}
         return cls(
@@ -362,16 +357,10 @@ def ranges(n_rows: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonParts(Stated):
-    """An epsilon.parquet that is read part by part, so that memory does not grow with its rows.
+    """An epsilon.parquet that is read part by part, so that memory does not grow with its rows."""
 
-    Attributes:
-        path: the file, or the folder of parts.
-        rows: all rows, as `EpsilonTable.to_frame` gives them; further columns follow.
-        worst_case_epsilon, claim, claim_reason, account: see `Stated`.
-    """
-
-    path: Path
-    rows: Rows
+    path: Path  # the file, or the folder of parts
+    rows: Rows  # all, as `EpsilonTable.to_frame` gives them; further columns follow
 
     @classmethod
     def open(cls, path: Path) -> EpsilonParts:
@@ -445,13 +434,7 @@ Epsilons = EpsilonTable | EpsilonParts
 def beside(
     epsilons: Epsilons, rows: Rows, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[EpsilonTable, pd.DataFrame]]:
-    """Yield each part of the epsilons with the rows of its examples.
-
-    Args:
-        epsilons: one part if they are in memory.
-        rows: of the same examples in the same order.
-        columns: those that are read, by default all.
-    """
+    """Yield each part of the epsilons with the rows of its examples, which have the same order."""
     start = 0
     for part in epsilons.tables():
         stop = start + len(part)
@@ -465,11 +448,7 @@ def _parts(folder: Path, n_rows: int) -> dict[Path, tuple[int, int]]:
 
 
 class PartsWriter:
-    """A folder of parts that are written in any order; it goes on with one that was stopped.
-
-    Attributes:
-        discarded: number of parts of another account that lay there, and were removed.
-    """
+    """A folder of parts that are written in any order; it goes on with one that was stopped."""
 
     def __init__(self, folder: Path, n_rows: int, belongs_to: Mapping[str, Any]) -> None:
         """Begin a folder, or keep the parts that it has of the same account.
@@ -478,15 +457,15 @@ class PartsWriter:
         """
         self._parts = _parts(folder, n_rows)
         marker = {"rows": n_rows, "rows_per_part": PART_ROWS, "belongs_to": dict(belongs_to)}
-        make_folder(folder)
-        self.discarded = 0
+        _folders.make_folder(folder)
+        self.discarded = 0  # parts of another account, which are removed
         if not (folder / MARKER).is_file() or _files.read_json(folder / MARKER) != marker:
             for part in sorted(folder.glob("part-*.parquet")):
-                remove_file(part)
+                _folders.remove_file(part)
                 self.discarded += 1
             _files.write_json(folder / MARKER, marker)
         for leftover in folder.glob(".part-*.tmp"):
-            remove_file(leftover)
+            _folders.remove_file(leftover)
 
     def missing(self) -> dict[Path, tuple[int, int]]:
         """The parts that are not there, each with the range of its rows."""
@@ -509,13 +488,10 @@ def write_epsilons(
     rows: pd.DataFrame | Rows | None = None,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """Write epsilons as a file, or above LARGEST_FILE rows as a folder of parts.
+    """Write epsilons in place of a file or, above LARGEST_FILE rows, of a folder of parts.
 
-    Args:
-        epsilons: in memory or in another folder of parts.
-        path: of the file or folder; what lies there is replaced.
-        rows: further columns, one row per example in the order of the epsilons.
-        names: column of rows -> its name in the file; default all, under their names.
+    rows: further columns, one row per example in the order of the epsilons. names: column of rows
+    -> its name in the file; default all, under their names.
     """
 
     def further(start: int, stop: int) -> pd.DataFrame | None:
@@ -530,7 +506,7 @@ def write_epsilons(
     if n_rows <= LARGEST_FILE:
         epsilons.table(epsilons.details).to_parquet(path, columns=further(0, n_rows))
         return
-    remove_file(path)
+    _folders.remove_file(path)
     writer = PartsWriter(path, n_rows, {"account": dict(vars(epsilons.account))})
     tables = epsilons.tables(epsilons.details)
     if isinstance(epsilons, EpsilonTable):

@@ -15,10 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from indpriv import _columns, _files
-from indpriv._columns import Rows, as_rows, frames_at, frames_of, rows_at
-from indpriv._facts import refused
-from indpriv._reading import named
+from indpriv import _columns, _facts, _files, _reading
 from indpriv._types import Ids, IntArray, NDArray, all_distinct
 from indpriv.errors import InputError
 
@@ -41,7 +38,7 @@ class ExampleTable:
             for all rows of a split, such as `frame`, gets them in memory.
     """
 
-    _splits: Mapping[str, Rows]
+    _splits: Mapping[str, _columns.Rows]
 
     def __init__(self, frame: pd.DataFrame) -> None:
         if missing := [name for name in _columns.FIXED_COLUMNS if name not in frame]:
@@ -55,7 +52,7 @@ class ExampleTable:
         self._check_ids()
 
     @classmethod
-    def _of(cls, train: Rows, test: Rows) -> ExampleTable:
+    def _of(cls, train: _columns.Rows, test: _columns.Rows) -> ExampleTable:
         found = cls.__new__(cls)
         found._splits = {"train": train, "test": test}
         return found
@@ -64,14 +61,14 @@ class ExampleTable:
         splits = self._splits.values()
         repeated = [one for rows in splits for one in _repeated(rows, "example_id").tolist()]
         if repeated:
-            raise refused("refusal.examples", "twice", n=len(repeated), example=repeated[0])
+            raise _facts.refused("refusal.examples", "twice", n=len(repeated), example=repeated[0])
 
     @cached_property
     def frame(self) -> pd.DataFrame:
         """All rows in memory."""
         return pd.concat([self.train, self.test], ignore_index=True)
 
-    def rows(self, split: str) -> Rows:
+    def rows(self, split: str) -> _columns.Rows:
         """The rows of a split, in the order of the data set."""
         return self._splits[split]
 
@@ -109,18 +106,18 @@ class ExampleTable:
         parts = (
             frame if ids is None else frame[frame["example_id"].isin(ids)]
             for split, ids in (("train", train), ("test", test))
-            for frame in frames_of(self.rows(split))
+            for frame in _columns.frames_of(self.rows(split))
         )
         return ExampleTable(pd.concat(parts, ignore_index=True))
 
     def at(self, train: IntArray, test: IntArray | None) -> ExampleTable:
         """The table of the rows at increasing positions of each split; test: None for all."""
         rows = self.rows("test")
-        others = frames_of(rows) if test is None else frames_at(rows, test)
-        parts = chain(frames_at(self.rows("train"), train), others)
+        others = _columns.frames_of(rows) if test is None else _columns.frames_at(rows, test)
+        parts = chain(_columns.frames_at(self.rows("train"), train), others)
         return ExampleTable(pd.concat(parts, ignore_index=True))
 
-    def train_rows(self, example_ids: Ids) -> Rows:
+    def train_rows(self, example_ids: Ids) -> _columns.Rows:
         """Training rows in the order of example_ids; in memory if the table has another order."""
         rows = self.rows("train")
         same = len(rows) == len(example_ids) and all(
@@ -129,7 +126,7 @@ class ExampleTable:
             )
             for part in rows.ranges()
         )
-        return rows if same else as_rows(self.aligned(np.asarray(example_ids)))
+        return rows if same else _columns.as_rows(self.aligned(np.asarray(example_ids)))
 
     @cached_property
     def has_unit_for_each_row(self) -> bool:
@@ -139,7 +136,7 @@ class ExampleTable:
     def with_label_names(self, names: Sequence[str]) -> ExampleTable:
         """The table with integer labels replaced by their names, if the names fit the labels."""
         splits = self._splits.values()
-        every = (frame["label"] for rows in splits for frame in frames_of(rows, ["label"]))
+        every = (frame["label"] for rows in splits for frame in _columns.frames_of(rows, ["label"]))
         if not names or not all(labels_fit(labels, len(names)) for labels in every):
             return self
 
@@ -160,7 +157,7 @@ class ExampleTable:
         if same_type and np.array_equal(own, example_ids):
             return train  # the rest copies every column
         if missing := example_ids[~np.isin(example_ids, own)].tolist():
-            raise refused("refusal.examples", "absent", n=len(missing), example=missing[0])
+            raise _facts.refused("refusal.examples", "absent", n=len(missing), example=missing[0])
         return train.set_index("example_id").loc[example_ids].reset_index()
 
     def with_units(self, column: str) -> ExampleTable:
@@ -171,12 +168,12 @@ class ExampleTable:
         """
         if column not in (columns := self.metadata_columns):
             known = ", ".join(columns) or "none: pass metadata or unit_ids to the Recorder"
-            raise refused("refusal.examples", "unit_column", column=column, known=known)
+            raise _facts.refused("refusal.examples", "unit_column", column=column, known=known)
         is_train = (self.frame["split"] == "train").to_numpy()
         units, own = self.frame[column].to_numpy(object), self.frame["unit_id"].to_numpy(object)
         lacking = int(pd.isna(units[is_train]).sum())
         if lacking:
-            raise refused(
+            raise _facts.refused(
                 "refusal.examples",
                 "unit_missing",
                 column=column,
@@ -224,27 +221,27 @@ class ExampleTable:
         if not self.in_file:
             _files.write_private_parquet(self.frame, path)
         else:
-            every = chain(*map(frames_of, self._splits.values()))
+            every = chain(*map(_columns.frames_of, self._splits.values()))
             _files.write_private_frames(every, path, self.rows("train").schema)
 
     @classmethod
     def from_parquet(cls, path: Path) -> ExampleTable:
         """Read a table that `to_parquet` wrote."""
-        with named(path):
+        with _reading.named(path):
             return cls(_files.read_parquet(path, kinds=KINDS))
 
 
-def _rows_in(frame: pd.DataFrame, split: str) -> Rows:
+def _rows_in(frame: pd.DataFrame, split: str) -> _columns.Rows:
     inside = (frame["split"] == split).to_numpy()
     first, count = int(inside.argmax()) if len(inside) else 0, int(inside.sum())
     if inside[first : first + count].all():  # as files are written: a slice copies nothing
-        return as_rows(frame.iloc[first : first + count].reset_index(drop=True))
-    return as_rows(frame[inside].reset_index(drop=True))
+        return _columns.as_rows(frame.iloc[first : first + count].reset_index(drop=True))
+    return _columns.as_rows(frame[inside].reset_index(drop=True))
 
 
 def open_examples(path: Path) -> ExampleTable:
     """The table that `to_parquet` wrote; above LARGEST_IN_MEMORY rows it stays in its file."""
-    file = Rows.open(path, KINDS)
+    file = _columns.Rows.open(path, KINDS)
     n_train = None if len(file) <= LARGEST_IN_MEMORY else _n_before_test(file)
     if n_train is None:
         return ExampleTable.from_parquet(path)
@@ -253,7 +250,7 @@ def open_examples(path: Path) -> ExampleTable:
     return found
 
 
-def _n_before_test(file: Rows) -> int | None:
+def _n_before_test(file: _columns.Rows) -> int | None:
     """The number of training rows, if all of them lie before the test rows; else None."""
     n_train, test_began = 0, False
     for start, stop in file.ranges():
@@ -266,7 +263,7 @@ def _n_before_test(file: Rows) -> int | None:
     return n_train
 
 
-def _repeated(rows: Rows, name: str) -> pd.Series[Any]:
+def _repeated(rows: _columns.Rows, name: str) -> pd.Series[Any]:
     """Values of a column that an earlier row has."""
 
     def values_of(start: int, stop: int) -> NDArray[np.generic]:
@@ -275,7 +272,7 @@ def _repeated(rows: Rows, name: str) -> pd.Series[Any]:
 
     ranges = list(rows.ranges())
     if len(ranges) > 1:  # equal hashes, and perhaps equal values
-        values = rows_at(rows, _columns.repeated(values_of, ranges), [name])[name]
+        values = _columns.rows_at(rows, _columns.repeated(values_of, ranges), [name])[name]
     elif all_distinct(values_of(0, len(rows))):
         return pd.Series([], dtype=object)
     else:
@@ -302,20 +299,20 @@ def check_metadata(
     if metadata is None:
         return pd.DataFrame(index=pd.RangeIndex(len(example_ids)))
     if not isinstance(metadata, pd.DataFrame):
-        raise refused("refusal.metadata", "kind", split=split, kind=type(metadata).__name__)
+        raise _facts.refused("refusal.metadata", "kind", split=split, kind=type(metadata).__name__)
     clash = sorted(_columns.RESERVED_COLUMNS & set(metadata.columns))
     if clash:
         raise InputError(f"metadata may not have the columns {', '.join(clash)}; rename them")
     if metadata.index.has_duplicates:
-        raise refused("refusal.metadata", "index", split=split)
+        raise _facts.refused("refusal.metadata", "index", split=split)
     n, missing = len(example_ids), example_ids[~np.isin(example_ids, metadata.index)].tolist()
     if missing:
         values = {"n": len(missing), "of": n, "split": split, "example": missing[0]}
-        raise refused("refusal.metadata", "absent", **values)
+        raise _facts.refused("refusal.metadata", "absent", **values)
     numbered = np.array_equal(example_ids, np.arange(n))
     if numbered and len(metadata) > n:
         rows = {"rows": len(metadata), "n": n, "last": n - 1}
-        raise refused("refusal.metadata", "more", split=split, **rows)
+        raise _facts.refused("refusal.metadata", "more", split=split, **rows)
     return metadata.loc[example_ids].reset_index(drop=True)
 
 
@@ -328,4 +325,4 @@ def check_storable(*metadata: pd.DataFrame | None) -> None:
         pa.Table.from_pandas(pd.concat(given), preserve_index=False)
     except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
         reasons = "; ".join(map(str, error.args))
-        raise refused("refusal.metadata", "unstorable", reasons=reasons) from error
+        raise _facts.refused("refusal.metadata", "unstorable", reasons=reasons) from error

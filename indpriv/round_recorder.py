@@ -15,17 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv import _checks, _files
-from indpriv._facts import refused
-from indpriv._storage import bucket_to_write, location_on_disk, uploaded
+from indpriv import _checks, _facts, _files, _storage
 from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.errors import InputError
-from indpriv.norm_log import fields
-from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.journal_state import state_to_resume
-from indpriv.norm_log.run_files import RUN_JSON, seal, sign, signing_key
+from indpriv.norm_log import evidence, fields, journal_state, run_files, writer
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
-from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
 
 
 class RoundRecorder:
@@ -82,15 +76,15 @@ class RoundRecorder:
         sign_with: str | Path | None = None,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
-        self._key = signing_key(sign_with)
-        self.run_dir = location_on_disk(run_dir, "a run is")
-        self._upload_to = bucket_to_write(upload_to, bucket_is_private)
+        self._key = run_files.signing_key(sign_with)
+        self.run_dir = _storage.location_on_disk(run_dir, "a run is")
+        self._upload_to = _storage.bucket_to_write(upload_to, bucket_is_private)
         ids = np.asarray(client_ids)
         fields.check_ids(ids, ids.size)
         fields.check_words(sampler, unit, "zero_out")
         owners = ids if unit_ids is None and unit != "example" else unit_ids
         units = fields.check_unit_ids(owners, len(ids), unit)
-        header = LogHeader(
+        header = writer.LogHeader(
             rounding=_checks.check_rounding(rounding),
             rounding_mode="up",
             unit=unit,
@@ -107,23 +101,23 @@ class RoundRecorder:
         )
         if resume_at is not None:
             resume_at = _checks.check_positive_int("resume_at", resume_at, minimum=0)
-        state = state_to_resume(self.run_dir, resume_at)
+        state = journal_state.state_to_resume(self.run_dir, resume_at)
         self._sampler, self._seeded = sampler, seeded
         self._of = "client" if unit == "client" else "example"
-        self._caveats: dict[str, None] = {SEEDED: None} if seeded else {}
+        self._caveats: dict[str, None] = {evidence.SEEDED: None} if seeded else {}
         self._ids = pd.Index(ids)
         self._from = self._next = resume_at or 0
         self._participations: IntArray = np.zeros(len(ids), np.int64)
         self._expected = self._variance = 0.0
-        self._writer = NormLogWriter(self.run_dir, header, ids, units, np.zeros(0, np.int64))
+        self._writer = writer.NormLogWriter(self.run_dir, header, ids, units, np.zeros(0, np.int64))
         with _files.on_failure(self.close):
             if state is not None:
                 self._writer.truncate(self._from)
             if state is None or run_info is not None:
                 about = {"name": self.run_dir.resolve().name, **(run_info or {})}
-                _files.write_json(self.run_dir / RUN_JSON, about)
+                _files.write_json(self.run_dir / run_files.RUN_JSON, about)
             if state is None:
-                sign(self.run_dir, self._key)
+                run_files.sign(self.run_dir, self._key)
 
     @property
     def n_rounds(self) -> int:
@@ -179,13 +173,12 @@ class RoundRecorder:
     ) -> None:
         """Append several steps of equal settings together, as the local steps of one round.
 
-        Arguments are those of `round`, but a sequence of participants and norms, one of each step;
-        `number` is that of the first one.
+        Participants and norms are a sequence, one of each step; `number` is that of the first.
         """
         if number is not None and number != self._next:
-            raise refused("refusal.rounds", "number", number=number, following=self._next)
+            raise _facts.refused("refusal.rounds", "number", number=number, following=self._next)
         if sample_rate is None and self._sampler == "poisson":
-            raise refused("refusal.rounds", "rate")
+            raise _facts.refused("refusal.rounds", "rate")
         if sample_rate is None:
             most = max((np.size(who) for who in participants), default=0)
             sample_rate = min(1.0, max(most, 1) / len(self._ids))
@@ -195,7 +188,7 @@ class RoundRecorder:
         setting = {name: _checks.check_setting(name, value) for name, value in values}
         for name, value in setting.items():
             if value.ndim:
-                raise refused("refusal.rounds", "setting", name=name, n=value.size)
+                raise _facts.refused("refusal.rounds", "setting", name=name, n=value.size)
         shared = {name: float(value) for name, value in setting.items()}
         clip, rate = shared["max_grad_norm"], shared["sample_rate"]
         found = [self._checked(*step) for step in zip(participants, norms, strict=True)]
@@ -218,14 +211,14 @@ class RoundRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with uploaded(self.run_dir, self._upload_to, or_warn=True):
+        with _storage.uploaded(self.run_dir, self._upload_to, or_warn=True):
             try:
                 if kind is None:
                     self._writer.finish(self._counts())
             finally:
                 self.close()
             if kind is None:
-                seal(self.run_dir, self._key)
+                run_files.seal(self.run_dir, self._key)
 
     def _counts(self) -> SessionCounts:
         steps, taken = self._next - self._from, self._participations
@@ -234,7 +227,7 @@ class RoundRecorder:
             seeded=self._seeded,
             caveats=tuple(self._caveats),
             sampler=self._sampler,
-            rounds=RoundCounts(of=self._of, steps=steps, took_part=fingerprint(taken)),
+            rounds=RoundCounts(of=self._of, steps=steps, took_part=writer.fingerprint(taken)),
             draws=DrawCounts.of(
                 taken, draws=steps, expected=self._expected, variance=self._variance
             ),
@@ -244,7 +237,7 @@ class RoundRecorder:
         """Positions and norms of the participants of one step, and the caveat of these norms."""
         names, norms = np.asarray(who), np.asarray(lengths)
         if names.ndim != 1 or norms.shape != names.shape:
-            raise refused("refusal.rounds", "shapes", ids=names, norms=norms)
+            raise _facts.refused("refusal.rounds", "shapes", ids=names, norms=norms)
         if not len(names):
             return np.zeros(0, np.int64), np.zeros(0), ""
         if norms.dtype.kind not in "fiu":
@@ -256,8 +249,8 @@ class RoundRecorder:
         if unknown := names[(positions < 0) | ~same].tolist():
             n, known = len(unknown), self._ids
             values = {"of": len(names), "clients": len(known), "ids": names, "known": known}
-            raise refused("refusal.rounds", "unknown", n=n, example=unknown[0], **values)
+            raise _facts.refused("refusal.rounds", "unknown", n=n, example=unknown[0], **values)
         if twice := [*dict.fromkeys(names[wanted.duplicated()].tolist())]:
-            raise refused("refusal.rounds", "twice", n=len(twice), example=twice[0])
+            raise _facts.refused("refusal.rounds", "twice", n=len(twice), example=twice[0])
         fields.check_norms(norms, names)
         return positions, *fields.widened(norms)

@@ -8,10 +8,8 @@ import numpy as np
 
 from indpriv._columns import grouping_of, known_columns
 from indpriv._types import StageProgress, advancing, silent
+from indpriv.analysis import disclosures, guarantee, recorded_run
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
-from indpriv.analysis.disclosures import Range
-from indpriv.analysis.guarantee import guarantee_of_run
-from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.audit.pipeline import MethodOptions, accounted, method_of_run, read_run
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import CONTRIBUTIONS
@@ -79,9 +77,9 @@ def advise_on_run(
         claim_reason=table.claim_reason,
         target=target,
         quantile=quantile,
-        guarantee=guarantee_of_run(run),
-        noise_multiplier=Range.of(log.settings.noise_multiplier),
-        max_grad_norm=Range.of(log.settings.max_grad_norm),
+        guarantee=guarantee.guarantee_of_run(run),
+        noise_multiplier=disclosures.Range.of(log.settings.noise_multiplier),
+        max_grad_norm=disclosures.Range.of(log.settings.max_grad_norm),
         unclipped=unclipped,
         groups=advised(table, groups, quantile, found),
     )
@@ -95,7 +93,7 @@ def check_question(target: float, quantile: float) -> None:
         raise InputError(f"quantile={quantile:g} is not in (0, 1); 0.95 is the 95th percentile")
 
 
-def groups_of_run(run: AuditedRun) -> tuple[Group, ...]:
+def groups_of_run(run: recorded_run.AuditedRun) -> tuple[Group, ...]:
     """All examples, and those with each value of each column; positions are those of the table."""
     found = [Group(None, ALL, np.arange(len(run.epsilons)))]
     for column in run.grouping[0]:

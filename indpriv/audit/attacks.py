@@ -8,25 +8,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._checks import check_choice
-from indpriv._files import first_at
+from indpriv import _checks, _files, attack_scores, example_table
 from indpriv.accountant.account import table_for
 from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
 from indpriv.analysis import recorded_run as recorded_runs
-from indpriv.analysis.attacks import membership
-from indpriv.analysis.attacks.attributes import attribute_attacks
-from indpriv.analysis.attacks.canaries import CanaryResults, measure_gradient_canaries
-from indpriv.analysis.attacks.evidence import Evidence
+from indpriv.analysis.attacks import attributes, canaries, evidence, membership
 from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.analysis.recorded_run import RecordedRun, knowledge_of
 from indpriv.analysis.summary import Audit
-from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.references import finite_signal, scores_of_target
 from indpriv.audit.pipeline import method_of_run, read_run
 from indpriv.errors import InputError
-from indpriv.example_table import ExampleTable
 from indpriv.norm_log import run_files
 from indpriv.norm_log.norm_log import NormLog
 
@@ -37,18 +31,16 @@ def attributes_of_run(run_dir: Path) -> pd.DataFrame:
         attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
         baseline_attributes=knowledge_of(run_dir / run_files.ATTRIBUTES_NON_DP),
     )
-    return attribute_attacks(membership.materials(run))
+    return attributes.attribute_attacks(membership.materials(run))
 
 
 def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] = ()) -> Audit:
     """Attacks on a finished run, without an audit of it: all whose needs are met, or those named.
 
-    signals: of references for the run; None for attacks without references.
-
-    Raises:
-        InputError: an unknown attack, one whose needs are not met, or signals of something else.
+    signals: of references for the run. InputError for an unknown attack, one whose needs are not
+    met, and signals of something else.
     """
-    examples = ExampleTable.from_parquet(run_dir / run_files.EXAMPLES)
+    examples = example_table.ExampleTable.from_parquet(run_dir / run_files.EXAMPLES)
     references, unchecked = recorded_runs.read_references(signals, run_dir, examples)
     run = RecordedRun(
         examples=examples,
@@ -60,7 +52,7 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
         names, membership.materials(run)["dp"], "this run and its signals do not have", remedy
     )
     record = run_files.read_run_json(run_dir)
-    epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
+    epsilon, delta = (_files.first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:  # of a loop of somebody's own
         _, log, recorded = read_run(run_dir, "worst_case")
         account = table_for(log, method_of_run(log, recorded, run_dir, {})[0])
@@ -74,7 +66,7 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
 def _check_needs(names: Collection[str], known: Material, whose: str, remedy: str = "") -> None:
     """Raise InputError for an attack that is not in the registry, or whose needs are not met."""
     for name in names:
-        check_choice("attack", name, ATTACKS)
+        _checks.check_choice("attack", name, ATTACKS)
         lacking = ATTACKS[name].lacks(known)
         if lacking is not None:
             more = remedy * bool(ATTACKS[name].references)
@@ -92,10 +84,7 @@ def attack_study(
     Signals are of the same models, by name (see `indpriv.attacks.train_references`). unit_rule:
     how the scores of a unit's rows become one. The result is mean rates over the models (rows of
     `RATES`), the attack with the largest AUC first; without names of attacks, all whose needs are
-    met and a loss threshold.
-
-    Raises:
-        InputError: an unknown attack, or one whose needs are not met.
+    met and a loss threshold. InputError for an unknown attack, and one whose needs are not met.
     """
     if any(part.audited is not None for part in signals.values()):
         raise InputError(
@@ -126,7 +115,7 @@ def _attacked(signals: Mapping[str, AttackSignals], target: int) -> Material:
 
 def _scores(
     attack: Attack, signals: Mapping[str, AttackSignals], unit_rule: str
-) -> Iterator[AttackScores]:
+) -> Iterator[attack_scores.AttackScores]:
     """Scores of one model after the other; of units, where units have several rows."""
     any_kind = next(iter(signals.values()))
     for target in range(any_kind.n_models):
@@ -140,19 +129,14 @@ def _scores(
 # --- attacks that runs made on themselves while they trained
 
 
-def _recorded_scores(run_dir: Path, file: str, advice: str) -> AttackScores:
+def _recorded_scores(run_dir: Path, file: str, advice: str) -> attack_scores.AttackScores:
     if not (run_dir / file).is_file():
         raise InputError(f"{run_dir} has no {file}; record a run with {advice}")
-    return AttackScores.from_file(run_dir / file)
+    return attack_scores.AttackScores.from_file(run_dir / file)
 
 
-def white_box_of_run(run_dir: Path) -> tuple[AttackScores, PredictedEvidence]:
-    """Evidence of a run's white-box attack, and what its log predicts, row by row.
-
-    Raises:
-        InputError: the run was not attacked by `WhiteBox`, or test examples were attacked whose
-            norms were not recorded.
-    """
+def white_box_of_run(run_dir: Path) -> tuple[attack_scores.AttackScores, PredictedEvidence]:
+    """Evidence of a run's white-box attack, and what its log predicts; InputError without one."""
     advice, path = "attack=WhiteBox() and record_holdout=True", run_dir / run_files.WHITE_BOX
     scores = _recorded_scores(run_dir, run_files.WHITE_BOX, advice)
     if scores.example_ids is None:
@@ -172,10 +156,10 @@ def white_box_of_run(run_dir: Path) -> tuple[AttackScores, PredictedEvidence]:
     return scores, PredictedEvidence.concatenated(parts)
 
 
-def evidence_of_runs(run_dirs: Sequence[Path]) -> Evidence:
+def evidence_of_runs(run_dirs: Sequence[Path]) -> evidence.Evidence:
     """Evidence of the white-box attacks on several runs, beside what their logs predict."""
     scores, predicted = zip(*map(white_box_of_run, map(Path, run_dirs)), strict=True)
-    return Evidence(
+    return evidence.Evidence(
         np.concatenate([one.scores for one in scores]),
         np.concatenate([one.member for one in scores]),
         np.repeat(np.arange(len(scores)), [len(one.scores) for one in scores]),
@@ -183,15 +167,11 @@ def evidence_of_runs(run_dirs: Sequence[Path]) -> Evidence:
     )
 
 
-def canaries_of_run(run_dir: Path, *, delta: float = 1e-5) -> CanaryResults:
-    """What the gradient canaries of a run say, for each of their lengths.
-
-    Raises:
-        InputError: the run had none, or too few of each length.
-    """
+def canaries_of_run(run_dir: Path, *, delta: float = 1e-5) -> canaries.CanaryResults:
+    """What the gradient canaries of a run say of each length; InputError for none or too few."""
     file = run_files.GRADIENT_CANARIES
     scores = _recorded_scores(run_dir, file, "attack=GradientCanaries(...)")
-    found = measure_gradient_canaries(scores, NormLog.open(run_dir).settings, delta=delta)
+    found = canaries.measure_gradient_canaries(scores, NormLog.open(run_dir).settings, delta=delta)
     if not found.lengths:
         raise InputError(" ".join(found.left_out) or f"{run_dir / file} holds no canaries")
     return found

@@ -14,21 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv import _files
-from indpriv._checks import check_choice
-from indpriv._folders import is_remote, make_folder, named_by_person, refuse_links, remove_file
-from indpriv._plain import to_json
+from indpriv import _checks, _files, _folders, _plain, _storage, epsilon_table, example_table
 from indpriv._reading import Text, check, named, table
-from indpriv._storage import location
+from indpriv.analysis import recorded_run, schedule
 from indpriv.analysis.attacks import membership
 from indpriv.analysis.comparison import compare_tables, stability_of
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
-from indpriv.analysis.recorded_run import AuditedRun, choose_groups, in_rows_of
-from indpriv.analysis.schedule import read_curve
 from indpriv.analysis.summary import Audit
-from indpriv.epsilon_table import MARKER, EpsilonParts, EpsilonTable, write_epsilons
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
-from indpriv.example_table import ExampleTable
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.figures import data_uri, pictures_of
@@ -51,19 +44,16 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
     """A folder in an audit directory for the parts of an account, as long as the audit lasts.
 
     They stay where the audit is stopped, so that it goes on with them when it is made again here;
-    parts that came with a directory are not used.
-
-    Raises:
-        InputError: another process writes the audit directory.
+    parts that came with a directory are not used. InputError if another process writes there.
     """
     made = [path for path in (output_dir, *output_dir.parents) if not path.exists()]
-    folder = make_folder(make_folder(output_dir), _IN_PROGRESS)
+    folder = _folders.make_folder(_folders.make_folder(output_dir), _IN_PROGRESS)
     writer = _files.OneWriter(folder, output_dir)
     kept = False
     try:
         for place in (folder, output_dir):
             if not made_here(place):
-                remove_file(place / MARKER)  # so that no parts belong to it
+                _folders.remove_file(place / epsilon_table.MARKER)  # so that no parts belong to it
                 _files.write_atomically(place / _HERE, b"")
                 _files.write_json(place / _MADE, _made(place))
         yield folder
@@ -76,7 +66,7 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
             rmtree(folder, ignore_errors=True)
             if output_dir in made and {p.name for p in output_dir.iterdir()} <= {_HERE, _MADE}:
                 for name in (_HERE, _MADE):
-                    remove_file(output_dir / name)
+                    _folders.remove_file(output_dir / name)
             for path in made:  # unless something else was written there
                 with suppress(OSError):
                     path.rmdir()
@@ -101,10 +91,10 @@ def default_output(path: Path) -> tuple[Path, str]:
     """
     inside, outside = path / "audit", Path(f"{path.resolve().name}-audit")
     text = f"the audit of {path} is written to {outside}"
-    if not is_remote(path):
+    if not _folders.is_remote(path):
         if not path.exists():
             return inside, ""
-        named_by_person(path)
+        _folders.named_by_person(path)
         is_own = not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid()
         is_own &= not inside.exists() or made_here(inside)
         if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
@@ -138,7 +128,7 @@ def _made(folder: Path) -> list[int]:
 
 def write_audit(
     output_dir: Path,
-    run: AuditedRun,
+    run: recorded_run.AuditedRun,
     summary: Audit,
     images: NDArray[np.float32] | None = None,
     since: Audit | None = None,
@@ -153,18 +143,18 @@ def write_audit(
     epsilons, recorded, examples = run.epsilons, run.recorded, run.recorded.examples
     pictures = reconstructed = search = attacks = None
     ids = run.log.example_ids
-    if isinstance(epsilons, EpsilonTable):
+    if isinstance(epsilons, epsilon_table.EpsilonTable):
         ids, train = epsilons.example_ids, None
         if examples is not None and len(epsilons) <= MOST_EXAMPLES:
-            train = in_rows_of(epsilons, examples).aligned(ids)
+            train = recorded_run.in_rows_of(epsilons, examples).aligned(ids)
         search = search_data(summary, run.log, epsilons, train)
         attacks = membership.attack_table(run)
     if images is not None:
         pictures = pictures_of(summary.drivers, images)
         for path in recorded.reconstructed:
-            refuse_links(path)  # they become part of a page
+            _folders.refuse_links(path)  # they become part of a page
         reconstructed = {path.stem: data_uri(path.read_bytes()) for path in recorded.reconstructed}
-    make_folder(output_dir)
+    _folders.make_folder(output_dir)
     if _files.others_can_read(output_dir):
         warnings.warn(
             f"{output_dir} can be entered by others; the files of this audit are readable by their "
@@ -173,22 +163,22 @@ def write_audit(
             stacklevel=3,
         )
     for file in (SUMMARY, REPORT, MARKDOWN):  # of an earlier audit, should this one not end
-        remove_file(output_dir / file)
+        _folders.remove_file(output_dir / file)
     if examples is None:
-        write_epsilons(epsilons, output_dir / EPSILON)
+        epsilon_table.write_epsilons(epsilons, output_dir / EPSILON)
     else:  # beside loss, correct, label and metadata
         names = {name: name for name in ("loss", "correct", "label", *examples.metadata_columns)}
         names |= {name: f"{name} (metadata)" for name in names if name in epsilons.details}
-        rows = in_rows_of(epsilons, examples).train_rows(ids)
-        write_epsilons(epsilons, output_dir / EPSILON, rows, names)
+        rows = recorded_run.in_rows_of(epsilons, examples).train_rows(ids)
+        epsilon_table.write_epsilons(epsilons, output_dir / EPSILON, rows, names)
     copies = {EXAMPLES: examples, EXAMPLES_NON_DP: recorded.non_dp}
     for file, copied in copies.items():
         if copied is None:
-            remove_file(output_dir / file)  # of an earlier audit of another run
+            _folders.remove_file(output_dir / file)  # of an earlier audit of another run
         else:
             copied.to_parquet(output_dir / file)
     if attacks is None:
-        remove_file(output_dir / ATTACK_TABLE)
+        _folders.remove_file(output_dir / ATTACK_TABLE)
     else:
         _files.write_private_parquet(attacks, output_dir / ATTACK_TABLE)
     page = render_audit(summary, pictures, search, reconstructed, since)
@@ -198,24 +188,22 @@ def write_audit(
     _files.write_json(output_dir / SUMMARY, summary.to_json())
 
 
-def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
-    """The tables of an audit directory.
-
-    Raises:
-        InputError: no audit there, or one of a run without an example table.
-    """
-    audit_dir = location(audit_dir)
+def read_audit(audit_dir: Path) -> tuple[epsilon_table.EpsilonTable, example_table.ExampleTable]:
+    """The tables of an audit; InputError for no audit, or one of a run without an example table."""
+    audit_dir = _storage.location(audit_dir)
     _check_is_audit(audit_dir)
     if not (audit_dir / EXAMPLES).is_file():
         raise InputError(
             f"{audit_dir} holds no {EXAMPLES}: the audited run ended before its losses were taken"
         )
-    table = EpsilonParts.open(audit_dir / EPSILON).table()
-    return table, in_rows_of(table, ExampleTable.from_parquet(audit_dir / EXAMPLES))
+    table = epsilon_table.EpsilonParts.open(audit_dir / EPSILON).table()
+    return table, recorded_run.in_rows_of(
+        table, example_table.ExampleTable.from_parquet(audit_dir / EXAMPLES)
+    )
 
 
 def _check_is_audit(audit_dir: Path) -> None:
-    named_by_person(audit_dir)
+    _folders.named_by_person(audit_dir)
     if (audit_dir / SUMMARY).is_file():
         return
     if not audit_dir.exists():
@@ -235,7 +223,7 @@ def _check_is_audit(audit_dir: Path) -> None:
 
 def audit_in(folder: Path) -> Path:
     """The folder, or, for a run, the audit that `indpriv audit` wrote in it; InputError if none."""
-    folder = location(folder)
+    folder = _storage.location(folder)
     inside = folder / "audit"
     if not (inside / SUMMARY).is_file() or not holds_log(folder):
         return folder
@@ -250,7 +238,7 @@ def audit_in(folder: Path) -> Path:
 
 def read_summary(audit_dir: Path) -> dict[str, Any]:
     """The content of audit.json; InputError where it lacks what the epsilons mean."""
-    audit_dir = location(audit_dir)
+    audit_dir = _storage.location(audit_dir)
     path = audit_dir / SUMMARY
     _check_is_audit(audit_dir)
     summary: dict[str, Any] = _files.read_json(path)
@@ -271,9 +259,9 @@ def groups_of(
     """
     table, examples = read_audit(audit_dir)
     train = examples.aligned(table.example_ids)
-    columns, _ = choose_groups(train, by, ())
+    columns, _ = recorded_run.choose_groups(train, by, ())
     if within is not None:
-        check_choice("within", within, ("label",))
+        _checks.check_choice("within", within, ("label",))
         columns = list(by) or [column for column in columns if column != "label"]
         if not columns:
             raise InputError(
@@ -296,7 +284,7 @@ def groups_json(tables: Sequence[GroupTable], summary: Mapping[str, Any]) -> lis
     """Group tables as JSON values, each with the meaning of its epsilons from audit.json."""
     meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
     meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
-    return [{**meaning, **to_json(table)} for table in tables]
+    return [{**meaning, **_plain.to_json(table)} for table in tables]
 
 
 def compare_audits(
@@ -310,14 +298,9 @@ def compare_audits(
 
     Groups are by the label and every metadata column by default. Test accuracies at the worst case
     at_epsilon, and worst cases at the accuracy at_accuracy, are read off the curves of the runs.
-
-    Returns:
-        what `show --json` prints, with data frames; comparisons[i] compares audits[0] with
-        audits[i + 1], and readings are of each audit, None for a run without a curve.
-
-    Raises:
-        InputError: fewer than two directories, one of them twice, or audits that cannot be
-            compared.
+    The result is what `show --json` prints, with data frames; comparisons[i] compares audits[0]
+    with audits[i + 1], and readings are of each audit, None for a run without a curve. InputError
+    for fewer than two directories, one of them twice, and audits that cannot be compared.
     """
     if at_epsilon is not None and not 0 < at_epsilon < np.inf:
         raise InputError(f"at_epsilon={at_epsilon:g} is not positive and finite")
@@ -333,7 +316,7 @@ def compare_audits(
     audits = [read_audit(folder) for folder in folders]
     table, examples = audits[0]
     train = examples.aligned(table.example_ids)
-    columns, _ = choose_groups(train, by, ())
+    columns, _ = recorded_run.choose_groups(train, by, ())
     settings = [
         [one.get("account", {}).get("between_records"), *map(one.get("run", {}).get, _SETTINGS)]
         for one in summaries
@@ -351,5 +334,5 @@ def compare_audits(
         ),
         "at_epsilon": at_epsilon,
         "at_accuracy": at_accuracy,
-        "readings": [read_curve(one, at_epsilon, at_accuracy) for one in curves],
+        "readings": [schedule.read_curve(one, at_epsilon, at_accuracy) for one in curves],
     }

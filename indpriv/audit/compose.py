@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._files import write_json
-from indpriv._folders import make_folder
+from indpriv import _files, _folders, epsilon_table
 from indpriv._types import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.runs import Tuning, compose, methods_of
 from indpriv.analysis import guarantee as guarantees
 from indpriv.analysis.recorded_run import RecordedRun
-from indpriv.audit.audit_directory import EPSILON
-from indpriv.audit.pipeline import accounted, as_checked, read_run
-from indpriv.epsilon_table import write_epsilons
+from indpriv.audit import audit_directory, pipeline
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import JOURNAL
@@ -51,7 +48,7 @@ def compose_runs(
         EvidenceError: a log that is damaged or contradicts itself.
     """
     column = None if by in ("example_id", "unit_id") else by
-    opened = [read_run(path, unit_column=column)[1:] for path in paths]
+    opened = [pipeline.read_run(path, unit_column=column)[1:] for path in paths]
     if not same_run:
         _check_distinct(paths, [recorded for _, recorded in opened])
     logs, tell = [log for log, _ in opened], progress or silent
@@ -83,9 +80,9 @@ def compose_runs(
     alone, statuses, reasons = [], [], list[str]()
     methods = methods_of(logs, Method(**shared), each)
     for path, (log, recorded), method in zip(paths, opened, methods, strict=True):
-        own, run = accounted(log, recorded, method)
+        own, run = pipeline.accounted(log, recorded, method)
         if own.account.participation == "known":
-            table = as_checked(table, run.recorded.checks)
+            table = pipeline.as_checked(table, run.recorded.checks)
         guarantee = guarantees.guarantee_of_run(run)
         statuses.append(guarantee.status)
         reasons += [f"{path}: {reason}" for reason in guarantee.reasons]
@@ -111,9 +108,9 @@ def compose_runs(
 
 def write_composition(found: guarantees.Composition, output_dir: Path) -> None:
     """Write epsilon.parquet and composition.json, readable by their owner only."""
-    make_folder(output_dir)
-    write_epsilons(found.table, output_dir / EPSILON)
-    write_json(output_dir / COMPOSITION, found.to_json())
+    _folders.make_folder(output_dir)
+    epsilon_table.write_epsilons(found.table, output_dir / audit_directory.EPSILON)
+    _files.write_json(output_dir / COMPOSITION, found.to_json())
 
 
 def _check_distinct(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> None:

@@ -21,23 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._checks import check_choice
-from indpriv._facts import PASSED
+from indpriv import _checks, _facts, _storage
 from indpriv._formatting import formatted
 from indpriv._reading import named
-from indpriv._storage import location
 from indpriv.accountant.method import Method
-from indpriv.analysis.distribution import describe
+from indpriv.analysis import distribution, summary
 from indpriv.analysis.guarantee import guarantee_of_run
 from indpriv.analysis.recorded_run import with_units
-from indpriv.analysis.summary import Audit, column_at, findings
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
 from indpriv.audit.pipeline import accounted, read_run
 from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts
 from indpriv.errors import InputError
+from indpriv.norm_log import run_files, verify
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.run_files import holds_log
-from indpriv.norm_log.verify import journal_check
 
 WITHHELD = "withheld"
 SHARES = ("1", "probability")  # units of figures from 0 to 1
@@ -48,7 +44,7 @@ LIMITS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 _FROM = {"verdict": "log", "checks": "log"}  # what gives the values of a finding again
 # What audit.json says and can be computed again.
 _COMPARED = {
-    **{of["name"]: of["figure"] for of in LIMITS.values() if column_at(of["figure"]).unit},
+    **{of["name"]: of["figure"] for of in LIMITS.values() if summary.column_at(of["figure"]).unit},
     "status of the guarantee": "guarantee.status",
     "unit": "account.unit",
     "claim": "claim",
@@ -59,8 +55,8 @@ _COMPARED = {
 def check_limits(limits: Mapping[str, Any]) -> None:
     """Raise InputError for limits that are not in gate.toml, or that limit nothing."""
     for option, value in limits.items():
-        check_choice("limit", option, (*LIMITS, GROUP_RATIO))
-        share = option in LIMITS and column_at(LIMITS[option]["figure"]).unit in SHARES
+        _checks.check_choice("limit", option, (*LIMITS, GROUP_RATIO))
+        share = option in LIMITS and summary.column_at(LIMITS[option]["figure"]).unit in SHARES
         largest = 1.0 if share else math.inf
         if value is None or not option.startswith(("max_", "min_")):
             continue
@@ -71,22 +67,15 @@ def check_limits(limits: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition: whether it holds, what was found and what was required.
-
-    Attributes:
-        name, passed, found, asked: of the condition.
-        of: what must be computed again for it: "table", "groups" or "log"; "" if nothing is.
-        private: what was found is computed from the data.
-        known: "recomputed" from the log, or "believed": as the audit says.
-    """
+    """One condition: whether it holds, what was found and what was required."""
 
     name: str
     passed: bool
     found: str
     asked: str
-    of: str = ""
-    private: bool = False
-    known: str = BELIEVED
+    of: str = ""  # what must be computed again for it: "table", "groups" or "log"; "": nothing
+    private: bool = False  # what was found is computed from the data
+    known: str = BELIEVED  # as the audit says; or RECOMPUTED, from the log
 
     def shown(self, *, figures: bool) -> dict[str, Any]:
         """For a log, with or without figures computed from the data."""
@@ -103,20 +92,16 @@ def judge_audit(
 ) -> list[Condition]:
     """Judge an audit directory, after computing again what its run and its tables give.
 
-    Args:
-        audit_dir: of the audit.
-        limits: what is required, by the names in `LIMITS` and `GROUP_RATIO`; None requires nothing.
-        run_dir: the audited run; by default the one that the audit lies in.
-        signed_by: a file with the public keys of those who may have signed the run's log.
-
-    Raises:
-        InputError: as `judge`, or a table or log that cannot be read.
+    limits: what is required, by the names in `LIMITS` and `GROUP_RATIO`; None requires nothing.
+    run_dir: the audited run; by default the one that the audit lies in. signed_by: a file with the
+    public keys of those who may have signed the run's log. InputError as of `judge`, and for a
+    table or log that cannot be read.
     """
     check_limits(limits)
     content = read_summary(audit_dir)
-    said = Audit.from_json(content)
+    said = summary.Audit.from_json(content)
     ratios = limits.get(GROUP_RATIO) is not None
-    found, known = _recomputed(location(audit_dir), said, run_dir, groups=ratios)
+    found, known = _recomputed(_storage.location(audit_dir), said, run_dir, groups=ratios)
     if found is said:  # there is no table
         if run_dir is not None or signed_by is not None:
             raise InputError(
@@ -125,7 +110,7 @@ def judge_audit(
             )
         return judge(content, limits)
     close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
-    reads: dict[str, Callable[[Audit], Any]] = {
+    reads: dict[str, Callable[[summary.Audit], Any]] = {
         "log": lambda one: one.run.recorder.get("log_sha256"),
         **{name: attrgetter(path) for name, path in _COMPARED.items()},
     }
@@ -149,16 +134,14 @@ def judge_audit(
 def judge(content: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Condition]:
     """Check the content of audit.json against what is always required, then against limits.
 
-    Individual epsilon is no guarantee, so attacks that do better than it are no alarms.
-
-    Raises:
-        InputError: an audit of another schema, or one that lacks what is judged; limits that are
-            not known, or limit nothing.
+    Individual epsilon is no guarantee, so attacks that do better than it are no alarms. InputError
+    for an audit of another schema, or that lacks what is judged, and for limits that are not known
+    or limit nothing.
     """
     check_limits(limits)
-    audit = Audit.from_json(content)
+    audit = summary.Audit.from_json(content)
     found = []
-    for finding in findings():
+    for finding in summary.findings():
         if finding.watched and finding.holds_something(audit):
             alarms = tuple(finding.alarms(audit))
             text = finding.public(audit) if finding.public else " ".join(alarms) or "none"
@@ -170,10 +153,10 @@ def judge(content: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Conditi
     return [*found, *_groups(audit, limits.get(GROUP_RATIO))]
 
 
-def _limited(audit: Audit, option: str, limit: Any) -> Condition:
+def _limited(audit: summary.Audit, option: str, limit: Any) -> Condition:
     """Whether one figure is within its limit, or is the text that is required."""
     about = LIMITS[option]
-    name, of, figure = about["name"], about["of"], column_at(about["figure"])
+    name, of, figure = about["name"], about["of"], summary.column_at(about["figure"])
     value, private = attrgetter(about["figure"])(audit), figure.private
     if value is None:
         raise InputError(
@@ -191,7 +174,7 @@ def _limited(audit: Audit, option: str, limit: Any) -> Condition:
     return Condition(name, passed, found, asked, of, private)
 
 
-def _groups(audit: Audit, limit: float | None) -> Iterator[Condition]:
+def _groups(audit: summary.Audit, limit: float | None) -> Iterator[Condition]:
     if limit is None:
         return
     ratios = {table.by: table.ratio.value for table in audit.groups if table.ratio is not None}
@@ -206,11 +189,11 @@ def _groups(audit: Audit, limit: float | None) -> Iterator[Condition]:
         yield Condition(name, passed, found, f"at most {limit:g}", "groups", private=True)
 
 
-def _signed(said: Audit, run_dir: Path, keys: Path) -> Condition:
+def _signed(said: summary.Audit, run_dir: Path, keys: Path) -> Condition:
     """Whether the log that was audited is the one in run_dir, signed and whole."""
     run = open_run(run_dir, hash_all=True)
-    check = journal_check(run.state, keys)
-    faults = [] if check.status == PASSED else [check.detail]
+    check = verify.journal_check(run.state, keys)
+    faults = [] if check.status == _facts.PASSED else [check.detail]
     if said.run.recorder.get("log_sha256") != run.state.fingerprint:
         faults.append("the audit is not of this log, or of it as it was before")
     found = "; ".join([*faults, *run.faults.values()])
@@ -225,8 +208,8 @@ def _differ(said: Any, found: Any, tolerance: float) -> bool:
 
 
 def _recomputed(
-    audit_dir: Path, said: Audit, run_dir: Path | None, *, groups: bool
-) -> tuple[Audit, frozenset[str]]:
+    audit_dir: Path, said: summary.Audit, run_dir: Path | None, *, groups: bool
+) -> tuple[summary.Audit, frozenset[str]]:
     """The audit with what table and log give, and what the log gave; see `Condition`.
 
     A table alone proves nothing: whoever could edit audit.json could edit it too.
@@ -240,10 +223,10 @@ def _recomputed(
         account=account,
         claim=table.claim,
         groups=groups_of(audit_dir, by) if by else said.groups,
-        individual=describe(table),
+        individual=distribution.describe(table),
     )
-    near = audit_dir.parent if holds_log(audit_dir.parent) else audit_dir / REPLAY
-    if run_dir is None and not holds_log(near):  # one that was named must have a log
+    near = audit_dir.parent if run_files.holds_log(audit_dir.parent) else audit_dir / REPLAY
+    if run_dir is None and not run_files.holds_log(near):  # one that was named must have a log
         worst = {"worst_case_epsilon": table.worst_case_epsilon, "delta": account.delta}
         of_all = account.delta * len(table)
         guarantee = replace(said.guarantee, **worst, delta_times_n=of_all)
@@ -266,7 +249,7 @@ def _recomputed(
     run = replace(run, log=log)
     if everybody:
         known |= {"table"}
-        found = found.replace(individual=describe(own))
+        found = found.replace(individual=distribution.describe(own))
         if by and recorded.examples is not None:
             known |= {"groups"}
             found = found.replace(groups=run.audit.groups)

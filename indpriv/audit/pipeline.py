@@ -10,25 +10,22 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from indpriv._facts import FAILED, Fact
+from indpriv import _facts, _storage
 from indpriv._formatting import format_delta, sentence
-from indpriv._storage import bucket_to_write, location, location_on_disk, uploaded
 from indpriv._types import NDArray, StageProgress, silent
 from indpriv.accountant.account import account_parts, table_for
 from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import ESTIMATE, Method
+from indpriv.analysis import guarantee, summary
 from indpriv.analysis import recorded_run as recorded_runs
-from indpriv.analysis.guarantee import usual_participation, usual_relation
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
-from indpriv.analysis.summary import Audit
 from indpriv.audit.audit_directory import in_progress, write_audit
 from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, EpsilonTable, Stated
 from indpriv.errors import ChainError, EvidenceError, InputError
+from indpriv.norm_log import verify, writer
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
 from indpriv.norm_log.norm_log import NormLog, OpenedRun, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log, read_run_json
-from indpriv.norm_log.verify import verify
-from indpriv.norm_log.writer import fingerprint
 from indpriv.report.figures import check_images
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the run", "accounting"
@@ -61,11 +58,7 @@ class MethodOptions(TypedDict, total=False):
 def method_of_run(
     log: NormLog, recorded: RecordedRun, path: Path, options: MethodOptions
 ) -> tuple[Method, list[str]]:
-    """How to account the log of a run, and the words that say so on the command line.
-
-    Raises:
-        InputError: a bad value, or no delta.
-    """
+    """How to account the log of a run (InputError without a delta), and the words that say so."""
     declared = recorded.declared
     given = {**declared.account, **{key: one for key, one in options.items() if one is not None}}
     if given.get("delta") is None:
@@ -74,8 +67,8 @@ def method_of_run(
             "delta is not given, and run.json names none; pass a value well below 1/n, with "
             f"n = {log.n_examples:,} examples, e.g. type: indpriv audit {path} --delta {example}"
         )
-    participation = usual_participation(log, given.get("preset"))
-    relation = usual_relation(log, recorded.recorder)
+    participation = guarantee.usual_participation(log, given.get("preset"))
+    relation = guarantee.usual_relation(log, recorded.recorder)
     usual: dict[str, Any] = {"participation": participation, "neighbouring": relation}
     method = Method(**usual | given)
     words = ["--delta", repr(float(method.delta))]  # with all digits
@@ -131,12 +124,12 @@ def _read_by(method: Method, recorded: RecordedRun) -> RecordedRun:
     return replace(recorded, checks=if_known(recorded.checks)) if known else recorded
 
 
-def as_checked(table: StatedEpsilons, checks: Sequence[Fact]) -> StatedEpsilons:
+def as_checked(table: StatedEpsilons, checks: Sequence[_facts.Fact]) -> StatedEpsilons:
     """The account of a run as an estimate, if it rests on who took part and a check refutes that.
 
     With known participation, checks are those of `if_known`.
     """
-    refuted = [one for one in checks if (one.key, one.status) == ("took_part", FAILED)]
+    refuted = [one for one in checks if (one.key, one.status) == ("took_part", _facts.FAILED)]
     if not refuted or table.account.participation == "secret":
         return table
     return replace(table, claim=ESTIMATE, claim_reason=sentence(refuted[0].detail))
@@ -144,19 +137,19 @@ def as_checked(table: StatedEpsilons, checks: Sequence[Fact]) -> StatedEpsilons:
 
 def evidence_of_run(
     open_it: Callable[[], OpenedRun], signed_by: Path | None
-) -> tuple[Sequence[Fact], Sequence[Fact]]:
+) -> tuple[Sequence[_facts.Fact], Sequence[_facts.Fact]]:
     """Checks and lines as an audit of the run has them: fewer if participation counts as known.
 
     open_it: opens the run, with all of its files hashed.
     """
     try:
         opened = replace(open_it(), unreadable="refuse")
-        checks, state, known = verify(opened, signed_by), opened.state, False
+        checks, state, known = verify.verify(opened, signed_by), opened.state, False
     except ChainError as error:
         checks = [CHECKS["journal"].fact("failed", str(error))]
         return checks, lines_of(checks, {})
     with suppress(EvidenceError):  # as a check says
-        known = usual_participation(opened.log, None) == "known"
+        known = guarantee.usual_participation(opened.log, None) == "known"
     if known:
         checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
     declared = Declared.from_run_json(read_run_json(state.run_dir))
@@ -179,10 +172,10 @@ def audit(
     engine: str = "local",
     upload_to: str | Path | None = None,
     bucket_is_private: bool = False,
-    since: Audit | None = None,
+    since: summary.Audit | None = None,
     progress: StageProgress | None = None,
     **method: Unpack[MethodOptions],
-) -> Audit:
+) -> summary.Audit:
     """Account, analyse and attack a recorded run, and write an audit directory.
 
     Args:
@@ -211,8 +204,8 @@ def audit(
         InputError: no run directory, or output_dir is it; no delta; a column that does not exist.
         EvidenceError: a log that is damaged or contradicts itself.
     """
-    path, output_dir = location(path), location_on_disk(output_dir, "an audit is")
-    target = bucket_to_write(upload_to, bucket_is_private)
+    path, output_dir = _storage.location(path), _storage.location_on_disk(output_dir, "an audit is")
+    target = _storage.bucket_to_write(upload_to, bucket_is_private)
     if output_dir.resolve() == path.resolve():
         raise InputError(
             f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "
@@ -222,7 +215,7 @@ def audit(
         check_images(images)
     workers, tell = workers_of(engine), progress or silent
     opened, log, recorded = read_run(path, unreadable, unit_column, tell)
-    units = "" if log.unit_ids is None else fingerprint(log.unit_ids)
+    units = "" if log.unit_ids is None else writer.fingerprint(log.unit_ids)
     identity = [opened.state.fingerprint, units, *sorted(opened.faults)]
     recorded = recorded_runs.with_references(recorded, path, signals, baseline_signals)
     chosen, options = method_of_run(log, recorded, path, method)
@@ -247,7 +240,7 @@ def audit(
         epsilons, name = _in_memory_if_needed(parts, log, recorded), path.resolve().name
         run = AuditedRun(log, epsilons, recorded, name, by, chosen, seed, shlex.join(words), tell)
         found = find_all(run)
-        with uploaded(output_dir, target), _stage(tell, WRITING):
+        with _storage.uploaded(output_dir, target), _stage(tell, WRITING):
             write_audit(output_dir, run, found, images, since)
     return found
 

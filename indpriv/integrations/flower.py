@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from indpriv import _checks
-from indpriv._facts import refused
-from indpriv._storage import bucket_to_write, location_on_disk
+from indpriv import _checks, _facts, _storage
 from indpriv._types import ArrayLike, FloatArray
 from indpriv.errors import InputError, check_installed
 from indpriv.round_recorder import RoundRecorder
@@ -64,10 +62,10 @@ def recorded(
     _check_strategy(strategy)
     if client_of is not None and client_ids is None:
         raise InputError("client_of without client_ids: name all clients that may take part")
-    bucket_to_write(settings.get("upload_to"), settings.get("bucket_is_private", False))
+    _storage.bucket_to_write(settings.get("upload_to"), settings.get("bucket_is_private", False))
     about = {"participation": "known", **(run_info or {})}
     start = partial(
-        RoundRecorder, location_on_disk(run_dir, "a run is"), run_info=about, **settings
+        RoundRecorder, _storage.location_on_disk(run_dir, "a run is"), run_info=about, **settings
     )
     signature(start).bind((), sampler="fixed_size")  # an unknown setting is an error now
     rounds = _Rounds(
@@ -119,7 +117,7 @@ def _check_strategy(strategy: Any) -> None:
             "Clipping(FedAvg(...), ...) of flwr.serverapp.strategy."
         )
     if getattr(inner, "aggregate_train", None) is not flower.FedAvg.aggregate_train:
-        raise refused("refusal.flower", "no_average", strategy=inner.__name__)
+        raise _facts.refused("refusal.flower", "no_average", strategy=inner.__name__)
     _checks.check_setting("max_grad_norm", strategy.clipping_norm)
     _checks.check_setting("noise_multiplier", strategy.noise_multiplier)
 
@@ -142,7 +140,7 @@ class _Rounds:
         self._model = {name: array.numpy() for name, array in model.items()}
         for name, array in self._model.items():
             if array.dtype.kind != "f":
-                raise refused("refusal.flower", "integers", name=name, dtype=array.dtype)
+                raise _facts.refused("refusal.flower", "integers", name=name, dtype=array.dtype)
             self._model[name] = array.astype(np.float64)
         self._rate = min(1.0, max(n_chosen, 1) / max(len(nodes), 1))
         if self.recorder is None:
@@ -170,14 +168,14 @@ class _Rounds:
         if after.max() > limit * (1 + _ROUNDING):
             client = who[int(after.argmax())]
             values = {"client": client, "length": after.max(), "limit": limit}
-            raise refused("refusal.flower", "not_clipped", **values)
+            raise _facts.refused("refusal.flower", "not_clipped", **values)
         key = strategy.strategy.weighted_by_key
         weights = np.array(
             [float(next(iter(reply.content.metric_records.values()))[key]) for reply in replies]
         )
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.max() > 0):
             few = weights.tolist()[:5]
-            raise refused("refusal.flower", "weights", weights=few, key=key)
+            raise _facts.refused("refusal.flower", "weights", weights=few, key=key)
         share = weights / weights.max()
         largest = weights.max() / weights.sum() * max(1.0, after.max() / limit)
         recorder.round(
@@ -195,8 +193,8 @@ class _Rounds:
         for record in reply.content.array_records.values():
             sent = {name: array.numpy() for name, array in record.items()}
             if [(name, array.shape, array.dtype.kind) for name, array in sent.items()] != form:
-                raise refused("refusal.flower", "arrays", client=self.client_of(reply))
+                raise _facts.refused("refusal.flower", "arrays", client=self.client_of(reply))
             squares += sum(float(np.square(sent[name] - model[name]).sum()) for name in model)
         if not np.isfinite(squares):
-            raise refused("refusal.flower", "not_finite", client=self.client_of(reply))
+            raise _facts.refused("refusal.flower", "not_finite", client=self.client_of(reply))
         return float(np.sqrt(squares))

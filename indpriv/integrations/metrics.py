@@ -68,10 +68,7 @@ def metrics_of(recorder: Any, *, delta: float, also: Sequence[str] = ()) -> dict
 def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
     """Send figures to a tracker: wandb or its run, a Lightning logger, a TensorBoard SummaryWriter.
 
-    Any object works that has log(dict), log_metrics(dict, step=) or add_scalar(name, value, step).
-
-    Raises:
-        InputError: the tracker has none of these methods.
+    It has log(dict), log_metrics(dict, step=) or add_scalar(name, value, step), else InputError.
     """
     if hasattr(tracker, "add_scalar"):
         for name, value in metrics.items():
@@ -88,14 +85,9 @@ def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
 
 
 def print_epsilons(recorder: Any, *, delta: float, file: Any = None) -> None:
-    """Print one line about the individual epsilons of the steps so far, for the curator.
+    """Print one line about the individual epsilons of the steps so far, if any, for the curator.
 
-    Before the first step nothing is printed.
-
-    Args:
-        recorder: a `Recorder` inside its attached block.
-        delta: delta of every epsilon.
-        file: file to write to; default: standard error.
+    Arguments are as for `metrics_of`; file: to write to, by default standard error.
     """
     accounted = _account_so_far(recorder, delta)
     if accounted is None:

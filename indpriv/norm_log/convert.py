@@ -14,17 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indpriv import _checks
-from indpriv._facts import refused
-from indpriv._files import opened_parquet, read_json, write_json
-from indpriv._reading import check_size, named, read_npz
+from indpriv import _checks, _facts, _files, _reading
 from indpriv._storage import location_on_disk
 from indpriv._types import IntArray, NDArray, StageProgress
 from indpriv.errors import InputError
-from indpriv.norm_log import fields, run_files
-from indpriv.norm_log.evidence import SEEDED
+from indpriv.norm_log import evidence, fields, run_files, session_counts
 from indpriv.norm_log.fields import SETTING_NAMES, StepSettings
-from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 DECLARED = (
@@ -78,7 +73,7 @@ def convert(
     steps, seeded = norms.recorded_steps.tolist(), bool(declared.get("seeded"))
     _check_norms_file(norms, len(settings), declared["unit"])
     if run_files.holds_log(run_dir):
-        raise refused("refusal.convert", "in_use", run_dir=run_dir)
+        raise _facts.refused("refusal.convert", "in_use", run_dir=run_dir)
     known = ("clipping", "clipping_norm_epsilon", "max_batch_size")
     header = LogHeader(
         rounding=rounding,
@@ -107,38 +102,38 @@ def convert(
                 progress("converting", number + 1, len(steps))
         draws, rates = None, settings.sample_rate
         if norms.participations is not None:
-            draws = DrawCounts.of(
+            draws = session_counts.DrawCounts.of(
                 norms.participations.astype(np.int64),
                 draws=len(rates),
                 expected=float(rates.sum()),
                 variance=float((rates * (1 - rates)).sum()),
             )
-        counts = SessionCounts(  # nothing else was watched
+        counts = session_counts.SessionCounts(  # nothing else was watched
             from_step=0,
             seeded=seeded,
-            caveats=(DECLARED, *sorted(narrow - {""}), *([SEEDED] if seeded else [])),
+            caveats=(DECLARED, *sorted(narrow - {""}), *([evidence.SEEDED] if seeded else [])),
             sampler=declared["sampler"],
-            converted=Conversion(source=norms_file.name),
+            converted=session_counts.Conversion(source=norms_file.name),
             draws=draws,
         )
         for start, stop in settings.spans():
             writer.steps(start, stop - start, **vars(settings.at(start)), counts=counts)
-        write_json(run_dir / run_files.RUN_JSON, {"name": run_dir.name, **content})
+        _files.write_json(run_dir / run_files.RUN_JSON, {"name": run_dir.name, **content})
         writer.finish(counts)
     run_files.seal(run_dir)
 
 
 def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
     """What run.json declares, checked; one message names everything that is missing."""
-    content = run_files.checked_run_json(read_json(path), path)
+    content = run_files.checked_run_json(_files.read_json(path), path)
     declared = {**_DEFAULTS, **content}
     missing = [name for name in _REQUIRED if declared.get(name) is None]
     if missing:
-        raise refused("refusal.convert", "lacks", path=path, missing=", ".join(missing))
+        raise _facts.refused("refusal.convert", "lacks", path=path, missing=", ".join(missing))
     microbatch = declared.get("microbatch_size", 1)
     if microbatch != 1:
-        raise refused("refusal.convert", "microbatches", path=path, microbatch=microbatch)
-    with named(path):
+        raise _facts.refused("refusal.convert", "microbatches", path=path, microbatch=microbatch)
+    with _reading.named(path):
         numbers = {name: np.asarray(declared[name], dtype=np.float64) for name in SETTING_NAMES}
         sampler, unit, neighbouring = (declared[name] for name in _WORDS)
         fields.check_words(sampler, unit, neighbouring, declared.get("max_batch_size"))
@@ -161,7 +156,7 @@ class _NormsFile(NamedTuple):
 def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
     """Raise InputError unless ids, steps, participations and all norms of a file fit together."""
     n, steps, drawn = len(norms.example_ids), norms.recorded_steps, norms.participations
-    with named(norms.path):
+    with _reading.named(norms.path):
         fields.check_ids(norms.example_ids, n)
         fields.check_recorded_steps(steps, len(steps), total_steps)
         fields.check_unit_ids(norms.unit_ids, n, unit)
@@ -171,12 +166,12 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
             or drawn.min() < 0
             or drawn.max() > total_steps
         ):
-            raise refused("refusal.convert", "participations", total_steps=total_steps)
+            raise _facts.refused("refusal.convert", "participations", total_steps=total_steps)
         for number, step in enumerate(steps.tolist()):
             values = norms.read(number)
             if values.dtype.kind not in "fiu":
-                raise refused("refusal.convert", "no_numbers", step=step, values=values)
-            with named(f"{norms.path}, step {step}"):
+                raise _facts.refused("refusal.convert", "no_numbers", step=step, values=values)
+            with _reading.named(f"{norms.path}, step {step}"):
                 fields.check_norms(values, norms.example_ids)
 
 
@@ -191,20 +186,20 @@ def _read_norms(path: Path) -> _NormsFile:
 
 def _read_parquet(path: Path) -> _NormsFile:
     """Columns are read one at a time; page checksums are checked if the file has them."""
-    with opened_parquet(path) as file:
+    with _files.opened_parquet(path) as file:
         names, n_examples = file.schema_arrow.names, file.metadata.num_rows
-        check_size(path, 16 * n_examples, path.stat().st_size)  # ids and one record
+        _reading.check_size(path, 16 * n_examples, path.stat().st_size)  # ids and one record
     steps = {int(name): name for name in names if name.isascii() and name.isdecimal()}
     others = [name for name in names if name not in steps.values()]
     if unknown := [name for name in others if name not in _OTHERS]:
-        raise refused("refusal.convert", "columns", path=path, unknown=unknown[:5])
+        raise _facts.refused("refusal.convert", "columns", path=path, unknown=unknown[:5])
 
     def column(name: str) -> NDArray[np.generic]:
-        with opened_parquet(path) as file:
+        with _files.opened_parquet(path) as file:
             found = file.read([name]).column(0)
         if found.null_count:
             n = found.null_count
-            raise refused("refusal.convert", "missing", path=path, name=name, n=n)
+            raise _facts.refused("refusal.convert", "missing", path=path, name=name, n=n)
         values: NDArray[np.generic] = found.to_numpy()
         return values
 
@@ -217,15 +212,15 @@ def _read_parquet(path: Path) -> _NormsFile:
 
 def _read_npz(path: Path) -> _NormsFile:
     """Read arrays of numbers and texts only: nothing in the file is unpickled."""
-    found, others = read_npz(path), ("example_ids", "unit_ids", "participations")
+    found, others = _reading.read_npz(path), ("example_ids", "unit_ids", "participations")
     needed = {"norms", "recorded_steps"}
     if not needed <= set(found) <= needed | set(others):
-        raise refused("refusal.convert", "arrays", path=path, arrays=[*found])
+        raise _facts.refused("refusal.convert", "arrays", path=path, arrays=[*found])
     norms, steps = found["norms"], found["recorded_steps"]
     if norms.ndim != 2 or steps.shape != norms.shape[:1] or steps.dtype.kind not in "iu":
-        raise refused("refusal.convert", "shapes", path=path, norms=norms, steps=steps)
+        raise _facts.refused("refusal.convert", "shapes", path=path, norms=norms, steps=steps)
     ids, units, drawn = (found.get(name) for name in others)
     ids = np.arange(norms.shape[1]) if ids is None else ids
     if ids.shape != norms.shape[1:]:
-        raise refused("refusal.convert", "ids", path=path, ids=ids, n=norms.shape[1])
+        raise _facts.refused("refusal.convert", "ids", path=path, ids=ids, n=norms.shape[1])
     return _NormsFile(path, steps.astype(np.int64), ids, units, drawn, lambda row: norms[row])

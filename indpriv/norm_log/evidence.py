@@ -15,9 +15,8 @@ import numpy as np
 from indpriv import _facts
 from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, fact, templates, text
 from indpriv.errors import EvidenceError
+from indpriv.norm_log import journal_state, run_files
 from indpriv.norm_log import session_counts as counted
-from indpriv.norm_log.journal_state import LogState
-from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
 
 SEEDED, LARGEST_NORM = text("line.source", "seeded"), text("line.noise", "largest_norm")
@@ -54,7 +53,7 @@ _SMALL_FOURTH = 0.01  # of the mean fourth power
 _FOURTH = 3.0  # mean fourth power of standard normal numbers, whose variance is 96
 
 
-def session_checks(state: LogState) -> list[Fact]:
+def session_checks(state: journal_state.LogState) -> list[Fact]:
     """Compare settings and the counts of all sessions with what an account assumes."""
     sessions, voided = state.sessions, state.voided_steps
     checks = [fact("check.closed", PASSED if state.closed else FAILED)]
@@ -87,7 +86,7 @@ def session_checks(state: LogState) -> list[Fact]:
 
 
 def caveats_of(
-    state: LogState, checks: Iterable[Fact], *, participation_known: bool = False
+    state: journal_state.LogState, checks: Iterable[Fact], *, participation_known: bool = False
 ) -> tuple[str, ...]:
     """Why an account is an estimate: what the norm pass found, and what checks refuted.
 
@@ -112,11 +111,11 @@ def caveats_of(
     return tuple(dict.fromkeys(found))
 
 
-def _unwatched(state: LogState, first: SessionCounts) -> Iterator[Fact]:
+def _unwatched(state: journal_state.LogState, first: SessionCounts) -> Iterator[Fact]:
     """Checks of a run that no recorder saw; first: the first session that says so."""
     if first.converted is not None:
         source = first.converted.source
-        yield _declared_sampler(first.sampler, RUN_JSON)
+        yield _declared_sampler(first.sampler, run_files.RUN_JSON)
         yield fact("check.opacus_accountant", NOT_CHECKED, "converted")
         yield fact("check.training_watched", NOT_CHECKED, "converted", source=source)
         yield from _of_draws(state, first)
@@ -237,7 +236,7 @@ def _of_norms_and_accountant(training: TrainingCounts) -> Iterator[Fact]:
     yield fact("check.opacus_accountant", status, case, training=training, steps=training.steps)
 
 
-def _private_clipping_norm(state: LogState) -> Iterator[Fact]:
+def _private_clipping_norm(state: journal_state.LogState) -> Iterator[Fact]:
     """Whether all steps were clipped at one norm, the only one that epsilons count.
 
     Nothing is said where the norm was not set to a private release.
@@ -261,7 +260,7 @@ def _private_clipping_norm(state: LogState) -> Iterator[Fact]:
 # --- were batches Poisson-sampled, and is the noise what is accounted?
 
 
-def _of_draws(state: LogState, session: SessionCounts) -> list[Fact]:
+def _of_draws(state: journal_state.LogState, session: SessionCounts) -> list[Fact]:
     """Whether the number of draws, and those of each example, fit Poisson sampling.
 
     There is nothing to say where nobody counted.

@@ -119,11 +119,7 @@ def check_unit_ids(
 def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
     """Raise InputError for NaN or negative norms (..., n_examples), by ids; infinite ones pass."""
     values: NDArray[Any] = rows
-    for what, bad in (
-        ("NaN", np.isnan(values)),
-        ("negative", values < 0),
-        ("", np.isinf(values)),
-    ):
+    for what, bad in (("NaN", np.isnan(values)), ("negative", values < 0), ("", np.isinf(values))):
         if not bad.any():
             continue
         columns = np.unique(np.nonzero(bad)[-1])

@@ -14,22 +14,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from indpriv import _columns, _files
-from indpriv._checks import check_choice
-from indpriv._columns import Rows, as_rows
-from indpriv._facts import refused, text
-from indpriv._folders import is_remote
-from indpriv._journal import NAME, read_journal
+from indpriv import _checks, _columns, _facts, _files, _folders, _journal, _storage
 from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, named, table
-from indpriv._storage import sizes_in
 from indpriv._types import Ids, IntArray, NDArray, all_distinct
 from indpriv.errors import EvidenceError
-from indpriv.norm_log import records
+from indpriv.norm_log import records, session_counts
 from indpriv.norm_log.fields import SETTING_NAMES, StepSettings
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.run_files import ID_COLUMNS, IDS, MOST_STEPS, RECORDS, Line, files_of
-from indpriv.norm_log.session_counts import SessionCounts
-from indpriv.norm_log.writer import SCHEMA
+from indpriv.norm_log.run_files import ID_COLUMNS, IDS, MOST_STEPS, RECORDS, SCHEMA, Line, files_of
 
 Faults = Mapping[str, str]  # file name -> what is wrong with it
 _LEFT_OUT = {"position": "i", "step": "i"}  # columns, see `check_columns`
@@ -99,7 +91,7 @@ class LogState:
         default_factory=lambda: {kind: [] for kind in (*_OF_FILES, "steps")}
     )
     # The last counts of every recording session; a resumed run has several.
-    sessions: list[SessionCounts] = field(default_factory=list)
+    sessions: list[session_counts.SessionCounts] = field(default_factory=list)
     closed: bool = False  # the recorder closed the log
     # Name -> hash, at the end of a closed log, of the files beside it; None in older logs too.
     beside: Mapping[str, str] | None = None
@@ -158,7 +150,7 @@ class LogState:
     def no_privacy(self) -> str:
         """Why the run has no privacy at all; "" if nothing says so."""
         if self.seeded:
-            return text("line.source", "seeded")
+            return _facts.text("line.source", "seeded")
         return str(self.header["run"].get("no_privacy") or "")
 
     @property
@@ -224,9 +216,9 @@ def _check_line(line: Line, where: str) -> None:
 
 def read_state(run_dir: Path) -> LogState:
     """Replay the journal of a run; EvidenceError if it is damaged, newer, or contradicts itself."""
-    lines, torn = read_journal(run_dir)
+    lines, torn = _journal.read_journal(run_dir)
     if not lines or lines[0]["kind"] != "header":
-        raise EvidenceError(text("refusal.journal", "headerless", run_dir=run_dir))
+        raise EvidenceError(_facts.text("refusal.journal", "headerless", run_dir=run_dir))
     header = lines[0]
     if header.get("schema") not in range(1, SCHEMA + 1):
         raise EvidenceError(
@@ -234,7 +226,7 @@ def read_state(run_dir: Path) -> LogState:
             f"up to {SCHEMA}: upgrade indpriv"
         )
     for number, line in enumerate(lines, 1):
-        _check_line(line, f"{run_dir / NAME} line {number}")
+        _check_line(line, f"{run_dir / _journal.NAME} line {number}")
     content = json.dumps(lines, sort_keys=True).encode()
     state = LogState(run_dir, header, torn, fingerprint=hashlib.sha256(content).hexdigest())
     counts: dict[int, Mapping[str, Any]] = {}
@@ -247,7 +239,7 @@ def read_state(run_dir: Path) -> LogState:
             counts = {start: found for start, found in counts.items() if start < line["step"]}
         _add(state, line)
     state.sessions = [  # a run that is resumed after its last step has a session without any
-        SessionCounts.from_json(found)
+        session_counts.SessionCounts.from_json(found)
         for start, found in counts.items()
         if start < state.total_steps or len(counts) == 1
     ]
@@ -257,12 +249,12 @@ def read_state(run_dir: Path) -> LogState:
 def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
     """The log that recording continues at a step, else InputError; None where it begins one."""
     if step is None:
-        if (run_dir / NAME).is_file():
-            raise refused("refusal.resume", "recorded", run_dir=run_dir)
+        if (run_dir / _journal.NAME).is_file():
+            raise _facts.refused("refusal.resume", "recorded", run_dir=run_dir)
         return None
     state = read_state(run_dir)
     if step > state.total_steps:
-        raise refused("refusal.resume", "short", step=step, state=state)
+        raise _facts.refused("refusal.resume", "short", step=step, state=state)
     return state
 
 
@@ -273,7 +265,7 @@ def _add(state: LogState, line: Line) -> None:
     if kind == "truncate":  # training was resumed: what was logged from this step on is void
         step = line["step"]
         if step > state.total_steps:
-            raise EvidenceError(text("refusal.journal", "truncated", state=state, step=step))
+            raise EvidenceError(_facts.text("refusal.journal", "truncated", state=state, step=step))
         state.voided_steps += state.total_steps - step
         for of, lines in state.lines.items():
             at = "step" if of == "record" else "first"
@@ -283,16 +275,16 @@ def _add(state: LogState, line: Line) -> None:
             lines[:] = left
         return
     if kind not in state.lines:
-        raise EvidenceError(text("refusal.journal", "kind", state=state, kind=kind))
+        raise EvidenceError(_facts.text("refusal.journal", "kind", state=state, kind=kind))
     lines = state.lines[kind]
     if kind == "record" and lines and line["step"] <= lines[-1]["step"]:
         raise EvidenceError(
-            text("refusal.journal", "record", state=state, line=line, last=lines[-1])
+            _facts.text("refusal.journal", "record", state=state, line=line, last=lines[-1])
         )
     if kind == "steps" and line["first"] != state.total_steps:
-        raise EvidenceError(text("refusal.journal", "gap", state=state, line=line))
+        raise EvidenceError(_facts.text("refusal.journal", "gap", state=state, line=line))
     if kind == "steps" and line["first"] + line["count"] > MOST_STEPS:
-        raise EvidenceError(text("refusal.journal", "steps", state=state, most=MOST_STEPS))
+        raise EvidenceError(_facts.text("refusal.journal", "steps", state=state, most=MOST_STEPS))
     lines.append(line)
 
 
@@ -306,7 +298,7 @@ def record_faults(state: LogState, *, hash_all: bool) -> dict[str, str]:
     """
     faults: dict[str, str] = {}
     folder = state.run_dir / RECORDS
-    sizes = sizes_in(folder)
+    sizes = _storage.sizes_in(folder)
     for line in state.files:
         name, fault = line["file"], ""
         if name != Path(name).name:
@@ -326,7 +318,7 @@ def record_faults(state: LogState, *, hash_all: bool) -> dict[str, str]:
 
 def hashed_when_read(state: LogState, line: Line) -> bool:
     """Whether a file is hashed when it is read and not before: in object storage, or in parts."""
-    return is_remote(state.run_dir) or "parts" in line
+    return _folders.is_remote(state.run_dir) or "parts" in line
 
 
 def record_of(state: LogState, line: Line, faults: Faults) -> tuple[records.RecordFile | None, ...]:
@@ -342,27 +334,27 @@ def record_of(state: LogState, line: Line, faults: Faults) -> tuple[records.Reco
 
 def check_readable(state: LogState, faults: Faults, unreadable: str) -> None:
     """Raise EvidenceError if a log proves no step, contradicts itself, or has unaccepted faults."""
-    check_choice("unreadable", unreadable, ("refuse", "worst_case"))
+    _checks.check_choice("unreadable", unreadable, ("refuse", "worst_case"))
     run_dir, header = state.run_dir, state.header
     if state.total_steps == 0:
-        raise EvidenceError(text("refusal.journal", "no_steps", run_dir=run_dir))
+        raise EvidenceError(_facts.text("refusal.journal", "no_steps", run_dir=run_dir))
     if faults and unreadable == "refuse":
         listed = "; ".join(f"{name}: {fault}" for name, fault in list(faults.items())[:5])
         values = {"n": len(faults), "of": len(state.files), "listed": listed}
-        raise EvidenceError(text("refusal.journal", "files", run_dir=run_dir, **values))
+        raise EvidenceError(_facts.text("refusal.journal", "files", run_dir=run_dir, **values))
     max_grad_norm = state.settings().max_grad_norm
     targets = {line["targets_fingerprint"] for line in state.lines["record"]}
     for line in state.lines["record"]:
         step = line["step"]
         if line["ids_fingerprint"] != header["ids_fingerprint"] or len(targets) > 1:
-            raise EvidenceError(text("refusal.journal", "data", state=state, step=step))
+            raise EvidenceError(_facts.text("refusal.journal", "data", state=state, step=step))
         if line["n_examples"] != header["n_examples"]:
-            raise EvidenceError(text("refusal.journal", "examples", state=state, line=line))
+            raise EvidenceError(_facts.text("refusal.journal", "examples", state=state, line=line))
         if step < len(max_grad_norm) and not np.isclose(
             line["max_grad_norm"], max_grad_norm[step], rtol=1e-12
         ):
             raise EvidenceError(
-                text(
+                _facts.text(
                     "refusal.journal", "clipping", state=state, line=line, clip=max_grad_norm[step]
                 )
             )
@@ -375,11 +367,11 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     """
     path, sha256 = state.run_dir / IDS, state.header["ids_sha256"]
     n = state.header["n_examples"]
-    if in_memory := is_remote(path) or n <= records.LARGEST_FILE:
-        rows = as_rows(_files.read_parquet(path, sha256=sha256, kinds=ID_COLUMNS))
+    if in_memory := _folders.is_remote(path) or n <= records.LARGEST_FILE:
+        rows = _columns.as_rows(_files.read_parquet(path, sha256=sha256, kinds=ID_COLUMNS))
     else:
         _files.check_hash(path, sha256)
-        rows = Rows.open(path, ID_COLUMNS)
+        rows = _columns.Rows.open(path, ID_COLUMNS)
     stored = records.StoredIds(rows, "example_id")
     ids: Ids = stored[:] if in_memory else stored
     units = records.StoredIds(rows, "unit_id")[:] if "unit_id" in rows.columns else None
@@ -390,7 +382,7 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     if len(ids) != n or not distinct:
         twice = "" if distinct else ", some of them twice"
         raise EvidenceError(
-            text("refusal.ids", "twice", path=path, found=len(ids), n=n, twice=twice)
+            _facts.text("refusal.ids", "twice", path=path, found=len(ids), n=n, twice=twice)
         )
     return ids, units, exact
 

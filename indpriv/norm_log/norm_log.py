@@ -13,17 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from indpriv import _checks
-from indpriv._checks import check_positive_int
-from indpriv._facts import FAILED, Fact, refused
-from indpriv._files import ROW_GROUP_SIZE
-from indpriv._folders import named_by_person
-from indpriv._storage import location
+from indpriv import _checks, _facts, _files, _folders, _storage
 from indpriv._types import ArrayLike, FloatArray, Ids, IntArray, NDArray
 from indpriv.errors import InputError
-from indpriv.norm_log import fields, journal_state
+from indpriv.norm_log import evidence, fields, journal_state
 from indpriv.norm_log import records as stored
-from indpriv.norm_log.evidence import caveats_of, session_checks
 from indpriv.norm_log.fields import StepSettings, Truncation
 from indpriv.norm_log.journal_state import Faults, LogState
 from indpriv.norm_log.records import BatchNormEntries, BatchNorms, Levels, Records
@@ -130,32 +124,20 @@ class NormLog:
     ) -> NormLog:
         """Make a log of norms in memory; InputError for NaN, wrong shapes and ranges, repeated ids.
 
-        Args:
-            norms: (n_records, n_examples) norms before clipping; infinity counts as clipped.
-            recorded_steps: (n_records,) strictly increasing 0-based step of each row.
-            total_steps: number of steps of the run.
-            noise_multiplier: realised value of all steps, or (total_steps,) values.
-            max_grad_norm: clipping norm, one or (total_steps,).
-            sample_rate: Poisson sampling rate in (0, 1], one or (total_steps,).
-            example_ids: (n_examples,) unique ids; default 0..n-1.
-            rounding: r as a fraction of max_grad_norm; 0 means full float precision.
-            rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an estimate).
-            individually_clipped: training clipped each example at its last recorded level.
-            sampler: what drew the batches; its names are those of the attribute.
-            unit: "example", or "user", "client" or "row" (with copies), which need unit_ids.
-            unit_ids: (n_examples,) the unit of each row.
-            neighbouring: "add_remove", "zero_out" or "replace_one".
-            caveats: why an account is an estimate, e.g. how the norms were taken.
-            batch_norms: (steps, positions, norms), each (n_entries,), of all sampled examples.
-            most_participations: largest number of times that one example was drawn.
-            max_batch_size: largest batch that sampler "truncated_poisson" lets through.
-            clipping_norm_epsilon: cost of the private release that max_grad_norm was set to.
+        norms are (n_records, n_examples) before clipping; infinity counts as clipped. The realised
+        noise_multiplier, clipping norm max_grad_norm, and Poisson sample_rate in (0, 1] have one
+        value, or one for each of total_steps. rounding is a fraction of max_grad_norm, 0 for full
+        precision; rounding_mode "up" never under-reports, "nearest" is the paper's. unit is
+        "example", or "user", "client" or "row" (with copies), which need unit_ids. batch_norms are
+        (steps, positions, norms), each (n_entries,), of all sampled examples; max_batch_size is the
+        largest batch that sampler "truncated_poisson" lets through. All else is as the attributes;
+        example_ids are 0..n-1 by default.
         """
         given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
         levels = Levels(rounding, rounding_mode)
         rows, steps = np.asarray(norms), np.asarray(recorded_steps)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":
-            raise refused("refusal.norm_values", "shape", rows=rows)
+            raise _facts.refused("refusal.norm_values", "shape", rows=rows)
         fields.check_recorded_steps(steps, len(rows), len(given))
         n = rows.shape[1]
         ids = np.arange(n) if example_ids is None else np.asarray(example_ids)
@@ -164,7 +146,7 @@ class NormLog:
         steps = steps.astype(np.int64)
         coded = _coded(rows.astype(np.float64), given.max_grad_norm[steps], levels)
         if most_participations is not None:
-            check_positive_int("most_participations", most_participations, minimum=0)
+            _checks.check_positive_int("most_participations", most_participations, minimum=0)
         return cls(
             example_ids=ids,
             recorded_steps=steps,
@@ -248,7 +230,7 @@ class NormLog:
         Raises:
             InputError: no record is left.
         """
-        check_positive_int("every", every)
+        _checks.check_positive_int("every", every)
         keep = self.recorded_steps % every == 0
         if not keep.any():
             raise InputError(
@@ -272,11 +254,11 @@ class NormLog:
         """The log of the examples at these positions only, in memory."""
         index = np.asarray(positions, dtype=np.int64)
         rows: NDArray[Any] = np.empty((self.n_records, len(index)), self.levels.dtype)
-        norms, group = self.batch_norms, index // ROW_GROUP_SIZE
+        norms, group = self.batch_norms, index // _files.ROW_GROUP_SIZE
         entries = [] if norms is None else [norms.read(0, 0)]
         for number in np.unique(group).tolist():  # of a row group all is read
-            start = number * ROW_GROUP_SIZE
-            stop = min(start + ROW_GROUP_SIZE, self.n_examples)
+            start = number * _files.ROW_GROUP_SIZE
+            stop = min(start + _files.ROW_GROUP_SIZE, self.n_examples)
             here = np.flatnonzero(group == number)
             rows[:, here] = self.read(start, stop)[:, index[here] - start]
             if norms is not None:
@@ -297,10 +279,7 @@ class NormLog:
         )
 
     def _of_some(
-        self,
-        chosen: IntArray | slice,
-        rows: NDArray[np.generic],
-        entries: BatchNormEntries | None,
+        self, chosen: IntArray | slice, rows: NDArray[np.generic], entries: BatchNormEntries | None
     ) -> NormLog:
         """The log of some examples, with their records and batch norms."""
         norms, filtered = self.batch_norms, self.filtered
@@ -440,7 +419,7 @@ class OpenedRun:
         settings = state.accounted_settings()
         if header["run"].get("clipping") in fields.CONTRIBUTIONS:
             settings = settings.steady_between(recorded)
-        checks = session_checks(state)
+        checks = evidence.session_checks(state)
         return NormLog(
             example_ids=ids,
             recorded_steps=recorded,
@@ -452,7 +431,7 @@ class OpenedRun:
             records=Records.stored([(files, "norm") for files in rows], state.levels),
             unit_ids=fields.check_unit_ids(units, len(ids), header["unit"]),
             individually_clipped=header["individually_clipped"],
-            caveats=caveats_of(state, checks),
+            caveats=evidence.caveats_of(state, checks),
             unreadable_steps=tuple(
                 step for step, files in zip(used, rows, strict=True) if None in files
             ),
@@ -461,7 +440,7 @@ class OpenedRun:
             batch_norms=journal_state.batch_norms_of(state, faults),
             filtered=_filtered(state, faults, checks),
             most_participations=state.most_participations,
-            known_caveats=caveats_of(state, checks, participation_known=True),
+            known_caveats=evidence.caveats_of(state, checks, participation_known=True),
             truncation=fields.check_words(
                 *words, header["run"].get("max_batch_size"), header["n_examples"]
             ),
@@ -469,14 +448,14 @@ class OpenedRun:
         )
 
 
-def _filtered(state: LogState, faults: Faults, checks: list[Fact]) -> Filtered | None:
+def _filtered(state: LogState, faults: Faults, checks: list[_facts.Fact]) -> Filtered | None:
     """What a privacy filter did, if one watched and nothing on which its guarantee rests failed.
 
     These are all checks except those of the norms: an example was charged for the level that it was
     clipped at, whatever its norm. It was charged for the noise as it was, which is too little where
     clipped gradients stay longer than their level.
     """
-    failed = {check.key for check in checks if check.status == FAILED}
+    failed = {check.key for check in checks if check.status == _facts.FAILED}
     unread = any(line["file"] in faults for line in state.lines["filter"])
     if not (settings := state.header["privacy_filter"]) or state.clip_excess or unread:
         return None
@@ -490,7 +469,7 @@ def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = F
 
     To count records at "worst_case", or with hash_all, all are hashed here.
     """
-    named_by_person(run_dir := location(path))
+    _folders.named_by_person(run_dir := _storage.location(path))
     state = journal_state.read_state(run_dir)
     hash_all = hash_all or unreadable == "worst_case"
     faults = journal_state.record_faults(state, hash_all=hash_all)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from indpriv._checks import check_positive_int
-from indpriv._facts import refused
+from indpriv import _checks, _facts
 from indpriv.errors import EvidenceError, InputError
 
 EPOCH, ONCE = "epoch", "once"
@@ -68,25 +67,25 @@ class RecordingPolicy:
         _check_gap("every", self.every, (EPOCH, ONCE))
         number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
         if not (number and 1.0 <= self.growth <= _LARGEST_GROWTH):
-            raise refused("refusal.policy", "growth", policy=self, most=_LARGEST_GROWTH)
+            raise _facts.refused("refusal.policy", "growth", policy=self, most=_LARGEST_GROWTH)
         if self.every == ONCE and self.growth != 1:
-            raise refused("refusal.policy", "once", policy=self)
-        check_positive_int("reference_examples", self.reference_examples, minimum=0)
-        check_positive_int("first", self.first, minimum=0)
+            raise _facts.refused("refusal.policy", "once", policy=self)
+        _checks.check_positive_int("reference_examples", self.reference_examples, minimum=0)
+        _checks.check_positive_int("first", self.first, minimum=0)
         if not isinstance(self.batch_norms, bool):
             raise InputError(f"batch_norms={self.batch_norms!r} is not true or false")
         if self.longest is None:
             return
         _check_gap("longest", self.longest, (EPOCH,))
         if self.growth == 1:
-            raise refused("refusal.policy", "longest", policy=self)
+            raise _facts.refused("refusal.policy", "longest", policy=self)
         gap: int | str | None = epochs_of(self.every)
         limit: int | str | None = epochs_of(self.longest)
         if gap is None and limit is None:
             gap, limit = self.every, self.longest
         # Steps and epochs can only be compared in a run.
         if isinstance(gap, int) and isinstance(limit, int) and limit < gap:
-            raise refused("refusal.policy", "short", policy=self)
+            raise _facts.refused("refusal.policy", "short", policy=self)
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> RecordingPolicy:
@@ -121,7 +120,7 @@ class RecordingPolicy:
             InputError: a policy in epochs; `in_steps` first.
         """
         if isinstance(self.longest, str) or epochs_of(self.every) is not None:
-            raise refused("refusal.policy", "epochs")
+            raise _facts.refused("refusal.policy", "epochs")
         step -= self.first
         if step <= 0 or isinstance(self.every, str):  # "once"
             return step == 0
@@ -176,8 +175,8 @@ def _check_gap(name: str, gap: int | str, words: tuple[str, ...]) -> None:
         return
     if isinstance(gap, str):
         known = " or ".join(f'"{word}"' for word in words)
-        raise refused("refusal.policy", "gap", name=name, gap=gap, known=known)
-    check_positive_int(name, gap)
+        raise _facts.refused("refusal.policy", "gap", name=name, gap=gap, known=known)
+    _checks.check_positive_int(name, gap)
 
 
 def _gap(gap: int | str, article: str = "") -> str:

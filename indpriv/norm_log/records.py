@@ -26,10 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from indpriv import _files
-from indpriv._checks import check_choice, check_rounding
-from indpriv._columns import Rows
-from indpriv._facts import refused, text
+from indpriv import _checks, _columns, _facts, _files
 from indpriv._types import ArrayLike, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSettings, check_norms
@@ -57,8 +54,8 @@ class Levels:
     rounding_mode: str
 
     def __post_init__(self) -> None:
-        check_choice("rounding_mode", self.rounding_mode, MODES)
-        if check_rounding(self.rounding) == 0:
+        _checks.check_choice("rounding_mode", self.rounding_mode, MODES)
+        if _checks.check_rounding(self.rounding) == 0:
             object.__setattr__(self, "rounding_mode", "none")
 
     @property
@@ -134,7 +131,7 @@ FULL_PRECISION = Levels(0.0, "up")
 class StoredIds:
     """A column of a Parquet file as an array whose rows are read when they are asked for."""
 
-    rows: Rows
+    rows: _columns.Rows
     column: str
 
     @cached_property
@@ -246,7 +243,7 @@ def _read_file(file: RecordFile, column: str, start: int, stop: int, out: NDArra
     values: Any = table.column(column).to_numpy()[start % size : start % size + len(out)]
     if values.shape != out.shape or values.dtype != out.dtype:
         raise EvidenceError(
-            text("refusal.records", "values", path=file.path, values=values, out=out)
+            _facts.text("refusal.records", "values", path=file.path, values=values, out=out)
         )
     out[:] = values
 
@@ -255,7 +252,7 @@ def check_codes(path: Path, values: NDArray[Any], levels: Levels) -> None:
     """Raise EvidenceError if a file holds a value that is no code of its levels, or no norm."""
     if not (inside := (values >= 0) & (values <= levels.max_code)).all():  # nor is a NaN
         wrong = {"code": values[~inside][0], "largest": levels.max_code}
-        raise EvidenceError(text("refusal.records", "code", path=path, **wrong))
+        raise EvidenceError(_facts.text("refusal.records", "code", path=path, **wrong))
 
 
 # --- batch norms
@@ -354,10 +351,10 @@ def in_memory(
 ) -> BatchNorms:
     """Batch norms of every step from arrays (steps, positions, norms), checked."""
     if len(batch_norms) != 3:
-        raise refused("refusal.batch_norms", "parts", n=len(batch_norms))
+        raise _facts.refused("refusal.batch_norms", "parts", n=len(batch_norms))
     steps, positions, norms = (np.asarray(part) for part in batch_norms)
     if not (steps.ndim == 1 and steps.shape == positions.shape == norms.shape):
-        raise refused(
+        raise _facts.refused(
             "refusal.batch_norms", "shapes", steps=steps, positions=positions, norms=norms
         )
     total_steps = len(settings)
@@ -368,7 +365,7 @@ def in_memory(
             raise InputError(f"batch_norms: {name} must be whole numbers from 0 to {limit - 1}")
     steps, positions = steps.astype(np.int64), positions.astype(np.int64)
     if len(np.unique(positions * total_steps + steps)) < len(steps):
-        raise refused("refusal.batch_norms", "twice")
+        raise _facts.refused("refusal.batch_norms", "twice")
     norms = norms.astype(np.float64)
     check_norms(norms, ids[positions])
     kept = levels.encode(norms, settings.max_grad_norm[steps])

@@ -16,13 +16,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from indpriv import _files, _journal
-from indpriv._facts import refused
-from indpriv._folders import refuse_links
+from indpriv import _facts, _files, _folders, _journal
 from indpriv._reading import Number, Text, Whole, YesNo, check, table
 from indpriv.errors import InputError, check_installed
 
 Line = dict[str, Any]  # of the journal
+SCHEMA = 1  # of the journal
 MOST_STEPS = 10**7  # settings of all steps are held in memory
 
 JOURNAL = _journal.NAME
@@ -186,7 +185,7 @@ def signing_key(path: str | Path | None) -> Any:
     except (TypeError, ValueError, exceptions.UnsupportedAlgorithm) as error:
         key, found = None, str(error)
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise refused("refusal.signature", "key", path=path, found=found, name=NAMESPACE)
+        raise _facts.refused("refusal.signature", "key", path=path, found=found, name=NAMESPACE)
     return key
 
 
@@ -205,7 +204,7 @@ def read_signature(path: Path, digests: Iterable[tuple[int, bytes]]) -> tuple[by
     except ValueError:
         packed, key, value = b"", b"", b""
     if not packed or packed != _whole(key, value):
-        raise refused("refusal.signature", "none", path=path, name=NAMESPACE)
+        raise _facts.refused("refusal.signature", "none", path=path, name=NAMESPACE)
     last = 0
     for number, digest in digests:
         try:
@@ -228,7 +227,7 @@ def public_keys(path: Path) -> set[bytes]:
             if "namespaces=" not in options.lower() or NAMESPACE in options:
                 found.add(base64.b64decode(key[1])[-32:])
     if not found:
-        raise refused("refusal.signature", "public", path=path, name=NAMESPACE)
+        raise _facts.refused("refusal.signature", "public", path=path, name=NAMESPACE)
     return found
 
 
@@ -252,7 +251,7 @@ def _packed(*parts: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    refuse_links(path)
+    _folders.refuse_links(path)
     try:
         with path.open("rb") as file:
             content: bytes = file.read(_LARGEST)

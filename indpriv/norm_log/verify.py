@@ -11,17 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from indpriv import _files
+from indpriv import _files, _folders, _formatting
 from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, fact, text
-from indpriv._folders import is_remote
-from indpriv._formatting import format_cost
 from indpriv.errors import EvidenceError
-from indpriv.norm_log import run_files
-from indpriv.norm_log.evidence import session_checks
-from indpriv.norm_log.fields import SETTING_NAMES
+from indpriv.norm_log import evidence, fields, run_files, writer
 from indpriv.norm_log.journal_state import Faults, LogState, batch_norms_of, hashed_when_read
 from indpriv.norm_log.norm_log import OpenedRun
-from indpriv.norm_log.writer import hash_of
 
 
 def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
@@ -34,7 +29,7 @@ def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
         journal_check(state, signed_by),
         *_records(run),
         _coverage(state),
-        *session_checks(state),
+        *evidence.session_checks(state),
         *_took_part(state, run.faults),
         _norm_pass(state),
         _declared_settings(state),
@@ -125,7 +120,7 @@ def _coverage(state: LogState) -> Fact:
         steps=steps,
         examples=state.header["n_examples"],
         policy="" if state.policy is None else f" ({state.policy.describe()})",
-        cost=format_cost(state.pass_seconds, state.training_seconds),
+        cost=_formatting.format_cost(state.pass_seconds, state.training_seconds),
     )
     if state.header["individually_clipped"]:
         headroom = state.header["run"].get("clip_headroom", 0.0)
@@ -150,7 +145,7 @@ def _took_part(state: LogState, faults: Faults) -> Iterator[Fact]:
         if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
             yield fact("check.took_part", NOT_CHECKED)
             continue
-        found, total = hash_of("i", (n_examples,)), 0
+        found, total = writer.hash_of("i", (n_examples,)), 0
         for part in norms.participations(steps, n_examples):
             total += int(part.sum())
             found.update(part.tobytes())
@@ -163,7 +158,7 @@ def _declared_settings(state: LogState) -> Fact:
     if state.unwatched:
         return fact("check.declared_settings", NOT_CHECKED, "unwatched")
     declared = run_files.read_run_json(state.run_dir).get("training") or {}
-    names = [name for name in SETTING_NAMES if declared.get(name) is not None]
+    names = [name for name in fields.SETTING_NAMES if declared.get(name) is not None]
     if not names or not state.steps:
         return fact("check.declared_settings", NOT_CHECKED)
     settings = state.settings()
@@ -198,8 +193,8 @@ def _norm_pass(state: LogState) -> Fact:
 
 
 def _permissions(run_dir: Path) -> Fact:
-    if is_remote(run_dir) or os.name == "nt":
-        where = "bucket" if is_remote(run_dir) else "windows"
+    if _folders.is_remote(run_dir) or os.name == "nt":
+        where = "bucket" if _folders.is_remote(run_dir) else "windows"
         return fact("check.permissions", NOT_CHECKED, where)
     exposed = [path.name for path in run_dir.rglob("*.parquet") if _files.others_can_read(path)]
     if exposed:

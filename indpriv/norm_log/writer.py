@@ -24,18 +24,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from indpriv import _files
-from indpriv._facts import refused, text
-from indpriv._folders import make_folder, remove_file
-from indpriv._journal import JournalWriter
-from indpriv._reading import check_columns
-from indpriv._storage import sizes_in
+from indpriv import _facts, _files, _folders, _journal, _reading, _storage
 from indpriv.errors import EvidenceError
-from indpriv.norm_log import records
+from indpriv.norm_log import records, run_files
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORD_FILE, RECORDS, files_of, part_name
 from indpriv.norm_log.session_counts import SessionCounts
 
-SCHEMA = 1
 # What the header of every session says alike; and its `run`, with what it means if it says nothing.
 _ALIKE = (
     *("n_examples", "ids_fingerprint", "rounding", "rounding_mode", "individually_clipped"),
@@ -95,11 +89,11 @@ class NormLogWriter:
         units = {} if unit_ids is None else {"unit_id": unit_ids}
         try:
             ids = pa.table({"example_id": example_ids, **units, "exact": exact})
-            check_columns(run_dir / IDS, ids.schema, ID_COLUMNS)
+            _reading.check_columns(run_dir / IDS, ids.schema, ID_COLUMNS)
         except (pa.ArrowException, EvidenceError) as error:
-            raise refused("refusal.ids", "unreadable", error=error) from error
-        self.run_dir, self._folder = run_dir, make_folder(run_dir, RECORDS)
-        self._journal = JournalWriter(run_dir)
+            raise _facts.refused("refusal.ids", "unreadable", error=error) from error
+        self.run_dir, self._folder = run_dir, _folders.make_folder(run_dir, RECORDS)
+        self._journal = _journal.JournalWriter(run_dir)
         self._levels = records.Levels(header.rounding, header.rounding_mode)
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)
@@ -107,18 +101,18 @@ class NormLogWriter:
             if lines := self._journal.entries:
                 self._check_continues(lines[0], header)
                 for path in self._folder.glob(".*.tmp"):  # what a crash left
-                    remove_file(path)
+                    _folders.remove_file(path)
                 # Lines come after their files. Those of void lines are kept.
                 named = {file["file"] for one in lines if "file" in one for file in files_of(one)}
-                for name in sizes_in(self._folder):
+                for name in _storage.sizes_in(self._folder):
                     if RECORD_FILE.fullmatch(name) and name not in named:
-                        remove_file(self._folder / name)
+                        _folders.remove_file(self._folder / name)
                 return
             content = _files.parquet_bytes(ids)
             _files.write_atomically(run_dir / IDS, content)
             self._journal.append(
                 "header",
-                schema=SCHEMA,
+                schema=run_files.SCHEMA,
                 n_examples=self._n,
                 ids_fingerprint=self._ids_fingerprint,
                 ids_file=IDS,
@@ -243,4 +237,4 @@ class NormLogWriter:
         for name in (*_ALIKE, *_ALIKE_IN_RUN):
             if logged.get(name, {}) != expected[name]:
                 values = {"logged": logged.get(name), "expected": expected[name]}
-                raise EvidenceError(text("refusal.resume", "other", name=name, **values))
+                raise EvidenceError(_facts.text("refusal.resume", "other", name=name, **values))

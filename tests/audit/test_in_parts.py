@@ -148,7 +148,7 @@ def test_the_tables_are_those_of_an_audit_in_memory(both):
 def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
     lower(monkeypatch)
     monkeypatch.setattr(fidelity, "MOST_COMPARED", 100)
-    held, plain_frame, plain_table = [], _files._frame, EpsilonTable.__post_init__
+    held, plain_frame, plain_table = [], _files.frame_of, EpsilonTable.__post_init__
     attacked, plain_examples = [], ExampleTable.__init__
 
     def frame(table):
@@ -167,7 +167,7 @@ def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
     for n in (600, 1200):
         run_dir = run_of(tmp_path / f"run-{n}", n, n_test=n // 2)
         with monkeypatch.context() as patch:
-            patch.setattr(_files, "_frame", frame)
+            patch.setattr(_files, "frame_of", frame)
             patch.setattr(EpsilonTable, "__post_init__", checked)
             patch.setattr(ExampleTable, "__init__", known)
             held.clear()

@@ -23,7 +23,6 @@ from indpriv.audit.audit_directory import groups_json, write_audit
 from indpriv.cli import run
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
-from indpriv.norm_log import journal_state
 from indpriv.report.report import print_audit
 from synthetic import small_run, write_run
 
@@ -284,7 +283,6 @@ def test_a_command_reads_the_journal_and_each_record_once(
             return plain(path)
 
         monkeypatch.setattr(module, name, counted)
-    monkeypatch.setattr(journal_state, "read_journal", _journal.read_journal)
     places = {"RUN": str(folder), "AUDIT": str(tmp_path / "audit")}
     assert run([places.get(word, word) for word in command.split()]) in (0, 1)
     records = [path.name for path in (folder / "records").iterdir()]

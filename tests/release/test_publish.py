@@ -14,6 +14,7 @@ import indpriv.release
 from indpriv._files import read_json
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import FULL_PRECISION
 from indpriv.release import Budget, Request, mechanisms, publish, release
 from indpriv.release.ledger import Ledger
 from indpriv.release.page import read_release, render_model_card
@@ -392,11 +393,14 @@ def test_the_median_norm_of_a_log_chooses_a_clipping_norm(tmp_path):
 
 def test_norms_kept_in_full_are_rounded_up_to_a_fine_public_grid():
     norms = np.exp(np.random.default_rng(0).normal(1.0, 2.0, 1000)).astype(np.float32)
-    grid, codes, text = _norm_grid(norms, None, 0.5)
+    grid, codes, text = _norm_grid(norms, FULL_PRECISION, 0.5)
     assert (norms <= grid[codes]).all()
     assert (grid[codes] / norms).max() < 1.005
-    assert np.array_equal(grid, _norm_grid(norms[:1], None, 0.5)[0])  # not of the data
-    assert _norm_grid(np.array([0.0, np.inf]), None, 0.5)[1].tolist() == [0, len(grid) - 1]
+    assert np.array_equal(grid, _norm_grid(norms[:1], FULL_PRECISION, 0.5)[0])  # not of the data
+    assert _norm_grid(np.array([0.0, np.inf]), FULL_PRECISION, 0.5)[1].tolist() == [
+        0,
+        len(grid) - 1,
+    ]
     assert "5,000 values in equal ratios from 5e-05 to 5e+05" in text
 
 

@@ -1,7 +1,7 @@
 """Does an account hold for the attacker that it assumes? Evidence beside its prediction. Sensitive.
 
-The attacker's evidence on an example is a sum of log-likelihood ratios (`indpriv.attack_scores`), its
-prediction a sum of divergences (`indpriv.accountant.risk`). With L the evidence, and
+The attacker's evidence on an example is a sum of log-likelihood ratios (`indpriv.attack_scores`),
+its prediction a sum of divergences (`indpriv.accountant.risk`). With L the evidence, and
 K, K' and R the sums of KL(P||Q), KL(Q||P) and the Rényi divergence of order a:
 
     with the example     E[L - K] = 0,   E[exp(-L)] = 1,  E[exp((a - 1)(L - R))] = 1

@@ -114,7 +114,7 @@ def test_the_noise_stays_at_max_grad_norm(mode, tmp_path, monkeypatch):
 def test_what_training_clips_at_is_what_accounting_charges(
     norms, recorded_at, now, rounding, headroom
 ):
-    levels = Levels(rounding, "up") if rounding else None
+    levels = Levels(rounding, "up")
     clip = ClipThresholds(5, headroom=headroom, levels=levels)
     all_examples = np.arange(5)
     np.testing.assert_allclose(
