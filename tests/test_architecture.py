@@ -135,6 +135,7 @@ def test_every_module_is_imported_by_another():
     entry_points = {
         "indpriv",
         "indpriv.__main__",
+        "indpriv.integrations",
         "indpriv.integrations.callbacks",
         "indpriv.integrations.flower",
     }  # read as files, run by hand, or for programs of users (audits/docs/secrets-and-attributes.md)

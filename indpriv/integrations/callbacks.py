@@ -1,31 +1,47 @@
-"""Callbacks for other trainers: save the recorder's state with each checkpoint, report metrics.
+"""Callbacks for Hugging Face's Trainer and Lightning, and figures for trackers and the terminal.
 
 The training call is inside the block of `Recorder.attach`, so that the log of a run that fails
 contains its steps up to the failure:
 
     with recorder.attach(model, optimizer, loader):
         trainer.train()
+
+Others can often read a tracker. By default it receives the worst-case epsilon, coverage and cost,
+which depend on the settings only. Statistics of individual epsilons depend on the data: they are
+sent only if they are requested by name. Values of single examples are never sent. What is printed
+is sensitive.
 """
 
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from indpriv._files import write_json
-from indpriv.errors import check_installed
-from indpriv.integrations.metrics import metrics_of, print_epsilons, send
+from indpriv._formatting import format_epsilon
+from indpriv.accountant import account
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError, check_installed
+from indpriv.norm_log.norm_log import OpenedRun, open_run
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
+# Statistics of individual epsilons: sensitive.
+STATISTICS: Mapping[str, Callable[[EpsilonTable], float]] = {
+    "epsilon_mean": lambda table: float(table.epsilon.mean()),
+    "epsilon_median": lambda table: float(np.median(table.epsilon)),
+    "epsilon_p95": lambda table: float(np.quantile(table.epsilon, 0.95)),
+    "epsilon_max": lambda table: float(table.epsilon.max()),
+    "share_at_worst_case": lambda table: float(table.at_worst_case.mean()),
+}
 
 
 def hugging_face_callback(
-    recorder: Any,
-    *,
-    delta: float,
-    tracker: Any = None,
-    also: tuple[str, ...] = (),
-    show: bool = True,
+    recorder: Any, *, delta: float, tracker: Any = None, also: Sequence[str] = (), show: bool = True
 ) -> Any:
-    """A `transformers.TrainerCallback` for a recorded run.
+    """A `transformers.TrainerCallback` that saves the recorder's state and reports figures.
 
     It is required: the Trainer does not clear the gradients that Opacus sums, and seeds the noise
     with 42. Let its `get_train_dataloader` return the loader of make_private, pass
@@ -41,6 +57,8 @@ def hugging_face_callback(
     check_installed("Callbacks for Hugging Face", "hf", "transformers")
     from transformers import TrainerCallback
 
+    report = partial(_report, recorder, delta, also)
+
     class IndprivCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             recorder.draw_privately()  # on the device to which the Trainer moved the model
@@ -51,7 +69,7 @@ def hugging_face_callback(
                 optimizer.zero_grad()
 
         def on_log(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-            _report(recorder, delta, tracker, also, show, int(state.global_step))
+            report(tracker, int(state.global_step), show=show)
 
         def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
             saved = recorder.state_dict()
@@ -63,7 +81,7 @@ def hugging_face_callback(
 
 
 def lightning_callback(
-    recorder: Any, *, delta: float, also: tuple[str, ...] = (), show: bool = True
+    recorder: Any, *, delta: float, also: Sequence[str] = (), show: bool = True
 ) -> Any:
     """A `lightning.pytorch.Callback` that sends figures to the trainer's loggers after each epoch.
 
@@ -72,14 +90,15 @@ def lightning_callback(
     check_installed("Callbacks for Lightning", "integrations", "lightning")
     from lightning.pytorch import Callback
 
+    report = partial(_report, recorder, delta, also)
+
     class IndprivCallback(Callback):  # type: ignore[misc, unused-ignore]
         def on_train_start(self, *_: Any) -> None:
             recorder.draw_privately()
 
         def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-            shown = show and trainer.is_global_zero
             for tracker in trainer.loggers or [None]:
-                _report(recorder, delta, tracker, also, shown, int(trainer.global_step))
+                report(tracker, int(trainer.global_step), show=show and trainer.is_global_zero)
 
         def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
             checkpoint["indpriv"] = recorder.state_dict()
@@ -89,9 +108,93 @@ def lightning_callback(
 
 
 def _report(
-    recorder: Any, delta: float, tracker: Any, also: tuple[str, ...], show: bool, step: int
+    recorder: Any, delta: float, also: Sequence[str], tracker: Any, step: int, *, show: bool
 ) -> None:
     if tracker is not None:
         send(tracker, metrics_of(recorder, delta=delta, also=also), step)
     if show:
         print_epsilons(recorder, delta=delta)
+
+
+def metrics_of(recorder: Any, *, delta: float, also: Sequence[str] = ()) -> dict[str, float]:
+    """Figures of the steps so far.
+
+    Args:
+        recorder: a `Recorder` inside its attached block; its log is brought up to date.
+        delta: delta of every epsilon.
+        also: names in STATISTICS. They are sensitive: readers of the tracker learn about the data.
+
+    Returns:
+        worst_case_epsilon (the guarantee of the steps so far for every example), coverage, steps,
+        norm_pass_seconds and the statistics of `also`, each with the prefix "indpriv/"; empty
+        before the first step.
+
+    Raises:
+        InputError: a name that is not in STATISTICS.
+    """
+    if unknown := [name for name in also if name not in STATISTICS]:
+        raise InputError(
+            f"also={unknown[0]!r} is not a statistic that can be sent; choose from "
+            f"{', '.join(STATISTICS)}. Values of single examples are never sent to a tracker"
+        )
+    found = {}
+    for table, run in _account_so_far(recorder, delta):
+        found = {
+            "worst_case_epsilon": table.worst_case_epsilon,
+            "coverage": run.log.coverage,
+            "steps": float(run.log.total_steps),
+            "norm_pass_seconds": run.state.pass_seconds,
+            **{name: STATISTICS[name](table) for name in also},
+        }
+    return {f"indpriv/{name}": value for name, value in found.items()}
+
+
+def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
+    """Send figures to a tracker: wandb or its run, a Lightning logger, a TensorBoard SummaryWriter.
+
+    Any object works that has log(dict), log_metrics(dict, step=) or add_scalar(name, value, step).
+
+    Raises:
+        InputError: the tracker has none of these methods.
+    """
+    if hasattr(tracker, "add_scalar"):
+        for name, value in metrics.items():
+            tracker.add_scalar(name, value, step)
+    elif hasattr(tracker, "log_metrics"):
+        tracker.log_metrics(dict(metrics), step=step)
+    elif hasattr(tracker, "log"):
+        tracker.log(dict(metrics))
+    else:
+        kind = type(tracker).__name__
+        raise InputError(
+            f"{kind} has neither log(dict), log_metrics nor add_scalar; pass a tracker"
+        )
+
+
+def print_epsilons(recorder: Any, *, delta: float, file: Any = None) -> None:
+    """Print one line about the individual epsilons of the steps so far, for the curator.
+
+    Before the first step nothing is printed.
+
+    Args:
+        recorder: a `Recorder` inside its attached block.
+        delta: delta of every epsilon.
+        file: file to write to; default: standard error.
+    """
+    for table, run in _account_so_far(recorder, delta):
+        names = ("epsilon_median", "epsilon_p95", "epsilon_max")
+        median, high, largest = (format_epsilon(STATISTICS[name](table)) for name in names)
+        print(
+            f"step {run.log.total_steps}: worst case {format_epsilon(table.worst_case_epsilon)} is "
+            f"the guarantee; individual epsilon so far, {table.claim}, sensitive: median {median}, "
+            f"95 % at most {high}, largest {largest} ({table.account.describe()})",
+            file=file or sys.stderr,
+        )
+
+
+def _account_so_far(recorder: Any, delta: float) -> list[tuple[EpsilonTable, OpenedRun]]:
+    """The account of the steps so far; none before the first step."""
+    if not recorder.state_dict()["step"]:
+        return []
+    run = open_run(recorder.run_dir)
+    return [(account(run.log, delta=delta), run)] if run.state.total_steps else []

@@ -8,7 +8,7 @@ from torch import nn
 
 from indpriv import NormLog
 from indpriv.integrations.callbacks import STATE, hugging_face_callback, lightning_callback
-from indpriv.integrations.metrics import metrics_of, send
+from indpriv.integrations.callbacks import metrics_of, send
 from indpriv.norm_log.evidence import lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify

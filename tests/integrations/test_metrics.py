@@ -6,7 +6,7 @@ import pytest
 
 import indpriv
 from indpriv import InputError, NormLog
-from indpriv.integrations.metrics import STATISTICS, metrics_of, print_epsilons, send
+from indpriv.integrations.callbacks import STATISTICS, metrics_of, print_epsilons, send
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, make_run
 
