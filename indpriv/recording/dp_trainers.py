@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from opacus.accountants import RDPAccountant
-from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizerFastGradientClipping
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from torch.utils.data import DataLoader
 
 from indpriv._facts import refused
 from indpriv.recording.losses import CausalLMLoss
@@ -57,12 +58,13 @@ def attach_dptrainer(recorder: Recorder, trainer: Any) -> Iterator[Recorder]:
     rate = min(1.0, part * settings.gradient_accumulation_steps / n)
     model = getattr(trainer.model, "_module", trainer.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
-    collate_fn = plain_collate(given.collate_fn)
-    if "position_ids" in signature(type(model).forward).parameters:
-        collate_fn = with_position_ids(collate_fn)
-    alike = {"collate_fn": collate_fn, "num_workers": given.num_workers}
-    loader = DPDataLoader(given.dataset, sample_rate=rate, **alike)
-    loader.collate_fn([given.dataset[0]])  # shows the form of a batch, should the first be empty
+    positions = "position_ids" in signature(type(model).forward).parameters
+    loader = DataLoader(
+        given.dataset,
+        batch_sampler=UniformWithReplacementSampler(num_samples=n, sample_rate=rate),
+        collate_fn=partial(_collated, plain_collate(given.collate_fn), positions),
+        num_workers=given.num_workers,
+    )
     if optimizer.step_hook is None:  # of a trainer that counts by itself
         optimizer.attach_step_hook(RDPAccountant().get_optimizer_hook_fn(rate))
     methods: dict[str, Any] = {
@@ -70,17 +72,17 @@ def attach_dptrainer(recorder: Recorder, trainer: Any) -> Iterator[Recorder]:
         "get_train_dataloader": lambda: loader,
         "training_step": partial(_step_in_parts, trainer.training_step, optimizer, part),
     }
-    as_written = {"forward": vars(model)["forward"]} if "forward" in vars(model) else {}
+    own: dict[str, Any] = {}
     if isinstance(recorder.loss_fn, CausalLMLoss):
         methods["compute_loss"] = partial(_mean_loss, recorder.loss_fn)
-        # TRL computes losses in a forward of its own, past the layers that Opacus sees.
-        as_written = {"forward": partial(type(model).forward, model)} if as_written else {}
+        if "forward" in vars(model):  # TRL's, which computes losses past the layers
+            own["forward"] = partial(type(model).forward, model)
     in_block: dict[str, Any] = {"gradient_accumulation_steps": 1, "ignore_data_skip": True}
     recorder.draw_privately()
     with (
         replaced_methods(trainer, **methods),
         replaced_methods(settings, **in_block),
-        replaced_methods(model, **as_written),
+        replaced_methods(model, **own),
         recorder.attach(trainer.model, optimizer, loader),
     ):
         yield recorder
@@ -120,10 +122,12 @@ def with_position_ids(collate_fn: CollateFn) -> CollateFn:
 
     Models with learned positions, such as GPT-2, otherwise look up one row of them for all texts.
     """
-    return partial(_with_position_ids, collate_fn)
+    return partial(_collated, collate_fn, True)
 
 
-def _with_position_ids(collate_fn: CollateFn, rows: list[Any]) -> dict[str, Any]:
+def _collated(collate_fn: CollateFn, positions: bool, rows: list[Any]) -> dict[str, Any]:
+    if not rows:
+        return {"input_ids": torch.zeros((0, 1), dtype=torch.long)}
     batch = collate_fn(rows)
     n, length = batch["input_ids"].shape
-    return {"position_ids": torch.arange(length).repeat(n, 1), **batch}
+    return {"position_ids": torch.arange(length).repeat(n, 1), **batch} if positions else batch

@@ -73,8 +73,7 @@ def _of_outputs(loss_fn: Callable[[Any], Tensor], outputs: Any, _: Any) -> Tenso
     return loss_fn(outputs)
 
 
-def described_loss(loss_fn: Callable[..., Tensor]) -> str:
+def described_loss(loss_fn: Any) -> str:
     """What the header of a log says of a loss, e.g. CausalLMLoss(over_tokens='mean', ...)."""
-    if isinstance(loss_fn, partial) and loss_fn.func is _of_outputs:
-        return described_loss(loss_fn.args[0])
-    return str(getattr(loss_fn, "__qualname__", loss_fn))
+    given = loss_fn.args[0] if getattr(loss_fn, "func", None) is _of_outputs else loss_fn
+    return str(getattr(given, "__qualname__", given))

@@ -7,8 +7,13 @@ import torch
 from torch import nn
 
 from indpriv import NormLog
-from indpriv.integrations.callbacks import STATE, hugging_face_callback, lightning_callback
-from indpriv.integrations.callbacks import metrics_of, send
+from indpriv.integrations.callbacks import (
+    STATE,
+    hugging_face_callback,
+    lightning_callback,
+    metrics_of,
+    send,
+)
 from indpriv.norm_log.evidence import lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify

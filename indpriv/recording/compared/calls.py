@@ -421,11 +421,10 @@ class LossComparison:
             tolerance = _TOLERANCES.get(actual.dtype, _TOLERANCE)
             factor = _factor(actual, expected, tolerance)
             if (error := relative(actual, factor * expected)) > tolerance:
-                # Of tokens: each row's gradient may be loss_fn's, weighted by the length of others.
-                each = _row_factors(actual, expected)
-                rows = each.view(-1, *[1] * (expected.ndim - 1)) * expected
-                if expected.ndim > 2 and relative(actual, rows) <= tolerance:
-                    return "tokens", {"least": float(each.min()), "most": float(each.max())}
+                each = [_factor(a, e, 0.0) for a, e in zip(actual, expected, strict=True)]
+                rows = torch.stack([k * e for k, e in zip(each, expected, strict=True)])
+                if expected.ndim > 2 and relative(actual, rows) <= tolerance:  # of tokens
+                    return "tokens", {"least": min(each), "most": max(each)}
                 return "differ", {"error": error}
             if bool(expected.any()):
                 least, most = self.factors or (factor, factor)
@@ -477,9 +476,3 @@ def _factor(actual: Tensor, expected: Tensor, tolerance: float) -> float:
     factor = float((a * e).sum()) / squares if squares else 1.0
     within = abs(factor - 1) <= tolerance
     return 1.0 if within or not math.isfinite(factor) or factor <= 0 else factor
-
-
-def _row_factors(actual: Tensor, expected: Tensor) -> Tensor:
-    """(n,) by which each row of the one is that of the other, by least squares."""
-    a, e = actual.double().flatten(1), expected.double().flatten(1)
-    return (a * e).sum(1) / e.square().sum(1).clamp(min=1e-300)
