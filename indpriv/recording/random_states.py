@@ -255,7 +255,7 @@ class Sources:
             new_epoch: a DataLoader has drawn the seed of its workers from it once.
         """
         generator = getattr(self, kind)
-        left = None if generator is None or _is_secure(generator) else self._left.get(generator)
+        left = self._left.get(generator)
         if left is None or torch.equal(left, generator.get_state()):
             return False
         if not new_epoch:
@@ -268,31 +268,35 @@ class Sources:
     def leave(self, kind: str) -> None:
         """A draw is over."""
         generator = getattr(self, kind)
-        is_own = generator is not None and generator is not _default(generator.device)
-        if is_own and not _is_secure(generator):
-            self._left[generator] = generator.get_state()
+        state = state_of(generator)
+        if state is not None and generator is not _default(generator.device):
+            self._left[generator] = state
 
     def repeated(self, kind: str) -> bool:
         """Whether a draw left its generator where an earlier one did: both drew the same numbers.
 
         Nothing is known of secure generators.
         """
-        generator = getattr(self, kind)
-        if generator is None or _is_secure(generator):
+        state = state_of(getattr(self, kind))
+        if state is None:
             return False
-        state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()
-        self.first = self.first or (state if kind == "batches" else b"")
-        known = state in self._seen[kind]
-        self._seen[kind].add(state)
+        found = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
+        self.first = self.first or (found if kind == "batches" else b"")
+        known = found in self._seen[kind]
+        self._seen[kind].add(found)
         return known
 
 
-def _is_secure(generator: torch.Generator | None) -> bool:
-    """Whether it is one of torchcsprng's, which keep no state that can be read."""
+def state_of(generator: torch.Generator | None) -> Tensor | None:
+    """Its state; None if it is not known, or keeps none, as torchcsprng's generators."""
     try:
-        return generator is not None and generator.get_state() is None
+        return None if generator is None else generator.get_state()
     except RuntimeError:
-        return True
+        return None
+
+
+def _is_secure(generator: torch.Generator | None) -> bool:
+    return generator is not None and state_of(generator) is None
 
 
 def _is_private(generator: torch.Generator) -> bool:

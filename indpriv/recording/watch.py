@@ -39,7 +39,7 @@ from indpriv.recording.opacus import gradients
 from indpriv.recording.opacus import run as of_run
 from indpriv.recording.opacus.draws import OF_ONE_RANK, Draw, Tally, sampler_watched
 from indpriv.recording.opacus.run import Batch, OpacusRun, Ranks, local
-from indpriv.recording.random_states import kept_random_state, random_state
+from indpriv.recording.random_states import kept_random_state, random_state, state_of
 from indpriv.recording.training_data import Examples
 
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
@@ -374,14 +374,14 @@ class Watch:
         self._compare_whole_sum()
         with self._attacked():
             self._noise.before()
-            generator, secure = run.sources.noise, run.sources.is_secure
-            before = None if generator is None or secure else generator.get_state()
+            before = state_of(run.sources.noise)
             if not isinstance(optimizer, ClippingRule):  # which draws from it in between
                 self._note_moved("noise")
             add_noise()
             run.sources.leave("noise")
             draws = run.noise_std and run.whole.adds_noise(optimizer)
-            still = generator and before is not None and torch.equal(before, generator.get_state())
+            now = state_of(run.sources.noise)
+            still = before is not None and now is not None and torch.equal(before, now)
             counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
             counts.guessable_seed |= run.sources.is_guessable
             # Now, since another step hook may change settings before it calls ours.
