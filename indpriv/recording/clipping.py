@@ -304,15 +304,7 @@ class Filter(Protocol):
 
 
 class ClipThresholds:
-    """What each example is clipped at: max_grad_norm, its recorded level, or 0 by a filter.
-
-    Attributes:
-        policy: of the privacy filter; None without one.
-        varies: examples have thresholds of their own.
-        spent: (n_examples,) RDP that the filter has charged.
-        present: (n_examples,) whether the filter has not left an example out.
-        unlogged: steps at which it left examples out, and their positions, until they are logged.
-    """
+    """What each example is clipped at: max_grad_norm, its recorded level, or 0 by a filter."""
 
     def __init__(
         self,
@@ -333,14 +325,16 @@ class ClipThresholds:
             units: (n_examples,) the unit of each row, from 0; None if each row is a unit.
         """
         self.policy, self._headroom, self._levels, self._units = policy, headroom, levels, units
+        # Whether examples have thresholds of their own.
         self.varies = headroom is not None or policy is not None
         self._positions = np.arange(n_examples)
         self._norms: FloatArray | None = None  # of a record whose step is not over
         self._bounds = np.full(n_examples, np.inf)  # by the last record whose step is over
-        self.spent = np.zeros(n_examples)
-        self.present = np.ones(n_examples, dtype=bool)
+        self.spent = np.zeros(n_examples)  # RDP that the filter has charged
+        self.present = np.ones(n_examples, dtype=bool)  # whom it has not left out
         self._charged: tuple[int, StepSetting] | None = None  # the step that was charged last
         self._charges: tuple[StepSetting, FloatArray] | None = None  # of one step at these levels
+        # Steps at which it left examples out, and their positions, until they are logged.
         self.unlogged: list[tuple[int, IntArray]] = []
 
     def restore(self, log: NormLog, left_out_at: IntArray) -> None:

@@ -45,15 +45,12 @@ class Still(TorchDispatchMode):
     """Dropout keeps everything, and other draws are constants, in the block.
 
     place: from 0 to 1, where constants lie in what may be drawn; a permutation reverses the order.
-
-    Attributes:
-        foreign: tensors that were read inside `reading`, and came from elsewhere.
     """
 
     def __init__(self, place: float = 0.37) -> None:
         super().__init__()
         self._place = place
-        self.foreign: list[Tensor] = []
+        self.foreign: list[Tensor] = []  # read inside `reading`, and from elsewhere
         self._known: dict[int, Tensor] | None = None  # by their storage, while `reading`
 
     @contextmanager
@@ -171,11 +168,7 @@ def fingerprint_of_state(state: bytes, run_id: str) -> str:
 
 
 class Sources:
-    """The generators that draw the noise and the batches of a run, and how draws left them.
-
-    Attributes:
-        first: state in which the first draw of a batch left its generator; empty if not known.
-    """
+    """The generators that draw the noise and the batches of a run, and how draws left them."""
 
     def __init__(self, optimizer: Any, module: nn.Module, loader: Any, sampler: str) -> None:
         """Of an optimizer and a loader of Opacus; sampler: how batches are drawn."""
@@ -186,7 +179,7 @@ class Sources:
         self._left: dict[torch.Generator, Tensor] = {}
         # About 100 bytes for each draw.
         self._seen: dict[str, set[bytes]] = {"noise": set(), "batches": set()}
-        self.first = b""
+        self.first = b""  # state in which the first draw of a batch left its generator, if known
 
     @property
     def is_secure(self) -> bool:

@@ -57,16 +57,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 class Watch:
-    """Counts and comparisons of one run, inside the block of `watching`.
-
-    Attributes:
-        tally: counts.
-        deliveries: batches of the loader.
-        findings: of the comparisons.
-        news: keys of comparisons that were not equal at the last step, for the first time.
-        limits: clipping norms per layer, when noise was added.
-        with_norms: the coming step needs the norms that training clips.
-    """
+    """Counts and comparisons of one run, inside the block of `watching`."""
 
     def __init__(
         self,
@@ -89,12 +80,13 @@ class Watch:
         self.tally.counts.moved = self.tally.counts.unmoved = 0
         self._noise = gradients.NoiseWatch(parameters, getattr(optimizer, "grad_state", None))
         self._noised: StepSetting | None = None  # at which noise was added to the current step
-        self.limits: tuple[float, ...] = ()
-        self.with_norms = True
+        self.limits: tuple[float, ...] = ()  # clipping norms per layer, when noise was added
+        self.with_norms = True  # the coming step needs the norms that training clips
         self._updating: StepSetting | None = None  # of the update that has begun
         self._versions: list[int] = []  # of the parameters, as the last update left them
 
-        self.findings, self.news = Findings(), list[str]()
+        self.findings = Findings()
+        self.news: list[str] = []  # keys of what was not equal at the last step, for the first time
         self._others: list[of_run.RankStep] = []  # what other ranks saw up to the last step
         self._budget = Budget(next(run.module.parameters()).device.type)
         self.deliveries = Deliveries(run.batch_sampler, examples, self.findings)
@@ -187,10 +179,7 @@ class Watch:
                 stack.callback(handle.remove)
             with self._careful("state"):
                 self._state.keep()  # nothing may change before the first forward pass either
-            with self._careful("fed"):
-                self.deliveries.compare_items()
-            with self._careful("fed", kind="once"):
-                self.deliveries.compare_stored()
+            self._compare_data_set()
             stack.callback(self._end)
             stack.enter_context(self.deliveries.watching())
             yield
@@ -198,11 +187,14 @@ class Watch:
     def _end(self) -> None:
         with self._careful("state"):
             self._state.compare("after the last update")
+        self._compare_data_set()
+        self.findings.end_step()
+
+    def _compare_data_set(self) -> None:
         with self._careful("fed"):
             self.deliveries.compare_items()
         with self._careful("fed", kind="once"):
             self.deliveries.compare_stored()
-        self.findings.end_step()
 
     @contextmanager
     def _careful(self, *keys: str, kind: str = "every") -> Iterator[None]:
@@ -311,7 +303,7 @@ class Watch:
         return seen
 
     def _on_micro_batch(self, batch: gradients.ClippedBatch) -> None:
-        """Count a micro-batch that was clipped, and compare what went through the model with it."""
+        """Count a micro-batch that was clipped, and compare the forward pass behind it."""
         calls = [call for call in self._calls if call.gradients or call.inside]
         self._calls.clear()
         self.tally.clipped(len(batch.norms))
@@ -437,19 +429,13 @@ class Watch:
     # The update
 
     def coming_setting(self, max_grad_norm: float | None = None) -> StepSetting:
-        """Settings, as they stand, of the step whose batch is the next one that was drawn.
-
-        max_grad_norm: while this batch is being clipped; see `OpacusRun.setting`.
-        """
+        """Settings of the step of the batch drawn next; max_grad_norm: see `OpacusRun.setting`."""
         waiting = self.tally.waiting if self._run.is_poisson else None
         rate = None if waiting is None else waiting.sample_rate
         return self._run.setting(sample_rate=rate, max_grad_norm=max_grad_norm)
 
     def _begin_update(self, individually: bool) -> tuple[StepSetting, Draw | None]:
-        """Count an update that is about to be made; return its setting.
-
-        And the batch that was drawn for it, if it is what was clipped.
-        """
+        """Count an update that is about to be made; return its setting, and its batch if known."""
         run, counts, batches = self._run, self.tally.counts, self._micro_batches
         run.check_update()
         if run.whole.adds_noise(run.optimizer):
@@ -473,10 +459,7 @@ class Watch:
     def exchange(
         self, moment: str, setting: StepSetting | None = None, drawn: Draw | None = None
     ) -> Batch | None:
-        """Exchange what the ranks saw; return the whole batch, if its norms are needed.
-
-        setting, drawn: of the step; None at the end of the run.
-        """
+        """Exchange what the ranks saw of a step, or of the end; return the batch if it is known."""
         shared = {**({} if setting is None else vars(setting)), **self._run.shared_by_ranks}
         norms = [torch.zeros(0, dtype=torch.float64), *(one.norms for one in self._micro_batches)]
         known = drawn is not None and self.with_norms

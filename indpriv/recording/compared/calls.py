@@ -39,17 +39,12 @@ _TOLERANCE = 5e-5  # of float32 and others
 
 @dataclass
 class Delivered:
-    """One batch of the loader.
+    """One batch of the loader."""
 
-    Attributes:
-        batch: as the loader gave it.
-        ids: (n,) of its rows, as drawn.
-        whole: ids of the batch that it is a part of, if the loop split it, and its first row there.
-    """
-
-    batch: Any
-    ids: IntArray
+    batch: Any  # as the loader gave it
+    ids: IntArray  # (n,) of its rows, as drawn
     examples: Examples
+    # Ids of the batch that it is a part of, if the loop split it, and its first row there.
     whole: tuple[IntArray, int] | None = None
 
     def __post_init__(self) -> None:
@@ -86,11 +81,7 @@ class Delivered:
 
 
 class Deliveries:
-    """Batches of the loader that no step has used yet, and comparisons of what they hold.
-
-    Attributes:
-        random_rows: items of the data set were seen to be random.
-    """
+    """Batches of the loader that no step has used yet, and comparisons of what they hold."""
 
     def __init__(self, sampler: Any, examples: Examples, findings: Findings) -> None:
         self._sampler, self._examples, self._findings = sampler, examples, findings
@@ -101,7 +92,7 @@ class Deliveries:
         self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
         self._stored: list[Tensor] | None = None  # what the data set held, see `_stored_rows`
         self._read_equal = False  # at some step, what the loader gave was read again
-        self.random_rows = False
+        self.random_rows = False  # items of the data set were seen to be random
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -289,29 +280,19 @@ def _ids_of(iterator: Any) -> Any:
 
 @dataclass
 class Call:
-    """One forward pass with gradients.
+    """One forward pass with gradients."""
 
-    Attributes:
-        arguments: (args, kwargs) as fed; kept only where the pass will be repeated.
-        delivered: the loader's batch that was fed (`Delivered`); None if it was not found.
-        intact: it was fed as the loader gave it.
-        outputs: detached.
-        live: numbers of those tensors of the outputs that have a gradient.
-        gradients: number of a tensor of the outputs -> gradient; of ghost mode's first backward.
-        second: the same of ghost mode's second backward.
-        inside: gradients of the tensors before the loss that the model itself computes.
-        twin: a copy of the module as it was before; like the rest, only where it will be repeated.
-    """
-
-    arguments: Any
-    delivered: Any
-    intact: bool = False
-    outputs: Any = None
-    live: frozenset[int] = frozenset()
+    arguments: Any  # (args, kwargs) as fed; kept only where the pass will be repeated
+    delivered: Any  # the loader's batch that was fed (`Delivered`); None if it was not found
+    intact: bool = False  # it was fed as the loader gave it
+    outputs: Any = None  # detached
+    live: frozenset[int] = frozenset()  # numbers of the tensors of outputs that have a gradient
     versions: list[int] = field(default_factory=list)
+    # By these numbers, of the first backward pass, and of the second one of ghost mode.
     gradients: dict[int, Tensor] = field(default_factory=dict)
     second: dict[int, Tensor] = field(default_factory=dict)
-    inside: dict[int, Tensor] = field(default_factory=dict)
+    inside: dict[int, Tensor] = field(default_factory=dict)  # before a loss of the model's own
+    # A copy of the module as it was before; like the rest, only where it will be repeated.
     twin: Any = None
     random_state: Any = None
     precision: Any = None

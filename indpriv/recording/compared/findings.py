@@ -32,14 +32,10 @@ def say(key: str, detail: str, *, refuted: bool, strict: bool) -> None:
 
 
 class Findings:
-    """Counts of comparisons by the key of their check; a step counts as its worst.
-
-    Attributes:
-        found: by the end of the last step.
-    """
+    """Counts of comparisons by the key of their check; a step counts as its worst."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, Found] = {}  # by the end of the last step
         self._step: dict[str, tuple[int, str]] = {}
 
     def add(self, key: str, case: str = "", **values: Any) -> None:
@@ -88,16 +84,12 @@ def worst_of(ranks: Sequence[Mapping[str, Found]]) -> ComparedTraining:
 
 
 class Budget:
-    """Chooses, with secret coins, the steps at which training is repeated.
-
-    Attributes:
-        every: whether the comparisons of every step are made at the current one.
-        drawn: whether it is repeated.
-    """
+    """Chooses, with secret coins, the steps at which training is repeated."""
 
     def __init__(self, device: str) -> None:
         """Begin; on a CPU its own time counts, so that other processes cost no comparisons."""
         self._clock = time.process_time if device == "cpu" else time.perf_counter
+        # Whether the comparisons of every step are made at the current one; whether it is repeated.
         self.every = self.drawn = True
         # "once": at the beginning and the end, a pass over what the data set holds.
         self._spent = {"every": 0.0, "drawn": 0.0, "once": 0.0}

@@ -53,18 +53,12 @@ _ONE = torch.ones(())  # the weight of each row
 
 @dataclass
 class Replay:
-    """Repeats forward passes of one run.
-
-    Attributes:
-        parameters: of the optimizer, in its order.
-        in_module: their places among the parameters of the module.
-        is_ghost: Opacus clips by norms that it computes without the gradients.
-    """
+    """Repeats forward passes of one run."""
 
     findings: Findings
     loss_fn: LossFn
-    parameters: Sequence[nn.Parameter]
-    in_module: Sequence[int]
+    parameters: Sequence[nn.Parameter]  # of the optimizer, in its order
+    in_module: Sequence[int]  # their places among the parameters of the module
     is_ghost: bool
 
     def __post_init__(self) -> None:

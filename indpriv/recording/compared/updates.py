@@ -224,13 +224,7 @@ class Settings:
 
 
 class _Scheduler:
-    """A scheduler of torch or Opacus, and the pace at which it takes its steps.
-
-    Attributes:
-        own: the user's object.
-        kind: name of its class.
-        of_opacus: Opacus wrote it.
-    """
+    """A scheduler of torch or Opacus, the user's own object, and the pace of its steps."""
 
     def __init__(self, own: Any) -> None:
         self.own, self.kind = own, type(own).__name__

@@ -119,21 +119,14 @@ class Draw(NamedTuple):
 
 
 class Tally:
-    """Counts of one session, of all ranks together; steps and draws are those of logical batches.
-
-    Attributes:
-        counts: of training; `Watch` adds what it counts itself.
-        participations: (n_examples,) how often each example was drawn.
-        took_part: (n_examples,) how often it was in the batch of a step.
-        noise_multipliers: number of steps with each noise_multiplier.
-        unsent: positions of batches of this rank that the others were not told of yet.
-    """
+    """Counts of one session, of all ranks together; steps and draws are of logical batches."""
 
     def __init__(self, n_examples: int) -> None:
-        self.counts = TrainingCounts()
+        self.counts = TrainingCounts()  # `Watch` adds what it counts itself
+        # How often each example was drawn, and was in the batch of a step.
         self.participations: IntArray = np.zeros(n_examples, dtype=np.int64)
         self.took_part: IntArray = np.zeros(n_examples, dtype=np.int64)
-        self.noise_multipliers: Counter[float] = Counter()
+        self.noise_multipliers: Counter[float] = Counter()  # of steps
         self._draws = 0
         self._expected = self._variance = 0.0  # of one example's participations
         self._epoch_draws = self._epoch_steps = 0  # an epoch is one pass of the batch sampler
@@ -141,7 +134,7 @@ class Tally:
         self._carried = 0  # batches of earlier epochs whose step is still to come
         self._clipped: list[int] = []  # sizes of micro-batches that are clipped for the next step
         self._passes, self._left = 0, Counter[int]()  # with steps; left with a batch, by steps
-        self.unsent: list[IntArray] = []
+        self.unsent: list[IntArray] = []  # of this rank's batches, which others do not know yet
 
     def drew(self, draw: Draw) -> None:
         """Count one logical batch when it is drawn; canaries are not counted."""
@@ -199,15 +192,11 @@ class Tally:
         *,
         ghost_slack: float | None = None,
     ) -> None:
-        """Compare norms that training clipped with the recorded norms of the same examples.
+        """Compare norms (n,) that training clipped with recorded ones of the same examples.
 
-        Args:
-            recorded: (n,) norms.
-            trained: (n,) norms.
-            max_grad_norm: of the step.
-            ghost_slack: None unless training clips in ghost mode; else the relative slack by which
-                recorded norms may be too large. Ghost mode scales each gradient by max_grad_norm
-                over a norm that it computes without the gradient, and that may be too small.
+        ghost_slack: None unless training clips in ghost mode; else the relative slack by which
+        recorded norms may be too large. Ghost mode scales each gradient by max_grad_norm over a
+        norm that it computes without the gradient, and that may be too small.
         """
         counts, clip = self.counts, max_grad_norm
         excess = np.minimum(trained, clip) - np.minimum(recorded, clip)

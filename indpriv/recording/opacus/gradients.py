@@ -69,26 +69,18 @@ def clip_excess(optimizer: DPOptimizer) -> float:
 
 @dataclass(frozen=True)
 class ClippedBatch:
-    """One micro-batch as Opacus clipped it.
+    """One micro-batch as Opacus clipped it."""
 
-    Attributes:
-        norms: (n,) float64 gradient norms before clipping, on the model's device, in Opacus's own
-            precision; where layers are clipped one by one, of what clipping leaves.
-        positions: (n,) of its examples in the data set; None if it is not part of the batch drawn
-            for this step.
-        max_grad_norm: at the time.
-        rounding: how much longer than max_grad_norm a clipped gradient can be, as a fraction,
-            because norms in half precision are rounded.
-        limits: (n,) clip thresholds, if each example has its own.
-        each: clipping norms of the tensors of parameters, if they are clipped one by one.
-    """
-
+    # (n,) float64, before clipping, on the model's device, in Opacus's own precision; where layers
+    # are clipped one by one, of what clipping leaves.
     norms: Tensor
-    positions: IntArray | None
+    positions: IntArray | None  # (n,) in the data set; None if not of the batch drawn for this step
     max_grad_norm: float
+    # How much longer than max_grad_norm a clipped gradient can be, as a fraction, because norms in
+    # half precision are rounded.
     rounding: float = 0.0
-    limits: Tensor | None = None
-    each: tuple[float, ...] | None = None
+    limits: Tensor | None = None  # (n,) clip thresholds, if each example has its own
+    each: tuple[float, ...] | None = None  # clipping norms of tensors that are clipped one by one
 
     @property
     def factors(self) -> Tensor:
@@ -128,20 +120,14 @@ class ClippingWatch:
     EvidenceError while training: norms cannot be observed (another version of Opacus) or are less
     precise than individual thresholds need, the examples of a batch are not known, or gradients
     were changed after clipping.
-
-    Attributes:
-        clipper: what takes per-example gradients of the model.
-        positions_of: positions of the next micro-batch, from its size, perhaps asked several times;
-            None if no batch of that size is expected.
-        on_batch: called once for each micro-batch whose gradients enter a step, in order.
-        thresholds: if given, each example is clipped at its own.
     """
 
     model: Any
-    clipper: Any
+    clipper: Any  # what takes per-example gradients of the model
     optimizer: Any
+    # Of the next micro-batch, from its size, perhaps asked several times; None if none is expected.
     positions_of: Callable[[int], IntArray | None]
-    on_batch: Callable[[ClippedBatch], None]
+    on_batch: Callable[[ClippedBatch], None]  # once for each whose gradients enter a step, in order
     thresholds: Thresholds | None = None
 
     def __post_init__(self) -> None:

@@ -85,21 +85,14 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank reports to the others before a step.
+    """What one rank reports to the others before a step."""
 
-    Attributes:
-        drawn: positions of each of its local batches since its last message.
-        counts: up to now, by the names of their fields of TrainingCounts.
-        positions: (n,) of its part of the batch; None if that is not the one that was drawn.
-        norms: (n,) that training clipped; None if no rank needs them.
-        found: by its comparisons, up to the last step.
-    """
-
-    drawn: tuple[IntArray, ...]
-    counts: Mapping[str, int]
+    drawn: tuple[IntArray, ...]  # positions of each of its local batches since its last message
+    counts: Mapping[str, int]  # up to now, by the names of their fields of TrainingCounts
+    # (n,) of its part of the batch; None if that is not the one that was drawn.
     positions: IntArray | None = None
-    norms: FloatArray | None = None
-    found: Mapping[str, Found] = field(default_factory=dict)
+    norms: FloatArray | None = None  # (n,) that training clipped; None if no rank needs them
+    found: Mapping[str, Found] = field(default_factory=dict)  # by comparisons up to the last step
 
 
 class Ranks:
@@ -119,14 +112,8 @@ class Ranks:
     ) -> list[T]:
         """Values of all ranks, in their order. All must call this at the same moment.
 
-        EvidenceError if a rank is gone, is at another moment, differs in what must be equal, or
-        draws with the same seed as another.
-
-        Args:
-            moment: in words.
-            value: of this rank.
-            shared: name -> value of what must be equal on all ranks.
-            seed: must differ between ranks; None if it is not known.
+        EvidenceError if a rank is gone, is at another moment (in words), differs in what is shared
+        (name -> value), or draws with the same seed as another; None is a seed that is not known.
         """
         if self._group is None:
             return [value]
@@ -176,18 +163,10 @@ class WholeModel:
 
     Norms are taken on such a copy: the parts that ranks take of a pass then need no exchange. A
     rank must have room for all parameters.
-
-    Attributes:
-        is_sharded: whether FSDP2 divides the parameters between the ranks.
-        module: with whole parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Copy a module if it is sharded; all ranks must then call this together.
-
-        InputError if gradients are not the mean over all ranks, to which Opacus adds noise, or are
-        of another precision than the parameters.
-        """
+        """Copy a module if it is sharded; all ranks must then call this together."""
         self._source = module
         self._shards = [part for part in module.modules() if isinstance(part, FSDPModule)]
         self.is_sharded = bool(self._shards)
@@ -342,22 +321,7 @@ def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
 
 
 class OpacusRun:
-    """One attached model, optimizer and loader; InputError at once if it cannot be accounted.
-
-    Attributes:
-        module: the user's own, inside the model.
-        whole: the same with whole parameters, where FSDP2 shards them.
-        sampler: how batches are drawn; one of the samplers of a NormLog.
-        is_poisson: each batch is a Poisson sample, truncated or not.
-        is_ghost: Opacus clips in ghost mode, by norms that it computes without the gradients.
-        clipping: how gradients are clipped: "flat", "per_layer", "quantile" or "adaclip".
-        no_privacy: why the run is not differentially private, whatever its noise; "" if it may be.
-        norm_backend: what takes norms: "auto", or "functorch", where gradients are transformed
-            before they are clipped.
-        sampler_class: name of the class that draws the batches.
-        sources: of random numbers.
-        history: of Opacus's accountant.
-    """
+    """One attached model, optimizer and loader; InputError at once if it cannot be accounted."""
 
     def __init__(
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], n_examples: int
@@ -366,7 +330,7 @@ class OpacusRun:
         if not isinstance(model, nn.Module):  # from make_private(wrap_model=False)
             model = getattr(model, "_module", model)
         self.model, self.clipper = model, _check(model, optimizer, loader, n_examples)
-        self.module = standard_module(model)
+        self.module = standard_module(model)  # the user's own, inside the model
         self.whole = WholeModel(self.module)
         self.optimizer: DPOptimizer = optimizer
         self.loader, self.n_examples = loader, n_examples
@@ -375,11 +339,13 @@ class OpacusRun:
         self.sampler = sampler_kind(self.batch_sampler, optimizer)
         self.is_poisson = self.sampler in ("poisson", "truncated_poisson")
         self.sources = Sources(optimizer, self.module, loader, self.sampler)
+        # Opacus clips by norms that it computes without the gradients.
         self.is_ghost = isinstance(self.clipper, GHOST_MODELS)
         self._rule = optimizer if isinstance(optimizer, ClippingRule) else None
         self._each = isinstance(optimizer, DPPerLayerOptimizer)
         self.clipping = "per_layer" if self._each else getattr(self._rule, "clipping", "flat")
-        self.no_privacy = getattr(self._rule, "no_privacy", "")
+        self.no_privacy = getattr(self._rule, "no_privacy", "")  # whatever its noise
+        # Where gradients are transformed before they are clipped.
         self.norm_backend = "functorch" if isinstance(optimizer, AdaClip) else "auto"
         check_memory_format(model)
         self.history = AccountantHistory(optimizer)
@@ -447,9 +413,8 @@ class OpacusRun:
     ) -> StepSetting:
         """Realised settings of the current step; InputError if they cannot be accounted.
 
-        Args:
-            sample_rate: rate at which its batch was drawn; default the sampler's rate now.
-            max_grad_norm: needed while Opacus clips, when the optimizer has a stand-in for it.
+        sample_rate: at which its batch was drawn; default the sampler's now. max_grad_norm: needed
+        while Opacus clips, when the optimizer has a stand-in for it.
         """
         if max_grad_norm is None:
             max_grad_norm = self._checked_max_grad_norm()
@@ -484,12 +449,7 @@ class OpacusRun:
 
 
 class AccountantHistory:
-    """What Opacus's accountant has counted since the Recorder was attached.
-
-    Attributes:
-        sample_rate: at which the accountant counts steps; 1 if there is none.
-        steps_before: that it had counted by then.
-    """
+    """What Opacus's accountant has counted since the Recorder was attached, and before."""
 
     def __init__(self, optimizer: DPOptimizer) -> None:
         """Find the accountant behind the step hook, perhaps called by another hook."""
