@@ -32,8 +32,7 @@ from audits.training.datasets.base import Dataset, Split
 from audits.training.dp_sgd import train
 from indpriv import NormLog, account
 from indpriv.analysis.fidelity import compare_with_exact
-from indpriv.norm_log.fields import StepSettings
-from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.norm_log.fields import DEFAULT_POLICY, RecordingPolicy, StepSettings
 from indpriv.norm_log.records import BatchNorms
 
 AUDITS = Path(__file__).parents[1] / "audits"

@@ -28,7 +28,7 @@ from torch import nn
 from audits.training.config import ModelConfig
 from audits.training.models import build_model
 from indpriv import NormLog
-from indpriv._journal import JournalWriter
+from indpriv._files import JournalWriter
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.records import PART_SIZE
 from indpriv.norm_log.run_files import IDS, JOURNAL, RECORDS

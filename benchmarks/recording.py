@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from audits.training.config import ModelConfig
 from audits.training.models import build_model
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.fields import RecordingPolicy
 from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, recorder, watch
 from indpriv.recording.compared import findings
 

@@ -47,8 +47,8 @@ _REASONS = {  # with words of the libraries of AWS, Google and Azure, whose mess
     "the server does not answer; check the network and endpoint_override": "NETWORK_CONNECTION|"
     "UNAVAILABLE|Could not connect to server|Could not resolve host",
 }
-_JOURNAL = "journal.jsonl"
-_LAST = ("audit.json", _JOURNAL)  # what makes the other files count, and refers to them by hashes
+# What makes the other files count, and refers to them by hashes.
+_LAST = ("audit.json", _files.JOURNAL)
 
 if TYPE_CHECKING:
     _Base = Path
@@ -314,7 +314,7 @@ def _check(source: Path, target: RemotePath) -> None:
         raise InputError(f"{source} is still being written, by process {process}; wait for it")
     for name in _LAST:
         here, there = _first_line(source / name), _first_line(target / name)
-        if there and (not here or (name == _JOURNAL and here != there)):
+        if there and (not here or (name == _files.JOURNAL and here != there)):
             raise InputError(f"{target} holds another run or audit; choose another address")
 
 
@@ -336,7 +336,7 @@ def uploaded(folder: Path, to: RemotePath | None, *, or_warn: bool = False) -> I
         ended = True
     finally:
         try:
-            if to is not None and (ended or (folder / _JOURNAL).is_file()):
+            if to is not None and (ended or (folder / _files.JOURNAL).is_file()):
                 upload(folder, to, bucket_is_private=True)
         except (OSError, InputError) as error:
             remedy = (

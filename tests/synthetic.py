@@ -17,8 +17,8 @@ from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS, COMPARISONS
+from indpriv.norm_log.fields import RecordingPolicy
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.session_counts import (
     Found,
     SessionCounts,

@@ -24,7 +24,6 @@ STAGES = {
         "_files",
         "_folders",
         "_formatting",
-        "_journal",
         "_plain",
         "_reading",
         "_storage",

@@ -18,8 +18,8 @@ from indpriv.analysis.disclosures import RunFacts
 from indpriv.analysis.guarantee import Divisor, Guarantee
 from indpriv.analysis.lint import TrainingFacts
 from indpriv.epsilon_table import Account, EpsilonTable
+from indpriv.norm_log.fields import RecordingPolicy
 from indpriv.norm_log.journal_state import LogState
-from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.session_counts import (
     DrawCounts,
     Found,
@@ -83,6 +83,13 @@ def reachable(part, module):
     return ast.Module(found, [])
 
 
+def called(node):
+    """The name of what is called: of a function, or of one of `_facts`; "" of anything else."""
+    function = getattr(node, "func", None)
+    of_facts = getattr(getattr(function, "value", None), "id", "") == "_facts"
+    return getattr(function, "attr" if of_facts else "id", "")
+
+
 def calls():
     """Each call of `fact`, `text` and `refused` that names a fact, with what its function can reach."""
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -91,8 +98,7 @@ def calls():
         module = ast.parse(path.read_text(encoding="utf-8"))
         for part in module.body:
             for node in ast.walk(part):
-                called = getattr(getattr(node, "func", None), "id", "")
-                if called in ("fact", "text", "refused") and any(
+                if called(node) in ("fact", "text", "refused") and any(
                     word.startswith(tuple(f"{kind}." for kind in KINDS))
                     for word in words(node.args[0])
                 ):
@@ -109,7 +115,7 @@ def values(node):
 
 def cases(node, module):
     """The cases that a call can name; where a variable holds them, all texts in reach of its function."""
-    at = 2 if node.func.id == "fact" else 1
+    at = 2 if called(node) == "fact" else 1
     found = values(node.args[at]) if len(node.args) > at else {""}
     return words(module) | {""} if None in found else found
 
@@ -120,7 +126,7 @@ def reached(node, module):
     start = node.args[0].values[0].value if any_key else None
     names = {name for name in TEMPLATES if (any_key and name.startswith(start))}
     names |= words(node.args[0]) & set(TEMPLATES)
-    status = node.args[1:2] if node.func.id == "fact" else []
+    status = node.args[1:2] if called(node) == "fact" else []
     asked = {one.id for part in status for one in ast.walk(part) if isinstance(one, ast.Name)}
     statuses = {STATUSES[name] for name in asked & set(STATUSES)} or set(STATUSES.values())
     found = set()
@@ -129,15 +135,15 @@ def reached(node, module):
         for case in cases(node, module):
             if case:
                 found |= {(name, case)} & EVERY
-            elif node.func.id == "fact":
+            elif called(node) == "fact":
                 found |= {(name, status if status in there else "") for status in statuses} & EVERY
     given = {one.arg for one in node.keywords}
     if None in given:  # **values: see below
         return found
     if any_key:  # those of this kind that it can fill
-        return {one for one in found if needs(*one, node.func.id) <= given}
+        return {one for one in found if needs(*one, called(node)) <= given}
     for name, case in found:
-        assert needs(name, case, node.func.id) <= given, (name, case)
+        assert needs(name, case, called(node)) <= given, (name, case)
     unused = given - set().union(*(needs(*one) for one in found))
     assert not unused
     return found

@@ -33,8 +33,15 @@ import indpriv.analysis.fidelity
 import indpriv.analysis.guarantee
 import indpriv.audit.audit_directory
 from command_lines import run as run_command
-from indpriv._files import parquet_bytes, read_json, read_parquet, write_json, write_private_parquet
-from indpriv._journal import JournalWriter, read_journal
+from indpriv._files import (
+    JournalWriter,
+    parquet_bytes,
+    read_journal,
+    read_json,
+    read_parquet,
+    write_json,
+    write_private_parquet,
+)
 from indpriv.analysis.summary import findings
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.attributes import write_knowledge

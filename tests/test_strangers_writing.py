@@ -29,6 +29,7 @@ from audits.training.datasets.base import Dataset, Split
 from audits.training.dp_sgd import train
 from indpriv import _folders
 from indpriv._files import (
+    JournalWriter,
     OneWriter,
     read_parquet,
     write_atomically,
@@ -37,7 +38,6 @@ from indpriv._files import (
     written_atomically,
 )
 from indpriv._folders import make_folder, named_by_person
-from indpriv._journal import JournalWriter
 from indpriv.analysis import fidelity
 from indpriv.attack_signals import add_model, new_folder
 from indpriv.attacks.train_references import train_references

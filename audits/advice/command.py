@@ -76,7 +76,7 @@ def subsets(
     from audits.advice.new_runs import planned_worst_case, subset_trials
     from audits.advice.records_page import records_page
     from audits.advice.subsets import SubsetRun, advise_over_subsets, check_subsets
-    from indpriv.audit.advice import check_question
+    from indpriv.audit.accounts import check_question
 
     check_question(target, quantile)
     path = checked_audit_file(audit_file, "subsets")
@@ -125,7 +125,7 @@ def deletion(
     from audits.advice.deletion_page import deletion_page
     from audits.advice.new_runs import deletion_trials
     from audits.training.datasets.rows import chosen_ids
-    from indpriv.audit.advice import check_question
+    from indpriv.audit.accounts import check_question
 
     check_question(1.0, quantile)
     if not without and without_ids is None:

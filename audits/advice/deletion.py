@@ -28,7 +28,7 @@ from indpriv.analysis.advice import Group
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import Interval, student_interval
 from indpriv.analysis.summary import SENSITIVE
-from indpriv.audit.advice import groups_of_run
+from indpriv.audit.accounts import groups_of_run
 from indpriv.audit.pipeline import MethodOptions
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.errors import InputError

@@ -22,7 +22,7 @@ from indpriv._facts import FILES, INDIVIDUAL, WORST_CASE, Template, templates
 from indpriv.analysis.summary import audit_schema
 from indpriv.cli import app
 from indpriv.cli.commands import keys_of
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.fields import RecordingPolicy
 
 PACKAGE = Path(indpriv.__file__).parent
 Schema = Mapping[str, Any]

@@ -23,9 +23,8 @@ from indpriv.analysis.recorded_run import AuditedRun, Declared
 from indpriv.analysis.summary import Audit, Finding
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS
-from indpriv.norm_log.fields import CONTRIBUTIONS
+from indpriv.norm_log.fields import CONTRIBUTIONS, RecordingPolicy
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.recording_policy import RecordingPolicy
 
 _HASHED_AT_ONCE = 1 << 17  # ids, whose texts take ten times their memory
 

@@ -21,9 +21,8 @@ from indpriv.analysis.summary import SENSITIVE
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, is_signals, open_signals
 from indpriv.audit import read_audit
-from indpriv.audit.advice import advise_on_run, check_question
+from indpriv.audit.accounts import advise_on_run, check_question, compose_runs, write_composition
 from indpriv.audit.attacks import attack_study, attributes_of_run, results_of_run
-from indpriv.audit.compose import compose_runs, write_composition
 from indpriv.cli.common import check_folder, checked_run, progress_bar, say, show_result, typed
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE

@@ -14,13 +14,12 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from indpriv import _checks, _columns, _facts, _files, _folders, _journal, _storage
+from indpriv import _checks, _columns, _facts, _files, _folders, _storage
 from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, named, table
 from indpriv._types import Ids, IntArray, NDArray, all_distinct
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import records, session_counts
-from indpriv.norm_log.fields import SETTING_NAMES, StepSettings
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.fields import SETTING_NAMES, RecordingPolicy, StepSettings
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, MOST_STEPS, RECORDS, SCHEMA, Line, files_of
 
 Faults = Mapping[str, str]  # file name -> what is wrong with it
@@ -216,7 +215,7 @@ def _check_line(line: Line, where: str) -> None:
 
 def read_state(run_dir: Path) -> LogState:
     """Replay the journal of a run; EvidenceError if it is damaged, newer, or contradicts itself."""
-    lines, torn = _journal.read_journal(run_dir)
+    lines, torn = _files.read_journal(run_dir)
     if not lines or lines[0]["kind"] != "header":
         raise EvidenceError(_facts.text("refusal.journal", "headerless", run_dir=run_dir))
     header = lines[0]
@@ -226,7 +225,7 @@ def read_state(run_dir: Path) -> LogState:
             f"up to {SCHEMA}: upgrade indpriv"
         )
     for number, line in enumerate(lines, 1):
-        _check_line(line, f"{run_dir / _journal.NAME} line {number}")
+        _check_line(line, f"{run_dir / _files.JOURNAL} line {number}")
     content = json.dumps(lines, sort_keys=True).encode()
     state = LogState(run_dir, header, torn, fingerprint=hashlib.sha256(content).hexdigest())
     counts: dict[int, Mapping[str, Any]] = {}
@@ -249,7 +248,7 @@ def read_state(run_dir: Path) -> LogState:
 def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
     """The log that recording continues at a step, else InputError; None where it begins one."""
     if step is None:
-        if (run_dir / _journal.NAME).is_file():
+        if (run_dir / _files.JOURNAL).is_file():
             raise _facts.refused("refusal.resume", "recorded", run_dir=run_dir)
         return None
     state = read_state(run_dir)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from indpriv import _facts, _files, _folders, _journal
+from indpriv import _facts, _files, _folders
 from indpriv._reading import Number, Text, Whole, YesNo, check, table
 from indpriv.errors import InputError, check_installed
 
@@ -24,7 +24,7 @@ Line = dict[str, Any]  # of the journal
 SCHEMA = 1  # of the journal
 MOST_STEPS = 10**7  # settings of all steps are held in memory
 
-JOURNAL = _journal.NAME
+JOURNAL = _files.JOURNAL
 SIGNATURE = f"{JOURNAL}.sig"  # where ssh-keygen -Y sign puts it
 IDS = "ids.parquet"
 ID_COLUMNS = {"example_id": "it", "unit_id?": "itf", "exact": "b"}  # see `check_columns`
@@ -140,7 +140,7 @@ def seal(run_dir: Path, key: Any = None) -> None:
     """
     if not holds_log(run_dir):
         return
-    with _journal.JournalWriter(run_dir) as journal:
+    with _files.JournalWriter(run_dir) as journal:
         last: dict[str, Any] = journal.entries[-1] if journal.entries else {"kind": ""}
         if last["kind"] != "close":
             return

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from indpriv import _facts, _files, _folders, _journal, _reading, _storage
+from indpriv import _facts, _files, _folders, _reading, _storage
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import records, run_files
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORD_FILE, RECORDS, files_of, part_name
@@ -93,7 +93,7 @@ class NormLogWriter:
         except (pa.ArrowException, EvidenceError) as error:
             raise _facts.refused("refusal.ids", "unreadable", error=error) from error
         self.run_dir, self._folder = run_dir, _folders.make_folder(run_dir, RECORDS)
-        self._journal = _journal.JournalWriter(run_dir)
+        self._journal = _files.JournalWriter(run_dir)
         self._levels = records.Levels(header.rounding, header.rounding_mode)
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)

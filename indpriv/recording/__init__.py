@@ -10,7 +10,7 @@ check_installed("Recorder and replay", "opacus", "torch", "opacus", "safetensors
 if [*map(int, re.findall(r"\d+", version("opacus"))[:3])] < [1, 5, 4]:
     raise InputError(f"Opacus {version('opacus')} is too old: pip install 'opacus>=1.5.4,<1.7'")
 
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.fields import RecordingPolicy
 from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, WhiteBox
 from indpriv.recording.checkpoints.replay import AuditSpec, replay
 from indpriv.recording.checkpoints.saved_models import StepOptions

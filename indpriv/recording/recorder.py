@@ -36,9 +36,8 @@ from indpriv._types import ArrayLike, IntArray
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError, PrivacyWarning
 from indpriv.norm_log import journal_state
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.fields import StepSetting, check_norms
+from indpriv.norm_log.fields import DEFAULT_POLICY, RecordingPolicy, StepSetting, check_norms
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.records import Levels
 from indpriv.norm_log.run_files import EXAMPLES, HOLDOUT, RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import SessionCounts

@@ -19,9 +19,16 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from indpriv._facts import refused
-from indpriv._files import first_at, on_failure, read_json, write_json
+from indpriv._files import (
+    JOURNAL,
+    JournalWriter,
+    chains,
+    first_at,
+    on_failure,
+    read_json,
+    write_json,
+)
 from indpriv._folders import make_folder
-from indpriv._journal import NAME, JournalWriter, chains
 from indpriv._reading import AtLeastZero, Text, check, table
 from indpriv.errors import EvidenceError, InputError
 from indpriv.release.request import FIGURES, Budget, Request
@@ -133,13 +140,13 @@ def _check_lines(folder: Path, entries: list[dict[str, Any]], fingerprint: str) 
     if first.get("fingerprint") != fingerprint:
         raise refused("refusal.ledger", "other_values", folder=folder)
     for number, entry in enumerate(entries, 1):
-        kind = str(entry.get("kind"))
+        kind, where = str(entry.get("kind")), f"{folder / JOURNAL} line {number}"
         if kind not in _LINES:
             raise EvidenceError(
-                f"{folder / NAME} line {number} is of kind {kind!r:.60}, which a ledger does not "
-                "have; restore the file from a copy"
+                f"{where} is of kind {kind!r:.60}, which a ledger does not have; restore the file "
+                "from a copy"
             )
-        check(_LINES[kind], entry, f"{folder / NAME} line {number}")
+        check(_LINES[kind], entry, where)
 
 
 def _compare(folder: Path, entries: list[dict[str, Any]], directory: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import indpriv
-from indpriv import EvidenceError, ExampleTable, InputError, _files, _journal, account
+from indpriv import EvidenceError, ExampleTable, InputError, _files, account
 from indpriv._files import read_parquet
 from indpriv._plain import to_json
 from indpriv.analysis.groups import group_table
@@ -275,7 +275,7 @@ def test_a_command_reads_the_journal_and_each_record_once(
 ):
     folder = write_run(tmp_path / "run", *artifacts)
     read: list[str] = []
-    for module, name in ((_journal, "read_journal"), (_files, "sha256")):
+    for module, name in ((_files, "read_journal"), (_files, "sha256")):
         plain = getattr(module, name)
 
         def counted(path, plain=plain):

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from command_lines import run
-from indpriv._files import writer_of
-from indpriv._journal import JournalWriter
+from indpriv._files import JournalWriter, writer_of
 
 STEPS = {"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5}
 EXAMPLE = Path(__file__).parents[2] / "audits/digits.toml"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import synthetic
 from indpriv import EvidenceError, InputError, NormLog, _files
-from indpriv._journal import JournalWriter, read_journal
+from indpriv._files import JournalWriter, read_journal
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
@@ -252,7 +252,7 @@ def test_a_code_above_the_scale_is_refused(run_dir):
 
 def test_one_writer_at_a_time(run_dir):
     code = (
-        "import sys; from pathlib import Path; from indpriv._journal import JournalWriter\n"
+        "import sys; from pathlib import Path; from indpriv._files import JournalWriter\n"
         "writer = JournalWriter(Path(sys.argv[1])); print('held', flush=True); input()"
     )
     with running(

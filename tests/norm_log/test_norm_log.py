@@ -3,8 +3,7 @@ import pytest
 
 from indpriv import EvidenceError, InputError, NormLog
 from indpriv.errors import PrivacyWarning
-from indpriv.norm_log.fields import StepSettings
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.fields import RecordingPolicy, StepSettings
 
 GOOD = {"total_steps": 4, "noise_multiplier": 1.0, "max_grad_norm": 2.0, "sample_rate": 0.1}
 

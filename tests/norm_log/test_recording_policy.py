@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv import InputError
-from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy, epochs_of
+from indpriv.norm_log.fields import DEFAULT_POLICY, RecordingPolicy, epochs_of
 
 growths = st.one_of(st.just(1.0), st.floats(1.001, 10.0))
 policies = st.builds(

@@ -8,8 +8,8 @@ from torch import nn
 
 from indpriv import InputError, NormLog
 from indpriv.norm_log import records
+from indpriv.norm_log.fields import RecordingPolicy
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, blobs, make_run

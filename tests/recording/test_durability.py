@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from indpriv import InputError, NormLog
-from indpriv import _journal as journal_module
-from indpriv._journal import JournalWriter, read_journal
+from indpriv import _files as journal_module
+from indpriv._files import JournalWriter, read_journal
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run

@@ -9,7 +9,7 @@ from torch import nn
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
-from indpriv._journal import JournalWriter, read_journal
+from indpriv._files import JournalWriter, read_journal
 from indpriv.cli import run as command_line
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from indpriv import EvidenceError, InputError, NormLog, RoundRecorder, account, upload
-from indpriv._journal import JournalWriter, read_journal
+from indpriv._files import JournalWriter, read_journal
 from indpriv._storage import RemotePath, StorageError, location
 from indpriv.analysis import fidelity
 from indpriv.audit import audit

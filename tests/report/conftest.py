@@ -15,7 +15,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS as OF_CHECKS
 from indpriv.norm_log.evidence import NOT_COMPARED
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.fields import RecordingPolicy
 from reconstructions import scores
 from summaries import CHECKS, summary_of
 from synthetic import epsilon_table, small_run, sound_checks

@@ -21,7 +21,7 @@ from audits.training.config.values import (
 from audits.training.datasets import DATASETS
 from indpriv._checks import check_choice, check_rounding
 from indpriv.errors import InputError
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.fields import RecordingPolicy
 
 DatasetName = Annotated[
     str,

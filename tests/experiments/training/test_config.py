@@ -7,7 +7,7 @@ import pytest
 
 from audits.training.config import AuditConfig
 from indpriv.errors import InputError
-from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.fields import RecordingPolicy
 
 AUDITS = Path(__file__).parents[3] / "audits"
 SMALL = {

@@ -1,25 +1,125 @@
-"""Recorded runs on the same people, accounted together. Sensitive."""
+"""Accounts of recorded runs, without an audit: under other settings, and of several together.
+
+All that is made is sensitive.
+"""
 
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from indpriv import _files, _folders, epsilon_table
-from indpriv._types import StageProgress, silent
+from indpriv._columns import grouping_of, known_columns
+from indpriv._types import StageProgress, advancing, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.runs import Tuning, compose, methods_of
+from indpriv.analysis import disclosures, recorded_run
 from indpriv.analysis import guarantee as guarantees
-from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
 from indpriv.audit import audit_directory, pipeline
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import JOURNAL
 
+ACCOUNTING, COMPOSING = "accounting under other settings", "accounting for all runs"
 COMPOSITION = "composition.json"
-COMPOSING = "accounting for all runs"
+
+
+def advise_on_run(
+    path: Path,
+    *,
+    target: float,
+    by: Sequence[str] = (),
+    quantile: float = 0.95,
+    progress: StageProgress | None = None,
+    **method: Unpack[pipeline.MethodOptions],
+) -> Advice:
+    """What more noise or a lower clipping norm would do for the groups of a recorded run.
+
+    `target` is the largest epsilon that the quantile of a group is to have, of groups by columns
+    such as "race" or "age:bins=10" (default those in run.json, else label and all metadata). The
+    total that `progress` is told is the most that can be needed.
+
+    Raises:
+        InputError: a value out of range, a column that does not exist, or a run of which nothing
+            can be said: federated, or with a privacy filter.
+        EvidenceError: a log that is damaged or contradicts itself.
+    """
+    check_question(target, quantile)
+    opened, log, recorded = pipeline.read_run(path)
+    tell = progress or silent
+    if recorded.recorder.get("rounds"):
+        raise InputError(
+            f"{path} is a federated run, of which indpriv advise knows nothing; read its audit: "
+            f"indpriv audit {path}"
+        )
+    if opened.state.header["privacy_filter"]:
+        raise InputError(
+            f"{path} was trained with a privacy filter, which caps every epsilon: with more noise "
+            "it would have left others out; lower the cap, filter_epsilon, instead"
+        )
+    unclipped, clipping = "", recorded.recorder.get("clipping")
+    if clipping in CONTRIBUTIONS:
+        unclipped = (
+            f'No clipping norm is advised: this run has clipping = "{clipping}", so that its log '
+            f"holds {CONTRIBUTIONS[clipping]}."
+        )
+    chosen, _ = pipeline.method_of_run(log, recorded, path, method)
+    table, run = pipeline.accounted(log, recorded, chosen, by)
+    groups = groups_of_run(run)
+    found = remedies(
+        log,
+        chosen,
+        table,
+        groups,
+        target=target,
+        quantile=quantile,
+        clipping=not unclipped,
+        advance=advancing(most_accounts(log), lambda done, total: tell(ACCOUNTING, done, total)),
+    )
+    return Advice(
+        name=recorded.declared.name or path.resolve().name,
+        meaning=table.account.describe(),
+        plural=table.account.plural,
+        claim=table.claim,
+        claim_reason=table.claim_reason,
+        target=target,
+        quantile=quantile,
+        guarantee=guarantees.guarantee_of_run(run),
+        noise_multiplier=disclosures.Range.of(log.settings.noise_multiplier),
+        max_grad_norm=disclosures.Range.of(log.settings.max_grad_norm),
+        unclipped=unclipped,
+        groups=advised(table, groups, quantile, found),
+    )
+
+
+def check_question(target: float, quantile: float) -> None:
+    """Raise InputError unless target is positive and quantile in (0, 1)."""
+    if not 0 < target < np.inf:
+        raise InputError(f"target={target:g} is not a positive epsilon; pass e.g. 1.0")
+    if not 0 < quantile < 1:
+        raise InputError(f"quantile={quantile:g} is not in (0, 1); 0.95 is the 95th percentile")
+
+
+def groups_of_run(run: recorded_run.AuditedRun) -> tuple[Group, ...]:
+    """All examples, and those with each value of each column; positions are those of the table."""
+    found = [Group(None, ALL, np.arange(len(run.epsilons)))]
+    for column in run.grouping[0]:
+        if (rows := run.train) is not None:
+            groups = grouping_of(rows, None, column)
+            codes = groups.codes(rows.read(0, len(rows), known_columns(rows, groups.columns)))
+            found += [
+                Group(column, name, own)
+                for code, name in enumerate(groups.names)
+                if len(own := np.flatnonzero(codes == code))
+            ]
+    return tuple(found)
+
+
+# --- several runs on the same people
 
 
 def compose_runs(
@@ -113,7 +213,7 @@ def write_composition(found: guarantees.Composition, output_dir: Path) -> None:
     _files.write_json(output_dir / COMPOSITION, found.to_json())
 
 
-def _check_distinct(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> None:
+def _check_distinct(paths: Sequence[Path], recorded: Sequence[recorded_run.RecordedRun]) -> None:
     first: dict[str, Path] = {}
     for path, run in zip(paths, recorded, strict=True):
         journal = (path / JOURNAL).read_bytes()  # of a converted run, which has no id
@@ -127,7 +227,7 @@ def _check_distinct(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> N
 
 
 def _common_relation(
-    paths: Sequence[Path], opened: Sequence[tuple[NormLog, RecordedRun]]
+    paths: Sequence[Path], opened: Sequence[tuple[NormLog, recorded_run.RecordedRun]]
 ) -> str | None:
     """The relation that all runs declare; None if they declare none, and any will do.
 
