@@ -57,8 +57,7 @@ TOML = Path(indpriv.__file__).parents[1] / "audits/digits.toml"
 IMPORTED = (
     "analysis.lint",
     "norm_log.convert",
-    "release.page",
-    "release.statement",
+    "release.publish",
     "report.report",
 )  # once, not by each child
 WITH_EXTRAS = ("COARSER", "RULES", "FIDELITY_EPOCHS")  # further accounts, which take long

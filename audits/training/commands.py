@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from audits.training.dp_sgd import TrainedRun
     from indpriv.accountant import PrivacyFilter
     from indpriv.analysis.lint import TrainingFacts
-    from indpriv.leakage.checkpoints import LeakagePlan, ObservationAt
+    from indpriv.leakage.leak import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
 
 Epsilon = Annotated[

@@ -13,7 +13,7 @@ from audits.training.tensors import tensor_set
 from indpriv._types import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.leakage import Observation
-from indpriv.leakage.checkpoints import (
+from indpriv.leakage.leak import (
     LeakagePlan,
     ObservationAt,
     leak_run,

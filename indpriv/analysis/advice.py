@@ -23,18 +23,18 @@ import numpy as np
 from scipy import stats
 
 from indpriv._facts import text
-from indpriv._plain import AtLeastZero, Count, Epsilon, Percent, to_json
+from indpriv._plain import to_json
 from indpriv._types import Advance, FloatArray, IntArray
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
-from indpriv.analysis.disclosures import Range
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.guarantee import Guarantee
-from indpriv.analysis.statistics import CONFIDENCE, Interval, Span
-from indpriv.analysis.summary import SENSITIVE
+from indpriv.analysis.statistics import CONFIDENCE, Interval
+from indpriv.analysis.summary import SENSITIVE, record
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, clipped_lower, coarser, noisier
 
+Remedy: Any = record("remedy")
+GroupAdvice: Any = record("group_advice")
 ALL = "all"  # name of the group of all examples
 LOW, MIDDLE, HIGH = range(3)  # columns of a reading
 MOST_NOISE = 10.0  # times that of the run; more is not tried
@@ -72,21 +72,6 @@ def read_quantiles(table: EpsilonTable, groups: Sequence[Group], quantile: float
         ordered = np.concatenate([[0.0], values, [table.worst_case_epsilon]])
         found[row] = ordered[list(ranks(len(values), quantile))]
     return found
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """The factor of one setting that brings the quantile of a group to the target.
-
-    None if no factor that was tried is enough; factor_low and factor_high: those of the ends of the
-    quantile's interval. The quantile is predicted under `factor`, and the worst case that of a run.
-    """
-
-    factor: AtLeastZero | None
-    factor_low: AtLeastZero | None
-    factor_high: AtLeastZero | None
-    quantile: Epsilon | None
-    worst_case_epsilon: Epsilon | None
 
 
 def remedies(
@@ -160,48 +145,9 @@ def most_accounts(log: NormLog) -> int:
     return len(_noise_factors()) + len(_clipping_shares(log)) - 2
 
 
-@dataclass(frozen=True)
-class GroupAdvice:
-    """What would bring one group of n examples or units to the target: noise, or clipping lower.
-
-    quantile and interval are of this run; too_small: fewer than ten. The clipping norm is one under
-    the same noise, None where the run does not clip each gradient as a whole.
-    """
-
-    by: str | None
-    name: str
-    n: Count
-    too_small: bool
-    quantile: Epsilon
-    interval: Span
-    noise: Remedy
-    clipping: Remedy | None
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What a curator is advised of one run.
-
-    meaning: what every epsilon here means; plural: what epsilons are of. target: the largest
-    epsilon that the quantile of a group is to have; unclipped: why no clipping norm is advised, ""
-    if one is. groups: all examples first; then by column, the largest quantile first.
-    """
-
-    name: str
-    meaning: str
-    plural: str
-    claim: str
-    claim_reason: str
-    target: Epsilon
-    quantile: Percent
-    guarantee: Guarantee
-    noise_multiplier: Range
-    max_grad_norm: Range
-    unclipped: str
-    groups: tuple[GroupAdvice, ...]
-
+class _Advice:
     @property
-    def of_settings(self) -> tuple[str, ...]:
+    def of_settings(self: Any) -> tuple[str, ...]:
         """What the noise and the clipping norms assume, in sentences."""
         worst = self.guarantee.worst_case_epsilon
         at_worst = any(one.quantile >= worst * (1 - 1e-9) for one in self.groups)
@@ -210,11 +156,11 @@ class Advice:
         return norms, self.unclipped or noise, *([worst_case] if at_worst else []), sample
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self: Any) -> tuple[str, ...]:
         """What all figures assume, in sentences."""
-        return self.of_settings
+        return tuple(self.of_settings)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self: Any) -> dict[str, Any]:
         """The content of advice.json."""
         fixed = {
             "sensitive": SENSITIVE,
@@ -222,6 +168,9 @@ class Advice:
             "prediction": text("sentence.advice", "prediction"),
         }
         return {**fixed, **to_json(self), "assumptions": list(self.assumptions)}
+
+
+Advice: Any = record("advice", _Advice)
 
 
 def advised(

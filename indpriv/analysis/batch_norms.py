@@ -162,12 +162,4 @@ def _find(run: AuditedRun) -> dict[str, Any]:
     return {} if method is None or not one_row else {"batch_norms": free_fidelity(run.log, method)}
 
 
-FINDING = Finding(
-    "batch_norms",
-    82,
-    _find,
-    batch_norms=(
-        BatchNormFidelity | None,
-        "What batch norms prove about the estimate; null where the account uses none.",
-    ),
-)
+FINDING = Finding("batch_norms", _find)

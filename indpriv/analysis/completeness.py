@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -20,14 +19,14 @@ from scipy import stats
 from indpriv import _columns
 from indpriv._columns import Repeats, numbers_of
 from indpriv._facts import text
-from indpriv._plain import BinError, Ceiling, Count, Seed
 from indpriv.analysis import statistics
 from indpriv.analysis.fidelity import MOST_COMPARED
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import CONFIDENCE
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.summary import Finding, record
 from indpriv.norm_log.norm_log import NormLog
 
+Exactness: Any = record("exactness")
 _LIBRARIES = ("indpriv", "numpy", "scipy", "pandas", "pyarrow")
 # Words in a column's name that suggest it says whose row each is.
 _LIKELY = re.compile(
@@ -106,43 +105,6 @@ def _alike(column: pd.Series[Any]) -> NDArray[Any]:
     """The values in one type, whichever missing values other ranges of rows have."""
     numbers = is_numeric_dtype(column) and not is_bool_dtype(column)
     return _columns.to_floats(column) if numbers else _columns.to_texts(column)
-
-
-@dataclass(frozen=True)
-class Exactness:
-    """How exact the figures of an audit of many examples are.
-
-    Numbers of examples, means, largest values, shares and ratios of means are exact. Numeric
-    columns with more than a million distinct values are cut into bins near their quantiles.
-    Intervals and tests of groups are computed from histograms too, which changes them by far less
-    than their resampling does.
-
-    Attributes:
-        most_exact: up to this number of examples, every figure is computed from each of them.
-        quantile_error: largest relative error of medians and other quantiles of epsilon, of the
-            median losses, and of the median norms of a log without rounding: the width of a bin.
-        pair_error: the same of the quartiles by loss, which are of wider bins.
-        pearson_error, spearman_error: the most by which Pearson's r and Spearman's rank correlation
-            of epsilon and loss can be off; None where they are not known.
-        attacked_members: number of random training examples that were attacked; None if all.
-        attacked_nonmembers: number of random test examples that were attacked; None if all.
-        attack_error: the most by which, in 95 of 100 such samples, the share of all members or of
-            all non-members above one given threshold, or the AUC of one attack, differs from that
-            of the sample; None if all were attacked. Figures of groups and of bins of epsilon,
-            rates at a false-positive rate, and the advantage are less exact.
-        compared: number of random examples that were accounted under other choices; None if all, or
-            if no other choice was tried.
-    """
-
-    most_exact: Count
-    quantile_error: Ceiling
-    pair_error: Ceiling
-    pearson_error: BinError | None
-    spearman_error: BinError | None
-    attacked_members: Count | None
-    attacked_nonmembers: Count | None
-    attack_error: Ceiling | None
-    compared: Count | None
 
 
 def attack_error(*sampled: int | None) -> float | None:
@@ -234,30 +196,7 @@ def _of_groups(run: AuditedRun) -> list[str]:
 
 
 FINDINGS = (
-    Finding(
-        "reproduce",
-        95,
-        _made,
-        name=(str, "Of the run."),
-        created=(str, "ISO 8601, UTC."),
-        versions=(Mapping[str, str], "Of the tool and its libraries."),
-        command=(str, "Reproduces the audit."),
-        attack_seed=(Seed, "Of the random choices of attacks; not a seed of training."),
-    ),
-    Finding(
-        "missing",
-        0,
-        _missing,
-        notes=lambda audit: audit.missing,
-        missing=(tuple[str, ...], "What this audit lacks, and why."),
-    ),
-    Finding(
-        "exactness",
-        86,
-        _exactness,
-        exactness=(
-            Exactness | None,
-            "How exact the figures are; null if each comes from every example by itself.",
-        ),
-    ),
+    Finding("reproduce", _made),
+    Finding("missing", _missing, notes=lambda audit: audit.missing),
+    Finding("exactness", _exactness),
 )

@@ -6,21 +6,22 @@ hazards.toml.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from indpriv import _facts
 from indpriv._columns import Rows, frames_of, to_floats
+from indpriv._facts import Fact, fact, text
 from indpriv._files import first_at
 from indpriv._formatting import capitalised, format_cost, sentence
-from indpriv._plain import Count, Percent, Public, Rounded, Share, figure, shown
+from indpriv._plain import shown
 from indpriv._types import FloatArray, Ids
 from indpriv.analysis.attacks.membership import BY_GROUP
 from indpriv.analysis.guarantee import divisor_of
 from indpriv.analysis.recorded_run import AuditedRun, Declared
-from indpriv.analysis.summary import Audit, Finding
+from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.fields import CONTRIBUTIONS, RecordingPolicy
@@ -29,71 +30,21 @@ from indpriv.norm_log.norm_log import NormLog
 _HASHED_AT_ONCE = 1 << 17  # ids, whose texts take ten times their memory
 
 
-@dataclass(frozen=True)
-class Range:
-    """Smallest and largest realised value over all steps.
-
-    Attributes:
-        min, max: of these values.
-    """
-
-    min: Annotated[float, figure(".6g", ge=0)]
-    max: Annotated[float, figure(".6g", ge=0)]
-
+class _Range:
     @classmethod
-    def of(cls, values: FloatArray) -> "Range":
+    def of(cls: Any, values: FloatArray) -> "Range":
         """The range of a value at each step."""
         return cls(float(values.min()), float(values.max()))
 
-    def __str__(self) -> str:
+    def __str__(self: Any) -> str:
         least, most = shown(self, "min"), shown(self, "max")
         return least if self.min == self.max else f"{least} to {most}"
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What was run, as the log recorded it.
+Range: Any = record("range", _Range)
 
-    Attributes:
-        n_examples, n_test_examples: number of training and test examples.
-        n_units: number of distinct privacy units; None where each example is its own.
-        train_accuracy, test_accuracy: of the final model; None where unknown.
-        total_steps: number of steps of the run.
-        expected_epochs: sum of sample_rate over the steps.
-        noise_multiplier, max_grad_norm, sample_rate: realised values.
-        individually_clipped: whether training clipped each example at its recorded level.
-        n_records: number of steps with a record of every example.
-        recorded_share: n_records over the number of steps.
-        n_exact_examples: number of examples whose norm was recorded at every step.
-        rounding: of norms, as a fraction of max_grad_norm; 0 if they were not rounded.
-        rounding_mode: "up", "nearest" or "none".
-        example_ids_sha256: fingerprint of the ids in order.
-        caveats: reasons, found while recording, why individual epsilons are estimates.
-        recorder: what the recorder read from the optimizer and the loader; part of the log's hash
-            chain.
-        declared: what run.json says in addition; not verified.
-    """
 
-    n_examples: Count
-    n_test_examples: Count
-    n_units: Count | None
-    train_accuracy: Share | None
-    test_accuracy: Share | None
-    total_steps: Public[Count]
-    expected_epochs: Rounded
-    noise_multiplier: Public[Range]
-    max_grad_norm: Public[Range]
-    sample_rate: Public[Range]
-    individually_clipped: bool
-    n_records: Public[Count]
-    recorded_share: Public[Share]
-    n_exact_examples: Count
-    rounding: Percent
-    rounding_mode: str
-    example_ids_sha256: str
-    caveats: tuple[str, ...]
-    recorder: Mapping[str, Any]
-    declared: Declared
+RunFacts: Any = record("run_facts")
 
 
 def run_facts(
@@ -147,7 +98,7 @@ def _accuracy(rows: Rows | None) -> float | None:
     return total / n if n else None
 
 
-def status_of(checks: Sequence[_facts.Fact], *keys: str) -> str:
+def status_of(checks: Sequence[Fact], *keys: str) -> str:
     """Failed if a check failed, verified if those that are not optional passed, else declared."""
     found = {(check.key, check.status) for check in checks if check.key in keys}
     states = {status for _, status in found}
@@ -157,7 +108,7 @@ def status_of(checks: Sequence[_facts.Fact], *keys: str) -> str:
     return _facts.VERIFIED if states == {_facts.PASSED} and passed >= set(keys) else _facts.DECLARED
 
 
-def word_of(lines: Sequence[_facts.Fact], *keys: str) -> str:
+def word_of(lines: Sequence[Fact], *keys: str) -> str:
     """The weakest word of these lines of evidence; unknown where there are none."""
     words = {line.status for line in lines if line.key in keys}
     if _facts.REFUTED in words:
@@ -173,13 +124,11 @@ def declared_or(otherwise: str, said: str | None) -> str:
     return _facts.DECLARED if said else otherwise
 
 
-def disclosures(audit: Audit) -> tuple[_facts.Fact, ...]:
+def disclosures(audit: Audit) -> tuple[Fact, ...]:
     """Every fact that a reader needs to judge the guarantee, in the order of the report."""
     decided = (*_guaranteed(audit), *_training(audit), *_provenance(audit))
     values = _values(audit)
-    return tuple(
-        _facts.fact(f"disclosure.{key}", status, case, **values) for key, status, case in decided
-    )
+    return tuple(fact(f"disclosure.{key}", status, case, **values) for key, status, case in decided)
 
 
 _Decided = Iterator[tuple[str, str, str]]  # key, status, and the case of its text or ""
@@ -270,7 +219,7 @@ def _values(audit: Audit) -> dict[str, object]:
         "clipping": clipping,
         "contributions": CONTRIBUTIONS.get(clipping, ""),
         "longer": 1 + (recorder.get("clip_excess") or 0.0),
-        "norms": _facts.text(
+        "norms": text(
             "disclosure.source_of_norms",
             "rounded" if run.rounding else "not_rounded",
             records=run,
@@ -313,7 +262,7 @@ def _pairs(versions: Mapping[str, str]) -> str:
 # --- how an account can be wrong or misread
 
 
-def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[_facts.Fact, ...]:
+def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
     """How this account can be wrong or misread; caveats are those of the attacks that were run."""
     run, account, guarantee = audit.run, audit.account, audit.guarantee
     known, rows = account.participation == "known", account.rows_per_unit or 1
@@ -322,18 +271,18 @@ def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[_facts.Fact, ...]:
     if divisor is not None:
         same_n = "same_n" if account.neighbouring != "add_remove" else ""
         status = _facts.FAILED if divisor.tells_n and not same_n else _facts.VERIFIED
-        found.append(_facts.fact("hazard.divisor", status, same_n, found=divisor.describe()))
+        found.append(fact("hazard.divisor", status, same_n, found=divisor.describe()))
     promise = "guarantee" if guarantee.publishable else "withheld"
     found.append(
-        _facts.fact("hazard.individual_epsilon", _facts.NOT_COVERED, promise, guarantee=guarantee)
+        fact("hazard.individual_epsilon", _facts.NOT_COVERED, promise, guarantee=guarantee)
     )
-    found.append(_facts.fact("hazard.disclosure", _facts.NOT_COVERED))
+    found.append(fact("hazard.disclosure", _facts.NOT_COVERED))
     if said := " ".join(caveats):
-        found.append(_facts.fact("hazard.attack", _facts.NOT_COVERED, caveats=said))
+        found.append(fact("hazard.attack", _facts.NOT_COVERED, caveats=said))
     if run.recorder.get("rounds"):
-        found.append(_facts.fact("hazard.beside_updates", _facts.NOT_COVERED))
-    found.append(_facts.fact("hazard.other_uses", _facts.NOT_COVERED))
-    return (*found, _facts.fact("hazard.access", _facts.NOT_COVERED))
+        found.append(fact("hazard.beside_updates", _facts.NOT_COVERED))
+    found.append(fact("hazard.other_uses", _facts.NOT_COVERED))
+    return (*found, fact("hazard.access", _facts.NOT_COVERED))
 
 
 def delta_is_too_large(delta: float, n_examples: int) -> bool:
@@ -344,10 +293,10 @@ def delta_is_too_large(delta: float, n_examples: int) -> bool:
 def assumptions(
     run: RunFacts,
     delta: float | None,
-    checks: Sequence[_facts.Fact],
-    lines: Sequence[_facts.Fact],
+    checks: Sequence[Fact],
+    lines: Sequence[Fact],
     known: bool,
-) -> list[_facts.Fact]:
+) -> list[Fact]:
     """What the account assumes; run.json may declare more, or say something about these.
 
     known: the account is one with known participation, which assumes no Poisson sampling.
@@ -361,7 +310,7 @@ def assumptions(
             hazard = replace(hazard, status=status, detail=f"Declared: {sentence(words)}")
         found.append(hazard)
     return found + [
-        _facts.Fact(key, _facts.ASSUMPTION, capitalised(item), _facts.DECLARED, sentence(words))
+        Fact(key, _facts.ASSUMPTION, capitalised(item), _facts.DECLARED, sentence(words))
         for key, (item, words) in declared.items()
     ]
 
@@ -369,27 +318,21 @@ def assumptions(
 def _assumed(
     run: RunFacts,
     delta: float | None,
-    checks: Sequence[_facts.Fact],
-    lines: Sequence[_facts.Fact],
+    checks: Sequence[Fact],
+    lines: Sequence[Fact],
     known: bool,
-) -> Iterator[_facts.Fact]:
+) -> Iterator[Fact]:
     """Each assumption with its status."""
     source = word_of(lines, "source")
     if delta is not None and delta_is_too_large(delta, run.n_examples):
-        yield _facts.fact("hazard.delta", _facts.FAILED)
-    yield _facts.fact(
-        "hazard.participation" if known else "hazard.sampler", word_of(lines, "batch")
-    )
-    yield _facts.fact("hazard.norms", status_of(checks, "norm_pass", "norm_precision"))
-    yield _facts.fact("hazard.seeds", source)
-    yield _facts.fact("hazard.random_generator", source)
-    yield _facts.fact(
-        "hazard.duplicates", _facts.UNKNOWN if run.n_units is None else _facts.DECLARED
-    )
-    yield _facts.fact("hazard.tuning", _facts.NOT_COVERED)
-    yield _facts.fact(
-        "hazard.preprocessing", declared_or(_facts.UNKNOWN, run.declared.preprocessing)
-    )
+        yield fact("hazard.delta", _facts.FAILED)
+    yield fact("hazard.participation" if known else "hazard.sampler", word_of(lines, "batch"))
+    yield fact("hazard.norms", status_of(checks, "norm_pass", "norm_precision"))
+    yield fact("hazard.seeds", source)
+    yield fact("hazard.random_generator", source)
+    yield fact("hazard.duplicates", _facts.UNKNOWN if run.n_units is None else _facts.DECLARED)
+    yield fact("hazard.tuning", _facts.NOT_COVERED)
+    yield fact("hazard.preprocessing", declared_or(_facts.UNKNOWN, run.declared.preprocessing))
 
 
 # --- findings
@@ -407,17 +350,7 @@ def _hazards(run: AuditedRun) -> dict[str, Any]:
 
 
 FINDINGS = (
-    Finding("run", 70, _run, run=(RunFacts, "What was run.")),
-    Finding(
-        "disclosures",
-        88,
-        lambda run: {"disclosures": disclosures(run.audit)},
-        disclosures=(tuple[_facts.Fact, ...], "Facts of the run, each with how it is known."),
-    ),
-    Finding(
-        "hazards",
-        90,
-        _hazards,
-        hazards=(tuple[_facts.Fact, ...], "How this account can be wrong or misread."),
-    ),
+    Finding("run", _run),
+    Finding("disclosures", lambda run: {"disclosures": disclosures(run.audit)}),
+    Finding("hazards", _hazards),
 )

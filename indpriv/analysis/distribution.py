@@ -99,20 +99,6 @@ def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:
 
 
 FINDINGS = (
-    Finding(
-        "distribution",
-        10,
-        lambda run: {"individual": describe(run.epsilons)},
-        individual=(Distribution, "Distribution of individual epsilon."),
-    ),
-    Finding(
-        "units",
-        15,
-        lambda run: {"unit_sizes": unit_sizes(run.log, run.epsilons)},
-        unit_sizes=(
-            tuple[UnitSizes, ...],
-            "Units by their number of rows, and what a cap on it would cost; empty where each has "
-            "one row.",
-        ),
-    ),
+    Finding("distribution", lambda run: {"individual": describe(run.epsilons)}),
+    Finding("units", lambda run: {"unit_sizes": unit_sizes(run.log, run.epsilons)}),
 )

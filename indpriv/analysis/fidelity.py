@@ -8,7 +8,7 @@ what the tight accountant would have said (tightness).
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -368,38 +368,7 @@ def _tightness(run: AuditedRun) -> dict[str, Any]:
 
 
 FINDINGS = (
-    Finding(
-        "fidelity",
-        80,
-        _fidelity,
-        fidelity=(
-            tuple[Fidelity, ...],
-            "What larger K would have given, where exact values exist.",
-        ),
-        spacing=(
-            Spacing | None,
-            "How far the estimate still moves with the spacing of records, where no exact values "
-            "exist.",
-        ),
-    ),
-    Finding(
-        "sensitivity",
-        84,
-        _sensitivity,
-        sensitivity=(
-            Annotated[pd.DataFrame, summary.SENSITIVITY],
-            "How far epsilons move with the rounding of norms and with what is assumed between "
-            "records.",
-        ),
-    ),
-    Finding(
-        "tightness",
-        11,
-        _tightness,
-        tightness=(
-            Tightness | None,
-            "Epsilons by the tight accountant, of examples drawn at random; null where a step is "
-            "no Poisson sample of single rows, or who took part is known.",
-        ),
-    ),
+    Finding("fidelity", _fidelity),
+    Finding("sensitivity", _sensitivity),
+    Finding("tightness", _tightness),
 )

@@ -519,10 +519,4 @@ def _notes(audit: Audit) -> Iterator[str]:
             yield f"By {table.by}, groups are too small to read ({few}): {table.too_small:,}."
 
 
-FINDING = Finding(
-    "groups",
-    5,
-    _find,
-    notes=_notes,
-    groups=(tuple[GroupTable, ...], "One table per column asked for."),
-)
+FINDING = Finding("groups", _find, notes=_notes)

@@ -6,24 +6,14 @@ Releasable where its status says so.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
-from indpriv._plain import (
-    Ceiling,
-    Delta,
-    Epsilon,
-    OneOf,
-    Public,
-    RoundShare,
-    figure,
-    shown,
-    to_json,
-)
+from indpriv._plain import shown, to_json
 from indpriv._types import FloatArray
 from indpriv.accountant.gaussian import gaussian_mu
 from indpriv.accountant.method import (
@@ -35,8 +25,8 @@ from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.accountant.runs import Tuning
 from indpriv.accountant.units import Units
 from indpriv.analysis.recorded_run import AuditedRun
-from indpriv.analysis.summary import SENSITIVE, Audit, Finding
-from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, Epsilons, EpsilonTable
+from indpriv.analysis.summary import SENSITIVE, Audit, Finding, record
+from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log import evidence
 from indpriv.norm_log.fields import is_covered
@@ -128,59 +118,11 @@ def scale_advantage(ratio: float, numbers: int) -> float:
     return float(law.cdf(threshold) - law.cdf(threshold / squared))
 
 
-@dataclass(frozen=True)
-class Membership:
-    """What the best membership test can achieve if it sees every model state and all other data.
-
-    For an example at max_grad_norm in every step, read off the whole privacy curve and rounded up:
-    a limit that holds for every example.
-
-    Attributes:
-        false_positive_rate: how often the test accuses an example that was not in the data.
-        true_positive_rate: how often it can then identify one that was, at most.
-        advantage: the largest difference of the two rates, at any false-positive rate.
-        mu: of a Gaussian mechanism like this run (mu-GDP); an approximation.
-    """
-
-    false_positive_rate: RoundShare
-    true_positive_rate: Ceiling
-    advantage: Ceiling
-    mu: Annotated[float, figure("eps", ge=0)]
+Membership: Any = record("membership")
 
 
-@dataclass(frozen=True)
-class Guarantee:
-    """The run's differential-privacy guarantee.
-
-    Attributes:
-        worst_case_epsilon: of an example at max_grad_norm in every step, or with known
-            participation of the most exposed one in the steps that it took part in.
-        delta: of the guarantee.
-        delta_times_n: expected number of people whom a delta failure could expose.
-        status: "supported" (batch, contribution, noise, update and settings are verified: training
-            was compared with its own recomputation), "declared" (nothing is refuted, but one of
-            these is not verified), "unproven" (a check of an assumption failed) or "void" (no
-            privacy at all).
-        statement: one sentence with the unit, the neighbouring relation, the sampler and what is
-            covered.
-        reasons: why it is not "supported".
-        membership: the limit for a membership test, tighter than (epsilon, delta) alone gives; None
-            where a unit has several rows.
-        lines: what the guarantee rests on, and how each is known.
-        evidence: the same in one sentence that holds nothing of the data.
-    """
-
-    worst_case_epsilon: Public[Epsilon]
-    delta: Public[Delta]
-    delta_times_n: Annotated[float, figure(".2g", "people", ge=0)]
-    status: Public[Annotated[str, OneOf(*STATUSES)]]
-    statement: Public[str]
-    reasons: tuple[str, ...]
-    membership: Public[Membership | None]
-    lines: tuple[Fact, ...]
-    evidence: Public[str]
-
-    def __post_init__(self) -> None:
+class _Guarantee:
+    def __post_init__(self: Any) -> None:
         if self.status == SUPPORTED and not evidence.is_earned(self.lines):
             raise InputError(
                 "audit.json calls its guarantee supported, but not every line of evidence is "
@@ -188,16 +130,16 @@ class Guarantee:
             )
 
     @property
-    def stands(self) -> bool:
+    def stands(self: Any) -> bool:
         """Whether no check contradicts the guarantee."""
         return self.status in STANDS
 
     @property
-    def publishable(self) -> bool:
+    def publishable(self: Any) -> bool:
         """Whether the statement may be published: no check failed and delta is below 1/n."""
-        return self.stands and self.delta_times_n < 1
+        return bool(self.stands and self.delta_times_n < 1)
 
-    def true_positive_limit(self, epsilon: float, own: float = 1.0) -> float:
+    def true_positive_limit(self: Any, epsilon: float, own: float = 1.0) -> float:
         """Largest true-positive rate at FALSE_POSITIVE_RATE of a test bounded by this epsilon.
 
         epsilon is at most the worst case, so the limit of the worst case's privacy curve holds too.
@@ -207,7 +149,7 @@ class Guarantee:
         return min(limit, self.membership.true_positive_rate) if self.membership else limit
 
     @property
-    def withheld(self) -> str:
+    def withheld(self: Any) -> str:
         """Why the statement may not be published; "" if it may."""
         if self.publishable:
             return ""
@@ -215,6 +157,9 @@ class Guarantee:
             VOID: self.reasons[0].rpartition(": ")[0] if self.reasons else "it has no privacy",
             UNPROVEN: "a check of its assumptions failed",
         }.get(self.status, "delta is at least 1/n")
+
+
+Guarantee: Any = record("guarantee", _Guarantee)
 
 
 def guarantee_of(
@@ -469,29 +414,12 @@ def _failed(audit: Audit) -> list[Fact]:
 
 
 FINDINGS = (
-    Finding(
-        "verdict",
-        1,
-        _find,
-        alarms=_alarms,
-        watched="guarantee",
-        public=_shown,
-        notes=_open,
-        account=(Public[Account], "What every epsilon here means."),
-        claim=(
-            Public[Annotated[str, OneOf("exact", "estimate")]],
-            "Of the individual epsilons: exact or estimate.",
-        ),
-        claim_reason=(str, "Why."),
-        guarantee=(Guarantee, "The worst case, the only figure that is a guarantee."),
-    ),
+    Finding("verdict", _find, alarms=_alarms, watched="guarantee", public=_shown, notes=_open),
     Finding(
         "checks",
-        2,
         lambda run: {"checks": tuple(run.recorded.checks)},
         alarms=lambda audit: [f"{check.title}: {check.detail}" for check in _failed(audit)],
         watched="evidence",
         public=lambda audit: ", ".join(one.title for one in _failed(audit)) or "no check failed",
-        checks=(tuple[Fact, ...], "What counts and files prove about the assumptions."),
     ),
 )

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from indpriv import _facts
+from indpriv._facts import Fact, Template, fact, templates
 from indpriv._files import first_at
 from indpriv._formatting import format_number
 from indpriv._types import FloatArray
@@ -113,14 +114,14 @@ class TrainingFacts:
     layers: Mapping[str, int] | None = None
     views: int | None = None
     clipped: FloatArray = field(default_factory=lambda: np.empty(0))
-    hazards: Mapping[str, _facts.Fact] = field(default_factory=dict)
+    hazards: Mapping[str, Fact] = field(default_factory=dict)
 
 
 def facts_of_run(
     log: NormLog,
     recorder: Mapping[str, Any],
     declared: Declared,
-    checks: Sequence[_facts.Fact],
+    checks: Sequence[Fact],
     delta: float | None = None,
 ) -> TrainingFacts:
     """What a run recorded, and what run.json adds to it; delta: None for the run's own."""
@@ -220,9 +221,9 @@ _STATUSES = (_facts.FAILED, _facts.NOT_CHECKED, _facts.PASSED)
 Judged = tuple[bool, dict[str, Any]] | None
 
 
-def lint(facts: TrainingFacts) -> tuple[_facts.Fact, ...]:
+def lint(facts: TrainingFacts) -> tuple[Fact, ...]:
     """What every rule finds: failed ones first, errors before warnings before notes."""
-    found = [_judged(rule, facts) for rule in _facts.templates("rule").values()]
+    found = [_judged(rule, facts) for rule in templates("rule").values()]
     return tuple(
         sorted(
             found, key=lambda one: (_STATUSES.index(one.status), _facts.SEVERITIES.index(one.kind))
@@ -230,13 +231,13 @@ def lint(facts: TrainingFacts) -> tuple[_facts.Fact, ...]:
     )
 
 
-def _judged(rule: _facts.Template, facts: TrainingFacts) -> _facts.Fact:
+def _judged(rule: Template, facts: TrainingFacts) -> Fact:
     judged = RULES[rule.key](facts) if all(_is_known(facts, name) for name in rule.needs) else None
     if judged is None:
-        return _facts.fact(f"rule.{rule.key}", _facts.NOT_CHECKED)
+        return fact(f"rule.{rule.key}", _facts.NOT_CHECKED)
     holds, values = judged
     case = values.pop("case", "")
-    return _facts.fact(
+    return fact(
         f"rule.{rule.key}", _facts.PASSED if holds else _facts.FAILED, case, facts=facts, **values
     )
 

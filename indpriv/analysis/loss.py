@@ -217,9 +217,4 @@ def _find(run: AuditedRun) -> dict[str, Any]:
     return {} if run.train is None else {"loss": relate_to_loss(run.epsilons, run.train)}
 
 
-FINDING = Finding(
-    "loss",
-    20,
-    _find,
-    loss=(LossRelation | None, "Epsilon and loss; null without an example table."),
-)
+FINDING = Finding("loss", _find)

@@ -6,20 +6,19 @@ found: Hayes, Mahloujifar and Balle 2023 (arXiv:2302.07225) for one example, add
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from indpriv._plain import Ceiling, Count, Epsilon, Number, RoundShare, Share, figure, shown
+from indpriv._plain import shown
 from indpriv._types import BoolArray, FloatArray
 from indpriv.analysis.recorded_run import AuditedRun, attacked_table
-from indpriv.analysis.statistics import CONFIDENCE, Interval, Shares, clopper_pearson
-from indpriv.analysis.summary import Audit, Finding
+from indpriv.analysis.statistics import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -29,70 +28,23 @@ _BINS = 4
 _LEAST_MU = 1e-3  # smaller ones count as this
 
 
-@dataclass(frozen=True)
-class ReconstructionBin:
-    """Examples with an individual epsilon above low and at most high.
-
-    Attributes:
-        low, high: ends of the bin.
-        n_examples, identified, interval, ceiling, above_ceiling: as in `Reconstruction`.
-    """
-
-    low: Epsilon
-    high: Epsilon
-    n_examples: Count
-    identified: Share
-    interval: Shares
-    ceiling: Ceiling
-    above_ceiling: bool
+ReconstructionBin: Any = record("reconstruction_bin")
 
 
-@dataclass(frozen=True)
-class Reconstruction:
-    """One attack on one kind of observation.
-
-    Attributes:
-        method: the attack, and what it saw.
-        step: number of updates before it; None where the model was given.
-        n_examples: number of examples, one observation each.
-        chance: largest mean probability of naming an example that is not there; see `leak`.
-        identified: share of examples that were named.
-        interval: of that share, exact binomial.
-        ceiling: the largest share that any attack can reach on average, at one look at this model.
-        above_ceiling: the share is above it by more than chance: there was less noise, or
-            candidates were not drawn as the examples were.
-        label_found: share of examples whose label was inferred; None where it was known.
-        error: median mean squared error over the squared range of inputs; None if most failed.
-        close: share of examples with an error below `CLOSE`.
-        close_by_chance: the same with reconstructions of other examples.
-        iterations: median.
-        bins: by individual epsilon; empty without it.
-    """
-
-    method: str
-    step: Count | None
-    n_examples: Count
-    chance: Share
-    identified: Share
-    interval: Shares
-    ceiling: Ceiling
-    above_ceiling: bool
-    label_found: RoundShare | None
-    error: Annotated[float, figure("num2")] | None
-    close: RoundShare
-    close_by_chance: RoundShare
-    iterations: Number
-    bins: tuple[ReconstructionBin, ...] = ()
-
+class _Reconstruction:
     @property
-    def named(self) -> str:
+    def named(self: Any) -> str:
         """The attack, and when it saw what."""
-        return self.method + ("" if self.step is None else f", after {shown(self, 'step')} steps")
+        after = "" if self.step is None else f", after {shown(self, 'step')} steps"
+        return f"{self.method}{after}"
 
     @property
-    def findings(self) -> int:
+    def findings(self: Any) -> int:
         """Number of shares above their ceilings: of all examples, and of each bin."""
-        return self.above_ceiling + sum(part.above_ceiling for part in self.bins)
+        return sum(one.above_ceiling for one in (self, *self.bins))
+
+
+Reconstruction: Any = record("reconstruction", _Reconstruction)
 
 
 def reconstruction_of(
@@ -242,13 +194,5 @@ def _find(run: AuditedRun) -> dict[str, Any]:
 
 
 FINDING = Finding(
-    "reconstruction",
-    60,
-    _find,
-    alarms=_alarms,
-    watched="reconstructions above their ceilings",
-    reconstruction=(
-        tuple[Reconstruction, ...],
-        "Attacks on gradients that someone reads, one for each file of RUN/leakage.",
-    ),
+    "reconstruction", _find, alarms=_alarms, watched="reconstructions above their ceilings"
 )

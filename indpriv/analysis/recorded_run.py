@@ -22,7 +22,7 @@ from indpriv._types import IntArray, NDArray, StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.analysis import statistics
 from indpriv.analysis.schedule import Curve
-from indpriv.analysis.summary import Audit, finding_of, keys
+from indpriv.analysis.summary import KINDS, Audit, finding_of, keys
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, AttackSignals, from_losses, open_signals
 from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
@@ -126,6 +126,9 @@ class Declared:
         """What is said of lines of evidence that nobody can see, by key."""
         trusted = {key: self.on_trust.get(key) for key in ("people", "duplicates", "weights")}
         return {**trusted, "preprocessing": self.preprocessing, "tuning": self.tuning}
+
+
+KINDS["Declared"] = Declared
 
 
 def _account(content: Mapping[str, Any]) -> dict[str, Any]:

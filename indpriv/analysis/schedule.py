@@ -205,7 +205,5 @@ def read_curve(
 
 FINDING = Finding(
     "schedule",
-    72,
     lambda run: {"schedule": schedule_of(run.log, run.epsilons.account.delta, run.recorded.curve)},
-    schedule=(ScheduleFindings | None, "Noise, clipping and accuracy over training."),
 )

@@ -7,7 +7,7 @@ import pkgutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, make_dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,15 +15,17 @@ from typing import Annotated, Any
 import pandas as pd
 
 from indpriv import _plain
+from indpriv._facts import Fact
 from indpriv._plain import Columns, OneOf, figure
 from indpriv.analysis.statistics import Interval, Shares, Span
-from indpriv.epsilon_table import DISCLAIMER
+from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.errors import InputError
 
-_KINDS: dict[str, Any] = {
+KINDS: dict[str, Any] = {  # as columns.toml says them
     **vars(_plain),
     **{"text": str, "yes or no": bool, "anything": Any},
-    **{"Span": Span, "Shares": Shares},
+    **{"Span": Span, "Shares": Shares, "Point": tuple[_plain.Share, _plain.Share]},
+    **{"Account": Account, "Fact": Fact},
 }
 _TABLES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 _EACH = _TABLES.pop("each")
@@ -31,6 +33,10 @@ _EACH = _TABLES.pop("each")
 
 def _kind(said: str) -> Any:
     """The kind that a column says."""
+    if said.startswith("public "):
+        return _plain.Public[_kind(said.removeprefix("public "))]  # type: ignore[misc]
+    if said.endswith(" by name"):
+        return Mapping.__class_getitem__((str, _kind(said.removesuffix(" by name"))))  # type: ignore[attr-defined]
     if said.endswith(" list"):
         return tuple.__class_getitem__((_kind(said.removesuffix(" list")), ...))
     if said.endswith(" or null"):
@@ -40,7 +46,7 @@ def _kind(said: str) -> Any:
     if said.startswith("shown "):
         _, form, _, unit, *least = said.split()
         return Annotated[float, figure(form, unit, **({"ge": 0} if least else {}))]
-    return _KINDS[said]
+    return KINDS[said]
 
 
 def _columns(
@@ -55,11 +61,12 @@ def _columns(
     return Columns(name, text, kinds | {"rate": (str, f"{every}.")}, optional, ("rate", forms))
 
 
-GROUPS, SENSITIVITY, CHANGES, RATES, TRIED, BINS, ATTRIBUTES = (
-    _columns(**_TABLES[name])
-    for name in ("groups", "sensitivity", "changes", "rates", "tried", "bins", "attributes")
-)
-_KINDS["Groups"] = Annotated[pd.DataFrame, GROUPS]
+_NAMES = ("groups", "sensitivity", "changes", "rates", "tried", "bins", "attributes")
+GROUPS, SENSITIVITY, CHANGES, RATES, TRIED, BINS, ATTRIBUTES = _FRAMES = [
+    _columns(**_TABLES[name]) for name in _NAMES
+]
+for _name, _frame in zip(_NAMES, _FRAMES, strict=True):
+    KINDS[_name.capitalize()] = Annotated[pd.DataFrame, _frame]
 _ONE = {
     f"{rate}{of}": (Annotated[kind, figure(form)], meaning)
     for rate, (value, span, meaning) in _EACH.items()
@@ -92,7 +99,7 @@ def record(key: str, *bases: type) -> Any:
     made: Any = make_dataclass(about["name"], fields, bases=bases, frozen=True, eq=not of_frames)
     made.__doc__ = about["text"]
     made._texts = {column: meaning for column, (_, meaning) in about["columns"].items()}
-    _KINDS[about["name"]] = made
+    KINDS[about["name"]] = made
     return made
 
 
@@ -109,31 +116,33 @@ class Finding:
     """One thing that an audit looks at.
 
     Attributes:
-        name: of the finding and of its template.
-        place: on the page, from 0 on.
+        name: of the finding, its template, and its keys of audit.json in columns.toml.
         find: values of its keys from an `AuditedRun`; what is left out is empty.
         alarms: what contradicts the account, in sentences. Each fails the gate.
         watched: what the gate calls it that there are none.
         public: what the gate says of it to everybody, without figures of the data; None withholds.
         notes: what a reader should look at, in sentences. None fails the gate.
-        keys: key of audit.json -> the kind of its value, and what it holds.
     """
 
     def __init__(
         self,
         name: str,
-        place: int,
         find: Callable[[Any], Mapping[str, Any]],
-        /,
         *,
         alarms: Callable[["Audit"], Iterable[str]] = nothing,
         watched: str = "",
         public: Callable[["Audit"], str] | None = None,
         notes: Callable[["Audit"], Iterable[str]] = nothing,
-        **keys: tuple[Any, str],
     ) -> None:
-        self.name, self.place, self.find, self.keys = name, place, find, keys
+        self.name, self.find = name, find
         self.alarms, self.watched, self.public, self.notes = alarms, watched, public, notes
+
+    @cached_property
+    def keys(self) -> Mapping[str, tuple[Any, str]]:
+        """Key of audit.json -> the kind of its value, and what it holds."""
+        return {
+            key: (_kind(kind), text) for key, (kind, text) in _TABLES["audit"][self.name].items()
+        }
 
     def holds_something(self, audit: "Audit") -> bool:
         """Whether an audit has anything of this finding."""
@@ -149,7 +158,8 @@ def findings() -> tuple[Finding, ...]:
     for module in pkgutil.walk_packages(package.__path__, "indpriv.analysis."):
         defined = vars(import_module(module.name))
         found += [defined["FINDING"]] if "FINDING" in defined else defined.get("FINDINGS", ())
-    return tuple(sorted(found, key=lambda one: (one.place, one.name)))
+    order = [*_TABLES["audit"]]
+    return tuple(sorted(found, key=lambda one: order.index(one.name)))
 
 
 @cache

@@ -158,9 +158,4 @@ def _find(run: AuditedRun) -> dict[str, Any]:
     return {"views": views_of(run.log, run.epsilons, recorded.recorder, recorded.declared.content)}
 
 
-FINDING = Finding(
-    "views",
-    71,
-    _find,
-    views=(tuple[View, ...], "What observers of a federated run can learn; empty for others."),
-)
+FINDING = Finding("views", _find)

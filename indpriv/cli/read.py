@@ -1,4 +1,4 @@
-"""Commands that read what exists: show, check and gate."""
+"""Commands that read what exists: show, check, gate, and publish, which writes what others read."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,27 +11,31 @@ import typer
 from rich.table import Table
 
 from indpriv import _facts
-from indpriv._checks import check_delta
+from indpriv._checks import check_choice, check_delta
 from indpriv._facts import FAILED, NOT_CHECKED, PASSED, REFUTED, Fact
+from indpriv._files import write_atomically
+from indpriv._folders import make_folder
 from indpriv._formatting import Console, escape
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.canaries import CanaryResults
 from indpriv.analysis.attacks.evidence import Identity, agree, identities
 from indpriv.analysis.lint import facts_of_run, lint
 from indpriv.analysis.recorded_run import recorded_run
-from indpriv.analysis.summary import Audit
+from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.audit import audit_directory, groups_of, read_summary
 from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
 from indpriv.audit.gate import judge_audit
 from indpriv.audit.pipeline import evidence_of_run
+from indpriv.cli import common
 from indpriv.cli.commands import keys_of
-from indpriv.cli.common import check_device, checked_run, print_json, progress_bar, say, show_result
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import evidence, is_earned
 from indpriv.norm_log.norm_log import OpenedRun, open_run
-from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX
+from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX, holds_log
+from indpriv.release import Request, parse_budget, parse_quantiles, publish
+from indpriv.release.ledger import SHAREABLE
 from indpriv.report.formats import data_of
-from indpriv.report.page import print_page
+from indpriv.report.page import print_page, print_pdf
 from indpriv.report.report import print_sensitive
 
 _OF_SEVERAL = {"at_epsilon", "at_accuracy"}  # settings of show
@@ -46,7 +50,9 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
         raise InputError(f"--set {wrong[0]} is for {kind}; leave it out")
     if several:
         compared = audit_directory.compare_audits(audit_dirs, by, **settings)
-        show_result(as_json, to_json(compared), print_sensitive, "comparison", found=compared)
+        common.show_result(
+            as_json, to_json(compared), print_sensitive, "comparison", found=compared
+        )
         return
     folder = audit_directory.audit_in(audit_dirs[0])
     summary = read_summary(folder)
@@ -55,7 +61,7 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
     else:  # published without its tables
         tables = Audit.from_json(summary).groups
     values = {"tables": tables, "audit": summary, "raw": "within" not in settings}
-    show_result(
+    common.show_result(
         as_json,
         audit_directory.groups_json(tables, summary),
         print_sensitive,
@@ -86,7 +92,7 @@ def check(
     only, delta = settings.pop("only", None), settings.pop("delta", None)
     if delta is not None:
         check_delta(delta)
-    runs = [checked_run(run, "check") for run in run_dirs or (None,)]
+    runs = [common.checked_run(run, "check") for run in run_dirs or (None,)]
     if (checkpoints is None) != (spec is None) or (spec is not None and len(runs) > 1):
         raise InputError(
             "checkpoints are compared with one run: indpriv check RUN --checkpoints FOLDER --spec "
@@ -108,7 +114,7 @@ def check(
     failed, left_open = (any(getattr(p, key) for p in found) for key in ("failed", "left_open"))
     if as_json:
         parts = [{**p.content, "failed": p.failed, "left_open": p.left_open} for p in found]
-        print_json({"failed": failed, "left_open": left_open, "parts": parts})
+        common.print_json({"failed": failed, "left_open": left_open, "parts": parts})
     else:
         for part in found:
             part.show()
@@ -124,7 +130,7 @@ def _if_possible(only: str | None, make: Callable[..., _Part], *of: Any) -> _Par
         if only is not None:
             raise
         reason = f"left open: {error}"
-        return _Part({"reason": reason}, lambda: say(reason), left_open=True)
+        return _Part({"reason": reason}, lambda: common.say(reason), left_open=True)
 
 
 def _challenge(
@@ -133,8 +139,8 @@ def _challenge(
     """Checks of the norms of a log against those of checkpoints, at random steps."""
     from indpriv.recording.checkpoints.replay import challenge
 
-    check_device(options.get("device", "cpu"))
-    with progress_bar() as progress:
+    common.check_device(options.get("device", "cpu"))
+    with common.progress_bar() as progress:
         return challenge(checkpoints, spec, run_dir, challenges, **options, tell=progress)
 
 
@@ -154,7 +160,7 @@ def _log(
         _print_table(f"Checks of {run_dir}", ("check", "status", "detail"), of_checks)
         of_lines = [(one.title, one.status, one.found) for one in lines]
         _print_table(f"Evidence in {run_dir}", ("line", "word", "detail"), of_lines)
-        say(f"Evidence: {words['evidence']}")
+        common.say(f"Evidence: {words['evidence']}")
 
     failed = any(one.status == FAILED for one in every) or REFUTED in {one.status for one in lines}
     cannot_tell = any((one.title, one.status) == ("norms", NOT_CHECKED) for one in compared)
@@ -249,12 +255,12 @@ def gate(
             f"a gate needs a limit, e.g. --max worst_case_epsilon=8. There are:{''.join(keys)}"
         )
     if signed_by is not None or audited is not None:
-        audited = checked_run(audited or audit_dir.absolute().parent, "gate AUDIT_DIR --run")
+        audited = common.checked_run(audited or audit_dir.absolute().parent, "gate AUDIT_DIR --run")
     conditions = judge_audit(audit_dir, limits, audited, signed_by)
     shown = [condition.shown(figures=figures) for condition in conditions]
     passed = all(condition.passed for condition in conditions)
     if as_json:
-        print_json({"passed": passed, "conditions": shown})
+        common.print_json({"passed": passed, "conditions": shown})
     else:
         words = (PASSED if one.passed else FAILED for one in conditions)
         rows = [
@@ -265,3 +271,83 @@ def gate(
         _print_table("PASSED" if passed else "FAILED", columns, rows)
     if not passed:
         raise typer.Exit(1)
+
+
+def quantiles(
+    path: Path,
+    of: str,
+    which: str,
+    mean: bool,
+    group: list[str],
+    budget: str | None,
+    spend: bool,
+    settings: dict[str, Any],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Release quantiles and the mean of individual epsilon; options: as `Request` has them."""
+    norms = check_choice("--of", of, ("epsilon", "norms")) == "norms"
+    if holds_log(path) != norms:  # budget is spent only on the figures that were asked for
+        _refuse_other_figures(path, norms)
+    ledger = settings.pop("ledger", None)
+    request = Request(parse_quantiles(which), mean, groups=tuple(group), **options, **settings)
+    limit = parse_budget(budget) if budget else None
+    published = publish.release(path, request, budget=limit, spend=spend, ledger_dir=ledger)
+    common.show_result(as_json, published.content, publish.print_release, published.content)
+    source = "stored answer, shown at no further cost; --spend draws again"
+    if not as_json:
+        common.say(
+            f"\n{published.folder} ({'drawn now and paid for' if published.fresh else source})"
+        )
+
+
+def _refuse_other_figures(path: Path, norms: bool) -> None:
+    if norms:
+        raise InputError(f"--of norms is for a run directory, and {path} is none; leave it out")
+    audit_dir = path / "audit"
+    made = "" if audit_dir.is_dir() else f"after {common.typed('audit', path)}, "
+    raise InputError(
+        f"{path} is a run, and epsilons are released from its audit; {made}type: "
+        f"{common.typed('publish quantiles', audit_dir)} ...; norms before the first step need "
+        "--of norms"
+    )
+
+
+def statement(
+    audit_dir: Path,
+    example: str | None,
+    unit: str | None,
+    every_owner: bool,
+    output_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Write a page in plain language that tells one owner, or each, their own epsilon."""
+    if (example is not None) + (unit is not None) + every_owner != 1:
+        raise InputError("pass one of --example ID, --unit ID and --all")
+    common.check_folder("--output-dir", output_dir or audit_dir)
+    chosen = publish.owners(audit_dir, example=example, unit=unit)
+    with common.progress_bar() as progress:
+        paths = publish.write_statements(audit_dir, chosen, output_dir, progress)
+    if as_json:
+        common.print_json([str(path) for path in paths])
+    elif every_owner:
+        common.say(f"{len(paths)} statements in {paths[0].parent}, each for one owner only")
+    else:
+        common.say(paths[0].read_text(encoding="utf-8"))
+        common.say(f"{paths[0]}: for this owner only")
+
+
+def card(audit_dir: Path) -> None:
+    """Write the guarantee as a model-card block (YAML and Markdown, as on Hugging Face)."""
+    text = publish.render_model_card(read_summary(audit_dir), publish.read_release(audit_dir))
+    folder = make_folder(audit_dir, SHAREABLE)
+    write_atomically(folder / publish.MODEL_CARD, text.encode("utf-8"))
+    common.say(text)
+    common.say(f"{folder / publish.MODEL_CARD}: for others")
+
+
+def pdf(audit_dir: Path) -> None:
+    """Print the report to report.pdf, which is sensitive, with an installed Chromium."""
+    read_summary(audit_dir)  # refused where it is no audit, with what to type
+    print_pdf(audit_dir / audit_directory.REPORT, audit_dir / "report.pdf")
+    common.say(f"{audit_dir / 'report.pdf'}: {SENSITIVE}")

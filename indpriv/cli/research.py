@@ -31,7 +31,7 @@ from indpriv.report.figures import picture_pairs
 from indpriv.report.page import print_page, write_page
 
 if TYPE_CHECKING:
-    from indpriv.leakage.checkpoints import LeakagePlan, ObservationAt
+    from indpriv.leakage.leak import LeakagePlan, ObservationAt
     from indpriv.recording import AuditSpec
 
     SubjectOf = Callable[[Path, LeakagePlan], tuple[AuditSpec, ObservationAt]]
@@ -137,7 +137,7 @@ def leak(
 
     subject: what rebuilds a run that needs no spec.
     """
-    from indpriv.leakage.checkpoints import leak_run, write_scores
+    from indpriv.leakage.leak import leak_run, write_scores
 
     name, pictures = settings.pop("name", None), settings.pop("pictures", 0)
     step_of = settings.pop("step_of", ())
@@ -184,7 +184,7 @@ def _with_spec(
     clipping: str | None,
 ) -> tuple[AuditSpec, ObservationAt]:
     """What rebuilds model and data, and what is read before each step."""
-    from indpriv.leakage.checkpoints import observation
+    from indpriv.leakage.leak import observation
     from indpriv.recording.checkpoints.replay import load_spec
 
     seen = observation(plan, max_grad_norm, noise_multiplier or 0.0, clipping or "flat")
@@ -197,7 +197,7 @@ def _with_spec(
 
 
 def _plan(*, at: str = "0,last", forgets_clipping: bool = False, **options: Any) -> LeakagePlan:
-    from indpriv.leakage.checkpoints import LeakagePlan
+    from indpriv.leakage.leak import LeakagePlan
 
     moments = tuple(int(part) if part.isdigit() else part for part in at.split(","))
     options |= {"at": moments, "knows_clipping": not forgets_clipping}

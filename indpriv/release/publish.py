@@ -1,31 +1,62 @@
-"""The release of an audit: request -> ledger -> draw -> shareable/release.json and release.html.
+"""What others may read: releases (request -> ledger -> draw -> page), model cards and statements.
 
-Besides the run's guarantee, what it writes is the only output of indpriv that is for others: a draw
-by mechanisms on counts over a public grid.
+Besides the run's guarantee, shareable/release.json and its page are the only output of indpriv that
+is for everybody: a draw by mechanisms on counts over a public grid. The page sees only the content
+of release.json. The model card (YAML front matter and Markdown, for Hugging Face) sees what the
+guarantee covers too: the worst case, and the disclosures that an audit marks as publishable. All
+other figures of an audit are computed from the data without noise, and are not read.
+
+A statement is sensitive: for one owner only. Telling owner i their own epsilon costs no one else
+any privacy: given all states of the trained model, which count as released, it is a function of
+their example (and of its own sampling) alone, so that outcome -> (value, outcome) is a bijection,
+the condition of Theorem 3.2 of Yu et al. 2023 (section 3.4; arXiv:2206.02617v7). Nothing else of
+the data may enter a statement: not the audit's reason for its claim, which can count other
+examples, and no number of examples.
 """
 
+import hashlib
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
 
-from indpriv._files import write_atomically, write_json
+from indpriv._facts import refused
+from indpriv._files import read_json, write_atomically, write_json
 from indpriv._folders import make_folder
-from indpriv._reading import named
+from indpriv._formatting import format_delta, format_epsilon, format_number, format_share_up
+from indpriv._plain import from_json
+from indpriv._reading import AtLeastZero, Text, Whole, check, named, table
 from indpriv._types import FloatArray, IntArray
+from indpriv.analysis.guarantee import STANDS, Guarantee
+from indpriv.audit import read_summary
+from indpriv.audit.audit_directory import EPSILON
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonParts, relation_words
 from indpriv.errors import InputError
-from indpriv.norm_log.run_files import LEAKAGE
+from indpriv.example_table import ExampleTable
+from indpriv.norm_log.run_files import EXAMPLES, LEAKAGE
 from indpriv.release import mechanisms
 from indpriv.release import request as requests
 from indpriv.release.ledger import FOLDER, RELEASE_JSON, SHAREABLE, Ledger
 from indpriv.release.mechanisms import GaussianNoise, LaplaceNoise, Noise
-from indpriv.release.page import render_release
-from indpriv.release.request import Budget, Figures, Request
-from indpriv.release.sources import Source, filled, open_source
+from indpriv.release.request import FIGURES, Budget, Figures, Request
+from indpriv.release.sources import (
+    TEMPLATES,
+    Source,
+    check_one_record,
+    declared_choices,
+    filled,
+    open_source,
+    paragraphs,
+)
+from indpriv.report.page import print_page, render_markdown
 
 RELEASE_HTML = "release.html"
 SCHEMA_VERSION = 1
@@ -190,3 +221,274 @@ def _mean_and_count(
         return None, count, None
     # The error is largest if all values are at one end of the range; only the noisy count is known
     return upper * min(max(low / (low + high), 0.0), 1.0), count, noise.unit_error * upper / count
+
+
+# --- the page of a release, and the model card
+
+MODEL_CARD = "model-card.md"
+_COST = table({AtLeastZero: "epsilon delta"})
+_SPENT = table({AtLeastZero: "epsilon delta", Whole: "releases", _COST: "training? budget?"})
+_RELEASE = table(
+    {
+        Text: "quantity meaning unit neighbouring method by?",
+        list[Text]: "assumptions",
+        dict[str, Any]: "groups?",
+        _SPENT: "spent",
+    }
+)
+_OF_ACCOUNT = ("delta", "unit", "neighbouring", "sampler", "accountant")
+# With sample_rate, the expected batch size itself would give n away, and n is private
+_NORMALISATION = {
+    "mean": "sum of clipped gradients and noise over the expected, not the sampled, batch size",
+    "sum": "sum of clipped gradients and noise, not divided",
+}
+
+
+def render_release(content: Mapping[str, Any]) -> str:
+    """The page as text: self-contained, no script, every text escaped."""
+    return filled("release.html.j2", release=content, **_shown(content))
+
+
+def print_release(content: Mapping[str, Any], console: Console) -> None:
+    """Print the figures, their expected errors, what was spent and what is assumed."""
+    print_page(TEMPLATES / "release", console, release=content, **_shown(content))
+
+
+def _shown(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a release: its figures as a table, their expected errors, and what was spent."""
+    expected = next(iter((content["groups"] or {"": content}).values()))["expected_error"]
+    ranks = (
+        f"{name}: {_people(error['rank'])}"
+        + ("" if (most := error["rank_at_most"]) is None else f", at most {_people(most)}")
+        for name, error in expected["quantiles"].items()
+    )
+    return {
+        "figures": _figures(content),
+        "errors": paragraphs(
+            "errors.txt.j2",
+            expected=expected,
+            each=" of each group" if content["groups"] else "",
+            method=content["method"],
+            ranks="; ".join(ranks),
+        ),
+        "spent": paragraphs(
+            "spent.txt.j2",
+            release=content,
+            spent=content["spent"],
+            relation=relation_words(content["neighbouring"]),
+        ),
+    }
+
+
+def _figures(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The released figures, one row for each group; with expected errors where there are any."""
+    groups = content["groups"] or {"": content}
+    names = sorted(next(iter(groups.values()))["quantiles"], key=float)
+    show: Callable[..., str] = format_number
+    if content["quantity"] == "individual epsilon":  # to three decimals, rounded up
+        show = lambda value: f"{math.ceil(value * 1000 - 1e-6) / 1000:.3f}"  # noqa: E731
+    titles = {"mean": "mean", "count": "people"}
+    shown = [name for name in titles if any(each[name] is not None for each in groups.values())]
+    head = [content["by"] or "", *(f"quantile {name}" for name in names)]
+    rows = []
+    for group, figures in groups.items():
+        row = [group, *(show(figures["quantiles"][name]) for name in names)]
+        for name in shown:
+            value, error = figures[name], figures["expected_error"][name]
+            form = show if name == "mean" else format_number
+            row.append(
+                "all noise" if value is None else f"{form(value)} ± {format_number(error, 2)}"
+            )
+        rows.append(row)
+    return {"head": [*head, *(titles[name] for name in shown)], "rows": rows}
+
+
+def _people(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else format_number(value, 2)
+
+
+def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
+    """The block as text; release is the content of release.json, None if nothing was released.
+
+    InputError for a run without a guarantee that may be published, and for a release that composes
+    with another guarantee.
+    """
+    public = _public(summary)
+    if release is not None:
+        _check_same_training(public, release)
+    settings = [(name, value or "not stated", status) for name, value, status in public["settings"]]
+    if public["normalisation"]:
+        settings.append(("Normalisation of the gradient", public["normalisation"], "verified"))
+    values: dict[str, Any] = {"public": public, "settings": settings, "release": release}
+    if release is not None:
+        shown = _shown(release)
+        values["figures"] = shown["figures"]
+        values["notes"] = [*shown["errors"], *shown["spent"], *release["assumptions"]]
+    body = render_markdown(TEMPLATES / "model-card", **values)
+    return f"{filled('front-matter.yaml.j2', public=public)}\n\n{body}"
+
+
+def read_release(audit_dir: Path) -> dict[str, Any] | None:
+    """The content of shareable/release.json, None if nothing was released."""
+    path = audit_dir / SHAREABLE / RELEASE_JSON
+    if not path.is_file():
+        return None
+    content: dict[str, Any] = read_json(path)
+    check(_RELEASE, content, str(path))
+    with named(path, "make it again with indpriv publish quantiles"):
+        for figures in (content.get("groups") or {"": content}).values():
+            check(FIGURES, figures, str(path))
+        _shown(content)  # and what a page shows of it is there
+    return content
+
+
+def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be published of an audit; the rest of this module sees nothing else of it."""
+    guarantee, account, run = summary["guarantee"], summary["account"], summary["run"]
+    why = "delta is at least 1/n" if guarantee["delta_times_n"] >= 1 else ""
+    if guarantee["status"] not in STANDS:
+        why = f"its guarantee is {guarantee['status']}"
+    if why:
+        raise InputError(f"a model card may state no guarantee of this run: {why}; see report.html")
+    return {
+        "name": summary["name"],
+        **{name: guarantee[name] for name in ("worst_case_epsilon", "evidence", "statement")},
+        **{name: account[name] for name in _OF_ACCOUNT},
+        "participation": account.get("participation", "secret"),
+        "normalisation": _NORMALISATION.get(run["recorder"].get("loss_reduction"), ""),
+        "settings": [
+            (item["title"], item["detail"], item["status"])
+            for item in summary["disclosures"]
+            if item["publishable"] and not item["private"]
+        ],
+        "version": summary["versions"]["indpriv"],
+    }
+
+
+def _check_same_training(public: Mapping[str, Any], release: Mapping[str, Any]) -> None:
+    training = release["spent"]["training"]
+    if training is None:  # norms before the first step do not depend on training
+        return
+    if (training["epsilon"], training["delta"]) != (public["worst_case_epsilon"], public["delta"]):
+        raise InputError(
+            f"{SHAREABLE}/{RELEASE_JSON} composes with a guarantee of epsilon "
+            f"{format_epsilon(training['epsilon'])}, delta {format_delta(training['delta'])}, "
+            "which is not this audit's; make the release again"
+        )
+
+
+# --- statements
+
+STATEMENTS = "statements"
+_WIDTH = 92
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A person who owns records: an example or a unit, by its id.
+
+    epsilon is of all of their rows together, worst_case_epsilon of this number of rows, and
+    true_positive_limit of a test at FALSE_POSITIVE_RATE, by the account of all of their rows.
+    """
+
+    kind: str
+    name: str
+    n_rows: int
+    epsilon: float
+    worst_case_epsilon: float
+    true_positive_limit: float
+
+
+def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = None) -> list[Owner]:
+    """The owner of one example or of one unit, or all owners of an audit.
+
+    A unit is a person with one row or several; if neither is passed, all of them. InputError for an
+    id that is not there, or both.
+    """
+    if example is not None and unit is not None:
+        raise InputError("both --example and --unit were passed; pass one of them")
+    table = EpsilonParts.open(audit_dir / EPSILON).table()
+    by_unit = table.account.rows_per_unit is not None
+    names = [str(item) for item in table.example_ids.tolist()]
+    n, details = len(table), table.details
+    figures = zip(
+        details.get("n_rows", np.ones(n, np.int64)).tolist(),
+        table.epsilon.tolist(),
+        details.get("unit_worst_case", np.full(n, table.worst_case_epsilon)).tolist(),
+        details.get("true_positive_limit", np.ones(n)).tolist(),
+        strict=True,
+    )
+    figures_of = dict(zip(names, figures, strict=True))
+    if example is not None:
+        if by_unit:
+            raise refused("refusal.source", "of_people", example=example)
+        if example not in figures_of:
+            raise InputError(f"--example {example}: the audit has no training example of that id")
+        return [Owner("example", example, *figures_of[example])]
+    unit_ids = names
+    if not by_unit and (audit_dir / EXAMPLES).is_file():
+        examples = ExampleTable.from_parquet(audit_dir / EXAMPLES).aligned(table.example_ids)
+        unit_ids = [str(item) for item in examples["unit_id"].tolist()]
+    rows_of: dict[str, list[str]] = {}
+    for name, owner in zip(names, unit_ids, strict=True):
+        rows_of.setdefault(owner, []).append(name)
+    if unit is not None and unit not in rows_of:
+        raise InputError(f"--unit {unit}: the audit has no training example of that unit")
+    chosen = rows_of if unit is None else {unit: rows_of[unit]}
+    for owner, rows in chosen.items():
+        if len(rows) > 1:
+            raise refused("refusal.source", "several_rows", owner=owner, n=len(rows))
+    return [Owner("unit", owner, *figures_of[rows[0]]) for owner, rows in chosen.items()]
+
+
+def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
+    """One page of plain text for one owner, from the content of audit.json."""
+    guarantee, own_odds = from_json(Guarantee, summary["guarantee"]), None
+    odds = guarantee.true_positive_limit(guarantee.worst_case_epsilon)
+    if guarantee.stands:  # else there is no test to compare with
+        limit = guarantee.true_positive_limit(owner.epsilon, owner.true_positive_limit)
+        own_odds = format_share_up(limit)
+    parts = paragraphs(
+        "statement.txt.j2",
+        owner=owner,
+        guarantee=guarantee,
+        account={"clipping_norm_epsilon": 0, **summary["account"]},
+        usual=format_share_up(FALSE_POSITIVE_RATE),
+        odds=format_share_up(odds),
+        own_odds=own_odds,
+        undeclared=declared_choices(summary) is None,
+        **{key: str(summary[key]) for key in ("name", "meaning", "claim")},
+    )
+    lines = [fill(parts[0], _WIDTH) + "\n"]
+    for part in parts[1:]:
+        title = part.startswith("# ")
+        lines.append(f"\n{part[2:].upper()}" if title else fill(part, _WIDTH))
+    return "\n".join(lines) + "\n"
+
+
+def write_statements(
+    audit_dir: Path,
+    chosen: Sequence[Owner],
+    output_dir: Path | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Path]:
+    """Write one file (0600) for each owner, by default in AUDIT_DIR/statements; their paths.
+
+    InputError for a run whose owners may not be told; see `sources.check_one_record`.
+    """
+    summary = read_summary(audit_dir)
+    check_one_record(summary)
+    folder = make_folder(output_dir) if output_dir else make_folder(audit_dir, STATEMENTS)
+    paths = []
+    for number, owner in enumerate(chosen, 1):
+        name = owner.name
+        if not _SAFE_NAME.fullmatch(name):  # as a file name
+            digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+            name = f"sha256-{digest[:32]}"
+        path = folder / f"{owner.kind}-{name}.txt"
+        write_atomically(path, statement(owner, summary).encode("utf-8", "replace"))
+        paths.append(path)
+        if progress is not None:
+            progress("writing statements", number, len(chosen))
+    return paths

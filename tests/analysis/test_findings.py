@@ -1,4 +1,4 @@
-"""A finding is two files: its module, and its template."""
+"""A finding is two files, its module and its template, and a table of columns.toml."""
 
 import json
 import shutil
@@ -19,12 +19,10 @@ from indpriv.analysis.summary import Finding
 
 FINDING = Finding(
     "shortest",
-    3,
     lambda run: {"shortest": float(run.audit.groups[0].rows["mean"].min())},
     alarms=lambda audit: ["Somebody lost no privacy."] * (audit.shortest == 0),
     watched="somebody has a privacy loss",
     notes=lambda audit: [f"The smallest is {audit.shortest:.1f}."],
-    shortest=(float, "The smallest mean epsilon of a group."),
 )
 """
 
@@ -37,6 +35,10 @@ def another_finding(tmp_path, monkeypatch):
     paths = [*indpriv.analysis.__path__, str(tmp_path)]
     monkeypatch.setattr(indpriv.analysis, "__path__", paths)
     monkeypatch.setattr(page, "TEMPLATES", templates)
+    own = {"shortest": ["Epsilon", "The smallest mean epsilon of a group."]}
+    of_findings = [*registry._TABLES["audit"].items()]
+    of_findings.insert(3, ("shortest", own))
+    monkeypatch.setitem(registry._TABLES, "audit", dict(of_findings))
     caches = (registry.findings, registry.keys, registry.finding_of)
     for cached in caches:
         cached.cache_clear()

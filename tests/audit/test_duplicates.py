@@ -18,8 +18,7 @@ from indpriv.analysis.attacks.rates import parts
 from indpriv.analysis.completeness import undeclared_people
 from indpriv.audit import audit, groups_of, read_audit, read_summary
 from indpriv.audit.gate import judge_audit
-from indpriv.release.publish import Request, release
-from indpriv.release.statement import owners, statement
+from indpriv.release.publish import Request, owners, release, statement
 from synthetic import rows, small_run, write_run
 
 from .conftest import DELTA

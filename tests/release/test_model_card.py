@@ -8,7 +8,7 @@ from indpriv.audit import read_summary
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
 from indpriv.release import Request, release
-from indpriv.release.page import read_release, render_model_card
+from indpriv.release.publish import read_release, render_model_card
 
 from .conftest import epsilons, write_small_audit
 

@@ -17,7 +17,7 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import FULL_PRECISION
 from indpriv.release import Budget, Request, mechanisms, publish, release
 from indpriv.release.ledger import Ledger
-from indpriv.release.page import read_release, render_model_card
+from indpriv.release.publish import read_release, render_model_card
 from indpriv.release.sources import _norm_grid
 from processes import running
 from synthetic import small_run, write_run

@@ -10,7 +10,7 @@ from indpriv._files import read_json, read_parquet
 from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.release.statement import owners, statement, write_statements
+from indpriv.release.publish import owners, statement, write_statements
 
 from .conftest import WORST, read_epsilons, write_small_audit
 

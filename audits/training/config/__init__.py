@@ -11,7 +11,7 @@ from audits.training.config.sections import (
     RecordingConfig,
 )
 from audits.training.config.training_section import TrainingConfig
-from indpriv.leakage.checkpoints import LeakagePlan
+from indpriv.leakage.leak import LeakagePlan
 
 __all__ = [
     "AttackConfig",

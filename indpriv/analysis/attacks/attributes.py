@@ -9,7 +9,7 @@ trained on, so no attack has an advantage above the largest membership advantage
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -163,13 +163,5 @@ def _alarms(audit: Audit) -> Iterator[str]:
 
 
 FINDING = Finding(
-    "attributes",
-    45,
-    _find,
-    alarms=_alarms,
-    watched="attacks on attributes above the worst case",
-    attribute_attacks=(
-        Annotated[pd.DataFrame, ATTRIBUTES],
-        "Attacks that guess attributes, if any.",
-    ),
+    "attributes", _find, alarms=_alarms, watched="attacks on attributes above the worst case"
 )

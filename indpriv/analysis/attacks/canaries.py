@@ -6,28 +6,15 @@ predicts exactly. Four lower bounds, each with its assumption; `BOUNDS` lists th
 
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import optimize, special, stats
 
 from indpriv._checks import check_delta, check_positive_int
-from indpriv._plain import (
-    Count,
-    Delta,
-    Epsilon,
-    LowerBound,
-    Number,
-    PValue,
-    Seed,
-    Share,
-    figure,
-    shown,
-)
+from indpriv._plain import shown
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.account import account
 from indpriv.accountant.risk import predicted_evidence
@@ -41,7 +28,7 @@ from indpriv.analysis.attacks.lower_bound import (
 )
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import generator_of
-from indpriv.analysis.summary import Audit, Finding
+from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.attack_scores import AttackScores, log_likelihood_ratio
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSettings
@@ -65,35 +52,19 @@ EACH_BY_ITSELF = (
 # --- any attack
 
 
-@dataclass(frozen=True)
-class AttackMeasures:
-    """What the scores of one attack prove about the worst case.
-
-    Attributes:
-        attack: what produced the scores.
-        method: how the lower bound is found, and what it assumes.
-        delta: of the (epsilon, delta) that is bounded.
-        seed: of the analysis, not of training.
-        rates: of all examples and of each group, lower bounds included.
-        roc: (false-positive rate, true-positive rate) of thresholds on all scores.
-    """
-
-    attack: str
-    method: str
-    delta: Delta
-    seed: Seed
-    rates: Annotated[pd.DataFrame, summary.RATES]
-    roc: tuple[tuple[Share, float], ...]
-
-    def __post_init__(self) -> None:
+class _AttackMeasures:
+    def __post_init__(self: Any) -> None:
         bound = rates.parts(self.rates, by="", rate="epsilon").get(rates.ALL)
         if bound is None or bound["epsilon"].value is None:
             raise InputError(f"no lower bound stands among the rates of {self.attack}; audit again")
 
     @property
-    def overall(self) -> dict[str, Any]:
+    def overall(self: Any) -> dict[str, Any]:
         """Rows of all examples by rate."""
         return rates.parts(self.rates, by="")[rates.ALL]
+
+
+AttackMeasures: Any = record("attack_measures", _AttackMeasures)
 
 
 def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) -> AttackMeasures:
@@ -150,71 +121,18 @@ def _balanced(member: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
 # --- gradient canaries
 
 
-@dataclass(frozen=True)
-class CanaryBound:
-    """A lower bound on the epsilon of a canary.
-
-    Attributes:
-        key: of `BOUNDS`.
-        epsilon: at the given delta; 0 proves nothing.
-        false_alarm_rate: share of `NULL_TRIALS` random memberships that give a bound above 0.
-        false_alarm_interval: exact binomial, for that rate.
-    """
-
-    key: str
-    epsilon: LowerBound
-    false_alarm_rate: Share
-    false_alarm_interval: statistics.Shares
+CanaryBound: Any = record("canary_bound")
+CanaryFindings: Any = record("canary_findings")
 
 
-@dataclass(frozen=True)
-class CanaryFindings:
-    """What the canaries of one length say.
-
-    Attributes:
-        length: norm of their gradients over max_grad_norm.
-        n_members, n_others: number of canaries in and out.
-        ceiling: epsilon of the account for an example of this length in every step.
-        bounds: each at 95 percent confidence by itself; the largest of several is none at 95.
-        separation: mean score of members less that of others.
-        separation_interval: of that difference, at 95 percent.
-        separation_predicted: by the account.
-        p_value: that scores deviate from the account as much as these do, the smallest of five
-            tests times the tests of all lengths: of the difference of means, and of spread and
-            distribution of each side.
-        agrees: p_value is at least `SIGNIFICANCE`.
-    """
-
-    length: Annotated[float, figure("g")]
-    n_members: Count
-    n_others: Count
-    ceiling: Epsilon
-    bounds: tuple[CanaryBound, ...]
-    separation: Number
-    separation_interval: statistics.Span
-    separation_predicted: Number
-    p_value: PValue
-    agrees: bool
-
-
-@dataclass(frozen=True)
-class CanaryResults:
-    """What the gradient canaries of one run say.
-
-    Attributes:
-        delta: of every epsilon here.
-        lengths: what the canaries of each length say, the shortest first.
-        left_out: why other lengths are not judged, in sentences.
-    """
-
-    delta: Delta
-    lengths: tuple[CanaryFindings, ...]
-    left_out: tuple[str, ...]
-
+class _CanaryResults:
     @property
-    def agree(self) -> bool:
+    def agree(self: Any) -> bool:
         """Whether the scores of every length agree with the account."""
         return all(found.agrees for found in self.lengths)
+
+
+CanaryResults: Any = record("canary_results", _CanaryResults)
 
 
 class Canaries(NamedTuple):
@@ -469,20 +387,11 @@ def _contradicted(audit: Audit) -> Iterator[str]:
 
 
 FINDINGS = (
-    Finding(
-        "canaries",
-        52,
-        _canaries,
-        alarms=_proven,
-        watched="epsilon that canaries prove",
-        canaries=(AttackMeasures | None, "What they prove about the worst case; null without."),
-    ),
+    Finding("canaries", _canaries, alarms=_proven, watched="epsilon that canaries prove"),
     Finding(
         "gradient_canaries",
-        54,
         _gradient_canaries,
         alarms=_contradicted,
         watched="gradient canaries agree with the account",
-        gradient_canaries=(CanaryResults | None, "What they prove beside the account, if any."),
     ),
 )

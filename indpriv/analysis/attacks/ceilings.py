@@ -1,7 +1,6 @@
 """What any attack on a run can reach at most, beside what attacks did reach. Sensitive."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
-from indpriv._plain import Ceiling
 from indpriv._types import FloatArray, IntArray
 from indpriv.accountant.account import with_norms_it_uses
 from indpriv.accountant.blocks import block_size, in_blocks
@@ -22,26 +20,11 @@ from indpriv.accountant.tight import Met, deltas
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
 from indpriv.analysis.guarantee import worst_case_limits
 from indpriv.analysis.recorded_run import AuditedRun, attacked_table
-from indpriv.analysis.summary import Finding
+from indpriv.analysis.summary import Finding, record
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Largest true-positive rates that any attack can reach at low false-positive rates.
-
-    Attributes:
-        worst_case: of the guarantee, for every example, by false-positive rate.
-        common_threshold: mean over the training examples, of any attack on steps with their norms;
-            see `individual_ceiling`. These norms depend on the run: it is no guarantee.
-        advantage: largest difference of true-positive and false-positive rate that the guarantee
-            allows any attack.
-    """
-
-    worst_case: Mapping[str, Ceiling]
-    common_threshold: Mapping[str, Ceiling]
-    advantage: Ceiling = 1.0
+Ceilings: Any = record("ceilings")
 
 
 def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
@@ -143,9 +126,4 @@ def _find(run: AuditedRun) -> dict[str, Any]:
     return {"ceilings": ceilings_of(run.log, run.once(attacked_table))}
 
 
-FINDING = Finding(
-    "ceilings",
-    41,
-    _find,
-    ceilings=(Ceilings | None, "What any attack can reach; null where the unit has several rows."),
-)
+FINDING = Finding("ceilings", _find)

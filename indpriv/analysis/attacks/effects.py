@@ -6,66 +6,26 @@ of like epsilon are not. Coins decided the memberships, so that redrawing them, 
 fixed, gives exact tests of "no effect at all" (Fisher 1935; Phipson and Smyth 2010).
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_positive_int
-from indpriv._plain import Count, Epsilon, PValue, Rounded, figure
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.attacks.ceilings import mu_of
-from indpriv.analysis.statistics import CONFIDENCE, Interval, Span
+from indpriv.analysis.statistics import CONFIDENCE, Interval
+from indpriv.analysis.summary import record
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import Effects, Moments, effects, reference_signals
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 
+EffectBin: Any = record("effect_bin")
+MembershipEffects: Any = record("membership_effects")
 LEAST_MODELS = 8  # with fewer, effects are too large by a quarter to a third
 _RESAMPLES = 400
 _PURPOSE = 2  # keeps redrawn coins apart from coins that were drawn with the same seed
-
-
-@dataclass(frozen=True)
-class EffectBin:
-    """Examples of like individual epsilon, with the weighted mean of their effects.
-
-    mu: the mean of mu of a Gaussian mechanism with their epsilons: the effect that the score of the
-    best test has there; other scores can have larger ones. error: robust, over examples. p_value:
-    of "no effect at all", corrected for all bins (largest |z| over redrawn coins).
-    """
-
-    mean_epsilon: Epsilon
-    mu: Annotated[float, figure(".3f")]
-    n_examples: Count
-    effect: Annotated[float, figure(".3f")]
-    error: Annotated[float, figure(".3f")]
-    p_value: PValue
-
-
-@dataclass(frozen=True)
-class MembershipEffects:
-    """Effects of membership, by individual epsilon; examples at the worst case are the last bin.
-
-    p_value: of "no effect at all", from the mean effect, and trend_p_value from its slope over mu
-    (both one-sided). correlation: Pearson's r of epsilon and effect, raw: mostly noise in the
-    effects. reliability: of the effects, from two halves of the models (Spearman and Brown), with a
-    percentile bootstrap over examples. corrected: r divided by its root; None where the interval of
-    the reliability reaches 0.
-    """
-
-    n_models: Count
-    n_examples: Count
-    bins: tuple[EffectBin, ...]
-    p_value: PValue
-    trend_p_value: PValue
-    correlation: Annotated[float, figure("num2")]
-    reliability: Annotated[float, figure("num2")]
-    reliability_interval: Span
-    corrected: Rounded | None
-    corrected_interval: Span | None
-    redraws: Count
 
 
 def membership_effects(

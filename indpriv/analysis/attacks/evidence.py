@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import special
 
-from indpriv._plain import Correlation, Count
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.accountant.risk import PredictedEvidence
+from indpriv.analysis.summary import record
 from indpriv.errors import InputError
 
 SIGNIFICANCE = 1e-3  # of all identities together
@@ -67,26 +68,17 @@ class Evidence:
         return float(np.sqrt(len(by_run) / (len(by_run) - 1) * np.sum(by_run**2)))
 
 
-@dataclass(frozen=True)
-class Identity:
-    """One identity, e.g. "with: exp(-L)": its mean over all examples and runs, and the prediction.
-
-    standard_error: of mean less expected, from the spread between runs.
-    """
-
-    name: str
-    mean: Correlation
-    expected: Correlation
-    standard_error: Correlation
-    n_runs: Count
-
+class _Identity:
     @property
-    def z(self) -> float:
+    def z(self: Any) -> float:
         """How many standard errors the mean is off.
 
         If the account holds, about Student's t with n_runs - 1 degrees of freedom.
         """
-        return (self.mean - self.expected) / self.standard_error
+        return float((self.mean - self.expected) / self.standard_error)
+
+
+Identity: Any = record("identity", _Identity)
 
 
 def identities(evidence: Evidence) -> tuple[Identity, ...]:

@@ -13,16 +13,15 @@ that limit shows that the run or its account is wrong.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import to_floats
-from indpriv._plain import Share
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import table_for
 from indpriv.analysis import summary
@@ -468,40 +467,16 @@ def _bins_to_look_at(audit: Audit) -> Iterator[str]:
 FINDINGS = (
     Finding(
         "membership",
-        40,
         _find,
         alarms=_attacks_above,
         watched="attacks above the worst case",
         notes=lambda audit: audit.unchecked,
-        attacks=(
-            Annotated[pd.DataFrame, summary.TRIED],
-            "Every attack on this model and on the non-private baseline; those on this model "
-            "first, the strongest by AUC first.",
-        ),
-        rates=(
-            Annotated[pd.DataFrame, summary.RATES],
-            "Of these attacks over all examples, by group and by unit, and of gradient canaries.",
-        ),
-        unchecked=(tuple[str, ...], "What of the reference models could not be checked, and why."),
-        roc=(
-            Mapping[str, tuple[tuple[Share, Share], ...]],
-            "(false-positive rate, true-positive rate) of thresholds on the loss, by model.",
-        ),
-        most_exposed=(
-            tuple[rates.UnequalAttack, ...],
-            "Tests of the group with the largest mean epsilon, by model and column.",
-        ),
     ),
     Finding(
         "by_epsilon",
-        50,
         _in_bins,
         alarms=_bins_above,
         watched="bins of epsilon above the worst case",
         notes=_bins_to_look_at,
-        attack_by_epsilon=(
-            Annotated[pd.DataFrame, summary.BINS],
-            "One attack in bins of epsilon; empty where the hold-out was not recorded.",
-        ),
     ),
 )

@@ -5,7 +5,6 @@ Sensitive. indpriv/analysis/columns.toml describes the columns.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +14,11 @@ from scipy import stats
 from scipy.special import expit, logit
 
 from indpriv._checks import check_positive_int
-from indpriv._plain import Count, PValue, records
+from indpriv._plain import records
 from indpriv._types import FloatArray, IntArray
 from indpriv.analysis import statistics
 from indpriv.analysis.statistics import generator_of
-from indpriv.analysis.summary import RATES, table
+from indpriv.analysis.summary import RATES, record, table
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 
@@ -333,37 +332,7 @@ def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
 # --- the paper's membership test: the success rate of one threshold
 
 
-@dataclass(frozen=True)
-class UnequalAttack:
-    """One-sided test of the most exposed group against all others, on all scores of the protocol.
-
-    The group is chosen by mean individual epsilon, not by what the attack achieved. One threshold
-    for all groups is chosen on each half and measured on the other, so that every score is guessed
-    once. Fisher's exact test compares the two success rates.
-
-    Attributes:
-        model: "dp", or "non_dp" for the non-private baseline.
-        by: the column of the groups.
-        exposed: the group with the largest mean epsilon among those large enough to read.
-        trials, successes: guesses on that group, and how many of them were right.
-        rest_trials, rest_successes: the same of all other groups together.
-        p_value: one-sided; not corrected for the number of groupings and models.
-        chi_squared_p: of equal success rates of all readable groups of the table (one half of the
-            scores, each group at its own threshold), by the chi-squared test; None where it is
-            undefined.
-    """
-
-    model: str
-    by: str
-    exposed: str
-    trials: Count
-    successes: Count
-    rest_trials: Count
-    rest_successes: Count
-    p_value: PValue
-    chi_squared_p: PValue | None
-
-
+UnequalAttack: Any = record("unequal_attack")
 _Half = tuple[FloatArray, FloatArray]  # scores of members and of as many non-members
 
 

@@ -9,7 +9,7 @@ from audits.training.datasets.base import Dataset, Split
 from audits.training.federated.train import train_federated
 from audits.training.leakage import at_a_client, observations
 from indpriv import InputError
-from indpriv.leakage.checkpoints import LeakagePlan
+from indpriv.leakage.leak import LeakagePlan
 
 FEDERATED = {"rounds": 1, "client_rate": 0.5, "clients": 18, "local_learning_rate": 0.3}
 READ = [  # protect, noise_at, what is read: clipping norm and standard deviation of the noise
