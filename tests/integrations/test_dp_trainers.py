@@ -173,6 +173,27 @@ def test_the_trainer_is_as_before_after_the_block(tmp_path):
     assert not set(kept) & set(vars(trainer))
 
 
+def test_dptrainer_on_its_own_ends_epochs_inside_a_batch(tmp_path):
+    """What attach_dptrainer is for; the learning rate moves by the number of parts, too."""
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    arguments = training_arguments(tmp_path, num_train_epochs=12, **settings)
+    trainer = dp_trainer(with_adapters(gpt2()), arguments, Texts(N))
+    parts, loss_fn = trainer.get_train_dataloader(), CausalLMLoss()
+    trainer.get_train_dataloader = lambda: parts
+    trainer.compute_loss = lambda model, inputs, **_: loss_fn(model(**inputs), inputs).mean()
+    whole = DataLoader(
+        parts.dataset, batch_sampler=parts.batch_sampler.sampler, collate_fn=parts.collate_fn
+    )
+    recorder = Recorder(tmp_path / "run", dataset=Texts(N), loss_fn=loss_fn, every=1)
+    recorder.draw_privately()
+    with recorder.attach(trainer.model, trainer.optimizer, whole):
+        trainer.train()
+    lines = lines_by_key(tmp_path / "run")
+    assert lines["contribution"].status == "refuted"
+    assert "left a batch unfinished" in lines["contribution"].detail
+    assert lines["settings"].status == "declared"
+
+
 def test_the_trainers_own_loss_is_told_by_name(tmp_path):
     """A loss_fn that is no CausalLMLoss leaves the trainer its own."""
     trainer = opacus_dp_trainer(with_adapters(gpt2()), training_arguments(tmp_path), Texts(N))
@@ -195,6 +216,23 @@ def test_ghost_mode_is_refused_with_the_reason(tmp_path):
 
     with pytest.raises(InputError, match=r"does not clip each example.*grad_sample_mode=\"hooks\""):
         recorded(in_ghost_mode, with_adapters(gpt2()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("max_grad_norm", "said"),
+    [(0.5, "prepare_module.wrap_model=False. made do not know it"), (1.0, "does not clip each")],
+)
+def test_ghost_mode_of_dptrainer_is_refused_without_attach_dptrainer(max_grad_norm, said, tmp_path):
+    arguments, settings = training_arguments(tmp_path), {"grad_sample_mode": "ghost"}
+    settings |= {"per_sample_max_grad_norm": max_grad_norm}
+    trainer = dp_trainer(with_adapters(gpt2()), arguments, Texts(N), **settings)
+    parts = trainer.get_train_dataloader()
+    whole = DataLoader(
+        parts.dataset, batch_sampler=parts.batch_sampler.sampler, collate_fn=parts.collate_fn
+    )
+    recorder = Recorder(tmp_path / "run", dataset=Texts(N), loss_fn=CausalLMLoss())
+    with pytest.raises(InputError, match=said):
+        recorder.attach(trainer.model, trainer.optimizer, whole).__enter__()
 
 
 def test_authors_with_several_texts_are_refused(tmp_path):

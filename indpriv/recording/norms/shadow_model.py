@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -174,7 +175,7 @@ def make_shadow(
 def _check_forward(module: nn.Module) -> None:
     """Raise InputError if a forward was replaced by a function that holds the module's own parts.
 
-    A copy would then run the module itself.
+    A copy would then run the module itself. A loss of ghost mode inside holds it, too.
     """
     own = set(map(id, module.modules()))
     for name, part in module.named_modules():
@@ -183,6 +184,8 @@ def _check_forward(module: nn.Module) -> None:
         held = getclosurevars(function).nonlocals.values() if isfunction(function) else ()
         if any(id(getattr(one, "__self__", one)) in own for one in held):
             raise refused("refusal.norms", "forward", name=name or type(part).__name__)
+        if any(isinstance(one, DPLossFastGradientClipping) for one in vars(part).values()):
+            raise refused("refusal.attached", "trainer_in_ghost_mode")
 
 
 def to_channels_last(value: Tensor) -> Tensor:
