@@ -40,6 +40,7 @@ from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._storage import location_on_disk
 from indpriv._types import StageProgress, silent
+from indpriv.accountant import PrivacyFilter
 from indpriv.attacks.attributes import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -53,7 +54,6 @@ from indpriv.norm_log.run_files import (
     signing_key,
 )
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
-from indpriv.recording.clipping import Filter
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def train(
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
-    privacy_filter: Filter | Callable[[float, float], Filter] | None = None,
+    privacy_filter: PrivacyFilter | Callable[[float, float], PrivacyFilter] | None = None,
     n_planned: int | None = None,
     resume: bool = False,
     sign_with: str | Path | None = None,
@@ -179,8 +179,8 @@ def _drawn(begun: TrainingState | None) -> float | None:
 
 
 def _filter_of(
-    private: PrivateSetting, given: Filter | Callable[[float, float], Filter] | None
-) -> Filter | None:
+    private: PrivateSetting, given: PrivacyFilter | Callable[[float, float], PrivacyFilter] | None
+) -> PrivacyFilter | None:
     if not callable(given):
         return given
     noise = float(np.median(private.planned.noise_multiplier))
@@ -227,7 +227,7 @@ def _make_recorder(
     dataset: Dataset,
     private: PrivateSetting,
     randomness: Randomness,
-    privacy_filter: Filter | None,
+    privacy_filter: PrivacyFilter | None,
     begun: TrainingState | None,
     sign_with: str | Path | None,
 ) -> Recorder:

@@ -465,8 +465,8 @@ class AuditedRun:
             return choose_groups(self.rows, self.by, self.recorded.declared.groups)
         if self.by:
             raise InputError(
-                f"--by {self.by[0]}: this run has no {run_files.EXAMPLES}, which holds the groups; "
-                "audit it without --by"
+                f"there are no groups by {self.by[0]}: this run has no {run_files.EXAMPLES}, which "
+                "holds such columns; leave out --by"
             )
         return [], []
 

@@ -1,7 +1,5 @@
 """Attacks on a run while it trains: a Recorder's argument `attack=`. Sensitive."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -25,7 +25,7 @@ of that step, whether it is drawn or not. Rows of one unit are charged, and left
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -285,24 +285,6 @@ def check_headroom(
     return float(value)
 
 
-class Filter(Protocol):
-    """What a privacy filter charges; `indpriv.PrivacyFilter` says it in full."""
-
-    @property
-    def order(self) -> float: ...  # noqa: D102
-    @property
-    def rdp_cap(self) -> float: ...  # noqa: D102
-    def charges(  # noqa: D102
-        self,
-        relative_norms: FloatArray,
-        *,
-        noise_multiplier: float,
-        sample_rate: float,
-        units: IntArray | None = None,
-    ) -> FloatArray: ...
-    def spent(self, log: NormLog, left_out_at: IntArray) -> FloatArray: ...  # noqa: D102
-
-
 class ClipThresholds:
     """What each example is clipped at: max_grad_norm, its recorded level, or 0 by a filter."""
 
@@ -312,7 +294,7 @@ class ClipThresholds:
         *,
         headroom: float | None = None,
         levels: Levels = FULL_PRECISION,
-        policy: Filter | None = None,
+        policy: Any = None,
         units: IntArray | None = None,
     ) -> None:
         """Begin with all examples present, nothing spent, and max_grad_norm as each one's level.
@@ -321,7 +303,7 @@ class ClipThresholds:
             n_examples: in the training set.
             headroom: of individual clipping; None clips all examples at max_grad_norm.
             levels: to which the log rounds norms.
-            policy: of the privacy filter, if there is one.
+            policy: an `indpriv.PrivacyFilter`, if there is one.
             units: (n_examples,) the unit of each row, from 0; None if each row is a unit.
         """
         self.policy, self._headroom, self._levels, self._units = policy, headroom, levels, units

@@ -43,7 +43,7 @@ from indpriv.norm_log.run_files import EXAMPLES, HOLDOUT, RUN_JSON, seal, sign, 
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
 from indpriv.recording.attacks import AttackedRun, RunAttack
-from indpriv.recording.clipping import ClipThresholds, Filter, check_headroom
+from indpriv.recording.clipping import ClipThresholds, check_headroom
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.updates import PublicSettings
 from indpriv.recording.losses import described_loss, with_targets
@@ -172,7 +172,7 @@ class Recorder:
         individual_clipping: bool = False,
         clip_headroom: float | None = None,
         clipping_norm_epsilon: float = 0.0,
-        privacy_filter: Filter | None = None,
+        privacy_filter: Any = None,
         test_set: Dataset[Any] | None = None,
         record_holdout: bool = False,
         metadata: pd.DataFrame | None = None,
@@ -303,9 +303,7 @@ class Recorder:
             as_trained = run.whole.in_training(run.model)
             norm_pass.check_training(as_trained, inputs, targets, self._views)
             check_memory(run.whole.module, inputs)
-            if test is not None:
-                with norm_pass.evaluation() as evaluated:
-                    data.check_test_set(evaluated, test)
+            data.check_test_set(norm_pass, test)
             self._attached = True
             header = self._agree()
             self._prepare(header)
@@ -435,12 +433,7 @@ class Recorder:
         )
 
     def _open_log(self, header: LogHeader, files: ExitStack) -> None:
-        """Start or continue the log, and that of the test examples, on the rank that writes.
-
-        Test examples are never trained on. The log of their norms tells what their epsilon would
-        have been on the same trajectory, with which training examples' epsilons are compared if an
-        attack is judged by epsilon.
-        """
+        """Start or continue the log, and that of the test examples, on the rank that writes."""
         data = self._data
         few = self._reference_positions
         logs: list[tuple[Any, ...]] = [("", header, data.ids, data.ids_of_units, few)]

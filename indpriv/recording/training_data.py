@@ -130,14 +130,10 @@ def norms_of(
     positions: IntArray | None = None,
     together: tuple[Ranks, WholeModel, str] | None = None,
 ) -> Measured:
-    """Gradient norms of all examples or those at some positions.
+    """Gradient norms of all examples or those at some positions; InputError if one is NaN.
 
     together: the ranks, the model that each of them holds, and the moment. Several ranks take a
     part each, and all get the whole; the fingerprint depends on their number.
-
-    Raises:
-        InputError: a NaN norm (the message names example ids), or a data set whose length changed.
-        EvidenceError: a rank is gone, is at another moment, or has other parameters.
     """
     start = time.perf_counter()
     if together is not None:
@@ -212,11 +208,14 @@ class TrainingData:
             return None
         return pd.factorize(self.ids_of_units)[0].astype(np.int64)
 
-    def check_test_set(self, model: nn.Module, test: Examples) -> None:
-        """Raise InputError if the final losses of the test set could not be taken."""
+    def check_test_set(self, norm_pass: NormPass, test: Examples | None) -> None:
+        """Raise InputError if the final losses of the test set, if any, could not be taken."""
+        if test is None:
+            return
         try:
             inputs, targets = next(test.batches(2))
-            of_batches.check_losses(self.loss_fn(call(model, inputs), targets), targets)
+            with norm_pass.evaluation() as model:
+                of_batches.check_losses(self.loss_fn(call(model, inputs), targets), targets)
         except StopIteration as error:
             raise refused("refusal.arguments", "empty_test_set") from error
         except of_batches.FAULTS as error:

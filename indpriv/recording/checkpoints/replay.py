@@ -345,8 +345,7 @@ def _already_done(
 ) -> tuple[int, int]:
     """Number of checkpoints and of steps in the log of an interrupted replay; (0, 0) without one.
 
-    Raises:
-        InputError: the log is of another run, or of other checkpoints or settings.
+    InputError if the log is of another run, or of other checkpoints or settings.
     """
     journal = run_dir / JOURNAL
     if not journal.is_file() or not journal.stat().st_size:
@@ -379,21 +378,14 @@ class CheckpointPass:
     def __init__(
         self, spec: AuditSpec, first: Path, device: str = "cpu", batch_size: int | str = AUTO
     ) -> None:
-        """Build the model, load a first checkpoint, and check at it how norms are computed.
-
-        Raises:
-            InputError: the checkpoint does not fit the model, the model does not accept the data,
-                or its gradients mix examples.
-        """
+        """Build the model, load a first checkpoint, and check at it how norms are computed."""
         self.spec, self.model = spec, spec.model().to(device)
         self._examples, self._test = spec.examples(spec.collate_fn, torch.device(device))
         self.move_to(first)
         inputs, targets = next(self._examples.batches(_CHECKED))
         self.norm_pass = NormPass(self.model, spec.loss_fn, inputs, targets)
         check_memory(self.model, inputs)
-        if self._test is not None:
-            with self.norm_pass.evaluation() as evaluated:
-                spec.check_test_set(evaluated, self._test)
+        spec.check_test_set(self.norm_pass, self._test)
         if isinstance(batch_size, int):
             self.norm_pass.batch_size = batch_size
         # Why these norms differ from training's.
@@ -404,11 +396,7 @@ class CheckpointPass:
         return safe_files.fingerprint_of(safe_files.load_into(self.model, path, self.spec.load))
 
     def norms_at(self, path: Path) -> tuple[Measured, str]:
-        """Every example's norm at a checkpoint, in seconds that include reading it; its weights.
-
-        Raises:
-            InputError: names the checkpoint if a norm is NaN.
-        """
+        """Every example's norm at a checkpoint, in seconds that include reading it; its weights."""
         start = time.perf_counter()
         weights = self.move_to(path)
         with safe_files.naming(path):

@@ -141,11 +141,8 @@ def is_checkpoint(path: Path) -> bool:
 def read_content(path: Path) -> Content:
     """Read a checkpoint without running anything in it. Tensors stay in the file until used.
 
-    The path is a file of torch.save or safetensors, or a folder with `model.safetensors` or
-    `pytorch_model.bin`, whole or in shards.
-
-    Raises:
-        InputError: it is damaged, claims more content than its size, or could run code when read.
+    The path is a file of torch.save or safetensors, or a folder of `_WEIGHTS`, whole or in shards.
+    InputError if it is damaged, claims more content than its size, or could run code when read.
     """
     if not path.is_dir():
         return _read_file(path)
@@ -345,12 +342,7 @@ def _prefix(state: Mapping[str, Tensor], tied: list[list[str]]) -> str:
 
 
 def load_into(model: nn.Module, path: Path, load: LoadFn | None = None) -> dict[str, Tensor]:
-    """Load a checkpoint into a model, and return what was loaded.
-
-    Raises:
-        InputError: it cannot be read, does not fit the model, or, before any change, a value is not
-            finite; the message names the checkpoint.
-    """
+    """Load a checkpoint into a model, if all values are finite, and return what was loaded."""
     with naming(path):
         state = fit(state_of(read_content(path), load), model)
         for name, tensor in state.items():

@@ -134,11 +134,8 @@ def discover(
     """Find, read and order the checkpoints in a folder, or in its subfolder `checkpoints`.
 
     Parameters are compared with those of the model, if there is one. The user's function `load`,
-    see `state_of`, is called for that, and if two files have the same step. step_of: as of
-    `StepOptions`.
-
-    Raises:
-        InputError: the folder does not exist, or contains nothing that looks like a checkpoint.
+    see `state_of`, is called for that, and if two files have the same step. InputError if there is
+    nothing that looks like a checkpoint.
     """
     paths, found = _paths(Path(folder)), Discovery()
     by_step, unknown = dict[int, list[SavedModel]](), list[str]()
@@ -218,11 +215,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def told_steps(step_of: StepOf, names: Sequence[str]) -> dict[str, int]:
-    """Step of each name that the user tells, in the order of the names or by name.
-
-    Raises:
-        InputError: a step or a name is none, or a list is not as long as the names.
-    """
+    """Step of each name that the user tells, in the order of the names or by name."""
     shown = str(step_of) if isinstance(step_of, str | Mapping) else ",".join(map(str, step_of))
     parts = [part.strip() for part in shown.split(",")]
     try:

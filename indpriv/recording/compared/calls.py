@@ -3,8 +3,6 @@
 Sensitive.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import secrets
@@ -23,6 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from indpriv._types import IntArray
 from indpriv.recording.compared.findings import Findings
+from indpriv.recording.norms import batches
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import HALF
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
@@ -67,12 +66,15 @@ class Delivered:
     def read_again(self) -> list[Tensor]:
         """The tensors of the same rows, from the data set."""
         ids, start = self.whole or (self.ids, 0)
-        return tensors_of(_rows(self.examples.collated(ids), start, len(self.ids)))
+        return tensors_of(
+            batches.rows_of(self.examples.collated(ids), start, start + len(self.ids))
+        )
 
-    def part(self, start: int, size: int) -> Delivered:
+    def part(self, start: int, size: int) -> "Delivered":
         """Some of its rows."""
-        ids = self.ids[start : start + size]
-        return Delivered(_rows(self.batch, start, size), ids, self.examples, (self.ids, start))
+        stop = start + size
+        part = batches.rows_of(self.batch, start, stop), self.ids[start:stop]
+        return Delivered(*part, self.examples, (self.ids, start))
 
     def holds(self, fed: list[Tensor]) -> bool:
         """Whether all tensors that the model was given are of this batch, values unchanged."""
@@ -255,10 +257,6 @@ def _stored_rows(dataset: Any) -> list[Tensor]:
                 elif isinstance(one, Tensor) and one.ndim and one.nbytes <= _MOST_STORED:
                     found.append(_of_rows(one))
     return found
-
-
-def _rows(batch: Any, start: int, size: int) -> Any:
-    return map_tensors(batch, lambda t: t[start : start + size] if t.ndim else t)
 
 
 def _draws(sampler: Any, drawing: Any, depth: int) -> bool:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from indpriv.recording.compared.calls import Call, output_gradients, relative
 from indpriv.recording.compared.findings import Findings
-from indpriv.recording.norms.batches import LossFn, call, check_losses, map_tensors, tensors_of
+from indpriv.recording.norms import batches
+from indpriv.recording.norms.batches import LossFn, map_tensors, tensors_of
 from indpriv.recording.norms.model_checks import first_that_mixes
 from indpriv.recording.opacus.gradients import STABILISER, ClippedBatch
 from indpriv.recording.random_states import Still, kept_random_state, set_random_state
@@ -207,7 +208,7 @@ class Replay:
         swapped = self._swapped(one, torch.zeros(one.size, dtype=torch.bool))
         if swapped is None:
             return
-        mine, others = map(_few, (one.arguments, swapped[0]))
+        mine, others = batches.rows_of((one.arguments, swapped[0]), 0, _FEW)
         outputs, buffers = [], []
         for arguments in (mine, others):
             twin = one.new_twin()
@@ -242,7 +243,7 @@ class Replay:
         """Gradients of a few rows of the first call, asked again at the parameters of then."""
         if self._first is None:
             if one.has_rows:
-                fed = _few((one.arguments, one.targets))
+                fed = batches.rows_of((one.arguments, one.targets), 0, _FEW)
                 kept = replace(one, outputs=None, gradients={}, second={}, inside={})
                 self._first = kept, fed, self._repeated(kept, _ONE, fed)
             return
@@ -281,9 +282,9 @@ class Replay:
         places, each, together = self._batches(one, first)
         singly = [(batch, [0]) for batch in each]
         gradients, loaded = [], list[list[Tensor]]()
-        for number, batches in enumerate((singly, [(together, places)], singly)):
+        for number, parts in enumerate((singly, [(together, places)], singly)):
             rows = list[list[Tensor]]()
-            for batch, wanted in batches:
+            for batch, wanted in parts:
                 set_random_state(one.random_state)
                 if number == 2:  # for what does not hold still
                     torch.rand(1), np.random.rand(), random.random()
@@ -338,7 +339,7 @@ class Replay:
         loaded.append(tensors_of((inputs, targets)))
         own = [p for p in twin.parameters() if p.requires_grad]
         with torch.enable_grad(), one.precision(), still.reading([*own, *loaded[-1]]):
-            losses = check_losses(loss_fn(call(twin, inputs), targets), targets)
+            losses = batches.check_losses(loss_fn(batches.call(twin, inputs), targets), targets)
         several = len(places) > 1
         return [self._taken(twin, losses[place], retain=several) for place in places]
 
@@ -399,7 +400,9 @@ class Replay:
 
     def _losses(self, twin: nn.Module, one: Call, fed: Any) -> Tensor:
         with torch.enable_grad():
-            return check_losses(_fresh(self.loss_fn)(one.again(fed[0], twin), fed[1]), fed[1])
+            return batches.check_losses(
+                _fresh(self.loss_fn)(one.again(fed[0], twin), fed[1]), fed[1]
+            )
 
     def _taken(self, twin: nn.Module, loss: Tensor, *, retain: bool = False) -> list[Tensor]:
         """The gradient of a loss, which leaves none in the twin."""
@@ -514,11 +517,6 @@ def _off(one: Sequence[Tensor], other: Sequence[Tensor], floor: float) -> float:
     """Distance relative to the length of the other, or to a least length; maybe infinite."""
     off = _distance(one, other)
     return off / max(_distance(other), floor) if math.isfinite(off) else math.inf
-
-
-def _few(value: Any) -> Any:
-    """The first rows of every tensor."""
-    return map_tensors(value, lambda t: t[:_FEW] if t.ndim else t)
 
 
 def _fresh(loss_fn: LossFn) -> LossFn:

@@ -1,7 +1,5 @@
 """Batches of inputs and targets, and the losses of their examples. Sensitive."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -59,20 +57,18 @@ class Batch:
         """The device that the targets are on."""
         return first_tensor(self.targets).device
 
-    def rows(self, start: int, stop: int) -> Batch:
+    def rows(self, start: int, stop: int) -> "Batch":
         """Examples start to stop - 1."""
-        return self._each(lambda tensor: tensor[start:stop])
+        return Batch(*rows_of((self.inputs, self.targets), start, stop))
 
-    def repeated(self, size: int) -> Batch:
+    def repeated(self, size: int) -> "Batch":
         """The first `size` examples; if there are fewer, they are repeated from the first."""
         return self.picked(torch.arange(size) % len(self))
 
-    def picked(self, positions: Tensor) -> Batch:
+    def picked(self, positions: Tensor) -> "Batch":
         """Examples at some positions."""
-        return self._each(lambda tensor: tensor[positions.to(tensor.device)])
-
-    def _each(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(map_tensors(self.inputs, function), map_tensors(self.targets, function))
+        both = self.inputs, self.targets
+        return Batch(*map_tensors(both, lambda tensor: tensor[positions.to(tensor.device)]))
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -91,6 +87,11 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return leaf
 
     return torch.utils._pytree.tree_map(of_leaf, value)
+
+
+def rows_of(value: Any, start: int, stop: int) -> Any:
+    """The same containers with rows start to stop - 1 of every tensor that has rows."""
+    return map_tensors(value, lambda tensor: tensor[start:stop] if tensor.ndim else tensor)
 
 
 def tensors_of(value: Any) -> list[Tensor]:

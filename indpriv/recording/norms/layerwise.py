@@ -6,8 +6,6 @@ differentiated example by example with torch.func. The gradients of a parameter 
 times are added up before they are squared; uses of a Linear are positions of one use.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -107,7 +105,7 @@ class LayerwiseNorms:
         """Whether each of these parameters is used once."""
         return all(self._uses[key] == 1 for key in keys.values())
 
-    def _after_forward(self, layer: Layer, _: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    def _after_forward(self, layer: "Layer", _: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Have the squares of a layer added when the backward pass gives its output's gradient."""
         module = layer.module
         if self._recomputing:
@@ -144,7 +142,7 @@ class LayerwiseNorms:
         output.register_hook(after_backward)
         return output
 
-    def _by_rule(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
+    def _by_rule(self, layer: "Layer", inputs: Tensor, gradient: Tensor) -> None:
         """Add squared norms of a layer's only use, or keep one of several uses."""
         module, keys = layer.formula, layer.keys
         first = layer.batch_dimension(inputs, gradient, self._size)
@@ -186,7 +184,7 @@ class LayerwiseNorms:
             self._add(torch.cat([sum_squares(torch.as_tensor(each)) for each in sums]), key)
 
     def _group_norm(
-        self, layer: Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
+        self, layer: "Layer", forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Take per-example gradients from PyTorch's own backward pass if it can provide them."""
         if len(args) != 1 or not layer_rules.group_norm_fits(layer.module, args[0]):

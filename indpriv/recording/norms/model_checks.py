@@ -46,26 +46,21 @@ def validate_module(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
             raise refused("refusal.norms", "complex", name=name)
-    if replaceable := _replaceable(module):
+    checks, named_parts = ModuleValidator.VALIDATORS, module.named_modules()
+    if replaceable := [
+        named(name, part)
+        for name, part in named_parts
+        if type(part) in checks
+        and type(part) is not nn.MultiheadAttention  # whose norms exist
+        and any(p.requires_grad for p in part.parameters())
+        and checks[type(part)](part)
+    ]:
         raise refused("refusal.norms", "layers", layers=", ".join(replaceable))
     for part in module.modules():
         if isinstance(part, nn.Embedding) and (
             part.max_norm is not None or part.scale_grad_by_freq
         ):
             raise refused("refusal.norms", "embedding")
-
-
-def _replaceable(module: nn.Module) -> list[str]:
-    """Layers that Opacus's validator refuses, except nn.MultiheadAttention, whose norms exist."""
-    checks = ModuleValidator.VALIDATORS
-    return [
-        named(name, part)
-        for name, part in module.named_modules()
-        if type(part) in checks
-        and type(part) is not nn.MultiheadAttention
-        and any(p.requires_grad for p in part.parameters())
-        and checks[type(part)](part)
-    ]
 
 
 def check_each_alone(model: ModelInTraining, batch: batches.Batch) -> None:
@@ -189,7 +184,7 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
     size = min(_PROBED, len(batches.first_tensor(inputs)) // 2)
     if not size:
         return
-    parts = [batches.Batch(inputs, ()).rows(start, start + size).inputs for start in (0, size)]
+    parts = [batches.rows_of(inputs, start, start + size) for start in (0, size)]
     first, second, *fed_alike = (make_shadow(module) for _ in range(4))
     _outputs(first, parts[0])
     _outputs(second, parts[1])

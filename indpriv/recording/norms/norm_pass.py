@@ -1,12 +1,10 @@
 """Per-example gradient norms before clipping, of any model that has them. Sensitive."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
@@ -15,16 +13,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from indpriv._facts import refused, text
 from indpriv.errors import InputError
-from indpriv.recording.norms import model_checks
-from indpriv.recording.norms.batches import (
-    FAULTS,
-    Batch,
-    LossFn,
-    call,
-    check_losses,
-    first_tensor,
-    map_tensors,
-)
+from indpriv.recording.norms import batches, model_checks
+from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
 from indpriv.recording.norms.layer_rules import GROUP_NORMS
 from indpriv.recording.norms.layerwise import LayerwiseNorms
 from indpriv.recording.norms.shadow_model import ModelInTraining
@@ -201,14 +191,16 @@ class FunctorchNorms:
         names = _first_names(shadow)
 
         def loss_of_one(parameters: dict[str, Tensor], example: Any, target: Any) -> Tensor:
-            inputs, targets = (map_tensors(x, lambda t: t.unsqueeze(0)) for x in (example, target))
+            inputs, targets = batches.map_tensors((example, target), lambda t: t.unsqueeze(0))
 
             def of_one(*args: Any, **kwargs: Any) -> Any:
                 tensors = parameters | fixed
                 tied = {name: tensors[first] for name, first in names.items()}
                 return functional_call(shadow, tied, args, kwargs, tie_weights=False)
 
-            return check_losses(model.loss_fn(call(of_one, inputs), targets), targets)[0]
+            return batches.check_losses(
+                model.loss_fn(batches.call(of_one, inputs), targets), targets
+            )[0]
 
         compute = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
         with torch.enable_grad(), model.precision():
@@ -497,7 +489,7 @@ class NormPass:
         """Release the shadow models; no norms can be computed afterwards."""
         self._norms = None
 
-    def __enter__(self) -> NormPass:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
