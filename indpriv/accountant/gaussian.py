@@ -124,6 +124,8 @@ def _inverted(mu: FloatArray, delta: float) -> tuple[FloatArray, FloatArray]:
     """(n,) bounds, by solving for each."""
     lower, upper = np.zeros((2, len(mu)))
     some = mu > delta  # the delta at epsilon 0 of a smaller mu is below 0.4 mu
+    if not some.any():
+        return lower, upper
     for out, side, error in ((upper, 1, -GAUSSIAN_ERROR), (lower, 0, GAUSSIAN_ERROR)):
         target = np.full(int(some.sum()), delta * (1 + error))
         out[some] = _crossing(gaussian_delta, mu[some], target)[side]

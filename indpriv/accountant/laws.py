@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
-from indpriv._types import BoolArray, FloatArray
+from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.errors import InputError
 
 U = 2.0**-53  # unit roundoff, of [1.5], [1.6], [3.4] and [4]
@@ -27,6 +28,8 @@ _LEAST = 1e-300  # smaller masses are not followed: floats of all digits [1.6] [
 _LEAST_LOG = -660.0  # of a probability [1.7]
 _IN_LARGEST = 64  # least number of points that a unit's largest row has on the lattice [1.7]
 _MOST_SUMS = 2048  # on the lattice, which is wider where it needed more [1.7]
+_FEW_MEANS = 4  # of both laws of a pair; sums of rows have more
+_NEAR = 3.0  # standard deviations below its means within which a law of sums has narrow cells [1.4]
 _AT_ONCE = 1 << 20  # numbers of a batch of laws
 
 
@@ -87,8 +90,7 @@ class Mixture:
             each, copies = np.unique(row[row > 0], return_counts=True)
             # Factors and terms of each weight [1.7]
             error = max(error, 32 * len(each) + 8 * int(np.minimum(copies, 1050).sum()))
-            for one, n in zip((each / spacing).tolist(), copies.tolist(), strict=True):
-                weight[step] = _added(weight[step], one, _binomial(n, q), steep)
+            weight[step] = _added(weight[step], each / spacing, copies, q, steep)
         kept = max(_rarely(law, tail)[0] for law in weight) + 1
         too_small = (size + n_rows) * _LEAST  # what has fewer digits, here and among the numbers
         weight = np.where(weight < _LEAST, 0.0, weight)
@@ -171,12 +173,25 @@ class Mixture:
         least = np.maximum(mass - error, 0) * (1 - self.slack)
         return np.where(least < _LEAST, 0.0, least), (mass + error) * (1 + self.slack)
 
+    def highest(
+        self, low: FloatArray, high: FloatArray, tails: Sequence[tuple[float, float]]
+    ) -> FloatArray:
+        """(n, 1) from low to high (n, 1): x with at most these tails beyond x + distance each."""
+        x = low + (high - low) * np.linspace(0, 1, 17)
+        little = np.ones(x.shape, bool)
+        for distance, tail in tails:
+            mass = self._summed(x + distance, lambda z, mean: ndtr(mean - z)) <= tail
+            little &= mass.reshape(len(x), -1, x.shape[1]).all(axis=1)
+        little[:, -1] = True
+        return np.take_along_axis(x, little.argmax(axis=1)[:, None], axis=1)
+
     def below(self, z: FloatArray) -> FloatArray:
         """(n,) mass below z (n,), from above."""
         found = self._summed(z[:, None], lambda z, mean: ndtr(z - mean))[:, 0]
         return np.asarray(found * 1.001 + _LEAST)
 
 
+@lru_cache(maxsize=4096)
 def _binomial(n: int, rate: float) -> FloatArray:
     """(n + 1,) probabilities of the number of sampled rows among n, by products alone.
 
@@ -197,19 +212,25 @@ def _rarely(law: FloatArray, tail: float, start: int = 0) -> tuple[int, float]:
     return last, float(rest[last + 1 :].max(initial=0.0)) * (1 + 1e-9) + _LEAST
 
 
-def _added(law: FloatArray, shift: float, number: FloatArray, steep: float) -> FloatArray:
-    """A law on whole numbers, and so many further shifts: each between two of these [1.7]."""
-    total = number[0] * law
-    for k in np.flatnonzero(number[1:] > _LEAST) + 1:
-        at = float(k * shift)
-        below = int(at * (1 + 1e-13))
-        if below >= len(law):
-            break
-        rest = at - below if at - below > 1e-13 * at else 0.0
-        up = min(float(np.expm1(-steep * rest) / np.expm1(-steep)) * (1 + 1e-9), 1.0)
-        total[below:] += number[k] * (1 - up) * law[: len(law) - below]
-        total[below + 1 :] += number[k] * up * law[: len(law) - below - 1]
-    return np.asarray(total)
+def _added(
+    law: FloatArray, shifts: FloatArray, copies: IntArray, rate: float, steep: float
+) -> FloatArray:
+    """A law on whole numbers, and further shifts, `copies` of each: between two of these [1.7]."""
+    numbers = [_binomial(n, rate) for n in copies.tolist()]
+    each = np.concatenate([np.arange(1, n + 1) for n in copies.tolist()] or [copies])
+    at = each * np.repeat(shifts, copies)
+    below = (at * (1 + 1e-13)).astype(np.int64)
+    rest = np.where(at - below > 1e-13 * at, at - below, 0.0)
+    up = np.minimum(np.expm1(-steep * rest) / np.expm1(-steep) * (1 + 1e-9), 1.0)
+    places, n = zip(below.tolist(), up.tolist(), strict=True), len(law)
+    for number in numbers:
+        total = number[0] * law
+        for share, (place, high) in zip(number[1:].tolist(), places, strict=False):
+            if share > _LEAST and place < n:
+                total[place:] += share * (1 - high) * law[: n - place]
+                total[place + 1 :] += share * high * law[: max(n - place - 1, 0)]
+        law = total
+    return law
 
 
 def upper_share(
@@ -280,16 +301,17 @@ class Cells:
         masses = np.concatenate([opposite[:, ::-1], rest, mass], axis=1)
         return Cells(points, masses, self.miss)
 
-    def moments(self) -> FloatArray:
-        """(n, n_tilts) log E exp(tilt L), from above [5.1]."""
-        found = np.empty((len(self), len(TILTS)))
+    def moments(self, first: int = 0, end: int = len(TILTS)) -> FloatArray:
+        """(n, n_tilts) log E exp(tilt L), from above [5.1]; infinite at other tilts than these."""
+        found = np.full((len(self), len(TILTS)), np.inf)
         size = max(1, _AT_ONCE // max(self.loss.shape[1], 1))
         for start in range(0, len(self), size):
             laws = slice(start, start + size)
             loss, reach = self.loss[laws], np.abs(self.loss[laws]).max(axis=1)
             with np.errstate(divide="ignore"):
                 log_mass = np.log(self.mass[laws])
-                for column, tilt in enumerate(TILTS):
+                for column in range(len(TILTS))[first:end]:
+                    tilt = TILTS[column]
                     exponent = log_mass + tilt * loss
                     peak = np.maximum(exponent.max(axis=1, keepdims=True), -1e300)
                     total = np.log(np.exp(exponent - peak).sum(axis=1)) + peak[:, 0]
@@ -319,12 +341,14 @@ def cells_of(first: Mixture, second: Mixture, tail: float, *, below: bool = Fals
     if wide.any():
         first, second = first.without(wide), second.without(wide)
     # Cells are wider below all means, where losses hardly differ, and beyond what delta shows
-    low_ends = _ends(reach, 0.0, 1 / 8)
-    high_ends = _ends(reach, float(-ndtri(min(tail / _TAIL, 0.5))), 1 / 4)
+    fine, k = float(-ndtri(min(tail / _TAIL, 0.5))), means.shape[1]
+    low_ends, high_ends = _ends(reach, 0.0, 1 / 8), _ends(reach, fine, 1 / 4)
     lowest, highest = means.min(axis=1)[:, None], first.mean.max(axis=1)[:, None]
+    if k > _FEW_MEANS:  # sums of rows, of which the largest are hardly ever met
+        lowest = np.maximum(lowest, first.mean.min(axis=1)[:, None] - _NEAR)
+        highest = first.highest(lowest, highest, [(reach, tail), (fine, tail / _TAIL)])
     n_halves = int(np.ceil((highest - lowest).max(initial=0.0) / _CELL / 2))
     share = np.linspace(0, 1, 2 * n_halves + 1)  # with the middle, where losses may be 0 [1.8]
-    k = first.mean.shape[1] + second.mean.shape[1]
     size = max(1, _AT_ONCE // ((len(low_ends) + len(high_ends) + len(share)) * k))
     parts = []
     for start in range(0, max(len(means), 1), size):

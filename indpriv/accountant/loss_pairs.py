@@ -181,7 +181,6 @@ def pair_epsilon(
 
     squared_mu: of a Gaussian mechanism besides.
     """
-    none, eye = np.zeros(len(steps)), csr_array(np.eye(len(steps)))
-    both = [tight.Losses(cells, eye, none, eye) for cells in ways]
     met = tight.Met.of(csr_array(steps[None]), np.array([squared_mu]))
+    both = [tight.Losses.of_one(cells, met, delta) for cells in ways]
     return float(larger_epsilons(both, met, delta)[0])

@@ -100,6 +100,7 @@ class Losses:
             with these nodes at random, that tells which it is [1.9].
         squares: (n_kinds,) squared mu of the Gaussian steps of one count of each kind.
         steps: (n_kinds, n_laws) steps with each law of one count of each kind.
+        columns: begin and end of the tilts whose moments are computed; others' are infinite.
         miss, psi: (n_kinds,) and (n_kinds, n_tilts) of one count: what its losses miss, and log
             E exp(tilt L), both from above.
         n_steps: (n_kinds,) steps of one count that are not Gaussian.
@@ -109,6 +110,7 @@ class Losses:
     blend: csr_array
     squares: FloatArray
     steps: csr_array
+    columns: tuple[int, int] = (0, len(TILTS))
     miss: FloatArray = field(init=False)
     psi: FloatArray = field(init=False)
     n_steps: FloatArray = field(init=False)
@@ -116,7 +118,7 @@ class Losses:
     _lines: dict[tuple[int, float], Line] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.node_psi = self.cells.moments()
+        self.node_psi = self.cells.moments(*self.columns)
         of_law = self.blended(self.node_psi)
         self.miss = self.steps @ (self.blend @ self.cells.miss)
         gaussian = TILTS * (TILTS + 1) / 2 * self.squares[:, None]
@@ -124,6 +126,26 @@ class Losses:
         self.n_steps = np.asarray(self.steps.sum(axis=1), np.float64).ravel()
         self.most_entries = int(np.diff(self.steps.indptr).max(initial=0))
         self._lock = threading.Lock()
+
+    @classmethod
+    def of_one(cls, cells: Cells, met: Met, delta: float) -> Losses:
+        """Those of one example that met each law, with the moments near its best tilt alone.
+
+        That is guessed twice, from a Gaussian mechanism with the same moment; if a guess is poor,
+        with all moments.
+        """
+        none, eye = np.zeros(len(cells)), csr_array(np.eye(len(cells)))
+        best = int(np.searchsorted(TILTS, 1.0))
+        for _ in range(2):
+            moment = _psi(cls(cells, eye, none, eye, (best, best + 1)), met)[0, best]
+            with np.errstate(all="ignore"):
+                tilt = np.sqrt(-np.log(delta) * TILTS[best] * (TILTS[best] + 1) / moment)
+            best = int(np.searchsorted(TILTS[:-1], tilt))
+        first = max(best - 10, 0)
+        found = cls(cells, eye, none, eye, (first, best + 7))
+        bound = (_psi(found, met)[0] + LOG_LARGEST - np.log(delta)) / TILTS
+        inside = first + 4 * (first > 0) <= np.argmin(bound) < best + 3
+        return found if inside and np.isfinite(bound).any() else cls(cells, eye, none, eye)
 
     def __getstate__(self) -> dict[str, object]:
         """Without lines, which each process makes for itself."""
@@ -248,7 +270,7 @@ class Line:
         found, told = np.zeros((len(self.at.masses), len(_EDGES))), False
         ends = np.append(self.starts[1:], self.starts[-2] * 2)
         first, last = np.floor(np.log2(2 * np.pi / ends[[1, -1]])).astype(int).tolist()
-        for power in range(first, last - 1, -1) if len(found) else ():
+        for power in range(first, last - 2, -2) if len(found) else ():
             scale, (square, fourth) = 2.0**power, self.at.spread(power)
             if told and not (square > 1e-6).any():
                 break
