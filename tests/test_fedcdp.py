@@ -11,7 +11,17 @@ from indpriv._files import read_json
 from reports.fedcdp import paper
 from reports.fedcdp.accounts import honest, known, shared_coins, shared_coins_by_moments, table_6
 from reports.fedcdp.cost import verdict_of_cost
-from reports.fedcdp.leakage import BATCHES, CDP, DATA, NO_DP, ROWS, SDP, seen, verdict_of_leakage
+from reports.fedcdp.leakage import (
+    BATCHES,
+    CDP,
+    DATA,
+    NO_DP,
+    ROWS,
+    SDP,
+    SHARES,
+    seen,
+    verdicts_of_leakage,
+)
 from reports.fedcdp.page import (
     NORMS,
     render,
@@ -112,18 +122,85 @@ def test_verdicts_of_cost_and_norms_follow_the_figures():
     assert verdict_of_norms({}) == "not run"
 
 
-def test_the_verdict_of_leakage_follows_its_rows():
-    def row(data, system, close):
-        return {"data": data, "type": ROWS, "system": system, "close": close}
+def read(kind, system, close, identified=0.0, error=0.5, data=DATA):
+    """Rows of the published attack on what a system shows."""
+    return [
+        {
+            "data": each,
+            "type": kind,
+            "system": system,
+            "attack": "as published",
+            "close": close,
+            "identified": identified,
+            "error": error,
+        }
+        for each in data
+    ]
 
-    def rows(plain, noisy):
-        each = {f"{NO_DP}, {SDP}": plain, f"{CDP}, noise on each row": noisy}
-        return [row(data, *both) for data in DATA for both in each.items()]
 
-    assert verdict_of_leakage(rows(1.0, 0.0)) == "reproduced"
-    assert verdict_of_leakage(rows(0.5, 0.0)) == "differs"
-    assert verdict_of_leakage(rows(1.0, 0.5)) == "differs"
-    assert verdict_of_leakage([]) == "not run"
+def by_type_2(plain, noisy, errors=(0.4, 0.5)):
+    return [
+        *read(ROWS, f"{NO_DP}, {SDP}", plain),
+        *read(ROWS, f"{CDP}, noise on each row", noisy, error=errors[0]),
+        *read(ROWS, f"{CDP}(decay), noise on each row", noisy, error=errors[1]),
+    ]
+
+
+def by_batch(plain, told, noisy, errors=(0.1, 0.2, 0.3)):
+    systems = (f"{SDP}, noise of the client", CDP, f"{CDP}(decay)")
+    return read(BATCHES, NO_DP, plain, told, data=DATA[:1]) + [
+        row
+        for system, error in zip(systems, errors, strict=True)
+        for row in read(BATCHES, system, noisy, error=error, data=DATA[:1])
+    ]
+
+
+def test_type_2_succeeds_but_for_fed_cdp():
+    def word(*shares):
+        return verdicts_of_leakage(by_type_2(*shares))["VII, type 2"]
+
+    assert word(1.0, 0.0) == "reproduced"
+    assert word(0.5, 0.0) == "differs"
+    assert word(1.0, 0.5) == "differs"
+    assert set(verdicts_of_leakage([]).values()) == {"not run"}
+
+
+def test_a_failure_counts_only_where_the_attack_succeeds_without_dp():
+    def words(*shares):
+        found = verdicts_of_leakage(by_batch(*shares))
+        return [found[f"VII, types 0 and 1, {word}"] for word in ("success", "failure")]
+
+    assert words(1.0, 1.0, 0.0) == ["reproduced", "reproduced"]
+    assert words(0.3, 1.0, 0.0) == ["differs", "reproduced"]
+    assert words(0.3, 0.3, 0.0) == ["not reproduced", "not run"]
+    assert words(1.0, 1.0, 0.1) == ["reproduced", "not reproduced"]
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "word"),
+    [
+        ((0.1, 0.2, 0.3), (0.4, 0.5), "reproduced"),
+        ((0.1, 0.2, 0.19), (0.4, 0.5), "differs"),
+        ((0.1, 0.2, 0.3), (0.4, 0.3), "not reproduced"),
+    ],
+)
+def test_the_order_of_systems_is_that_of_the_paper(batches, rows, word):
+    found = verdicts_of_leakage(by_batch(1.0, 1.0, 0.0, batches) + by_type_2(1.0, 0.0, rows))
+    assert found["VII, order"] == word
+
+
+def test_pruning_does_not_stop_type_2():
+    def word(*shares):
+        rows = [
+            row
+            for kept, close in zip(SHARES, shares, strict=True)
+            for row in read(ROWS, f"{NO_DP}, {1 - kept:.0%} pruned", close)
+        ]
+        return verdicts_of_leakage(rows)["Figure 5"]
+
+    assert word(1.0, 1.0, 1.0, 0.0, 0.0) == "reproduced"
+    assert word(1.0, 1.0, 0.0, 0.0, 0.0) == "differs"
+    assert word(0.0, 0.0, 0.0, 0.0, 0.0) == "not reproduced"
 
 
 def test_batches_and_rows_are_attacked_as_each_system_shows_them():

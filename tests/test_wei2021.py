@@ -11,7 +11,7 @@ from indpriv.analysis.schedule import composed_epsilons
 from reports.wei2021 import paper
 from reports.wei2021.accounts import noise_of
 from reports.wei2021.cost import verdict_of_cost
-from reports.wei2021.leakage import verdict_of_leakage, what_clipping_fools
+from reports.wei2021.leakage import verdicts_of_leakage, what_clipping_fools
 from reports.wei2021.page import (
     curve_of,
     render,
@@ -156,19 +156,37 @@ def test_clipping_each_layer_divides_the_noise_multiplier_by_their_root(layers, 
     assert found.moments == pytest.approx(epsilon, abs=5e-3)
 
 
+def leaked(**shares):
+    """One row for each data set and protection, with the shares that are back on MNIST and LFW."""
+    return [
+        {"data": data, "protection": protection, "close": share}
+        for protection, both in shares.items()
+        for data, share in zip(("mnist", "lfw_people"), both, strict=True)
+    ]
+
+
 @pytest.mark.parametrize(
-    ("place", "column", "value", "verdict"),
+    ("none", "baseline", "words"),
     [
-        (0, "n", 6, "reproduced"),
-        (0, "close", 4 / 6, "differs"),
-        (-1, "close", 1 / 6, "differs"),
-        (-1, "data", "digits", "not run"),
+        ((1.0, 5 / 6), (1 / 6, 1 / 6), ("reproduced", "reproduced")),
+        ((1.0, 4 / 6), (1 / 6, 0.0), ("differs", "differs")),
+        ((4 / 6, 4 / 6), (0.0, 0.0), ("not reproduced", "not reproduced")),
     ],
 )
-def test_the_verdict_of_leakage_follows_its_rows(place, column, value, verdict, known):
-    rows = copy.deepcopy(known["leakage"])
-    rows[place][column] = value
-    assert verdict_of_leakage(rows) == verdict
+def test_the_verdicts_of_leakage_follow_their_rows(none, baseline, words):
+    found = verdicts_of_leakage(leaked(none=none, baseline=baseline))
+    assert tuple(found.values()) == (*words, "not run")
+    assert set(verdicts_of_leakage([]).values()) == {"not run"}
+
+
+@pytest.mark.parametrize(
+    ("quantile", "word"),
+    [((0.5, 0.5), "reproduced"), ((0.5, 0.2), "differs"), ((0.5, 0.9), "not reproduced")],
+)
+def test_the_order_of_leaking_systems_is_that_of_the_paper(quantile, word):
+    shares = {"none": (1.0, 1.0), "adaclip": (0.7, 0.7), "quantile": quantile}
+    shares |= {"baseline": (0.2, 0.2), "dyn[S,sigma]": (0.0, 0.0)}
+    assert verdicts_of_leakage(leaked(**shares))["III, order"] == word
 
 
 def test_what_clipping_fools_names_both_attacks(known):

@@ -254,8 +254,12 @@ def attack(*successes, trials=2000):
     return [{"successes": found, "trials": trials, "too_small": False} for found in successes]
 
 
+def pooled(low, high):
+    return {"success_rate": (low + high) / 2, "low": low, "high": high, "trials": 10_000}
+
+
 def test_membership_is_reproduced_where_dp_hides_it_and_its_absence_shows_it_unequally():
-    quiet, loud = attack(1000, 1020, 990), attack(1100, 1200, 1400)
+    quiet, loud = pooled(0.49, 0.51), pooled(0.52, 0.54)
     assert rules.membership(quiet, 0.01, 0.55).word == REPRODUCED
     assert rules.membership(loud, 0.01, 0.55).word == DIFFERS
     assert rules.membership(quiet, 0.3, 0.55).word == DIFFERS
@@ -263,6 +267,13 @@ def test_membership_is_reproduced_where_dp_hides_it_and_its_absence_shows_it_une
         rules.membership(quiet, 0.01, 0.49).word == DIFFERS
     )  # unequal, but no success on all examples
     assert rules.membership(loud, 0.01, 0.49).word == NOT_REPRODUCED
+
+
+def test_few_guesses_that_could_not_have_shown_an_attack_are_no_evidence_of_its_failure():
+    assert rules.membership(pooled(0.45, 0.55), 0.01, 0.55).word == DIFFERS
+    assert rules.noticed(10_000) == pytest.approx(51.24, abs=0.01)
+    assert rules.least_p_of_groups(attack(1000, 1020, 990)) > 0.05
+    assert rules.least_p_of_groups(attack(1100, 1200, 1400)) < 1e-4
 
 
 def swept(*settings, errors=None):

@@ -8,6 +8,7 @@ from audits.exposure.text import CANDIDATES
 from audits.training.datasets.topics import SOURCE
 from indpriv._formatting import format_epsilon
 from indpriv.analysis.attacks.attributes import BY_EPSILON
+from indpriv.analysis.statistics.resampling import holm
 from indpriv.attacks.attributes import GUESSERS
 from reports.extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from reports.extraction.secrets import SETTINGS
@@ -15,23 +16,100 @@ from reports.shared.markdown_table import table
 from reports.shared.recorded import SEEDED
 
 _NONE = "–"
+SIGNIFICANCE = 0.05
+MEMORISED, HIDDEN, NULL, ATTRIBUTES, ATTRIBUTES_HIDDEN = (
+    "a secret in 16 rows comes out without DP",
+    "no secret comes out with DP",
+    "secrets that no row holds rank by chance",
+    "attributes come out of a model that overfits",
+    "no attribute comes out with DP",
+)
+RULES = {
+    MEMORISED: "shown where every such secret is at rank 1 in every model without DP; in part where in some",
+    HIDDEN: "shown where none is at rank 1 and no mean exposure exceeds the ceiling of the worst case (Holm's "
+    f"correction, {SIGNIFICANCE:g}); refuted where one does; not shown otherwise",
+    NULL: f"passed where the smallest corrected p of all models (Holm) is above {SIGNIFICANCE:g}; failed "
+    "otherwise: exposures may then be off by as much as the controls' mean is from chance",
+    ATTRIBUTES: "shown where the interval of the advantage lies above 0 for at least half of the attacks on the "
+    "1,000 rows; in part where for some",
+    ATTRIBUTES_HIDDEN: "shown where no interval lies above 0; refuted where one lies above the ceiling; not shown otherwise",
+}
+
+
+def verdicts(figures: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The word of each of `RULES`, and the figures that decided."""
+    runs = figures["secrets"]
+    bare = [run for run in runs if run["target_epsilon"] is None]
+    private = [run for run in runs if run["target_epsilon"] is not None]
+    most = [row for run in bare for row in run["rows"] if row["rows"] == 16]
+    out, of = sum(row["extracted"] for row in most), sum(row["n_secrets"] for row in most)
+    held = [row for run in private for row in run["rows"] if row["rows"]]
+    taken, least = (
+        sum(row["extracted"] for row in held),
+        min(holm([row["p_value"] for row in held])),
+    )
+    nulls = [run["control_p_value"] for run in runs]
+    low = sum(p_value <= SIGNIFICANCE for p_value in nulls)
+    null = min(holm(nulls))
+    means = [row["mean"] for run in runs for row in run["rows"] if not row["rows"]]
+    control = [row["low"] > 0 for row in figures["control"]]
+    ours = [row for row in figures["attributes"] if not row["by"] and row["model"] == "dp"]
+    above = sum(row["low"] > 0 for row in ours)
+    over = sum(row["low"] > row["ceiling"] for row in ours)
+    return {
+        MEMORISED: (_in_part(out, of), f"{out} of {of}"),
+        HIDDEN: (
+            "refuted" if least <= SIGNIFICANCE else "not shown" if taken else "shown",
+            f"{taken} of {sum(row['n_secrets'] for row in held)} at rank 1; smallest corrected p {least:.2g}",
+        ),
+        NULL: (
+            "passed" if null > SIGNIFICANCE else "failed",
+            f"{low} of {len(nulls)} below {SIGNIFICANCE:g}, smallest corrected p {null:.2g}; controls' mean "
+            f"exposures {min(means):.2f} to {max(means):.2f}, by chance {CHANCE:.2f}",
+        ),
+        ATTRIBUTES: (
+            "shown" if 2 * sum(control) >= len(control) else _in_part(sum(control), len(control)),
+            f"{sum(control)} of {len(control)} intervals above 0",
+        ),
+        ATTRIBUTES_HIDDEN: (
+            "refuted" if over else "not shown" if above else "shown",
+            f"{above} of {len(ours)} intervals above 0, {over} above the ceiling",
+        ),
+    }
+
+
+def _in_part(found: int, of: int) -> str:
+    return "shown" if found == of else "in part" if found else "not shown"
 
 
 def render(figures: Mapping[str, Any]) -> str:
     """The whole page."""
-    return "\n".join([*_secrets(figures["secrets"]), *_attributes(figures)]) + "\n"
+    return "\n".join([*_head(figures), *_secrets(figures["secrets"]), *_attributes(figures)]) + "\n"
+
+
+def _head(figures: Mapping[str, Any]) -> Iterator[str]:
+    yield from (
+        "# Secrets and attributes",
+        "",
+        "Made by `python -m reports.extraction` from [extraction.json](extraction.json); "
+        "[secrets and attributes](../../audits/docs/secrets-and-attributes.md) says how to run these attacks.",
+        "",
+        SEEDED,
+        "",
+        "## What was found, and by which rule",
+        "",
+    )
+    found = verdicts(figures)
+    yield table(
+        ("finding", "word", "why", "rule"),
+        [(name, *found[name], rule) for name, rule in RULES.items()],
+    )
+    yield ""
 
 
 def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     first = SETTINGS[0]
     yield from (
-        "# Secrets and attributes",
-        "",
-        "Made by `python -m reports.extraction`; `audits/docs/secrets-and-attributes.md` says how "
-        "to run these attacks.",
-        "",
-        SEEDED,
-        "",
         "## Secrets in character models",
         "",
         f"{first.text_rows:,} rows of text from {SOURCE}, and {first.secrets} random pins of four "
@@ -75,7 +153,7 @@ def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         "",
         f"Findings against a guarantee: {findings}. Ranks of the secrets that no row holds are "
         f"compared with the uniform law: p = {controls}; the same pins are used in all runs, so "
-        "these are not independent. Intervals are over the secrets of one model.",
+        "these are not independent: one set of pins that a model takes for likely fails in several. Intervals are over the secrets of one model.",
         "",
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from indpriv.analysis.reconstruction import CLOSE
@@ -22,7 +23,7 @@ from reports.shared.pictures import (
     Gallery,
     cells,
 )
-from reports.shared.verdicts import DIFFERS, NOT_RUN, REPRODUCED
+from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 PICTURES, BATCH, FIRST_CLIP = 6, 3, 6.0  # Fed-CDP(decay) begins with C = 6
 DATA = ("mnist", "lfw_people")
@@ -30,9 +31,22 @@ BATCHES, ROWS = "types 0 and 1", "type 2"
 NO_DP, SDP, CDP = "no DP", "Fed-SDP", "Fed-CDP"
 ORDINARY = f"{NO_DP}, parameters drawn as PyTorch does"
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
+LEAKS = 5 / 6  # of the rows, where a system is said to leak
+LEAST_SENT = 0.7  # "for compression ratios up to 30 %"
+CLAIMS = {
+    "VII, type 2": "type 2 succeeds without DP and with Fed-SDP, and fails with Fed-CDP",
+    "VII, types 0 and 1, success": "types 0 and 1 succeed without DP",
+    "VII, types 0 and 1, failure": "types 0 and 1 fail with Fed-SDP, Fed-CDP and Fed-CDP(decay)",
+    "VII, order": "Fed-CDP(decay) keeps furthest from the picture, then Fed-CDP, then Fed-SDP",
+    "Figure 5": "type 2 succeeds where up to 30 % of the coordinates are not sent",
+}
 RULE = (
-    f"reproduced where 5 of {PICTURES} rows or more come back (error below {CLOSE:g}) without DP, which "
-    "Fed-SDP leaves as they are, and none from Fed-CDP with noise on each row"
+    f"a row is back where its error is below {CLOSE:g}. Type 2: reproduced where 5 of {PICTURES} rows or more are back "
+    "without DP, which Fed-SDP leaves as they are, and none from Fed-CDP with noise on each row; differs otherwise. Types 0 "
+    "and 1, success: reproduced where 5 of 6 are back without DP, differs where as many are only told from 99 others; "
+    "failure: not judged where there was no success, else reproduced where no attack brings any row back. Order: reproduced where the "
+    "median errors of the published attack rise in this order, for each type and data set, differs where none falls by more than "
+    "0.02. Pruned: reproduced where 5 of 6 are back at each share up to 30 %, differs where at some. Types 0 and 1 on LFW are not run"
 )
 
 
@@ -84,16 +98,71 @@ def leakage(names: tuple[str, ...] = DATA, pictures: int = PICTURES) -> list[dic
     ]
 
 
-def verdict_of_leakage(rows: list[dict[str, Any]]) -> str:
-    """By `RULE`."""
-    if {row["data"] for row in rows} != set(DATA):
-        return NOT_RUN
-    plain, noisy = (
-        [row["close"] for row in rows if row["system"] == system and row["type"] == ROWS]
-        for system in (f"{NO_DP}, {SDP}", f"{CDP}, noise on each row")
+def verdicts_of_leakage(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """The word of each of `CLAIMS`, by `RULE`."""
+    return dict(
+        zip(
+            CLAIMS,
+            (_type_2(rows), *_types_0_and_1(rows), _order(rows), _pruned(rows)),
+            strict=True,
+        )
     )
-    both = min(plain) >= 5 / 6 and max(noisy) == 0
-    return REPRODUCED if both else DIFFERS
+
+
+def _of(rows: list[dict[str, Any]], kind: str, system: str, column: str = "close") -> list[float]:
+    return [row[column] for row in rows if (row["type"], row["system"]) == (kind, system)]
+
+
+def _type_2(rows: list[dict[str, Any]]) -> str:
+    plain = _of(rows, ROWS, f"{NO_DP}, {SDP}")
+    noisy = _of(rows, ROWS, f"{CDP}, noise on each row")
+    if min(len(plain), len(noisy)) < len(DATA):
+        return NOT_RUN
+    return REPRODUCED if min(plain) >= LEAKS and max(noisy) == 0 else DIFFERS
+
+
+def _types_0_and_1(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    bare = _of(rows, BATCHES, NO_DP)
+    systems = (f"{SDP}, noise of the client", CDP, f"{CDP}(decay)")
+    noisy = [share for system in systems for share in _of(rows, BATCHES, system)]
+    if not bare or not noisy:
+        return NOT_RUN, NOT_RUN
+    told = min(_of(rows, BATCHES, NO_DP, "identified")) >= LEAKS
+    success = REPRODUCED if min(bare) >= LEAKS else DIFFERS if told else NOT_REPRODUCED
+    if success == NOT_REPRODUCED:
+        return success, NOT_RUN
+    return success, REPRODUCED if max(noisy) == 0 else NOT_REPRODUCED
+
+
+def _order(rows: list[dict[str, Any]]) -> str:
+    orders = {
+        BATCHES: (f"{SDP}, noise of the client", CDP, f"{CDP}(decay)"),
+        ROWS: (f"{CDP}, noise on each row", f"{CDP}(decay), noise on each row"),
+    }
+    steps = []
+    for kind, systems in orders.items():
+        errors = [
+            _of([r for r in rows if r["attack"] == "as published"], kind, system, "error")
+            for system in systems
+        ]
+        if not all(errors):
+            return NOT_RUN
+        steps += [b - a for less, more in pairwise(errors) for a, b in zip(less, more, strict=True)]
+    if min(steps) > 0:
+        return REPRODUCED
+    return DIFFERS if min(steps) >= -0.02 else NOT_REPRODUCED
+
+
+def _pruned(rows: list[dict[str, Any]]) -> str:
+    shares = [
+        _of(rows, ROWS, f"{NO_DP}, {1 - share:.0%} pruned")
+        for share in SHARES
+        if share >= LEAST_SENT
+    ]
+    if not all(shares):
+        return NOT_RUN
+    enough = [min(each) >= LEAKS for each in shares]
+    return REPRODUCED if all(enough) else DIFFERS if any(enough) else NOT_REPRODUCED
 
 
 def leakage_section(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -6,7 +6,8 @@ See reports/shared/pictures.py for network and attack; the clipping norm 4 is of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from indpriv.analysis.reconstruction import CLOSE
@@ -23,15 +24,25 @@ from reports.shared.pictures import (
     cells,
     count,
 )
-from reports.shared.verdicts import DIFFERS, NOT_RUN, REPRODUCED
+from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reports.wei2021 import paper
 
 PICTURES = 6
 DATA = ("mnist", "lfw_people")
+LEAKS = 5 / 6  # of the pictures, where a system is said to leak
+CLAIMS = {
+    "III, success without privacy": "without privacy the attack succeeds",
+    "III, success of the baseline": "the baseline's noise leaves some successes",
+    "III, order": "order: without privacy, AdaClip, quantile clipping, baseline, dyn[S,sigma]",
+}
 RULE = (
-    "reproduced where 5 of 6 pictures or more come back without protection (error below "
-    f"{CLOSE:g}) and none from the baseline's noise, on each data set; differs otherwise"
+    f"a picture is back where its error is below {CLOSE:g}. Without privacy: reproduced where 5 of 6 pictures or "
+    "more are back on each data set, differs where on one. The baseline's successes, of which the paper has 13 to "
+    "25 %: reproduced where any picture is back on each data set, differs where on one; what the paper's own threshold "
+    f"of {SUCCESS:.2f} calls a success a grey picture reaches too. Order: not run while one of its systems is not attacked; "
+    "reproduced where the share that is back falls in this order on each data set, differs where it never rises"
 )
+ORDER = ("none", "adaclip", "quantile", "baseline", "dyn[S,sigma]")  # the most leaking first
 _NOISE = {"none": None, "clipping": 0.0, "little noise": 0.01, "baseline": paper.NOISE}
 
 
@@ -57,13 +68,46 @@ def _seen(noise: float | None) -> Observation:
     )
 
 
-def verdict_of_leakage(rows: list[dict[str, Any]]) -> str:
-    """By `RULE`."""
+def verdicts_of_leakage(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """The word of each of `CLAIMS`, by `RULE`."""
     if {row["data"] for row in rows} != set(DATA):
+        return dict.fromkeys(CLAIMS, NOT_RUN)
+
+    def back(protection: str) -> list[float]:
+        """The share of each data set that the best attack of all brings back."""
+        return [
+            max(r["close"] for r in rows if (r["data"], r["protection"]) == (data, protection))
+            for data in DATA
+        ]
+
+    return dict(
+        zip(
+            CLAIMS,
+            (
+                _on_each([share >= LEAKS for share in back("none")]),
+                _on_each([share > 0 for share in back("baseline")]),
+                _order(rows, back),
+            ),
+            strict=True,
+        )
+    )
+
+
+def _order(rows: list[dict[str, Any]], back: Callable[[str], list[float]]) -> str:
+    if not set(ORDER) <= {row["protection"] for row in rows}:
         return NOT_RUN
-    bare = [row["close"] for row in rows if row["protection"] == "none"]
-    noisy = [row["close"] for row in rows if row["protection"] == "baseline"]
-    return REPRODUCED if min(bare) >= 5 / 6 and max(noisy) == 0 else DIFFERS
+    steps = [
+        higher - lower
+        for pair in pairwise(ORDER)
+        for higher, lower in zip(*map(back, pair), strict=True)
+    ]
+    if min(steps) < 0:
+        return NOT_REPRODUCED
+    return REPRODUCED if min(steps) > 0 else DIFFERS
+
+
+def _on_each(found: list[bool]) -> str:
+    return REPRODUCED if all(found) else DIFFERS if any(found) else NOT_REPRODUCED
 
 
 def leakage_section(rows: list[dict[str, Any]]) -> Iterator[str]:

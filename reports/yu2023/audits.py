@@ -135,6 +135,16 @@ def attack_of(summary: Summary, model: str, by: str) -> Summary | None:
     return {"overall": overall, "rows": groups, "unequal": next(tests, None)}
 
 
+def area_of(summary: Summary, model: str) -> Summary:
+    """The area under the curve of the loss threshold on a model, over all examples."""
+    return next(
+        row
+        for row in summary["rates"]
+        if (row["attack"], row["rate"], row["model"], row["by"])
+        == ("loss_threshold", "auc", model, "")
+    )
+
+
 def fidelity_of(summary: Summary, gammas: tuple[float, ...]) -> dict[float, Summary]:
     """Gamma (full passes an epoch) -> fidelity of norms carried from the last record, for those that were compared."""
     found = {}

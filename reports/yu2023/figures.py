@@ -8,7 +8,7 @@ from indpriv._formatting import format_epsilon, format_interval, format_number, 
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import NOT_RUN
 from reports.yu2023 import paper, rules
-from reports.yu2023.audits import Summary, accuracies_of, attack_of, errors_of, means_of
+from reports.yu2023.audits import Summary, accuracies_of, area_of, attack_of, errors_of, means_of
 from reports.yu2023.clipped import figure_7, figure_8
 from reports.yu2023.measured import DISTRIBUTION
 from reports.yu2023.paper import GAMMAS, PaperRun
@@ -289,9 +289,20 @@ def figure_11(known: Known) -> Section:
         texts["all: without, with DP"] = ", ".join(
             percent(attack["overall"]) for attack in (without, with_dp)
         )
+        area = area_of(summary, "dp")
+        texts["with DP: area under the curve"] = (
+            f"{area['value']:.3f} [{area['low']:.3f}, {area['high']:.3f}]"
+        )
+        texts["with DP: smallest corrected p of a group"] = (
+            f"{rules.least_p_of_groups(with_dp['rows']):.2g}"
+        )
         return Found(
             texts,
-            {"": rules.membership(with_dp["rows"], unequal["p_value"], without["overall"]["low"])},
+            {
+                "": rules.membership(
+                    with_dp["overall"], unequal["p_value"], without["overall"]["low"]
+                )
+            },
         )
 
     return compare(

@@ -26,6 +26,7 @@ LARGEST_R_MISS = 0.05  # Figure 12, whose r are 0.89 and 0.9
 LEAST_GAP = 0.5  # of the paper's per cent by which the worst served group lies above the best
 ERROR_FACTOR, ROUNDING = 1.5, 0.005  # of errors that the paper prints with two decimals
 SIGNIFICANCE = 0.05
+LARGEST_WITH_DP = 53.0  # per cent of right guesses with DP; the largest in Figure 11 is 52.8
 LARGEST_ERROR_RATE = 2.0  # per cent, of a private release; 1.13 and 0.91 in Table 2
 POOR_ERROR_RATE = 10.0
 LARGEST_ACCURACY_LOSS = 0.5  # points, of individual clipping; 0.1 in Table 3
@@ -62,10 +63,12 @@ RULES = {
     f"{LEAST_FIDELITY:g}; differs where r is at least {LEAST_PEARSON:g} at every gamma",
     "Loss (Figures 5, 7)": f"Pearson's r of epsilon and log loss is above {LEAST_PEARSON:g}; differs where it is at least "
     f"{FAIR_PEARSON:g} and its interval above 0",
-    "Membership (Figure 11)": "with DP no group's success differs from 50 % (binomial tests, Holm's correction, "
-    f"{SIGNIFICANCE:g}), and without DP the attack succeeds on all examples (its interval lies above 50 %) and more often on the "
-    f"group of the largest mean epsilon than on the others (one-sided test on all scores, {SIGNIFICANCE:g}); differs where only one "
-    "of the two holds",
+    "Membership (Figure 11)": "with DP the 95 % interval of the attack's success on all examples together ends at no more than "
+    f"{LARGEST_WITH_DP:g} % (the largest that the paper prints is 52.8 %), and without DP the attack succeeds on all examples (its "
+    "interval lies above 50 %) and more often on the group of the largest mean epsilon than on the others (one-sided test on all "
+    f"scores, {SIGNIFICANCE:g}); differs where only one of the two holds. What a test of this size finds in 80 % of the cases stands "
+    "beside; so do the area under the curve, which may differ from chance where the threshold's success does not, and the smallest p "
+    "of a group (binomial, Holm's correction). The limit was set after the results were seen",
     "Clipping norms (Figures 9 and 10)": "epsilon: the smallest individual epsilon falls with every larger clipping norm, and fewer "
     "examples lie at the worst case at the largest than at the smallest; differs where only one of the two holds. Accuracy, and gap "
     "between classes: largest at one of the two middle norms, as in the paper; differs where it is largest at an end, but neither only "
@@ -199,23 +202,40 @@ def loss(pearson: float | None, low: float | None) -> Verdict:
     return _graded(pearson > LEAST_PEARSON, fair)
 
 
-def membership(with_dp: Sequence[Mapping[str, Any]], p_unequal: float, low: float) -> Verdict:
+def membership(with_dp: Mapping[str, Any], p_unequal: float, low: float) -> Verdict:
     """Figure 11.
 
     Args:
-        with_dp: rows of the attack on the model with DP (trials, successes).
+        with_dp: the attack on all examples of the model with DP (success_rate, low, high, trials).
         p_unequal: of the attack on the model without, that it succeeds no more often on the most exposed group.
         low: the lower end of its success on all examples.
     """
-    p_values = [
-        float(stats.binomtest(row["successes"], row["trials"]).pvalue)
-        for row in with_dp
-        if not row["too_small"]
-    ]
-    none_seen = all(p_value > SIGNIFICANCE for p_value in holm(p_values))
+    hidden = 100 * with_dp["high"] <= LARGEST_WITH_DP
     unequal = low > 0.5 and p_unequal <= SIGNIFICANCE
-    why = f"with DP smallest corrected p {min(holm(p_values)):.2g}; without DP unequal by p {p_unequal:.2g}"
-    return _graded(none_seen and unequal, none_seen or unequal, why)
+    why = (
+        f"with DP at most {100 * with_dp['high']:.1f} %, where {noticed(with_dp['trials']):.1f} % would be noticed; "
+        f"without DP unequal by p {p_unequal:.2g}"
+    )
+    return _graded(hidden and unequal, hidden or unequal, why)
+
+
+def noticed(trials: int) -> float:
+    """The success in per cent that a one-sided test of so many guesses finds in 80 % of the cases."""
+    ends = stats.norm.isf(SIGNIFICANCE) + stats.norm.ppf(0.8)
+    return 50 + 50 * float(ends) / math.sqrt(trials)
+
+
+def least_p_of_groups(rows: Sequence[Mapping[str, Any]]) -> float:
+    """The smallest corrected p-value of the groups, that an attack is right in half of its guesses."""
+    return min(
+        holm(
+            [
+                float(stats.binomtest(row["successes"], row["trials"]).pvalue)
+                for row in rows
+                if not row["too_small"]
+            ]
+        )
+    )
 
 
 def falling_epsilon(smallest: Sequence[float], shares: Sequence[float]) -> Verdict:
