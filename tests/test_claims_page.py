@@ -130,3 +130,21 @@ def test_another_epsilon_is_not_that_of_the_tutorial(tutorial):
     assert papernot.verdicts(other)["epsilon"][0] == "reproduced"
     other["preset"]["worst_case_epsilon"] = 1.25
     assert papernot.verdicts(other)["epsilon"][0] == "not reproduced"
+
+
+def test_the_index_has_every_page_and_the_counts_of_today():
+    index = (REPORTS / "README.md").read_text(encoding="utf-8")
+    pages = {path.parent.name for path in REPORTS.glob("*/README.md")}
+    assert not {name for name in pages if f"({name}/README.md)" not in index}
+    words = Counter(each.word for name in PAPERS for each in claims_of(name))
+    counts = [words[word] for word in WORDS]
+    shown = "of {} claims {} reproduced, {} differ, {} not reproduced, {} not run"
+    assert shown.format(sum(counts), *counts) in index
+
+
+def test_every_page_links_its_data_and_names_its_command():
+    for page in REPORTS.glob("*/README.md"):
+        name, text = page.parent.name, page.read_text(encoding="utf-8")
+        assert "ade by `" in text or "ritten by `" in text, name
+        data = page.parent / f"{name}.json"
+        assert not data.is_file() or f"({name}.json)" in text, name

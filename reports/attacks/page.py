@@ -30,7 +30,7 @@ def render(figures: Figures) -> str:
     lines = [
         "# What attacks on the final model reach",
         "",
-        "Made by `make attacks`. An attack that fails is no evidence of privacy. An attacker who",
+        "Made by `make attacks` from [attacks.json](attacks.json). An attack that fails is no evidence of privacy. An attacker who",
         "sees every update reaches far more: [what an epsilon assumes](../validation/README.md).",
         "",
         SEEDED,

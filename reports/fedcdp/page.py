@@ -42,7 +42,7 @@ def render(known: Figures) -> str:
     lines = [
         "# Fed-SDP and Fed-CDP: Wei et al. 2021, table by table",
         "",
-        f"Made by `{COMMAND}`; the paper is {paper.SOURCE}. Epsilons are worst cases at delta",
+        f"Made by `{COMMAND}` from [fedcdp.json](fedcdp.json); the paper is {paper.SOURCE}. Epsilons are worst cases at delta",
         f'{paper.DELTA:g} unless a table says otherwise. "Known participation" is an account for',
         "an adversary who knows who took part in which round; neighbours differ in one row or",
         "client that contributes nothing, in batches and rounds that stay. An individual epsilon describes the run that happened;",

@@ -20,7 +20,7 @@ def render(known: Figures) -> str:
     lines = [
         "# Do individual epsilons hold for the attacker that they assume?",
         "",
-        "Made by `make validate`. An individual epsilon assumes an attacker who sees every noisy",
+        "Made by `make validate` from [validation.json](validation.json). An individual epsilon assumes an attacker who sees every noisy",
         "update and knows all other examples, their batches and every parameter. Here this attacker",
         "exists, and attacks many short Opacus runs, half in hooks mode and half in ghost mode. A",
         "fair coin decides which of its targets are in a run; all other examples are in every run.",

@@ -51,7 +51,7 @@ def render(known: Figures) -> str:
     lines = [
         "# Dynamic privacy parameters: Wei and Liu 2021, table by table",
         "",
-        f"Made by `{COMMAND}`; the paper is {paper.SOURCE}. Its epsilons are worst cases by five",
+        f"Made by `{COMMAND}` from [wei2021.json](wei2021.json); the paper is {paper.SOURCE}. Its epsilons are worst cases by five",
         "rules, of which only the moments accountant (MA) is a bound; ours are at delta 1e-5. An",
         "individual epsilon describes the run that happened; it is no guarantee.",
         "",

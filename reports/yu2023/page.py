@@ -62,7 +62,7 @@ def render_page(known: Known, audits_dir: Path) -> str:
     found = (*figures(known), *tables(known))
     parts = [
         "# The figures and tables of Yu et al. 2023, one by one",
-        f"Written by `{COMMAND}`; do not edit it by hand. The paper: Yu, Kamath, Kulkarni, Liu, Yin, Zhang, *Individual Privacy "
+        f"Written by `{COMMAND}` from [yu2023.json](yu2023.json) and the audits' `audit.json`; do not edit it by hand. The paper: Yu, Kamath, Kulkarni, Liu, Yin, Zhang, *Individual Privacy "
         f"Accounting for Differentially Private Stochastic Gradient Descent*, TMLR 09/2023, {SOURCE}; its numbers are quoted from "
         "that version (`paper.py` in this folder). Ours come from the audits in `reports/`, each of one run on a small "
         "machine, accounted twice: as the paper did (preset yu2023: norms rounded to the nearest 0.01 C, carried from the last "
