@@ -35,8 +35,8 @@ from made_up import COUNTS, HEADER
 from numpy.typing import NDArray
 
 from indpriv._files import write_private_frames
+from indpriv.analysis.distribution import relation_of
 from indpriv.analysis.groups import group_table
-from indpriv.analysis.loss import relation_of
 from indpriv.audit import audit
 from indpriv.epsilon_table import beside
 from indpriv.norm_log.run_files import EXAMPLES

@@ -42,7 +42,7 @@ from audits.training.dp_sgd import train
 from indpriv import NormLog
 from indpriv._columns import as_rows
 from indpriv._facts import PASSED
-from indpriv.analysis.loss import relate_to_loss
+from indpriv.analysis.distribution import relate_to_loss
 from indpriv.analysis.recorded_run import recorded_run
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify

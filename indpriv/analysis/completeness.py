@@ -1,7 +1,5 @@
 """How an audit is made again, what it lacks, and how exact its figures are. Sensitive."""
 
-from __future__ import annotations
-
 import platform
 import re
 from collections.abc import Iterator
@@ -101,7 +99,7 @@ def _repeated_rows(log: NormLog, rows: _columns.Rows) -> list[str]:
     return [text("hazard.duplicates", "rows", count=count, named=named)]
 
 
-def _alike(column: pd.Series[Any]) -> NDArray[Any]:
+def _alike(column: "pd.Series[Any]") -> NDArray[Any]:
     """The values in one type, whichever missing values other ranges of rows have."""
     numbers = is_numeric_dtype(column) and not is_bool_dtype(column)
     return _columns.to_floats(column) if numbers else _columns.to_texts(column)

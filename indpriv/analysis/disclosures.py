@@ -119,11 +119,6 @@ def word_of(lines: Sequence[Fact], *keys: str) -> str:
     )
 
 
-def declared_or(otherwise: str, said: str | None) -> str:
-    """The status of what run.json may say."""
-    return _facts.DECLARED if said else otherwise
-
-
 def disclosures(audit: Audit) -> tuple[Fact, ...]:
     """Every fact that a reader needs to judge the guarantee, in the order of the report."""
     decided = (*_guaranteed(audit), *_training(audit), *_provenance(audit))
@@ -142,9 +137,9 @@ def _guaranteed(audit: Audit) -> _Decided:
     yield "unit", _facts.DECLARED if given or account.unit != "example" else _facts.ASSUMED, ""
     zero_out = "zero_out" if account.neighbouring == "zero_out" else ""
     yield "neighbouring", _facts.DECLARED if chosen else _facts.ASSUMED, zero_out
-    released = declared_or(_facts.ASSUMED, declared.released)
+    released = _facts.DECLARED if declared.released else _facts.ASSUMED
     yield "released", released if guarantee.publishable else _facts.FAILED, ""
-    yield "trust_model", declared_or(_facts.ASSUMED, declared.trust_model), ""
+    yield "trust_model", _facts.DECLARED if declared.trust_model else _facts.ASSUMED, ""
     yield "delta", _facts.DECLARED, ""
     yield "delta_times_n", _facts.FAILED if guarantee.delta_times_n >= 1 else _facts.VERIFIED, ""
     yield "tuning", _facts.NOT_COVERED, "declared" if declared.tuning else ""
@@ -197,10 +192,10 @@ def _provenance(audit: Audit) -> _Decided:
         _facts.VERIFIED if run.recorder.get("versions") else _facts.UNKNOWN,
         "",
     )
-    yield "code_commit", declared_or(_facts.UNKNOWN, declared.code_commit), ""
+    yield "code_commit", _facts.DECLARED if declared.code_commit else _facts.UNKNOWN, ""
     data = "and_data" if declared.data_fingerprint else ""
     yield "data_fingerprint", status_of(checks, "records"), data
-    yield "preprocessing", declared_or(_facts.UNKNOWN, declared.preprocessing), ""
+    yield "preprocessing", _facts.DECLARED if declared.preprocessing else _facts.UNKNOWN, ""
     yield "private_here", _facts.DECLARED, "" if audit.guarantee.publishable else "withheld"
 
 
@@ -332,7 +327,9 @@ def _assumed(
     yield fact("hazard.random_generator", source)
     yield fact("hazard.duplicates", _facts.UNKNOWN if run.n_units is None else _facts.DECLARED)
     yield fact("hazard.tuning", _facts.NOT_COVERED)
-    yield fact("hazard.preprocessing", declared_or(_facts.UNKNOWN, run.declared.preprocessing))
+    yield fact(
+        "hazard.preprocessing", _facts.DECLARED if run.declared.preprocessing else _facts.UNKNOWN
+    )
 
 
 # --- findings

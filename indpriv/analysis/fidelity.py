@@ -4,9 +4,19 @@ Two accounts of the same examples are compared to see how far estimates lie from
 (fidelity), how far epsilons move under another choice, such as the rounding of norms (sensitivity),
 how far an estimate still moves with the spacing of its records, where no exact values exist, and
 what the tight accountant would have said (tightness).
+
+What batch norms prove about an estimate costs nothing more. Which steps sample an example is
+decided by coins that its norm does not depend on. Two things follow.
+
+* Left out, a batch norm is a fair test of what the account would have used in its place: its error
+  has the distribution of the errors at steps that did not sample the example.
+* Weighted by 1 / sample_rate (Horvitz and Thompson 1952), the batch norms add up to an estimate
+  without bias, over the coins, of the mean RDP at an order fixed beforehand. At a fixed order,
+  epsilon is RDP plus a constant, so that its mean is estimated without bias too; the mean of
+  epsilons at each example's own best order is not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +24,13 @@ import numpy as np
 import pandas as pd
 
 from indpriv._columns import grouping_of, known_columns, rows_at
-from indpriv._types import FloatArray, IntArray, StageProgress, silent
-from indpriv.accountant.account import table_for
-from indpriv.accountant.method import Method
+from indpriv._types import FloatArray, IntArray, NDArray, StageProgress, silent
+from indpriv.accountant.account import table_for, worst_case_rdp
+from indpriv.accountant.blocks import block_size, in_blocks
+from indpriv.accountant.method import Method, uses_batch_norms
+from indpriv.accountant.norms import GoverningNorms
+from indpriv.accountant.rdp import renyi_divergences
+from indpriv.accountant.steps import Steps
 from indpriv.analysis import statistics, summary
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.recorded_run import AuditedRun
@@ -25,6 +39,11 @@ from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog, coarser
 
+GroupFidelity: Any = record("group_fidelity")
+Fidelity: Any = record("fidelity")
+Spacing: Any = record("spacing")
+Tightness: Any = record("tightness")
+BatchNormFidelity: Any = record("batch_norm_fidelity")
 FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the range of the paper's Figure 4
 BY_GROUP_EPOCHS = 1.0  # the K whose fidelity is also given by group: the paper's own
 COARSER = (0.02, 0.05, 0.1)  # roundings to try, where the log's is finer
@@ -59,10 +78,6 @@ def _some(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: found[name] for name in names}
 
 
-GroupFidelity: Any = record("group_fidelity")
-Fidelity: Any = record("fidelity")
-
-
 def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> dict[str, Any]:
     """A row of `SENSITIVITY`: two accounts of the same examples that differ in this field."""
     found = differences(instead.epsilon, here.epsilon)
@@ -70,9 +85,6 @@ def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> di
     values |= {"instead": str(getattr(instead.account, choice))}
     shifts = {"mean_shift": found["signed_bias"], "share_smaller": found["share_under"]}
     return {"choice": choice, **values, **found, **shifts}
-
-
-Spacing: Any = record("spacing")
 
 
 def spacing_of(every_record: EpsilonTable, fewer: EpsilonTable, **counts: int) -> Spacing:
@@ -333,9 +345,6 @@ def _sensitivity(run: AuditedRun) -> dict[str, Any]:
     return {"sensitivity": sensitivity(run.log, method, run.epsilons, run.tell)}
 
 
-Tightness: Any = record("tightness")
-
-
 def _tightness(run: AuditedRun) -> dict[str, Any]:
     account, method = run.epsilons.account, run.method
     alone = account.rows_per_unit is None and len(run.epsilons) == run.log.n_examples
@@ -367,8 +376,139 @@ def _tightness(run: AuditedRun) -> dict[str, Any]:
     return {"tightness": replace(found, n_bracketed=int(known.sum()), above=above)}
 
 
+# --- batch norms
+
+_BIN = 1e-3  # of relative norms: the 95th percentile is rounded up to a multiple
+_NORM_BYTES = 200  # that one norm takes while it is looked at
+_GRID = 200  # relative norms between which divergences are interpolated; whole hundredths are on it
+
+
+def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
+    """Compare the batch norms of a log with its account; only RDP at one order is looked at.
+
+    None where the account uses none, where there are none to test, and where batches were not drawn
+    by Poisson sampling, since then the coins are not what the weights assume.
+    """
+    if (
+        not uses_batch_norms(log, method.between_records)
+        or method.preset is not None
+        or log.sampler != "poisson"
+    ):
+        return None
+    # The best order for the worst case: a choice that looks at no norm.
+    order = float(worst_case_rdp(log, method)["best_order"][0])
+    cost, norms = _step_costs(log, order), GoverningNorms.of(log, method.between_records)
+    each = log.n_records + 1 + int(log.settings.sample_rate.sum())
+    size = block_size(_NORM_BYTES * each)
+    blocks = in_blocks(log, lambda block: _look(norms, block, cost), size=size)
+    histograms, sums, largest = zip(*blocks, strict=True)
+    histogram, n = sum(histograms), log.n_examples
+    entries = int(histogram.sum())
+    if not entries:
+        return None
+    bias, absolute, under, under_1_percent = (sum(sums)[:4] / entries).tolist()
+    excess, excess_variance, unbiased, variance = sum(sums)[4:].tolist()
+    known = np.zeros(log.total_steps, bool)
+    known[log.recorded_steps] = True
+    if log.batch_norms is not None:
+        known[log.batch_norms.steps] = True
+    return BatchNormFidelity(
+        between_records=method.between_records,
+        n_entries=entries,
+        signed_bias=bias,
+        mean_absolute=absolute,
+        p95_absolute=float(np.searchsorted(np.cumsum(histogram), 0.95 * entries)) * _BIN,
+        largest_absolute=max(largest),
+        share_under=under,
+        share_under_1_percent=under_1_percent,
+        order=order,
+        mean_rdp=_mean_rdp(log, method, order),
+        rdp_bias=excess / n,
+        rdp_bias_error=excess_variance**0.5 / n,
+        unbiased_mean_rdp=unbiased / n if known.all() else None,
+        standard_error=variance**0.5 / n if known.all() else None,
+    )
+
+
+def _step_costs(
+    log: NormLog, order: float
+) -> Callable[[FloatArray, NDArray[np.integer]], FloatArray]:
+    """Gives the RDP of single steps at one order, of relative norms and steps of one shape."""
+    pairs = np.stack([log.settings.noise_multiplier, log.settings.sample_rate], axis=1)
+    distinct, setting = np.unique(pairs, axis=0, return_inverse=True)
+    norms, setting = np.linspace(0.0, 1.0, _GRID + 1), setting.ravel()
+    shifts, rates = (norms / distinct[:, :1]).ravel(), np.repeat(distinct[:, 1], len(norms))
+    value = renyi_divergences(shifts, rates, np.array([order])).reshape(len(distinct), -1)
+
+    def cost(relative: FloatArray, step: NDArray[np.integer]) -> FloatArray:
+        place, row = relative * _GRID, setting[step]
+        lower = np.minimum(place.astype(np.int64), _GRID - 1)
+        below, above = value[row, lower], value[row, lower + 1]
+        return np.asarray(below + (place - lower) * (above - below))
+
+    return cost
+
+
+def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
+    """Mean over all examples of the account's RDP at one order."""
+    steps = Steps.of(log, method.between_records)
+    table = steps.divergences(np.array([order]))
+
+    def work(block: NormLog) -> float:
+        return float((steps.counts(block) @ table.T).sum())
+
+    size = block_size(steps.bytes_per_example)
+    return sum(in_blocks(log, work, size=size)) / log.n_examples
+
+
+def _look(
+    norms: GoverningNorms,
+    block: NormLog,
+    cost: Callable[[FloatArray, NDArray[np.integer]], FloatArray],
+) -> tuple[IntArray, FloatArray, float]:
+    """What some examples give.
+
+    Returns:
+        numbers of absolute errors of left-out norms in bins of _BIN; sums of the errors, of their
+        absolute values, of those that are too small, at all and by over 1 %, and of the bias of
+        each example, its variance, the unbiased estimate and its variance; the largest error.
+    """
+    log, known = norms.log, norms.known(block)
+    entry, other = known.batch_norms, known.in_place_of_batch_norms(norms.between_records)
+    step = known.step[entry]
+    max_grad_norm, rate = log.settings.max_grad_norm, log.settings.sample_rate[step]
+    exact, estimate = (
+        norms.codes.relative(known.norm[index], max_grad_norm[step]) for index in (entry, other)
+    )
+    recorded = max_grad_norm[log.recorded_steps][:, None]
+    rows = norms.codes.relative(norms.full(block), recorded)
+    exact_cost = cost(exact, step)
+    excess = cost(estimate, step) - exact_cost
+    full_cost = cost(rows, np.broadcast_to(log.recorded_steps[:, None], rows.shape))
+    error, size = estimate - exact, np.abs(estimate - exact)
+    sums = (
+        error.sum(),
+        size.sum(),
+        (error < 0).sum(),
+        (estimate < 0.99 * exact).sum(),
+        np.sum(excess * (1 - rate) / rate),
+        np.sum(excess**2 * (1 - rate) / rate**2),
+        np.sum(full_cost) + np.sum(exact_cost / rate),
+        np.sum(exact_cost**2 * (1 - rate) / rate**2),
+    )
+    bins = np.ceil(size / _BIN - 1e-6).astype(np.int64)
+    histogram = np.bincount(bins, minlength=round(1 / _BIN) + 1)
+    return histogram, np.array(sums), float(size.max(initial=0.0))
+
+
+def _batch_norms(run: AuditedRun) -> dict[str, Any]:
+    method, one_row = other_accounts(run), run.epsilons.account.rows_per_unit is None
+    return {} if method is None or not one_row else {"batch_norms": free_fidelity(run.log, method)}
+
+
 FINDINGS = (
     Finding("fidelity", _fidelity),
     Finding("sensitivity", _sensitivity),
     Finding("tightness", _tightness),
+    Finding("batch_norms", _batch_norms),
 )

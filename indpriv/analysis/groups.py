@@ -29,6 +29,10 @@ from indpriv.analysis.summary import GROUPS, Audit, Finding, record
 from indpriv.epsilon_table import Epsilons, beside
 from indpriv.errors import InputError
 
+Ratio: Any = record("ratio")
+RankCorrelation: Any = record("rank_correlation")
+Spread: Any = record("spread")
+WithinLabel: Any = record("within_label")
 MIN_GROUP = 10  # a mean over fewer examples says more about them than about the group
 _MAX_LABELS = 100  # more distinct labels than this are a regression target, not classes
 _MAX_WITHIN_ROWS = 20_000  # rows of all tables within label together; no reader needs more
@@ -42,11 +46,6 @@ _SUMS = (
 _RATES = ("true_positive_rate", "false_positive_rate")
 
 
-Ratio: Any = record("ratio")
-RankCorrelation: Any = record("rank_correlation")
-Spread: Any = record("spread")
-
-
 class _Reversal:
     @property
     def beyond_chance(self: Any) -> bool:
@@ -57,9 +56,6 @@ class _Reversal:
 
 
 Reversal: Any = record("reversal", _Reversal)
-
-
-WithinLabel: Any = record("within_label")
 
 
 class _Table:

@@ -5,8 +5,6 @@ who says so and what to do stand in indpriv/_facts/rules.toml, in the same order
 None where it does not know what it needs.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -27,8 +25,8 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.steps import StepKinds
 from indpriv.analysis.disclosures import assumptions, run_facts
-from indpriv.analysis.norms import evenly_spaced_records, read_one
 from indpriv.analysis.recorded_run import Declared
+from indpriv.analysis.schedule import evenly_spaced_records, read_one
 from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import NormLog
@@ -61,13 +59,13 @@ class Plan:
         steps = kind.accountant(Method(delta=delta)).epsilons(counts)["epsilon"][0]
         return float(steps) + self.clipping_norm_epsilon
 
-    def with_epsilon(self, epsilon: float, delta: float) -> Plan | None:
+    def with_epsilon(self, epsilon: float, delta: float) -> "Plan | None":
         """The same steps with the noise, rounded up, that gives epsilon.
 
         None if epsilon is 0 or infinite, or takes a noise multiplier outside 0.05 to 5,000.
         """
 
-        def at(log_noise: float) -> Plan:
+        def at(log_noise: float) -> "Plan":
             return replace(self, noise_multiplier=float(np.exp(log_noise)))
 
         def excess(log_noise: float) -> float:

@@ -23,12 +23,10 @@ from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 
+ReconstructionBin: Any = record("reconstruction_bin")
 CLOSE = 1e-3  # mean squared error over the squared range, below which a picture is the same
 _BINS = 4
 _LEAST_MU = 1e-3  # smaller ones count as this
-
-
-ReconstructionBin: Any = record("reconstruction_bin")
 
 
 class _Reconstruction:

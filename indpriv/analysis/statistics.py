@@ -45,11 +45,6 @@ def bin_width(bits: int = BITS) -> float:
     return float(2.0**-bits)
 
 
-def blocks_of(n: int) -> list[slice]:
-    """Consecutive slices of BLOCK examples each, of n; one where there are none."""
-    return [slice(start, start + BLOCK) for start in range(0, max(n, 1), BLOCK)]
-
-
 class Condensed:
     """Examples that come in parts, as one frame with a weight in each row."""
 
@@ -68,7 +63,8 @@ class Condensed:
         if not self._in_bins:
             self._parts.append(dict(zip(self._names, columns, strict=True)) | {"cell": cell})
             return
-        for block in blocks_of(len(cell)):
+        for start in range(0, max(len(cell), 1), BLOCK):
+            block = slice(start, start + BLOCK)
             part = _merged(self._keyed(cell[block], [column[block] for column in columns]))
             self._parts = [_merged(*self._parts, part)]
 

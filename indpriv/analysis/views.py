@@ -21,11 +21,9 @@ from indpriv.analysis.summary import Finding, record
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, noisier
 
+View: Any = record("view")
 OBSERVERS = ("outsider", "update", "gradient")
 CLIENT, ROW = "client", "row"
-
-
-View: Any = record("view")
 
 
 def views_of(

@@ -25,8 +25,8 @@ from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.figures import data_uri, pictures_of
-from indpriv.report.report import markdown_audit, render_audit
-from indpriv.report.search import MOST_EXAMPLES, search_data
+from indpriv.report.formats import MOST_EXAMPLES
+from indpriv.report.report import markdown_audit, render_audit, search_data
 
 _SUMMARY = table({Text: "sensitive disclaimer meaning claim", dict[str, Any]: "guarantee"})
 ATTACK_TABLE = "attacks.parquet"

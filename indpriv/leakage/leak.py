@@ -34,15 +34,7 @@ from indpriv._reading import YesNo
 from indpriv._types import ArrayLike, Progress, StageProgress, silent
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
-from indpriv.leakage.inversion import (
-    INVERSIONS,
-    LBFGS,
-    Inversion,
-    Look,
-    Observation,
-    Reader,
-    one_by_one,
-)
+from indpriv.leakage import inversion
 from indpriv.recording import AuditSpec
 from indpriv.recording.checkpoints.safe_files import load_into
 from indpriv.recording.checkpoints.saved_models import SavedModel, StepOf, discover
@@ -57,8 +49,8 @@ def leak(
     loss_fn: LossFn,
     inputs: Tensor,
     targets: Tensor,
-    observation: Observation,
-    attack: Inversion,
+    observation: inversion.Observation,
+    attack: inversion.Inversion,
     *,
     candidates: tuple[Tensor, Tensor] | None = None,
     example_ids: ArrayLike | None = None,
@@ -97,7 +89,7 @@ def leak(
     known = size > 1 if knows_labels is None else knows_labels
     for problem in _problems(inputs, targets, observation, attack, knows_labels, known):
         raise InputError(problem)
-    reader, known = Reader(model, loss_fn, observation), known and attack.needs_labels
+    reader, known = inversion.Reader(model, loss_fn, observation), known and attack.needs_labels
     told_from = (*(candidates or (inputs, targets)), inputs, targets, known)
     known_with = size if attack.knows_candidates else 1
     generator.seed() if seed is None else generator.manual_seed(seed)
@@ -192,8 +184,8 @@ class Candidates:
 class _Scene(Candidates):
     """What all looks of one call share."""
 
-    reader: Reader
-    attack: Inversion
+    reader: inversion.Reader
+    attack: inversion.Inversion
     generator: torch.Generator
 
     def check(self) -> None:
@@ -221,7 +213,7 @@ class _Scene(Candidates):
         label = self._inferred(observed * sent) if len(places) == 1 else None
         if self.attack.needs_labels and not known and label is None:
             raise refused("refusal.leakage", "no_label", attack=self.attack.name)
-        look = Look(
+        look = inversion.Look(
             observed,
             sent,
             targets if label is None or known else label,
@@ -271,7 +263,7 @@ class _Scene(Candidates):
     def _gradients(self) -> Tensor:
         """(m, d) what each candidate adds to a sum of gradients."""
         return torch.stack(
-            [self.reader.read(*pair) for pair in one_by_one(self.inputs, self.targets)]
+            [self.reader.read(*pair) for pair in inversion.one_by_one(self.inputs, self.targets)]
         )
 
     @cached_property
@@ -298,7 +290,7 @@ class _Scene(Candidates):
             targets = torch.cat([self.targets[others], self.own_targets[own : own + 1]])
             read = [
                 self.reader.read(torch.cat([x, beside[0]]), torch.cat([y, beside[1]]))
-                for x, y in one_by_one(inputs, targets)
+                for x, y in inversion.one_by_one(inputs, targets)
             ]
             return inputs, torch.stack(read)
         added = torch.cat([self._gradients[others], self._batch([own]).unsqueeze(0)])
@@ -323,8 +315,8 @@ class _Scene(Candidates):
 def _problems(
     inputs: Tensor,
     targets: Tensor,
-    observation: Observation,
-    attack: Inversion,
+    observation: inversion.Observation,
+    attack: inversion.Inversion,
     given: bool | None,
     known: bool,
 ) -> Iterator[str]:
@@ -345,7 +337,7 @@ def _problems(
 # --- at checkpoints of a run
 
 LAST = "last"
-ObservationAt = Callable[[int], Observation]  # number of updates before -> what is read
+ObservationAt = Callable[[int], inversion.Observation]  # number of updates before -> what is read
 
 _Count = Annotated[int, Field(strict=True, ge=1)]
 
@@ -393,13 +385,13 @@ class LeakagePlan:
 
 def observation(
     plan: LeakagePlan, max_grad_norm: float | None, noise: float, clipping: str = "flat"
-) -> Observation:
+) -> inversion.Observation:
     """What a plan reads where gradients are clipped at max_grad_norm, with this noise multiplier.
 
     Local updates are neither clipped nor noised by DP-SGD.
     """
     plan.check_central()
-    seen = Observation(plan.see, plan.batch_size, share=plan.share)
+    seen = inversion.Observation(plan.see, plan.batch_size, share=plan.share)
     if plan.see == "update":
         return replace(seen, local_steps=plan.local_steps, learning_rate=plan.learning_rate)
     noise = 0.0 if plan.before_noise else noise
@@ -425,7 +417,9 @@ def leak_run(
     of `StepOptions`. InputError without a checkpoint at a moment, for inputs of several tensors, or
     as `leak`.
     """
-    knows = {} if plan.knows_clipping or attack != LBFGS.name else {"knows_clipping": False}
+    knows = (
+        {} if plan.knows_clipping or attack != inversion.LBFGS.name else {"knows_clipping": False}
+    )
     moments = _moments(folder, spec, step_of, plan.at)
     size = observation_at(moments[0].step).batch_size
     n = min(plan.examples, spec.n_examples) // size * size
@@ -447,7 +441,7 @@ def leak_run(
         scores = leak(
             model,
             spec.loss_fn,
-            *(inputs, targets, observation_at(moment.step), INVERSIONS[attack](**knows)),
+            *(inputs, targets, observation_at(moment.step), inversion.INVERSIONS[attack](**knows)),
             example_ids=spec.ids[chosen],
             knows_labels=plan.knows_labels or None,
             seed=seed,

@@ -42,20 +42,10 @@ from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonParts, relation_wo
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, LEAKAGE
-from indpriv.release import mechanisms
+from indpriv.release import mechanisms, sources
 from indpriv.release import request as requests
 from indpriv.release.ledger import FOLDER, RELEASE_JSON, SHAREABLE, Ledger
-from indpriv.release.mechanisms import GaussianNoise, LaplaceNoise, Noise
 from indpriv.release.request import FIGURES, Budget, Figures, Request
-from indpriv.release.sources import (
-    TEMPLATES,
-    Source,
-    check_one_record,
-    declared_choices,
-    filled,
-    open_source,
-    paragraphs,
-)
 from indpriv.report.page import print_page, render_markdown
 
 RELEASE_HTML = "release.html"
@@ -100,7 +90,7 @@ def release(
             f"{directory / SHAREABLE / LEAKAGE} holds what was reconstructed of people, and what "
             "is shareable is for others; take it out"
         )
-    source = open_source(directory, request)
+    source = sources.open_source(directory, request)
     with closing(Ledger(directory, source.fingerprint, ledger_dir)) as ledger:
         if budget is not None:
             ledger.set_budget(budget)
@@ -123,7 +113,7 @@ def release(
 
 
 def _content(
-    request: Request, source: Source, figures: dict[str, Figures], ledger: Ledger
+    request: Request, source: sources.Source, figures: dict[str, Figures], ledger: Ledger
 ) -> dict[str, Any]:
     """The content of release.json: figures from mechanisms, public texts and public settings."""
     nothing: Figures = {"quantiles": {}, "mean": None, "count": None, "expected_error": None}
@@ -136,7 +126,9 @@ def _content(
         "groups": {name: figures[name] for name in request.groups} if request.by else None,
         **request.cost.to_json(),
         "method": request.method,
-        "method_description": filled("method.txt.j2", method=request.method, **vars(mechanisms)),
+        "method_description": sources.filled(
+            "method.txt.j2", method=request.method, **vars(mechanisms)
+        ),
         "shares": {name: 1 / len(shares) for name in shares},
         "public_n": request.public_n,
         "spent": {
@@ -157,10 +149,11 @@ def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
     must be k / n_cells of the largest, k = 1, 2, ...
     """
     parts = len(request.shares)
-    noise: Noise = LaplaceNoise(request.epsilon / parts)  # of one share of the budget
+    # of one share of the budget
+    noise: mechanisms.Noise = mechanisms.LaplaceNoise(request.epsilon / parts)
     if request.method == requests.DESCENT:
         scale = mechanisms.gaussian_scale(request.epsilon, request.delta)
-        noise = GaussianNoise(scale * math.sqrt(parts))
+        noise = mechanisms.GaussianNoise(scale * math.sqrt(parts))
     mean, count, mean_error = _mean_and_count(request, counts, float(grid[-1]), noise)
     people = float(request.public_n or max(count or 0, 1))
     answers = list(_quantiles(request, counts, grid, noise, people))
@@ -181,11 +174,11 @@ def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
 
 
 def _quantiles(
-    request: Request, counts: IntArray, grid: FloatArray, noise: Noise, people: float
+    request: Request, counts: IntArray, grid: FloatArray, noise: mechanisms.Noise, people: float
 ) -> Iterator[tuple[float, float, float | None]]:
     """Yield each quantile, its expected error in rank, and the largest for any data if known."""
-    if isinstance(noise, GaussianNoise):  # a share for each quantile, and of it one for each round
-        of_a_round = GaussianNoise(noise.scale * math.sqrt(mechanisms.ROUNDS))
+    if isinstance(noise, mechanisms.GaussianNoise):  # a share each, and of it one for each round
+        of_a_round = mechanisms.GaussianNoise(noise.scale * math.sqrt(mechanisms.ROUNDS))
 
         def answer(value: int) -> float:
             return float(of_a_round.add([value], 1)[0])
@@ -206,7 +199,7 @@ def _quantiles(
 
 
 def _mean_and_count(
-    request: Request, counts: IntArray, upper: float, noise: Noise
+    request: Request, counts: IntArray, upper: float, noise: mechanisms.Noise
 ) -> tuple[float | None, int | None, float | None]:
     """Mean, noisy count and expected error of the mean (to first order); None where unavailable."""
     if not request.mean:
@@ -246,12 +239,12 @@ _NORMALISATION = {
 
 def render_release(content: Mapping[str, Any]) -> str:
     """The page as text: self-contained, no script, every text escaped."""
-    return filled("release.html.j2", release=content, **_shown(content))
+    return sources.filled("release.html.j2", release=content, **_shown(content))
 
 
 def print_release(content: Mapping[str, Any], console: Console) -> None:
     """Print the figures, their expected errors, what was spent and what is assumed."""
-    print_page(TEMPLATES / "release", console, release=content, **_shown(content))
+    print_page(sources.TEMPLATES / "release", console, release=content, **_shown(content))
 
 
 def _shown(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,14 +257,14 @@ def _shown(content: Mapping[str, Any]) -> dict[str, Any]:
     )
     return {
         "figures": _figures(content),
-        "errors": paragraphs(
+        "errors": sources.paragraphs(
             "errors.txt.j2",
             expected=expected,
             each=" of each group" if content["groups"] else "",
             method=content["method"],
             ranks="; ".join(ranks),
         ),
-        "spent": paragraphs(
+        "spent": sources.paragraphs(
             "spent.txt.j2",
             release=content,
             spent=content["spent"],
@@ -324,8 +317,8 @@ def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | N
         shown = _shown(release)
         values["figures"] = shown["figures"]
         values["notes"] = [*shown["errors"], *shown["spent"], *release["assumptions"]]
-    body = render_markdown(TEMPLATES / "model-card", **values)
-    return f"{filled('front-matter.yaml.j2', public=public)}\n\n{body}"
+    body = render_markdown(sources.TEMPLATES / "model-card", **values)
+    return f"{sources.filled('front-matter.yaml.j2', public=public)}\n\n{body}"
 
 
 def read_release(audit_dir: Path) -> dict[str, Any] | None:
@@ -449,7 +442,7 @@ def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
     if guarantee.stands:  # else there is no test to compare with
         limit = guarantee.true_positive_limit(owner.epsilon, owner.true_positive_limit)
         own_odds = format_share_up(limit)
-    parts = paragraphs(
+    parts = sources.paragraphs(
         "statement.txt.j2",
         owner=owner,
         guarantee=guarantee,
@@ -457,7 +450,7 @@ def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
         usual=format_share_up(FALSE_POSITIVE_RATE),
         odds=format_share_up(odds),
         own_odds=own_odds,
-        undeclared=declared_choices(summary) is None,
+        undeclared=sources.declared_choices(summary) is None,
         **{key: str(summary[key]) for key in ("name", "meaning", "claim")},
     )
     lines = [fill(parts[0], _WIDTH) + "\n"]
@@ -478,7 +471,7 @@ def write_statements(
     InputError for a run whose owners may not be told; see `sources.check_one_record`.
     """
     summary = read_summary(audit_dir)
-    check_one_record(summary)
+    sources.check_one_record(summary)
     folder = make_folder(output_dir) if output_dir else make_folder(audit_dir, STATEMENTS)
     paths = []
     for number, owner in enumerate(chosen, 1):

@@ -28,12 +28,10 @@ from numpy.typing import NDArray
 
 from indpriv._formatting import clean, format_edges, format_epsilon, format_number, formatted
 from indpriv._plain import shown
-from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.distribution import Distribution, LossBins, LossRelation
 from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.groups import MIN_GROUP, GroupTable
-from indpriv.analysis.loss import LossBins, LossRelation
-from indpriv.analysis.norms import Drivers
-from indpriv.analysis.schedule import ScheduleFindings
+from indpriv.analysis.schedule import Drivers, ScheduleFindings
 from indpriv.analysis.summary import GROUPS
 from indpriv.errors import InputError
 from indpriv.report.formats import TEMPLATES, shown_rows

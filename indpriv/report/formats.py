@@ -14,16 +14,16 @@ from rich.cells import cell_len, set_cell_size
 from indpriv import _formatting
 from indpriv._facts import text
 from indpriv._formatting import capitalised, formatted
-from indpriv.analysis import comparison, loss, reconstruction
+from indpriv.analysis import comparison, distribution, reconstruction
 from indpriv.analysis.attacks import canaries, lower_bound, rates
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import CONFIDENCE
 from indpriv.attack_scores import RUNGS
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
 from indpriv.norm_log.fields import CONTRIBUTIONS
-from indpriv.report.search import MOST_EXAMPLES
 
 TEMPLATES = Path(__file__).parent / "templates"
+MOST_EXAMPLES = 100_000  # that a page can be searched for; with more it would take too long to open
 MOST_ROWS = 40  # of one table; audit.json has all
 _BEST_SHOWN = 4
 
@@ -125,6 +125,6 @@ CONSTANTS: dict[str, Any] = {
     "protocol": rates.PROTOCOL,
     "rungs": RUNGS,
     "same": comparison.SAME,
-    "stated_floor": loss.STATED_FLOOR,
+    "stated_floor": distribution.STATED_FLOOR,
     "top_share": comparison.TOP_SHARE,
 }

@@ -3,41 +3,41 @@
 Pages, Markdown and the first screen of a terminal are templates; here are their values.
 """
 
+import base64
 import io
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from markupsafe import Markup
+from numpy.typing import NDArray
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
 from indpriv import _facts
-from indpriv._formatting import clean, format_share, formatted
+from indpriv._columns import grouping_of
+from indpriv._formatting import clean, format_epsilon, format_share, format_share_up, formatted
 from indpriv._plain import records, shown, to_json
+from indpriv.analysis import summary
 from indpriv.analysis.advice import MOST_NOISE, Advice, Remedy
 from indpriv.analysis.attacks.canaries import AttackMeasures
 from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, achieved, interval, parts
 from indpriv.analysis.disclosures import Range, recording
+from indpriv.analysis.schedule import evenly_spaced_records, read_one
 from indpriv.analysis.statistics import Interval
-from indpriv.analysis.summary import (
-    SENSITIVE,
-    Audit,
-    alarms_of,
-    attacks_on,
-    findings,
-    keys,
-    notes_of,
-)
+from indpriv.analysis.summary import SENSITIVE, Audit, keys
 from indpriv.attack_scores import RUNGS
-from indpriv.epsilon_table import DISCLAIMER
+from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, EpsilonTable
+from indpriv.norm_log.norm_log import NormLog
 from indpriv.report import formats
 from indpriv.report.page import Page, Template, print_page
 
@@ -59,7 +59,7 @@ def render_audit(
         audit: what was found.
         pictures: data URIs by example id, from `indpriv.report.figures`; without them, no example
             is on the page.
-        search: what the page can be searched for, from `indpriv.report.search`; without it, no
+        search: what the page can be searched for, from `search_data`; without it, no
             epsilon of one example is on the page.
         reconstructed: data URIs of pictures above their reconstructions, by the name of the attack.
         since: an earlier audit, with which the verdict compares this one.
@@ -209,8 +209,8 @@ def _evidence(audit: Audit) -> str:
         word: [one.key for one in lines if one.status == word]
         for word in (_facts.REFUTED, _facts.DECLARED, _facts.ON_TRUST)
     }
-    named = [f"{word}: {', '.join(keys)}" for word, keys in words.items() if keys]
-    counts = [f"{len(keys)} {word}" for word, keys in words.items() if keys]
+    named = [f"{word}: {', '.join(of)}" for word, of in words.items() if of]
+    counts = [f"{len(of)} {word}" for word, of in words.items() if of]
     repeated = re.search(r"equal at ([\d,]+ of [\d,]+ steps)", lines[1].detail)
     steps = f"{first} ({repeated[1]} repeated)" if repeated else first
     choices = map("; ".join, ([steps, *named], [first, *named], [first, *counts]))
@@ -225,9 +225,9 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
     return {
         **{key: getattr(audit, key) for key in keys()},
         "audit": audit,
-        "templates": [finding.name for finding in findings()],
-        "alarms": alarms_of(audit),
-        "notes": (notes := notes_of(audit)),
+        "templates": [finding.name for finding in summary.findings()],
+        "alarms": summary.alarms_of(audit),
+        "notes": (notes := summary.notes_of(audit)),
         "points": [_brief(text, audit.run.n_examples, "page") for text in notes],
         "disclaimer": DISCLAIMER + quote,
         "disclosed": {one.key: one for one in audit.disclosures},
@@ -237,7 +237,9 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "membership": (attacks := attack_values(audit)),
         "strongest": attacks["best"],
         "success": attacks["success"],
-        "groups_by_ratio": sorted(audit.groups, key=_by_ratio),
+        "groups_by_ratio": sorted(
+            audit.groups, key=lambda one: -((one.ratio and one.ratio.value) or 0.0)
+        ),
         "checked": _checked(audit),
         "how_recorded": recording(audit.run),
         "seed_can_be_guessed": any(
@@ -293,7 +295,7 @@ def _too_small(audit: Audit) -> list[str]:
 
 def attack_values(found: Audit) -> dict[str, Any]:
     """Rows of the tables on attacks, and the first of them with its rates."""
-    rates, ours = found.rates, attacks_on(found, "dp")
+    rates, ours = found.rates, summary.attacks_on(found, "dp")
     tried = list(_tried(found, "dp"))
     success = rates[(rates["rate"] == "success") & (rates["by"] != "")]
     columns = success["by"].unique() if (success["model"] == "dp").any() else ()
@@ -336,7 +338,7 @@ def _row(**values: Any) -> dict[str, Any]:
 
 def _tried(found: Audit, model: str) -> Iterator[dict[str, Any]]:
     """Attacks over all examples of one model with their rates, the strongest first."""
-    for one in attacks_on(found, model):
+    for one in summary.attacks_on(found, model):
         for row in achieved(found.rates, attack=one.attack, model=model, by="", part=ALL):
             if "auc" in row:
                 yield _row(**one._asdict() | row | {"name": one.title})
@@ -399,10 +401,6 @@ def _success_rates(found: Audit, by: str) -> dict[str, Any]:
         ],
         "skipped": len(groups) - len(tried),
     }
-
-
-def _by_ratio(table: Any) -> float:
-    return -((table.ratio and table.ratio.value) or 0.0)
 
 
 def _worst_case_drawn(audit: Audit) -> float | None:
@@ -469,3 +467,107 @@ def _remedy(found: Remedy, now: Range, up: bool) -> str:
     )
     text = "as now" if found.factor == 1 else shown(found.factor)
     return text if ends == [found.factor] * 2 else f"{text} [{shown(ends[0])}, {shown(ends[1])}]"
+
+
+# --- what the page's search reads of each example; the script only picks texts that are made here
+
+CLIPPED = 101  # the code of a norm above max_grad_norm
+_MOST_RECORDS = 16  # norms kept of each example
+
+
+def search_data(
+    audit: Audit, log: NormLog, table: EpsilonTable, train: pd.DataFrame | None
+) -> Markup | None:
+    """What the search reads, as JSON that can stand inside a script element.
+
+    A coding has the facts that one code per example picks: each a name, and the text of each code.
+
+    Args:
+        audit: of the run, whose groupings are shown.
+        log: what the table was made of.
+        table: its account.
+        train: one row for each row of the table, in its order; None where groups are unknown.
+
+    Returns:
+        None for more than MOST_EXAMPLES.
+    """
+    if len(table) > formats.MOST_EXAMPLES:
+        return None
+    ids, codings = table.example_ids, _figures(audit, table)
+    for by in [groups.by for groups in audit.groups]:
+        if train is not None:
+            found = grouping_of(train, None, by, max_values=None)
+            names = list(map(clean, found.names))
+            codings.append(_coding([(clean(f"Group by {by}"), names)], found.codes(train)))
+    # The norms of a unit's rows are not its own.
+    rows = [] if table.account.rows_per_unit else evenly_spaced_records(log, _MOST_RECORDS)
+    data = {
+        "what": table.account.plural[:-1],
+        "n": len(table),
+        # Ids that are positions need no list.
+        "ids": None
+        if np.array_equal(ids, np.arange(len(ids)))
+        else [clean(str(one)) for one in ids.tolist()],
+        "codings": codings,
+        "steps": log.recorded_steps[rows].tolist(),
+        "norms": _packed(norms_in_per_cent(log, rows), 1),
+        "clipped": CLIPPED,
+    }
+    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def norms_in_per_cent(log: NormLog, rows: Sequence[int]) -> NDArray[np.uint8]:
+    """(n_examples, n_records) per cent of max_grad_norm, rounded up; CLIPPED above it."""
+    norms = np.zeros((log.n_examples, len(rows)), np.uint8)
+    for column, row in enumerate(rows):
+        codes, relative, above = read_one(log, row)
+        percent = np.minimum(np.ceil(100 * relative * (1 - 1e-9)), 100)
+        norms[:, column] = np.where(above, CLIPPED, percent)[codes]
+    return norms
+
+
+def _figures(audit: Audit, table: EpsilonTable) -> list[dict[str, Any]]:
+    """Epsilon and what it would mean to an attacker; for units, their rows and their worst case."""
+    shown, largest, codes = _shown(table.epsilon)
+    facts = [(f"Individual epsilon ({audit.claim})", shown)]
+    if audit.guarantee.stands:
+        title = (
+            f"Membership test at {format_share(FALSE_POSITIVE_RATE)} false alarms, if this epsilon "
+            "were a guarantee"
+        )
+        own = np.zeros(len(shown))
+        np.maximum.at(own, codes, table.details.get("true_positive_limit", np.float64(1.0)))
+        limits = map(audit.guarantee.true_positive_limit, largest, own.tolist())
+        facts.append((title, [f"finds it in at most {format_share_up(each)}" for each in limits]))
+    found = [_coding(facts, codes)]
+    if "unit_worst_case" in table.details:
+        shown, _, codes = _shown(table.details["unit_worst_case"].astype(np.float64))
+        found.append(_coding([("Worst case of this number of rows", shown)], codes))
+        rows, codes = np.unique(table.details["n_rows"], return_inverse=True)
+        found.append(_coding([("Rows", [f"{each:,}" for each in rows.tolist()])], codes))
+    return found
+
+
+def _shown(epsilon: NDArray[np.float64]) -> tuple[list[str], list[float], NDArray[np.integer]]:
+    """The distinct texts of some epsilons, each rounded up, the largest epsilon of each, and codes.
+
+    Texts grow with the epsilon, so that equal ones are neighbours.
+    """
+    values, inverse = np.unique(epsilon, return_inverse=True)
+    texts = np.array([format_epsilon(value) for value in values.tolist()])
+    first = np.append(True, texts[1:] != texts[:-1])
+    last = np.append(first[1:], True)
+    return texts[first].tolist(), values[last].tolist(), (np.cumsum(first) - 1)[inverse]
+
+
+def _coding(
+    facts: Sequence[tuple[str, Sequence[str]]], codes: NDArray[np.integer]
+) -> dict[str, Any]:
+    n_values = len(facts[0][1])
+    width = 1 if n_values <= 1 << 8 else 2 if n_values <= 1 << 16 else 4
+    return {"facts": facts, "bytes": width, "codes": _packed(codes, width)}
+
+
+def _packed(codes: NDArray[np.integer], width: int) -> str:
+    """Little-endian unsigned integers of this many bytes, in base64."""
+    return base64.b64encode(codes.astype(f"<u{width}").tobytes()).decode("ascii")

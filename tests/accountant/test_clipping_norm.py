@@ -14,8 +14,7 @@ from indpriv.accountant import Method, Tuning, cap_rows, compose
 from indpriv.accountant.gaussian import gaussian_delta
 from indpriv.accountant.method import rate_after_release
 from indpriv.accountant.risk import Readings
-from indpriv.analysis.attacks.ceilings import ceilings_of
-from indpriv.analysis.guarantee import membership_of, true_positive_bound
+from indpriv.analysis.guarantee import ceilings_of, membership_of, true_positive_bound
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
 
 COST, DELTA = 0.3, 1e-5

@@ -6,7 +6,7 @@ import pytest
 from indpriv import NormLog, account
 from indpriv.accountant import Method
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.analysis.batch_norms import free_fidelity
+from indpriv.analysis.fidelity import free_fidelity
 
 N, STEPS, RATE, NOISE = 60, 120, 0.15, 1.1
 ORDER = 3.0

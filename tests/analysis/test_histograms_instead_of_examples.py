@@ -7,8 +7,8 @@ import pytest
 from indpriv._columns import as_rows
 from indpriv._plain import to_json
 from indpriv.analysis import statistics
+from indpriv.analysis.distribution import relate_to_loss, relation_of
 from indpriv.analysis.groups import group_table
-from indpriv.analysis.loss import relate_to_loss, relation_of
 from indpriv.analysis.statistics import PAIR_BITS, bin_width
 from synthetic import epsilon_table, rows
 

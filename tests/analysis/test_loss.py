@@ -7,7 +7,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from indpriv._columns import as_rows
-from indpriv.analysis.loss import relate_to_loss
+from indpriv.analysis.distribution import relate_to_loss
 from synthetic import epsilon_table
 
 

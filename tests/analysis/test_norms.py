@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog
-from indpriv.analysis import norms as norms_module
-from indpriv.analysis.norms import describe_drivers
+from indpriv.analysis import schedule as norms_module
+from indpriv.analysis.schedule import describe_drivers
 from synthetic import epsilon_table, rows
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from indpriv import ExampleTable
 from indpriv.accountant import Method
 from indpriv.accountant.account import table_for
-from indpriv.analysis.batch_norms import free_fidelity
+from indpriv.analysis.fidelity import free_fidelity
 from indpriv.audit import audit
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.writer import LogHeader, NormLogWriter

@@ -16,8 +16,7 @@ from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.report import page as pages
-from indpriv.report.report import render_audit
-from indpriv.report.search import CLIPPED, norms_in_per_cent, search_data
+from indpriv.report.report import CLIPPED, norms_in_per_cent, render_audit, search_data
 from summaries import CHECKS, audit_of
 from synthetic import epsilon_table, rows
 

@@ -18,7 +18,7 @@ from scipy.special import ndtr
 from indpriv._plain import records
 from indpriv._types import BoolArray, FloatArray, NDArray
 from indpriv.analysis.attacks import membership, rates
-from indpriv.analysis.attacks.ceilings import Ceilings, mu_of
+from indpriv.analysis.guarantee import Ceilings, mu_of
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import CONFIDENCE, clopper_pearson
 from indpriv.analysis.summary import ATTRIBUTES, Audit, Finding, table

@@ -19,13 +19,7 @@ from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.account import account
 from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis import statistics, summary
-from indpriv.analysis.attacks import rates
-from indpriv.analysis.attacks.lower_bound import (
-    LEAST_GUESSES,
-    NULL_TRIALS,
-    gaussian_epsilon,
-    lower_bound,
-)
+from indpriv.analysis.attacks import lower_bound, rates
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import generator_of
 from indpriv.analysis.summary import Audit, Finding, record
@@ -34,6 +28,8 @@ from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog
 
+CanaryBound: Any = record("canary_bound")
+CanaryFindings: Any = record("canary_findings")
 ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
 BALANCED = (
     "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and "
@@ -82,7 +78,9 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary("a lower bound from one run", ("full", "gradients"))
     groups, fair = rates.group_indices(scores), scores.fair_coins
-    joint = rates.bonferroni(sum(len(index) >= 2 * LEAST_GUESSES for index in groups.values()))
+    joint = rates.bonferroni(
+        sum(len(index) >= 2 * lower_bound.LEAST_GUESSES for index in groups.values())
+    )
     every = [(None, np.arange(len(scores.scores))), *groups.items()]
     rows: list[dict[str, Any]] = []
     for name, index in every:
@@ -90,7 +88,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         key = {"attack": scores.method, "model": "dp"}
         key |= {"by": "", "part": rates.ALL} if name is None else {"by": "group", "part": name}
         used = np.arange(len(index)) if fair else _balanced(member, rng)
-        bound = lower_bound(
+        bound = lower_bound.lower_bound(
             values[used],
             member[used],
             delta=delta,
@@ -106,7 +104,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         rows += [
             {**key, **n, "rate": "epsilon", "value": bound.epsilon, "n": bound.tried},
             {**key, **n, "rate": "right", **right, "n": bound.guesses},
-            {**key, **n, "rate": "false_alarms", **alarms, "n": NULL_TRIALS},
+            {**key, **n, "rate": "false_alarms", **alarms, "n": lower_bound.NULL_TRIALS},
         ]
     method, table = ONE_RUN if fair else BALANCED, summary.table(summary.RATES, rows)
     return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
@@ -119,10 +117,6 @@ def _balanced(member: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
 
 
 # --- gradient canaries
-
-
-CanaryBound: Any = record("canary_bound")
-CanaryFindings: Any = record("canary_findings")
 
 
 class _CanaryResults:
@@ -269,7 +263,7 @@ def separation(scores: FloatArray, member: BoolArray) -> tuple[FloatArray, Float
 
 
 def _from_one_run(proof: str, canaries: Canaries) -> CanaryBound:
-    found = lower_bound(
+    found = lower_bound.lower_bound(
         canaries.scores,
         canaries.member,
         delta=canaries.delta,
@@ -291,7 +285,9 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
         (low, _), (_, high) = (statistics.binomial_ends(*side, confidence) for side in sides)
         return np.asarray((special.ndtri(low) - special.ndtri(high)).max(axis=1))
 
-    epsilon = gaussian_epsilon(float(largest_mu(canaries.member[None])[0]), canaries.delta)
+    epsilon = lower_bound.gaussian_epsilon(
+        float(largest_mu(canaries.member[None])[0]), canaries.delta
+    )
     return _bound("rates", epsilon, canaries, largest_mu)
 
 
@@ -324,10 +320,13 @@ def _bound(
     key: str, epsilon: float, canaries: Canaries, least: Callable[[BoolArray], FloatArray]
 ) -> CanaryBound:
     """A bound, and how often coins that have nothing to do with the scores prove more than 0."""
-    coins = canaries.rng.random((NULL_TRIALS, len(canaries.scores))) < 0.5
+    coins = canaries.rng.random((lower_bound.NULL_TRIALS, len(canaries.scores))) < 0.5
     alarms = int((least(coins) > 0).sum())
     return CanaryBound(
-        key, epsilon, alarms / NULL_TRIALS, statistics.clopper_pearson(alarms, NULL_TRIALS)
+        key,
+        epsilon,
+        alarms / lower_bound.NULL_TRIALS,
+        statistics.clopper_pearson(alarms, lower_bound.NULL_TRIALS),
     )
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from indpriv._checks import check_positive_int
 from indpriv._types import BoolArray, FloatArray, IntArray
-from indpriv.analysis.attacks.ceilings import mu_of
+from indpriv.analysis.guarantee import mu_of
 from indpriv.analysis.statistics import CONFIDENCE, Interval
 from indpriv.analysis.summary import record
 from indpriv.attack_signals import AttackSignals

@@ -12,8 +12,6 @@ Feldman and Zrnic 2021, arXiv:2008.11193). Scores of one run share its noise: er
 independent runs, never of examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +54,7 @@ class Evidence:
                 "the evidence is of one run, whose noise all examples share; pass several runs"
             )
 
-    def take(self, rows: IntArray | BoolArray) -> Evidence:
+    def take(self, rows: IntArray | BoolArray) -> "Evidence":
         """Some of the rows."""
         kept = (self.evidence[rows], self.member[rows], self.run[rows])
         return Evidence(*kept, self.predicted.take(rows))

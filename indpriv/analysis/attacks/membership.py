@@ -26,7 +26,7 @@ from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import table_for
 from indpriv.analysis import summary
 from indpriv.analysis.attacks import rates
-from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
+from indpriv.analysis.guarantee import mu_of, true_positive_rate
 from indpriv.analysis.recorded_run import AuditedRun, RecordedRun, attacked_table, in_rows_of
 from indpriv.analysis.statistics import clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, attacks_on

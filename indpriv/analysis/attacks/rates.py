@@ -22,6 +22,7 @@ from indpriv.analysis.summary import RATES, record, table
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 
+UnequalAttack: Any = record("unequal_attack")
 # What matters is the rate at few false positives (Carlini et al. 2022, arXiv:2112.03570).
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 MIN_TRIALS = 10  # with fewer guesses the result says more about these examples than about the group
@@ -332,7 +333,6 @@ def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
 # --- the paper's membership test: the success rate of one threshold
 
 
-UnequalAttack: Any = record("unequal_attack")
 _Half = tuple[FloatArray, FloatArray]  # scores of members and of as many non-members
 
 

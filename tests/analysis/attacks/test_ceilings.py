@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr
 
 from indpriv import NormLog, account, membership_risk
-from indpriv.analysis.attacks.ceilings import ceilings_of, individual_ceiling, mu_of
+from indpriv.analysis.guarantee import ceilings_of, individual_ceiling, mu_of
 
 DELTA = 1e-5
 RATES = (0.01, 0.001)

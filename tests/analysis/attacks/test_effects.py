@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
 from indpriv.analysis.attacks.effects import membership_effects
 from indpriv.analysis.attacks.membership import unit_scores
 from indpriv.analysis.attacks.rates import ALL, parts, rates_over_models
+from indpriv.analysis.guarantee import mu_of, true_positive_rate
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import calibrated, rmia
 from indpriv.errors import InputError

@@ -2,7 +2,7 @@ import re
 
 import numpy as np
 
-from indpriv.analysis.norms import Drivers
+from indpriv.analysis.schedule import Drivers
 from indpriv.report.figures import norms_over_training
 
 
