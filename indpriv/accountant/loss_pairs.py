@@ -58,8 +58,10 @@ class Pairs:
         gaussian = rate >= 1
         laws = np.flatnonzero(~gaussian & (shift > 0))
         shifts, rates, blend = _nodes(np.maximum(shift[laws], _SMALLEST_SHIFT), rate[laws])
-        if below:
-            blend = _lower_nodes(blend)
+        if below:  # all of each law at the least revealing of its nodes
+            first, n = blend.indptr[:-1], len(laws)
+            parts = np.ones(n), blend.indices[first], np.arange(n + 1)
+            blend = csr_array(parts, shape=blend.shape)
         squares = of_kind @ np.where(gaussian, np.square(np.minimum(shift, _LARGEST_SHIFT)), 0.0)
         with_it, tail = Mixture.sampled(shifts, rates), tail_of(self.delta, self.most_steps)
         without = Mixture.centred(len(shifts))
@@ -150,13 +152,6 @@ def _nodes(shift: FloatArray, rate: FloatArray) -> tuple[FloatArray, FloatArray,
     used = np.unique(blend.indices)
     first, second = np.divmod(used, len(axes[1]))
     return axes[0][first], axes[1][second], csr_array(blend[:, used])
-
-
-def _lower_nodes(blend: csr_array) -> csr_array:
-    """All of each law at the least revealing of its nodes."""
-    least = blend.indices[blend.indptr[:-1]]
-    n = len(least)
-    return csr_array((np.ones(n), least, np.arange(n + 1)), shape=blend.shape)
 
 
 def clipped_in_every_step(log: NormLog, delta: float, *, down: bool) -> tuple[Pairs, tight.Met]:

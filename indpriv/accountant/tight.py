@@ -38,22 +38,9 @@ _EDGES = (np.arange(2, 4)[None] * 2 ** np.arange(18)[:, None]).ravel()
 _TOUCH = np.array([0.5, 1.5, 2.5, 3.3, 4.0, 4.7])  # where tangents touch [2.5]
 _STEEP = (2 * (1 - np.cos(_TOUCH)) / _TOUCH - np.sin(_TOUCH)) / (2 * _TOUCH**3)
 _FLAT = (1 - np.cos(_TOUCH)) / _TOUCH**2 + _STEEP * _TOUCH**2
-
-
-class Accuracy(NamedTuple):
-    """How near a bound of delta comes.
-
-    Attributes:
-        smoothing: how far it may move log delta [2.1].
-        alias: log of delta over what may wrap around [2.2].
-    """
-
-    smoothing: float
-    alias: float
-
-
-ABOVE = Accuracy(5e-5, 9.0)
-BELOW = Accuracy(2e-5, 14.0)  # whose smoothing costs more [3.2]
+# How far smoothing may move log delta [2.1], and log of delta over what may wrap around [2.2]
+ABOVE = 5e-5, 9.0
+BELOW = 2e-5, 14.0  # whose smoothing costs more [3.2]
 
 Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
 
@@ -632,18 +619,16 @@ def _search(
 
     It is called again, with another line, for those where these tell that the first was poor.
     """
-    near = BELOW if below else ABOVE
+    smoothing, alias = BELOW if below else ABOVE
     slope, epsilon, log_target = TILTS[best], epsilon.copy(), log_target.copy()
     todo = np.flatnonzero(np.isfinite(epsilon + log_target))
     for _ in range(_ROUNDS):
         again = [todo[:0]]
-        column, period = _contours(
-            psi[todo], best[todo], log_target[todo], epsilon[todo], near.alias
-        )
+        column, period = _contours(psi[todo], best[todo], log_target[todo], epsilon[todo], alias)
         kinds, kind = np.unique(np.stack([column, period]), axis=1, return_inverse=True)
         for which, (tilt, wide) in enumerate(kinds.T.tolist()):
             line, who = losses.line(int(tilt), wide), todo[kind.ravel() == which]
-            smooth = 2 * near.smoothing / (slope[who] * (slope[who] + 1))
+            smooth = 2 * smoothing / (slope[who] * (slope[who] + 1))
             for on, mine in OnLine.tabled(
                 line, met.take(who), smooth, log_target[who], epsilon[who]
             ):
@@ -651,12 +636,12 @@ def _search(
                     own, bound = who[mine[rows]], on.log_delta_below if below else on.log_delta
                     found, log_delta, steep = solve(own, partial(bound, rows, terms))
                     _, right = _wrapping(
-                        psi[own], np.full(len(own), line.at.column), log_delta, found, near.alias
+                        psi[own], np.full(len(own), line.at.column), log_delta, found, alias
                     )
                     size = on.psi[rows] - line.at.tilt * found - log_delta
                     cut = on.tail[rows] * np.exp(np.minimum(size, 50))
                     moved = on.smooth[rows] * steep * (steep + 1) / 2
-                    poor = (moved > 4 * near.smoothing) | (right - line.period > 2 / steep)
+                    poor = (moved > 4 * smoothing) | (right - line.period > 2 / steep)
                     poor |= cut > 1e-3
                     epsilon[own], log_target[own] = found, log_delta
                     slope[own] = np.maximum(steep, slope[own] / 2)

@@ -168,8 +168,8 @@ def spreads(files, direction):
 # Constants with which one of the terms of a bound is large
 COARSE = [("laws", "_TAIL = 1e-6", "_TAIL = 0.3")]
 WIDE = [("laws", "_CELL = 1 / 40", "_CELL = 1 / 2")]
-SMOOTH = [("tight", "BELOW = Accuracy(2e-5, 14.0)", "BELOW = Accuracy(0.1, 14.0)")]
-WRAPPED = [("tight", "BELOW = Accuracy(2e-5, 14.0)", "BELOW = Accuracy(2e-5, 2.0)")]
+SMOOTH = [("tight", "BELOW = 2e-5, 14.0", "BELOW = 0.1, 14.0")]
+WRAPPED = [("tight", "BELOW = 2e-5, 14.0", "BELOW = 2e-5, 2.0")]
 CUT = [("tight", "_CUT = 1e-5", "_CUT = 0.3")]
 HOLDS = {  # checks, with which constants, and how near log delta is to come
     "one step": (one_step, [], {}),
