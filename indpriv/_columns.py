@@ -328,10 +328,8 @@ def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grou
                 names.update(texts)
             distinct = len(names)
         if limited and distinct > limit:
-            raise InputError(
-                f"{column} is numeric with {'at least ' * several}{distinct} distinct values, too "
-                f"many for groups; pass {column}:bins=10"
-            )
+            n = f"{'at least ' * several}{distinct}"
+            raise _facts.refused("refusal.groups", "numeric", column=column, n=n)
     if max(len(of_test), len(of_train)) > most:
         raise TooManyGroupsError(_facts.text("refusal.groups", "many", column=column, most=most))
     known = sorted(of_train | of_test)

@@ -49,7 +49,7 @@ def check_hash(path: Path, expected: str, content: bytes | None = None) -> None:
     except FileNotFoundError as error:
         raise EvidenceError(f"{path} is missing; restore it from a copy") from error
     if found != expected:
-        raise EvidenceError(_facts.text("refusal.records", "changed", path=path))
+        raise _facts.damaged("refusal.records", "changed", path=path)
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
@@ -282,9 +282,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise EvidenceError(
-            _facts.text("refusal.journal", "none", run_dir=run_dir, name=JOURNAL)
-        ) from error
+        raise _facts.damaged("refusal.journal", "none", run_dir=run_dir, name=JOURNAL) from error
     *lines, _ = content.split(b"\n")  # the last one is torn, or empty
     entries: list[dict[str, Any]] = []
     chain = _START
@@ -295,7 +293,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
             chain = _link(chain, entry)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             values = {"path": path, "number": number, "error": error}
-            raise EvidenceError(_facts.text("refusal.journal", "damaged", **values)) from error
+            raise _facts.damaged("refusal.journal", "damaged", **values) from error
         if claimed != chain or entry.get("seq") != number - 1:
             raise ChainError(_facts.text("refusal.journal", "chain", path=path, number=number))
         entries.append(entry)

@@ -189,10 +189,9 @@ def location(path: str | Path) -> Path:
     if parts.scheme == "file":
         return Path(url2pathname(f"/{parts.netloc}{parts.path}"))
     if parts.scheme not in SCHEMES:
-        raise InputError(
-            f"{address}: {parts.scheme}:// is no storage that we read; pass a path, file://, or "
-            f"one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-        )
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        said = {"address": address, "scheme": parts.scheme, "known": known}
+        raise _facts.refused("refusal.storage", "scheme", **said)
     if not parts.netloc or _holds_credentials(parts):
         problem = (
             "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"

@@ -13,9 +13,9 @@ import pandas as pd
 
 from indpriv import _checks, _files, _reading
 from indpriv._columns import to_texts
-from indpriv._facts import refused, text
+from indpriv._facts import damaged, refused
 from indpriv._types import ArrayLike, FloatArray, NDArray
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import InputError
 
 _MEMBERSHIP = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 _COINS = "independent_fair_coins"
@@ -145,11 +145,9 @@ class AttackScores:
     def _of_frame(cls, frame: pd.DataFrame) -> AttackScores:
         missing = [name for name in ("score", "member") if name not in frame.columns]
         if missing:
-            raise InputError(
-                f"it lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it has "
-                f"{', '.join(map(str, frame.columns[:9]))}); an attack's scores need score "
-                "(higher = member), member (1 or 0) and optionally group"
-            )
+            lacking = f"column{'s' * (len(missing) > 1)} {' and '.join(missing)}"
+            there = ", ".join(map(str, frame.columns[:9]))
+            raise refused("refusal.scores", "columns", lacking=lacking, there=there)
         if frame.empty:
             raise InputError("it holds no scores; it needs one row per attacked example")
         return cls(
@@ -190,7 +188,7 @@ def _read(path: Path) -> pd.DataFrame:
         found: pd.DataFrame = pd.read_csv(path, usecols=_COLUMNS.__contains__, **options)
         return found
     except (pd.errors.ParserError, csv.Error, UnicodeDecodeError) as error:
-        raise EvidenceError(text("refusal.scores", "csv", path=path, error=error)) from error
+        raise damaged("refusal.scores", "csv", path=path, error=error) from error
 
 
 def _numbers(column: pd.Series[Any], dtype: type, what: str) -> NDArray[Any]:

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import _checks, _files
-from indpriv._facts import refused, text
+from indpriv._facts import damaged, refused, text
 from indpriv._folders import make_folder, open_file, refuse_links
 from indpriv._reading import Whole, check, named, parse_json, read_npz, table
 from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray
@@ -150,23 +150,16 @@ class AttackSignals:
     def check_references(self, target: int, least: int) -> None:
         """Raise InputError unless `least` references of other data are left beside the target."""
         if self.n_models - 1 < least:
-            raise InputError(
-                f"the number of reference models is {self.n_models - 1}, and this attack needs "
-                f"{least}; train more with indpriv.attacks.train_references"
-                + ", or use rmia, which works with one"
-                * (least > 1)
-            )
+            n = self.n_models - 1
+            raise refused("refusal.signals", "few" if least > 1 else "none", n=n, least=least)
         limit = max(_MOST_ALIKE, _DEVIATIONS / np.sqrt(self.n_examples))
         mine = self.member[target]
         for model in set(range(self.n_models)) - {target}:
             other = self.member[model]
             if np.array_equal(other, mine) or _correlation(other, mine) > limit:
                 shared = float(np.mean(other == mine))
-                raise InputError(
-                    f"reference {model} was trained on the same examples as the attacked model "
-                    f"{target}, as far as {shared:.1%} of their memberships go; references need "
-                    "training sets of their own, drawn independently"
-                )
+                values = {"model": model, "target": target, "shared": shared}
+                raise refused("refusal.signals", "same_examples", **values)
 
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
@@ -319,9 +312,7 @@ def add_model(path: Path, signals: Mapping[str, NDArray[np.float32]], member: Bo
     if wrong := [values.shape for values in rows.values() if values.shape != (n,)]:
         raise InputError(f"a row of a model is {wrong[0]}, for {n} examples")
     if models and rows.keys() != models[0]["crc32"].keys():
-        raise InputError(
-            f"a model has the signals {', '.join(signals)}, and earlier ones in {path} have others"
-        )
+        raise refused("refusal.signals", "others", names=", ".join(signals), path=path)
     for name, values in rows.items():
         file_name, dtype = _ROWS[name]
         row = np.ascontiguousarray(values, dtype).tobytes()
@@ -340,11 +331,11 @@ def _rows(path: Path, name: str, models: Sequence[Mapping[str, Any]], n: int) ->
     path, dtype = path / _ROWS[name][0], np.dtype(_ROWS[name][1])
     refuse_links(path)
     if not path.is_file() or path.stat().st_size < len(models) * n * dtype.itemsize:
-        raise EvidenceError(text("refusal.signals", "short", path=path, n=len(models), name=_JSON))
+        raise damaged("refusal.signals", "short", path=path, n=len(models), name=_JSON)
     found = np.memmap(path, dtype, "r", shape=(len(models), n))
     for model, entry in enumerate(models):
         if zlib.crc32(found[model].tobytes()) != entry["crc32"].get(name):
-            raise EvidenceError(text("refusal.signals", "checksum", model=model, path=path))
+            raise damaged("refusal.signals", "checksum", model=model, path=path)
     return found
 
 

@@ -23,10 +23,11 @@ from pydantic import Field
 
 from indpriv import _files, _folders, _plain
 from indpriv._columns import Rows, as_rows, joined, rows_at
+from indpriv._facts import damaged, refused
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._reading import Whole, check, named, table
 from indpriv._types import FloatArray, IntArray, NDArray
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 
 DISCLAIMER = (
     "Individual epsilon describes this run. It is not a differential-privacy guarantee; "
@@ -239,16 +240,11 @@ class EpsilonTable(Stated):
             values = getattr(self, name)
             bad = ~(np.isfinite(values) & (values >= 0))
             if bad.any():
-                raise InputError(
-                    f"the accountant gave {name}={values[bad][0]} for example "
-                    f"{self.example_ids[bad].tolist()[0]!r}; an epsilon must be a finite number of "
-                    "at least 0"
-                )
+                example = self.example_ids[bad].tolist()[0]
+                wrong = {"name": name, "value": values[bad][0], "example": example}
+                raise refused("refusal.epsilons", "epsilon", **wrong)
         if not (np.isfinite(self.worst_case_epsilon) and self.worst_case_epsilon >= 0):
-            raise InputError(
-                f"the accountant gave worst_case_epsilon={self.worst_case_epsilon}; it must be a "
-                "finite number of at least 0"
-            )
+            raise refused("refusal.epsilons", "worst_case", epsilon=self.worst_case_epsilon)
 
     def __len__(self) -> int:
         return len(self.example_ids)
@@ -333,9 +329,7 @@ class EpsilonTable(Stated):
         details: columns of the frame that are details, where it has them.
         """
         if missing := sorted({*_STATED} - {*frame.attrs}):
-            raise InputError(
-                f"this epsilon table lacks {', '.join(missing)}; it was not written by indpriv"
-            )
+            raise refused("refusal.epsilons", "of_others", missing=", ".join(missing))
         stated = {name: frame.attrs[name] for name in _STATED}
         where = "the account of this epsilon table"
         stated["account"] = _plain.from_json(Account, stated["account"], where)
@@ -415,15 +409,12 @@ def _tables_in(folder: Path) -> list[Rows]:
     found, expected = [], _parts(folder, marker["rows"])
     for part, (start, stop) in expected.items():
         if not part.is_file():
-            raise EvidenceError(
-                f"{folder} lacks {part.name} of {len(expected)} parts; restore it, or type the "
-                "command again that makes the audit"
-            )
+            values = {"part": part.name, "n": len(expected)}
+            raise damaged("refusal.epsilons", "part", folder=folder, **values)
         rows = Rows.open(part, _KINDS)
         if len(rows) != stop - start:
-            raise EvidenceError(
-                f"{part} has {len(rows):,} rows instead of {stop - start:,}; make the audit again"
-            )
+            values = {"n": len(rows), "of": stop - start}
+            raise damaged("refusal.epsilons", "rows", part=part, **values)
         found.append(rows)
     return found
 

@@ -44,9 +44,7 @@ class ExampleTable:
         if missing := [name for name in _columns.FIXED_COLUMNS if name not in frame]:
             raise InputError(f"the example table lacks the columns {', '.join(missing)}")
         if not set(frame["split"].unique()) <= set(_SPLITS):
-            raise InputError(
-                f"split holds {sorted(frame['split'].unique())}; it is 'train' or 'test'"
-            )
+            raise _facts.refused("refusal.examples", "split", found=sorted(frame["split"].unique()))
         self.__dict__["frame"] = frame
         self._splits = {split: _rows_in(frame, split) for split in _SPLITS}
         self._check_ids()

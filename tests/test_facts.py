@@ -98,7 +98,7 @@ def calls():
         module = ast.parse(path.read_text(encoding="utf-8"))
         for part in module.body:
             for node in ast.walk(part):
-                if called(node) in ("fact", "text", "refused") and any(
+                if called(node) in ("fact", "text", "refused", "damaged") and any(
                     word.startswith(tuple(f"{kind}." for kind in KINDS))
                     for word in words(node.args[0])
                 ):

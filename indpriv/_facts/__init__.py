@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from indpriv._formatting import format_delta, format_epsilon, format_number, format_share
 from indpriv._plain import OneOf
-from indpriv.errors import InputError
+from indpriv.errors import EvidenceError, InputError
 
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"  # of checks, and of lint
 # Of a line of evidence: compared, equal; somebody said so, or nothing was compared; nobody can see
@@ -216,6 +216,11 @@ def text(name: str, case: str, /, **values: object) -> str:
 def refused(name: str, case: str, /, **values: object) -> InputError:
     """The error that says a text, as of `text`."""
     return InputError(text(name, case, **values))
+
+
+def damaged(name: str, case: str, /, **values: object) -> EvidenceError:
+    """The same of what a run recorded."""
+    return EvidenceError(text(name, case, **values))
 
 
 def fact(name: str, status: str, case: str = "", /, **values: object) -> Fact:

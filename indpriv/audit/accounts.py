@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from indpriv import _files, _folders, epsilon_table
+from indpriv import _facts, _files, _folders, epsilon_table
 from indpriv._columns import grouping_of, known_columns
 from indpriv._types import StageProgress, advancing, silent
 from indpriv.accountant.method import Method
@@ -20,9 +20,8 @@ from indpriv.analysis import guarantee as guarantees
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
 from indpriv.audit import audit_directory, pipeline
 from indpriv.errors import InputError
-from indpriv.norm_log.fields import CONTRIBUTIONS
+from indpriv.norm_log import fields, run_files
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.run_files import JOURNAL
 
 ACCOUNTING, COMPOSING = "accounting under other settings", "accounting for all runs"
 COMPOSITION = "composition.json"
@@ -52,20 +51,14 @@ def advise_on_run(
     opened, log, recorded = pipeline.read_run(path)
     tell = progress or silent
     if recorded.recorder.get("rounds"):
-        raise InputError(
-            f"{path} is a federated run, of which indpriv advise knows nothing; read its audit: "
-            f"indpriv audit {path}"
-        )
+        raise _facts.refused("refusal.audits", "advise_federated", path=path)
     if opened.state.header["privacy_filter"]:
-        raise InputError(
-            f"{path} was trained with a privacy filter, which caps every epsilon: with more noise "
-            "it would have left others out; lower the cap, filter_epsilon, instead"
-        )
+        raise _facts.refused("refusal.audits", "advise_filtered", path=path)
     unclipped, clipping = "", recorded.recorder.get("clipping")
-    if clipping in CONTRIBUTIONS:
+    if clipping in fields.CONTRIBUTIONS:
         unclipped = (
             f'No clipping norm is advised: this run has clipping = "{clipping}", so that its log '
-            f"holds {CONTRIBUTIONS[clipping]}."
+            f"holds {fields.CONTRIBUTIONS[clipping]}."
         )
     chosen, _ = pipeline.method_of_run(log, recorded, path, method)
     table, run = pipeline.accounted(log, recorded, chosen, by)
@@ -216,13 +209,10 @@ def write_composition(found: guarantees.Composition, output_dir: Path) -> None:
 def _check_distinct(paths: Sequence[Path], recorded: Sequence[recorded_run.RecordedRun]) -> None:
     first: dict[str, Path] = {}
     for path, run in zip(paths, recorded, strict=True):
-        journal = (path / JOURNAL).read_bytes()  # of a converted run, which has no id
+        journal = (path / run_files.JOURNAL).read_bytes()  # of a converted run, which has no id
         run_id = str(run.recorder.get("id") or hashlib.sha256(journal).hexdigest())
         if run_id in first:
-            raise InputError(
-                f"{path} and {first[run_id]} are the same run; leave one out, or say that it "
-                "stands for two runs like it: --set same_run"
-            )
+            raise _facts.refused("refusal.audits", "same_run", path=path, first=first[run_id])
         first[run_id] = path
 
 
@@ -236,9 +226,7 @@ def _common_relation(
     declared = [recorded.declared.neighbouring or log.neighbouring for log, recorded in opened]
     if len(set(declared)) > 1:
         named = ", ".join(map("{}: {}".format, paths, declared))
-        raise InputError(
-            f"the runs differ in their relation ({named}); pass --set neighbouring=..."
-        )
+        raise _facts.refused("refusal.audits", "relations", named=named)
     if declared[0] != "add_remove" or any(one.declared.neighbouring for _, one in opened):
         return declared[0]
     usual = [guarantees.usual_relation(log, recorded.recorder) for log, recorded in opened]

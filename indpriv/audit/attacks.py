@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv import _checks, _files, attack_scores, example_table
+from indpriv import _checks, _facts, _files, attack_scores, example_table
 from indpriv.accountant.account import table_for
 from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
 from indpriv.analysis import recorded_run as recorded_runs
@@ -87,10 +87,7 @@ def attack_study(
     met and a loss threshold. InputError for an unknown attack, and one whose needs are not met.
     """
     if any(part.audited is not None for part in signals.values()):
-        raise InputError(
-            "these signals are of references for a run, which alone can be attacked with them; "
-            "type: indpriv attack RUN --signals DIR"
-        )
+        raise _facts.refused("refusal.signals", "of_a_run")
     first = _attacked(signals, 0)
     _check_needs(names, first, "these signals do not have")
     used = [ATTACKS[name] for name in names or ATTACKS if ATTACKS[name].can_use(first)]
@@ -147,10 +144,7 @@ def white_box_of_run(run_dir: Path) -> tuple[attack_scores.AttackScores, Predict
     parts = [inside.take(rows)]
     if not scores.member.all():
         if not run_files.holds_log(run_dir / run_files.HOLDOUT):
-            raise InputError(
-                f"{run_dir} attacked test examples, but has no log of their norms; record it with "
-                "record_holdout=True"
-            )
+            raise _facts.refused("refusal.audits", "no_holdout", run_dir=run_dir)
         outside = predicted_evidence(NormLog.open(run_dir / run_files.HOLDOUT))
         parts.append(outside.take(scores.example_ids[~scores.member].astype(np.int64)))
     return scores, PredictedEvidence.concatenated(parts)

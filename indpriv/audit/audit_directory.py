@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks, _files, _folders, _plain, _storage, epsilon_table, example_table
+from indpriv._facts import refused
 from indpriv._reading import Text, check, named, table
 from indpriv.analysis import recorded_run, schedule
 from indpriv.analysis.attacks import membership
@@ -112,10 +113,7 @@ def default_output(path: Path) -> tuple[Path, str]:
     ):
         found = "holds the audit of another run"
     if found:
-        raise InputError(
-            f"{outside}, where the audit of {path} would be written, {found}; name a directory "
-            "with --output-dir"
-        )
+        raise refused("refusal.audits", "output", outside=outside, path=path, found=found)
     return outside, text
 
 
@@ -193,9 +191,7 @@ def read_audit(audit_dir: Path) -> tuple[epsilon_table.EpsilonTable, example_tab
     audit_dir = _storage.location(audit_dir)
     _check_is_audit(audit_dir)
     if not (audit_dir / EXAMPLES).is_file():
-        raise InputError(
-            f"{audit_dir} holds no {EXAMPLES}: the audited run ended before its losses were taken"
-        )
+        raise refused("refusal.audits", "no_examples", folder=audit_dir, name=EXAMPLES)
     table = epsilon_table.EpsilonParts.open(audit_dir / EPSILON).table()
     return table, recorded_run.in_rows_of(
         table, example_table.ExampleTable.from_parquet(audit_dir / EXAMPLES)
@@ -207,10 +203,7 @@ def _check_is_audit(audit_dir: Path) -> None:
     if (audit_dir / SUMMARY).is_file():
         return
     if not audit_dir.exists():
-        raise InputError(
-            f"{audit_dir} does not exist; make an audit first: indpriv audit RUN --output-dir "
-            f"{audit_dir}"
-        )
+        raise refused("refusal.audits", "absent", audit_dir=audit_dir)
     inside = audit_dir / "audit"  # where `indpriv audit` writes unless told otherwise
     if (inside / SUMMARY).is_file():
         remedy = f"its audit is in {inside}: pass that directory"
@@ -228,11 +221,7 @@ def audit_in(folder: Path) -> Path:
     if not (inside / SUMMARY).is_file() or not holds_log(folder):
         return folder
     if not made_here(inside):
-        raise InputError(
-            f"{inside} came with the run, was copied, or had its modes changed (chmod -R): its "
-            f"figures may be another person's. If you made it, pass {inside} itself; if not, audit "
-            f"the run yourself (indpriv audit {folder} --output-dir DIR) and pass DIR"
-        )
+        raise refused("refusal.audits", "of_a_stranger", inside=inside, folder=folder)
     return inside
 
 
@@ -264,19 +253,14 @@ def groups_of(
         _checks.check_choice("within", within, ("label",))
         columns = list(by) or [column for column in columns if column != "label"]
         if not columns:
-            raise InputError(
-                "within=label: there is no column to group by except the label itself; leave out "
-                "within"
-            )
+            raise refused("refusal.audits", "only_label")
     tables = group_tables(table, train, examples.test, columns, min_size=min_size)
     for found in tables if within is not None else ():
         if not found.within_label:
             because = f": {found.notes[0]}" if found.notes else ""
             if "label" in found.columns:
                 because = ": it groups by the label itself"
-            raise InputError(
-                f"--by {found.by} has no table within label{because}; leave out within"
-            )
+            raise refused("refusal.audits", "within", by=found.by, because=because)
     return tables
 
 
@@ -308,10 +292,7 @@ def compare_audits(
         raise InputError(f"at_accuracy={at_accuracy:g} is not in [0, 1]; 0.95 means 95 %")
     folders = [audit_in(Path(folder).resolve()) for folder in audit_dirs]
     if len(folders) < 2 or len(set(folders)) < len(folders):
-        raise InputError(
-            f"there are {len(set(folders))} different audit directories; pass two or more, each "
-            "once: indpriv show reports/one reports/two"
-        )
+        raise refused("refusal.audits", "too_few", n=len(set(folders)))
     summaries = [read_summary(folder) for folder in folders]
     audits = [read_audit(folder) for folder in folders]
     table, examples = audits[0]

@@ -104,10 +104,7 @@ def judge_audit(
     found, known = _recomputed(_storage.location(audit_dir), said, run_dir, groups=ratios)
     if found is said:  # there is no table
         if run_dir is not None or signed_by is not None:
-            raise InputError(
-                f"{audit_dir} holds no {EPSILON}, so nothing in it can be compared with the log "
-                "(--run, --signed-by); make the audit again"
-            )
+            raise _facts.refused("refusal.audits", "no_epsilons", folder=audit_dir, name=EPSILON)
         return judge(content, limits)
     close = max(1e-6, 10 * said.account.tolerance)  # brackets depend on who is accounted together
     reads: dict[str, Callable[[summary.Audit], Any]] = {
@@ -159,10 +156,8 @@ def _limited(audit: summary.Audit, option: str, limit: Any) -> Condition:
     name, of, figure = about["name"], about["of"], summary.column_at(about["figure"])
     value, private = attrgetter(about["figure"])(audit), figure.private
     if value is None:
-        raise InputError(
-            f"--{option.replace('_', ' ', 1)}: this audit has no {name}; pass test_set to the "
-            "Recorder"
-        )
+        said = f"--{option.replace('_', ' ', 1)}"
+        raise _facts.refused("refusal.audits", "no_figure", option=said, name=name)
     found, most = formatted(value, figure.form), option.startswith("max_")
     if not figure.unit:
         asked = about.get("asked", limit)
@@ -179,9 +174,7 @@ def _groups(audit: summary.Audit, limit: float | None) -> Iterator[Condition]:
         return
     ratios = {table.by: table.ratio.value for table in audit.groups if table.ratio is not None}
     if not ratios:
-        raise InputError(
-            "--max group_ratio: this audit compares no groups; audit again with --by COLUMN"
-        )
+        raise _facts.refused("refusal.audits", "no_groups")
     for by, ratio in ratios.items():
         name = f"mean epsilon of the worst-off over the best-off group by {by}"
         found = "undefined" if ratio is None else f"{ratio:.4g}"

@@ -21,7 +21,7 @@ from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.audit.audit_directory import in_progress, write_audit
 from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, EpsilonTable, Stated
-from indpriv.errors import ChainError, EvidenceError, InputError
+from indpriv.errors import ChainError, EvidenceError
 from indpriv.norm_log import verify, writer
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
 from indpriv.norm_log.norm_log import NormLog, OpenedRun, open_run
@@ -62,11 +62,9 @@ def method_of_run(
     declared = recorded.declared
     given = {**declared.account, **{key: one for key, one in options.items() if one is not None}}
     if given.get("delta") is None:
-        example = format_delta(10.0 ** -len(str(10 * log.n_examples)))  # below 1 / (10 n)
-        raise InputError(
-            "delta is not given, and run.json names none; pass a value well below 1/n, with "
-            f"n = {log.n_examples:,} examples, e.g. type: indpriv audit {path} --delta {example}"
-        )
+        n = log.n_examples
+        example = format_delta(10.0 ** -len(str(10 * n)))  # below 1 / (10 n)
+        raise _facts.refused("refusal.audits", "delta", n=n, path=path, example=example)
     participation = guarantee.usual_participation(log, given.get("preset"))
     relation = guarantee.usual_relation(log, recorded.recorder)
     usual: dict[str, Any] = {"participation": participation, "neighbouring": relation}
@@ -207,10 +205,7 @@ def audit(
     path, output_dir = _storage.location(path), _storage.location_on_disk(output_dir, "an audit is")
     target = _storage.bucket_to_write(upload_to, bucket_is_private)
     if output_dir.resolve() == path.resolve():
-        raise InputError(
-            f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "
-            f"replace; choose another directory, e.g. {path / 'audit'}"
-        )
+        raise _facts.refused("refusal.audits", "in_the_run", folder=output_dir, name=EXAMPLES)
     if images is not None:
         check_images(images)
     workers, tell = workers_of(engine), progress or silent

@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._facts import refused
 from indpriv._files import write_json
 from indpriv._formatting import format_epsilon
 from indpriv.accountant import account
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.errors import InputError, check_installed
+from indpriv.errors import check_installed
 from indpriv.norm_log.norm_log import OpenedRun, open_run
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
@@ -133,10 +134,7 @@ def metrics_of(recorder: Any, *, delta: float, also: Sequence[str] = ()) -> dict
         InputError: a name that is not in STATISTICS.
     """
     if unknown := [name for name in also if name not in STATISTICS]:
-        raise InputError(
-            f"also={unknown[0]!r} is not a statistic that can be sent; choose from "
-            f"{', '.join(STATISTICS)}. Values of single examples are never sent to a tracker"
-        )
+        raise refused("refusal.trackers", "also", name=unknown[0], known=", ".join(STATISTICS))
     found = {}
     for table, run in _account_so_far(recorder, delta):
         found = {
@@ -166,9 +164,7 @@ def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
         tracker.log(dict(metrics))
     else:
         kind = type(tracker).__name__
-        raise InputError(
-            f"{kind} has neither log(dict), log_metrics nor add_scalar; pass a tracker"
-        )
+        raise refused("refusal.trackers", "tracker", kind=kind)
 
 
 def print_epsilons(recorder: Any, *, delta: float, file: Any = None) -> None:

@@ -106,16 +106,8 @@ def _check_strategy(strategy: Any) -> None:
         tuple(getattr(flower, side.format(how)) for side in sides) for how in ("Fixed", "Adaptive")
     )
     if kind not in fixed:
-        fault = "is no strategy whose clipping and noise are known"
-        if isinstance(strategy, adaptive):
-            fault = (
-                "clips at a norm that depends on the data, and this account does not cover what "
-                "that tells"
-            )
-        raise InputError(
-            f"{kind.__module__}.{kind.__name__} {fault}. Use DifferentialPrivacyServerSideFixed"
-            "Clipping(FedAvg(...), ...) of flwr.serverapp.strategy."
-        )
+        name, is_adaptive = f"{kind.__module__}.{kind.__name__}", isinstance(strategy, adaptive)
+        raise _facts.refused("refusal.flower", "adaptive" if is_adaptive else "strategy", name=name)
     if getattr(inner, "aggregate_train", None) is not flower.FedAvg.aggregate_train:
         raise _facts.refused("refusal.flower", "no_average", strategy=inner.__name__)
     _checks.check_setting("max_grad_norm", strategy.clipping_norm)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from indpriv import _facts
-from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, fact, templates, text
-from indpriv.errors import EvidenceError
+from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, damaged, fact, templates, text
 from indpriv.norm_log import journal_state, run_files
 from indpriv.norm_log import session_counts as counted
 from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
@@ -71,7 +70,7 @@ def session_checks(state: journal_state.LogState) -> list[Fact]:
     for session in sessions:
         training = session.training
         if training is None or session.draws is None:
-            raise EvidenceError(text("refusal.journal", "no_counts", session=session))
+            raise damaged("refusal.journal", "no_counts", session=session)
         checks += _of_randomness(session, training)
         checks += [_compared(key, training) for key in COMPARISONS]
         checks += _of_steps(training, session.draws.draws)

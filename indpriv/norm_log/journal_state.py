@@ -217,13 +217,11 @@ def read_state(run_dir: Path) -> LogState:
     """Replay the journal of a run; EvidenceError if it is damaged, newer, or contradicts itself."""
     lines, torn = _files.read_journal(run_dir)
     if not lines or lines[0]["kind"] != "header":
-        raise EvidenceError(_facts.text("refusal.journal", "headerless", run_dir=run_dir))
+        raise _facts.damaged("refusal.journal", "headerless", run_dir=run_dir)
     header = lines[0]
     if header.get("schema") not in range(1, SCHEMA + 1):
-        raise EvidenceError(
-            f"{run_dir} was written with log schema {header.get('schema')!r}; this indpriv reads "
-            f"up to {SCHEMA}: upgrade indpriv"
-        )
+        values = {"schema": header.get("schema"), "known": SCHEMA}
+        raise _facts.damaged("refusal.journal", "newer", run_dir=run_dir, **values)
     for number, line in enumerate(lines, 1):
         _check_line(line, f"{run_dir / _files.JOURNAL} line {number}")
     content = json.dumps(lines, sort_keys=True).encode()
@@ -264,7 +262,7 @@ def _add(state: LogState, line: Line) -> None:
     if kind == "truncate":  # training was resumed: what was logged from this step on is void
         step = line["step"]
         if step > state.total_steps:
-            raise EvidenceError(_facts.text("refusal.journal", "truncated", state=state, step=step))
+            raise _facts.damaged("refusal.journal", "truncated", state=state, step=step)
         state.voided_steps += state.total_steps - step
         for of, lines in state.lines.items():
             at = "step" if of == "record" else "first"
@@ -274,16 +272,14 @@ def _add(state: LogState, line: Line) -> None:
             lines[:] = left
         return
     if kind not in state.lines:
-        raise EvidenceError(_facts.text("refusal.journal", "kind", state=state, kind=kind))
+        raise _facts.damaged("refusal.journal", "kind", state=state, kind=kind)
     lines = state.lines[kind]
     if kind == "record" and lines and line["step"] <= lines[-1]["step"]:
-        raise EvidenceError(
-            _facts.text("refusal.journal", "record", state=state, line=line, last=lines[-1])
-        )
+        raise _facts.damaged("refusal.journal", "record", state=state, line=line, last=lines[-1])
     if kind == "steps" and line["first"] != state.total_steps:
-        raise EvidenceError(_facts.text("refusal.journal", "gap", state=state, line=line))
+        raise _facts.damaged("refusal.journal", "gap", state=state, line=line)
     if kind == "steps" and line["first"] + line["count"] > MOST_STEPS:
-        raise EvidenceError(_facts.text("refusal.journal", "steps", state=state, most=MOST_STEPS))
+        raise _facts.damaged("refusal.journal", "steps", state=state, most=MOST_STEPS)
     lines.append(line)
 
 
@@ -336,26 +332,24 @@ def check_readable(state: LogState, faults: Faults, unreadable: str) -> None:
     _checks.check_choice("unreadable", unreadable, ("refuse", "worst_case"))
     run_dir, header = state.run_dir, state.header
     if state.total_steps == 0:
-        raise EvidenceError(_facts.text("refusal.journal", "no_steps", run_dir=run_dir))
+        raise _facts.damaged("refusal.journal", "no_steps", run_dir=run_dir)
     if faults and unreadable == "refuse":
         listed = "; ".join(f"{name}: {fault}" for name, fault in list(faults.items())[:5])
         values = {"n": len(faults), "of": len(state.files), "listed": listed}
-        raise EvidenceError(_facts.text("refusal.journal", "files", run_dir=run_dir, **values))
+        raise _facts.damaged("refusal.journal", "files", run_dir=run_dir, **values)
     max_grad_norm = state.settings().max_grad_norm
     targets = {line["targets_fingerprint"] for line in state.lines["record"]}
     for line in state.lines["record"]:
         step = line["step"]
         if line["ids_fingerprint"] != header["ids_fingerprint"] or len(targets) > 1:
-            raise EvidenceError(_facts.text("refusal.journal", "data", state=state, step=step))
+            raise _facts.damaged("refusal.journal", "data", state=state, step=step)
         if line["n_examples"] != header["n_examples"]:
-            raise EvidenceError(_facts.text("refusal.journal", "examples", state=state, line=line))
+            raise _facts.damaged("refusal.journal", "examples", state=state, line=line)
         if step < len(max_grad_norm) and not np.isclose(
             line["max_grad_norm"], max_grad_norm[step], rtol=1e-12
         ):
-            raise EvidenceError(
-                _facts.text(
-                    "refusal.journal", "clipping", state=state, line=line, clip=max_grad_norm[step]
-                )
+            raise _facts.damaged(
+                "refusal.journal", "clipping", state=state, line=line, clip=max_grad_norm[step]
             )
 
 
@@ -380,9 +374,7 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     distinct = all_distinct(suspects)
     if len(ids) != n or not distinct:
         twice = "" if distinct else ", some of them twice"
-        raise EvidenceError(
-            _facts.text("refusal.ids", "twice", path=path, found=len(ids), n=n, twice=twice)
-        )
+        raise _facts.damaged("refusal.ids", "twice", path=path, found=len(ids), n=n, twice=twice)
     return ids, units, exact
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from indpriv import _checks, _facts, _files, _folders, _storage
 from indpriv._types import ArrayLike, FloatArray, Ids, IntArray, NDArray
-from indpriv.errors import InputError
 from indpriv.norm_log import evidence, fields, journal_state
 from indpriv.norm_log import records as stored
 from indpriv.norm_log.fields import StepSettings, Truncation
@@ -233,10 +232,8 @@ class NormLog:
         _checks.check_positive_int("every", every)
         keep = self.recorded_steps % every == 0
         if not keep.any():
-            raise InputError(
-                f"every={every} leaves no record; the log has steps "
-                f"{self.recorded_steps[:5].tolist()}..."
-            )
+            few = self.recorded_steps[:5].tolist()
+            raise _facts.refused("refusal.steps", "every", every=every, few=few)
         same = bool(keep.all())
         return replace(
             self.only(keep),

@@ -242,9 +242,7 @@ def _read_file(file: RecordFile, column: str, start: int, stop: int, out: NDArra
         table = opened.read_row_groups(groups, columns=[column], use_threads=False)
     values: Any = table.column(column).to_numpy()[start % size : start % size + len(out)]
     if values.shape != out.shape or values.dtype != out.dtype:
-        raise EvidenceError(
-            _facts.text("refusal.records", "values", path=file.path, values=values, out=out)
-        )
+        raise _facts.damaged("refusal.records", "values", path=file.path, values=values, out=out)
     out[:] = values
 
 
@@ -252,7 +250,7 @@ def check_codes(path: Path, values: NDArray[Any], levels: Levels) -> None:
     """Raise EvidenceError if a file holds a value that is no code of its levels, or no norm."""
     if not (inside := (values >= 0) & (values <= levels.max_code)).all():  # nor is a NaN
         wrong = {"code": values[~inside][0], "largest": levels.max_code}
-        raise EvidenceError(_facts.text("refusal.records", "code", path=path, **wrong))
+        raise _facts.damaged("refusal.records", "code", path=path, **wrong)
 
 
 # --- batch norms
@@ -395,10 +393,8 @@ def read_entries(
         )
     dtype = np.dtype(levels.dtype)
     if position.dtype != np.int32 or step.dtype.kind not in "iu" or norm.dtype != dtype:
-        raise EvidenceError(
-            f"{file.path} holds positions, steps and norms of {position.dtype}, {step.dtype} "
-            f"and {norm.dtype} instead of int32, whole numbers and {dtype}; restore it from a copy"
-        )
+        found = {"position": position.dtype, "step": step.dtype, "norm": norm.dtype}
+        raise _facts.damaged("refusal.records", "types", path=file.path, dtype=dtype, **found)
     if not np.all(position[1:] >= position[:-1]) or (len(step) and step.min() < 0):
         raise EvidenceError(f"{file.path} has entries out of order; restore it from a copy")
     entries = BatchNormEntries(position, step, norm).block(start, stop)

@@ -237,4 +237,4 @@ class NormLogWriter:
         for name in (*_ALIKE, *_ALIKE_IN_RUN):
             if logged.get(name, {}) != expected[name]:
                 values = {"logged": logged.get(name), "expected": expected[name]}
-                raise EvidenceError(_facts.text("refusal.resume", "other", name=name, **values))
+                raise _facts.damaged("refusal.resume", "other", name=name, **values)

@@ -33,9 +33,8 @@ from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _generate_noise
 from torch import Tensor
 
-from indpriv._facts import refused, text
+from indpriv._facts import damaged, refused
 from indpriv._types import FloatArray, IntArray, NDArray
-from indpriv.errors import EvidenceError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import FULL_PRECISION, Levels
@@ -379,7 +378,7 @@ class ClipThresholds:
         if self._charged is not None and self._charged[0] == step:
             if self._charged[1] != setting:
                 values = {"step": step, "charged": self._charged[1], "setting": setting}
-                raise EvidenceError(text("refusal.training", "charged", **values))
+                raise damaged("refusal.training", "charged", **values)
             return
         if self._charges is None or self._charges[0] != setting:
             charges = self.policy.charges(

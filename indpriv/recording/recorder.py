@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import _checks
-from indpriv._facts import refused, text
+from indpriv._facts import damaged, refused, text
 from indpriv._files import write_json
 from indpriv._folders import make_folder
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv._types import ArrayLike, IntArray
-from indpriv.errors import EvidenceError, EvidenceWarning, InputError, PrivacyWarning
+from indpriv.errors import EvidenceWarning, InputError, PrivacyWarning
 from indpriv.norm_log import journal_state
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.fields import DEFAULT_POLICY, RecordingPolicy, StepSetting, check_norms
@@ -614,7 +614,7 @@ class Recorder:
         if filters is not None:
             self._clipping.charge(self._step, setting)  # also if the batch is empty
             if batch is not None and not np.isfinite(batch.norms).all():
-                raise EvidenceError(text("refusal.training", "not_finite", step=self._step))
+                raise damaged("refusal.training", "not_finite", step=self._step)
         if batch is None or (recorded is None and not self._in_steps.batch_norms):
             return
         positions, norms = batch

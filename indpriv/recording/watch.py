@@ -22,9 +22,8 @@ from opacus.grad_sample import GradSampleModuleExpandedWeights
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
-from indpriv._facts import text
+from indpriv._facts import damaged, text
 from indpriv._types import IntArray
-from indpriv.errors import EvidenceError
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.session_counts import DrawCounts, NoiseCounts, TrainingCounts
 from indpriv.recording.attacks import RunAttack
@@ -398,7 +397,7 @@ class Watch:
             yield
             return
         if waiting is None:
-            raise EvidenceError(text("refusal.training", "other_batch"))
+            raise damaged("refusal.training", "other_batch")
         setting = self.coming_setting()
         attack.before_noise(setting, waiting)
         yield
@@ -442,7 +441,7 @@ class Watch:
             counts.repeated_draws += run.sources.repeated("noise")
         drawn, whole = self.tally.next_batch()
         if self._noised is None:
-            raise EvidenceError(text("refusal.training", "add_noise"))
+            raise damaged("refusal.training", "add_noise")
         setting, self._noised = self._noised, None
         written = run.parameter_versions() != self._versions
         counts.changed_outside += written and not self._same_state
@@ -517,7 +516,7 @@ class Watch:
         """Count an update that was made; return its setting."""
         run, budget, (setting, self._updating) = self._run, self._budget, (self._updating, None)
         if setting is None:
-            raise EvidenceError(text("refusal.training", "replaced_hook"))
+            raise damaged("refusal.training", "replaced_hook")
         with self._careful("step", kind="drawn"):
             self._state.repeat_step()
         self.deliveries.end_step()
@@ -533,7 +532,7 @@ class Watch:
         self.tally.stepped(setting)
         counted = run.history.steps
         if self.tally.counts.steps == 1 and counted is not None and counted <= 0:
-            raise EvidenceError(text("refusal.training", "not_counted"))
+            raise damaged("refusal.training", "not_counted")
         return setting
 
     # What was seen

@@ -30,9 +30,8 @@ from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from torch import Tensor, nn
 
-from indpriv._facts import refused, text
+from indpriv._facts import damaged, refused, text
 from indpriv._types import FloatArray, IntArray
-from indpriv.errors import EvidenceError
 from indpriv.norm_log.session_counts import NoiseCounts
 from indpriv.recording.norms.shadow_model import trainable_names
 from indpriv.recording.opacus.run import GHOST_MODELS, convolutions, local
@@ -155,7 +154,7 @@ class ClippingWatch:
             if batch is None:
                 size = len(optimizer.grad_samples[0])
                 if size:
-                    raise EvidenceError(text("refusal.training", "no_norms", size=size))
+                    raise damaged("refusal.training", "no_norms", size=size)
                 batch = self.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
             self.on_batch(batch)
 
@@ -196,14 +195,14 @@ class ClippingWatch:
                     gradient is not kept or kept._version != version
                     for gradient, (kept, version) in zip(gradients, clipped, strict=True)
                 ):
-                    raise EvidenceError(text("refusal.training", "changed_gradients"))
+                    raise damaged("refusal.training", "changed_gradients")
                 self.on_batch(pending.pop())
             elif not hasattr(optimizer, "_adjusted_noise_multiplier") and any(
                 grad is not None and bool(grad.any()) for grad in gradients
             ):
                 if optimizer.max_grad_norm != limit:  # moved in the backward pass, by Opacus 1.5
                     raise refused("refusal.attached", "adaptive")
-                raise EvidenceError(text("refusal.training", "not_clipped"))
+                raise damaged("refusal.training", "not_clipped")
             clipped.clear()
             plain_accumulate()
 
@@ -272,9 +271,9 @@ class _StandIn:
         if self._clipping.thresholds is None:
             return self._max_grad_norm / stabilised
         if self.seen.positions is None:
-            raise EvidenceError(text("refusal.training", "unknown_batch", size=len(norms)))
+            raise damaged("refusal.training", "unknown_batch", size=len(norms))
         if is_coarse:
-            raise EvidenceError(text("refusal.training", "coarse_norms", dtype=stabilised.dtype))
+            raise damaged("refusal.training", "coarse_norms", dtype=stabilised.dtype)
         limits = self._clipping.thresholds(self.seen.positions, self._max_grad_norm)
         self.seen = replace(self.seen, limits=limits.to(norms))
         return limits.to(stabilised) / stabilised

@@ -32,9 +32,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from indpriv import _checks
-from indpriv._facts import refused, text
+from indpriv._facts import damaged, refused, text
 from indpriv._types import FloatArray, IntArray
-from indpriv.errors import EvidenceError
 from indpriv.norm_log.fields import SETTING_NAMES, StepSetting
 from indpriv.norm_log.session_counts import Found
 from indpriv.recording.clipping import AdaClip, ClippingRule, QuantileClipping
@@ -122,20 +121,20 @@ class Ranks:
             dist.all_gather_object(found, (moment, dict(shared), seed, value), group=self._group)
         except RuntimeError as error:
             values = {"size": self.size, "moment": moment}
-            raise EvidenceError(text("refusal.training", "rank_is_gone", **values)) from error
+            raise damaged("refusal.training", "rank_is_gone", **values) from error
         moments, alike, seeds, parts = zip(*found, strict=True)
         if len(set(moments)) > 1:
             places = ", ".join(f"rank {rank} at {where}" for rank, where in enumerate(moments))
-            raise EvidenceError(text("refusal.training", "ranks_apart", places=places))
+            raise damaged("refusal.training", "ranks_apart", places=places)
         for name in shared:
             each = [part[name] for part in alike]
             if any(one != each[0] for one in each):
                 listed = ", ".join(f"{one!r} on rank {rank}" for rank, one in enumerate(each))
                 said = {"moment": moment, "name": name, "values": listed}
-                raise EvidenceError(text("refusal.training", "ranks_differ", **said))
+                raise damaged("refusal.training", "ranks_differ", **said)
         known = [one for one in seeds if one is not None]
         if len(set(known)) < len(known):
-            raise EvidenceError(text("refusal.training", "same_seed", moment=moment, n=self.size))
+            raise damaged("refusal.training", "same_seed", moment=moment, n=self.size)
         return list(parts)
 
     def close(self) -> None:
@@ -153,7 +152,7 @@ def whole_batch(moment: str, parts: Sequence[RankStep]) -> Batch | None:
     known = [part.positions for part in parts if part.positions is not None]
     positions = np.concatenate([*known, np.zeros(0, dtype=np.int64)])
     if len(parts) > 1 and len(np.unique(positions)) < len(positions):
-        raise EvidenceError(text("refusal.training", "drawn_twice", moment=moment))
+        raise damaged("refusal.training", "drawn_twice", moment=moment)
     norms = [part.norms for part in parts if part.positions is not None and part.norms is not None]
     return Batch(positions, np.concatenate(norms)) if len(norms) == len(parts) else None
 
@@ -445,7 +444,7 @@ class OpacusRun:
             raise refused("refusal.training", "accumulated", n=n)
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.requires_grad and id(p) not in self._trained:
-                raise EvidenceError(text("refusal.training", "new_parameter", shape=tuple(p.shape)))
+                raise damaged("refusal.training", "new_parameter", shape=tuple(p.shape))
 
 
 class AccountantHistory:
