@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from indpriv.analysis.statistics.resampling import holm
-
 from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
 from audits.training.datasets.topics import SOURCE
 from indpriv._formatting import format_epsilon
 from indpriv.analysis.attacks.attributes import BY_EPSILON
+from indpriv.analysis.statistics import holm
 from indpriv.attacks.attributes import GUESSERS
 from reports.extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from reports.extraction.secrets import SETTINGS
