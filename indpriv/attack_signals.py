@@ -156,6 +156,8 @@ class AttackSignals:
         mine = self.member[target]
         for model in set(range(self.n_models)) - {target}:
             other = self.member[model]
+            if other.all():
+                raise refused("refusal.signals", "all_in", model=model)
             if np.array_equal(other, mine) or _correlation(other, mine) > limit:
                 shared = float(np.mean(other == mine))
                 values = {"model": model, "target": target, "shared": shared}

@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "report": {"helpers", "artifacts", "analysis"},
     "audit": {"helpers", "artifacts", "accountant", "analysis", "attacks", "report"},
     "release": {"helpers", "artifacts", "accountant", "analysis", "report", "audit"},
-    "recording": {"helpers", "artifacts"},
+    "recording": {"helpers", "artifacts", "attacks"},
     "leakage": {"helpers", "artifacts", "recording"},
     "integrations": {"helpers", "artifacts", "accountant"},
     "demo": {"helpers", "artifacts", "recording"},

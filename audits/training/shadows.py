@@ -30,11 +30,10 @@ from audits.training.robustness import robustness
 from audits.training.run_record import noise_and_clipping, with_drawn_norm
 from audits.training.step_plan import plan_of, steps_per_epoch, with_noise
 from audits.training.steps import take_steps
-from indpriv._columns import to_floats
 from indpriv._files import first_at
-from indpriv._types import BoolArray, FloatArray, IntArray, StageProgress
-from indpriv.attack_signals import CHECKPOINTS, CONFIDENCE, LABELS, AttackSignals, from_losses
-from indpriv.attacks.train_references import Pool, study_pool, train_references
+from indpriv._types import FloatArray, IntArray, StageProgress
+from indpriv.attack_signals import CHECKPOINTS, CONFIDENCE, LABELS, AttackSignals
+from indpriv.attacks.train_references import Pool, pool_of_run, study_pool, train_references
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, RUN_JSON, read_run_json
@@ -162,10 +161,9 @@ def _with_pool(
     if for_run is not None:
         if targets is not None:
             raise InputError("--targets is for a study; every example of a run is a target")
-        pool, joined = _pool_of_run(Path(for_run), config, dataset)
+        pool, joined = _pool_of_run(Path(for_run), config, dataset, trainer.without_dp)
         trainer = replace(trainer, dataset=joined)
-        audited = _audited(trainer, Path(for_run), len(dataset.train))
-        return trainer, replace(pool, audited=audited)
+        return trainer, _from_checkpoints(trainer, Path(for_run), pool)
     column = config.data.unit_column
     pool = study_pool(
         len(dataset.train),
@@ -178,7 +176,9 @@ def _with_pool(
     return trainer, pool
 
 
-def _pool_of_run(run_dir: Path, config: AuditConfig, dataset: Dataset) -> tuple[Pool, Dataset]:
+def _pool_of_run(
+    run_dir: Path, config: AuditConfig, dataset: Dataset, without_dp: bool
+) -> tuple[Pool, Dataset]:
     """Training and test examples of a run as one pool, and as one training set."""
     fingerprint = dataset.fingerprint()
     found = first_at(read_run_json(run_dir), ("data", "fingerprint"))
@@ -193,35 +193,28 @@ def _pool_of_run(run_dir: Path, config: AuditConfig, dataset: Dataset) -> tuple[
             "a run cannot be trained; train a study, without --for-run"
         )
     train, test = dataset.train, dataset.test
-    n = len(train) + len(test)
     joined = Split(
         np.concatenate([train.inputs, test.inputs]), np.concatenate([train.targets, test.targets])
     )
-    ids = np.concatenate([np.arange(len(train)), np.arange(len(test))])
-    pool = Pool(n, np.arange(n), ids, share=len(train) / n, fingerprint=fingerprint)
+    table = ExampleTable.from_parquet(run_dir / (EXAMPLES_NON_DP if without_dp else EXAMPLES))
+    if table.n_train != len(train) or len(table.rows("test")) != len(test):
+        raise InputError(f"{run_dir} has losses of other examples than {dataset.name} as loaded")
+    pool = pool_of_run(table, fingerprint)
     return pool, replace(dataset, train=joined)
 
 
-def _audited(
-    trainer: _Trainer, run_dir: Path, n_train: int
-) -> tuple[Mapping[str, FloatArray], BoolArray]:
-    """Signals of a finished run: from its checkpoints, else from the losses that it recorded."""
-    every = np.arange(len(trainer.dataset.train))
+def _from_checkpoints(trainer: _Trainer, run_dir: Path, pool: Pool) -> Pool:
+    """The pool with signals of the run's checkpoints, where there are any, not its losses."""
     paths = [] if trainer.without_dp else list_checkpoints(run_dir)
-    if paths:
+    if paths and pool.audited is not None:
         states = [load_checkpoint(path).model_state_dict for path in paths[1:]]
-        return trainer.signals(_Fitted(tuple(states)), every), every < n_train
+        signals = trainer.signals(_Fitted(tuple(states)), np.arange(pool.n_examples))
+        return replace(pool, audited=(signals, pool.audited[1]))
     if trainer.labels or trainer.checkpoints:
         raise InputError(
             f"{run_dir} holds no checkpoints of this model, which --labels and --checkpoints need"
         )
-    table = ExampleTable.from_parquet(
-        run_dir / (EXAMPLES_NON_DP if trainer.without_dp else EXAMPLES)
-    )
-    loss = np.concatenate([to_floats(part["loss"]) for part in (table.train, table.test)])
-    if len(loss) != len(every) or len(table.train) != n_train:
-        raise InputError(f"{run_dir} has {len(loss)} losses for {len(every)} examples")
-    return {CONFIDENCE: from_losses(loss)}, every < n_train
+    return pool
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from indpriv.analysis import statistics
 from indpriv.analysis.schedule import Curve
 from indpriv.analysis.summary import KINDS, Audit, finding_of, keys
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import CONFIDENCE, AttackSignals, from_losses, open_signals
+from indpriv.attack_signals import CONFIDENCE, AttackSignals, from_losses, is_signals, open_signals
 from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
@@ -286,7 +286,7 @@ def with_references(
     recorded: RecordedRun, path: Path, signals: Path | None, baseline_signals: Path | None
 ) -> RecordedRun:
     """What is known about the run, with signals of reference models where they are given."""
-    found, unchecked = read_references(signals, path, recorded.examples)
+    found, unchecked = read_references(signals or kept_references(path), path, recorded.examples)
     baseline, more = read_references(baseline_signals, path, recorded.non_dp)
     known = replace(recorded, references=found, baseline_references=baseline)
     return replace(known, unchecked=(*unchecked, *more))
@@ -316,6 +316,12 @@ def knowledge_of(path: Path) -> tuple[AttributeKnowledge, ...] | None:
 def in_rows_of(epsilons: Epsilons, examples: ExampleTable) -> ExampleTable:
     """The example table with one training row for each row of epsilons, of units too."""
     return examples if epsilons.account.rows_per_unit is None else examples.by_unit()
+
+
+def kept_references(run_dir: Path) -> Path | None:
+    """Where the signals of references for the run lie in it; None if it has none."""
+    folder = run_dir / run_files.REFERENCES
+    return folder if is_signals(folder) else None
 
 
 def read_references(

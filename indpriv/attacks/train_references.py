@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._checks import check_positive_int
+from indpriv._columns import to_floats
 from indpriv._facts import refused
 from indpriv._files import OneWriter
 from indpriv._folders import named_by_person
@@ -38,12 +39,14 @@ from indpriv.attack_signals import (
     SERIES,
     AttackSignals,
     add_model,
+    from_losses,
     is_signals,
     new_folder,
     plain_ids,
     read_folder,
 )
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
 
 TRAINING = "training reference models"
 
@@ -85,6 +88,28 @@ class Pool:
         inside = np.ones(self.n_examples, dtype=bool)
         inside[self.targets] = member
         return np.flatnonzero(inside)
+
+
+def pool_of_run(examples: ExampleTable, fingerprint: str = "") -> Pool:
+    """Training and test examples of a run, in this order, with what its final losses say of them.
+
+    InputError without test examples, or for units of several rows: coins are of single rows.
+    """
+    train, test = examples.train, examples.test
+    if test.empty:
+        raise refused("refusal.signals", "no_test_set")
+    if not examples.has_unit_for_each_row:
+        raise refused("refusal.signals", "units_of_run")
+    ids, losses = (pd.concat([train[name], test[name]]) for name in ("example_id", "loss"))
+    n, member = len(ids), np.arange(len(ids)) < len(train)
+    return Pool(
+        n,
+        np.arange(n),
+        plain_ids(ids),
+        share=len(train) / n,
+        fingerprint=fingerprint,
+        audited=({CONFIDENCE: from_losses(to_floats(losses))}, member),
+    )
 
 
 def study_pool(

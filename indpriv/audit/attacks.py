@@ -34,13 +34,33 @@ def attributes_of_run(run_dir: Path) -> pd.DataFrame:
     return attributes.attribute_attacks(membership.materials(run))
 
 
-def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] = ()) -> Audit:
+def guarantee_of_run(run_dir: Path, delta: float | None = None) -> tuple[float, float]:
+    """Worst-case epsilon and delta: what run.json says, or, with another delta, by its log."""
+    record = run_files.read_run_json(run_dir)
+    epsilon, said = (_files.first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
+    if epsilon is None or said is None or delta not in (None, said):
+        _, log, recorded = read_run(run_dir, "worst_case")
+        account = table_for(log, method_of_run(log, recorded, run_dir, {"delta": delta})[0])
+        epsilon, said = account.worst_case_epsilon, account.account.delta
+    return float(epsilon), float(said)
+
+
+def results_of_run(
+    run_dir: Path,
+    signals: Path | None,
+    names: Collection[str] = (),
+    guarantee: tuple[float, float] | None = None,
+) -> Audit:
     """Attacks on a finished run, without an audit of it: all whose needs are met, or those named.
 
-    signals: of references for the run. InputError for an unknown attack, one whose needs are not
-    met, and signals of something else.
+    signals: of references for the run; None for those in the run directory, if it has any.
+    guarantee: see `guarantee_of_run`.
+
+    Raises:
+        InputError: an unknown attack, one whose needs are not met, or signals of something else.
     """
     examples = example_table.ExampleTable.from_parquet(run_dir / run_files.EXAMPLES)
+    signals = signals or recorded_runs.kept_references(run_dir)
     references, unchecked = recorded_runs.read_references(signals, run_dir, examples)
     run = RecordedRun(
         examples=examples,
@@ -51,14 +71,8 @@ def results_of_run(run_dir: Path, signals: Path | None, names: Collection[str] =
     _check_needs(
         names, membership.materials(run)["dp"], "this run and its signals do not have", remedy
     )
-    record = run_files.read_run_json(run_dir)
-    epsilon, delta = (_files.first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
-    if epsilon is None or delta is None:  # of a loop of somebody's own
-        _, log, recorded = read_run(run_dir, "worst_case")
-        account = table_for(log, method_of_run(log, recorded, run_dir, {})[0])
-        epsilon, delta = account.worst_case_epsilon, account.account.delta
     found = membership.tried(
-        membership.scored_attacks(run, names), (float(epsilon), float(delta)), 0
+        membership.scored_attacks(run, names), guarantee or guarantee_of_run(run_dir), 0
     )
     return found.replace(unchecked=unchecked)
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from indpriv._checks import check_choice
+from indpriv._facts import refused
 from indpriv._files import write_atomically
-from indpriv._formatting import Console
+from indpriv._formatting import Console, escape
 from indpriv._plain import to_json
 from indpriv.accountant import Tuning
 from indpriv.analysis.attacks.canaries import measure_attack
@@ -20,10 +22,19 @@ from indpriv.analysis.reconstruction import reconstructions_of
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, is_signals, open_signals
+from indpriv.attacks import ATTACKS
 from indpriv.audit import read_audit
 from indpriv.audit.accounts import advise_on_run, check_question, compose_runs, write_composition
-from indpriv.audit.attacks import attack_study, attributes_of_run, results_of_run
-from indpriv.cli.common import check_folder, checked_run, progress_bar, say, show_result, typed
+from indpriv.audit.attacks import attack_study, attributes_of_run, guarantee_of_run, results_of_run
+from indpriv.cli.common import (
+    check_folder,
+    checked_run,
+    errors,
+    progress_bar,
+    say,
+    show_result,
+    typed,
+)
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.report import report
@@ -37,11 +48,12 @@ if TYPE_CHECKING:
     SubjectOf = Callable[[Path, LeakagePlan], tuple[AuditSpec, ObservationAt]]
 
 ADVICE = "advice"  # of the files
+_MODELS = 16  # references that are trained unless it is said
 _MOST_PICTURES = 12
 _OF_ATTACK = {  # what is attacked -> its settings
     "a file of scores": {"delta", "fair_coins", "adversary", "seed"},
     "a study": {"epsilon", "unit_rule", "--attack"},
-    "a run": {"--signals", "--attack"},
+    "a run": {"--signals", "--attack", "--references", "--models", "workers", "delta"},
 }
 
 
@@ -49,11 +61,15 @@ def attack(
     path: Path | None,
     attacks: list[str],
     signals: Path | None,
+    references: str | None,
+    models: int | None,
     settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Attack a run, or every model of a study with the others as references; or measure scores."""
-    given = {*settings, *["--attack"] * bool(attacks), *["--signals"] * (signals is not None)}
+    options: dict[str, Any] = {"--attack": attacks or None, "--signals": signals}
+    options |= {"--references": references, "--models": models}
+    given = {*settings, *(name for name, value in options.items() if value is not None)}
     study = path is not None and is_signals(path)
     kind = "a study" if study else "a file of scores" if path and path.is_file() else "a run"
     if wrong := sorted(given - _OF_ATTACK[kind]):
@@ -64,7 +80,9 @@ def attack(
         _measure(path, as_json, **settings)
     else:
         run_dir = checked_run(path, "attack")
-        results = results_of_run(run_dir, signals, attacks)
+        guarantee = guarantee_of_run(run_dir, settings.pop("delta", None))
+        _train_references(run_dir, references, models, attacks, signals, **settings)
+        results = results_of_run(run_dir, signals, attacks, guarantee)
         attributes = attributes_of_run(run_dir)
         if attacks and "attributes" not in attacks:
             attributes = attributes[:0]
@@ -73,6 +91,33 @@ def attack(
         values = {"m": {"rows": report.attack_rows(results)}, "unchecked": results.unchecked}
         values["attribute_attacks"] = attributes
         show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)
+
+
+def _train_references(
+    run_dir: Path,
+    references: str | None,
+    models: int | None,
+    attacks: Sequence[str],
+    output: Path | None,
+    workers: int | None = None,
+) -> None:
+    if references is None:
+        if models is not None or workers is not None:
+            name = "--models" if models is not None else "--set workers"
+            raise InputError(f"{name} is for --references FILE.py:fit, which trains; pass both")
+        return
+    models = _MODELS if models is None else models
+    for name in attacks:
+        least = ATTACKS[check_choice("attack", name, ATTACKS)].references
+        if least > models:
+            raise refused("refusal.signals", "few_models", attack=name, least=least, n=models)
+    from indpriv.recording.references import references_for_run
+
+    with progress_bar() as progress:
+        more: dict[str, Any] = {"output": output, "progress": progress}
+        more["workers"] = 1 if workers is None else workers
+        more["tell"] = lambda text: errors().print(escape(text))
+        references_for_run(run_dir, references, models, **more)
 
 
 def _measure(

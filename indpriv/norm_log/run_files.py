@@ -39,6 +39,7 @@ ATTRIBUTES, ATTRIBUTES_NON_DP = "attributes.parquet", "attributes-non-dp.parquet
 SECRETS = "secrets.parquet"
 CURVE = "curve.parquet"
 LEAKAGE = "leakage"  # a folder: scores and pictures of reconstructions
+REFERENCES = "references"  # a folder: signals of reference models for the run
 HOLDOUT = "holdout"  # a folder: the log of the test examples
 # What an audit reads beside the log: hashed when it is closed.
 BESIDE = [RUN_JSON, EXAMPLES, EXAMPLES_NON_DP, MODEL_NON_DP, CANARIES, GRADIENT_CANARIES, WHITE_BOX]

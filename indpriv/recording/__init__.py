@@ -21,6 +21,7 @@ from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_nor
 from indpriv.recording.opacus.draws import TruncatedPoissonSampler
 from indpriv.recording.random_states import private_generator
 from indpriv.recording.recorder import Recorder
+from indpriv.recording.references import references_for_run
 
 __all__ = [
     "AdaClip",
@@ -38,6 +39,7 @@ __all__ = [
     "attach_dptrainer",
     "per_example_gradient_norms",
     "private_generator",
+    "references_for_run",
     "replay",
     "with_position_ids",
 ]

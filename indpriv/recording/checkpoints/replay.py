@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -129,12 +130,28 @@ def load_spec(reference: str) -> AuditSpec:
 
     This runs the code of the module, which is also looked for in the current directory.
     """
+    found = load_name(f"--spec {reference}", reference, _EXAMPLE)[1]
+    return checked_spec(f"--spec {reference}", reference.rpartition(":")[2], found)
+
+
+def checked_spec(said: str, name: str, found: Any) -> AuditSpec:
+    """What a file calls by this name, if it is an AuditSpec; said: begins the message."""
+    if not isinstance(found, AuditSpec):
+        raise InputError(f"{said}: {name} is a {type(found).__name__}, not an AuditSpec")
+    return found
+
+
+def load_name(said: str, reference: str, example: str) -> tuple[ModuleType, Any]:
+    """The module of "package.module:name" or "path/to/file.py:name", and what has that name there.
+
+    said, example: of the message if it cannot be imported.
+    """
     place, colon, name = reference.rpartition(":")
     path, is_file = Path(place), place.endswith(".py")
     if not (colon and place and name):
-        raise InputError(f"--spec {reference}: expected module and name, e.g. {_EXAMPLE}")
+        raise InputError(f"{said}: expected module and name, e.g. {example}")
     if is_file and not path.is_file():
-        raise InputError(f"--spec {reference}: {place} does not exist; expected e.g. {_EXAMPLE}")
+        raise InputError(f"{said}: {place} does not exist; expected e.g. {example}")
     # Import from there too, and keep doing so: building a model may import more.
     folder = str(path.resolve().parent if is_file else Path.cwd())
     if folder not in sys.path:
@@ -151,18 +168,13 @@ def load_spec(reference: str) -> AuditSpec:
         raise
     except (ImportError, SyntaxError, OSError, ValueError) as error:
         raise InputError(
-            f"--spec {reference}: {place} cannot be imported: {type(error).__name__}: {error}; "
-            f"expected e.g. {_EXAMPLE}"
+            f"{said}: {place} cannot be imported: {type(error).__name__}: {error}; "
+            f"expected e.g. {example}"
         ) from error
     if not hasattr(module, name):
-        raise InputError(
-            f"--spec {reference}: {place} has no {name!r}; define it there, "
-            f"e.g. {name} = AuditSpec(...)"
-        )
-    spec = getattr(module, name)
-    if not isinstance(spec, AuditSpec):
-        raise InputError(f"--spec {reference}: {name} is a {type(spec).__name__}, not an AuditSpec")
-    return spec
+        made = "AuditSpec(...)" if name == "spec" else "..."
+        raise InputError(f"{said}: {place} has no {name!r}; define it there, e.g. {name} = {made}")
+    return module, getattr(module, name)
 
 
 def replay(
