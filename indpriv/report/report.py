@@ -428,6 +428,7 @@ def attack_document(measures: AttackMeasures) -> dict[str, Any]:
     return {
         "sensitive": SENSITIVE,
         "meaning": formats.data_of("texts")["of_bounds"],
+        "looks_turned": measures.looks_turned,
         **to_json(measures),
     }
 
@@ -435,7 +436,8 @@ def attack_document(measures: AttackMeasures) -> dict[str, Any]:
 def print_attack(measures: AttackMeasures, console: Console) -> None:
     """Print what the scores of one attack prove."""
     rows = [(ALL, measures.overall), *parts(measures.rates, by="group").items()]
-    print_sensitive("attack", console, rows=rows, measures=measures)
+    values = {"rows": rows, "measures": measures, "overall": measures.overall}
+    print_sensitive("attack", console, **values)
 
 
 def advice_page(found: Advice, template: Template = "advice") -> Page:

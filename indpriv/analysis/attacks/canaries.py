@@ -59,6 +59,12 @@ class _AttackMeasures:
         """Rows of all examples by rate."""
         return rates.parts(self.rates, by="")[rates.ALL]
 
+    @property
+    def looks_turned(self) -> bool:
+        """Whether non-members score higher than members, by more than chance."""
+        ends = rates.interval(self.overall.get("auc"))
+        return ends is not None and ends.high < 0.5
+
 
 AttackMeasures: Any = record("attack_measures", _AttackMeasures)
 
@@ -68,7 +74,8 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
 
     The lower bound needs members that were chosen by fair coins. From other scores, equal numbers
     of random members and non-members are taken, so that unequal numbers cannot prove anything. The
-    bound over all examples holds at 95 % by itself, those of the groups all together.
+    bound over all examples holds at 95 % by itself, those of the groups all together. Of all
+    examples there are two more bounds, which assume more: `epsilon_fdp` and `epsilon_gaussian`.
 
     `delta` is of the (epsilon, delta)-DP that is tested; the seed decides which scores are left out
     and the order of ties. InputError for a delta outside (0, 1), a negative seed, scores of an
@@ -85,18 +92,19 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     rows: list[dict[str, Any]] = []
     for name, index in every:
         values, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
-        key = {"attack": scores.method, "model": "dp"}
+        key: dict[str, Any] = {"attack": scores.method, "model": "dp"}
         key |= {"by": "", "part": rates.ALL} if name is None else {"by": "group", "part": name}
         used = np.arange(len(index)) if fair else _balanced(member, rng)
-        bound = lower_bound.lower_bound(
+        bounded = partial(
+            lower_bound.lower_bound,
             values[used],
             member[used],
             delta=delta,
             n_coins=len(scores.scores),
-            rng=rng,
             balanced=not fair,
             confidence=statistics.CONFIDENCE if name is None else joint,
         )
+        bound = bounded(rng=rng)
         right = {"value": bound.correct / bound.guesses} if bound.guesses else {}
         alarms = {"value": bound.false_alarm_rate, **vars(bound.false_alarm_interval)}
         n = {"n_members": int(member.sum()), "n_others": int((~member).sum())}
@@ -106,6 +114,19 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
             {**key, **n, "rate": "right", **right, "n": bound.guesses},
             {**key, **n, "rate": "false_alarms", **alarms, "n": lower_bound.NULL_TRIALS},
         ]
+        if name is None:
+            f_dp = bounded(rng=generator_of(seed, name), proof="mahloujifar2024")
+            gaussian = lower_bound.gaussian_bound(values, member, delta)
+            rows += [
+                {**key, **n, "rate": "epsilon_fdp", "value": f_dp.epsilon, "n": f_dp.tried},
+                {
+                    **key,
+                    **n,
+                    "rate": "epsilon_gaussian",
+                    "value": gaussian,
+                    "n": lower_bound.THRESHOLDS_TRIED,
+                },
+            ]
     method, table = ONE_RUN if fair else BALANCED, summary.table(summary.RATES, rows)
     return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
 

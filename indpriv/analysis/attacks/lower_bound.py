@@ -30,6 +30,8 @@ LEAST_GUESSES = 8
 _FEWER = 4  # ratio of one number of guesses to the next
 _LARGEST_EPSILON = 100.0
 _LARGEST_MU = 10.0
+_OTHERS_ACCUSED = (1 / 32, 1 / 8, 1 / 2)  # by the thresholds of `gaussian_bound`
+THRESHOLDS_TRIED = len(_OTHERS_ACCUSED)
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
 NULL_TRIALS = 1000
 
@@ -217,6 +219,29 @@ PROOFS = {
         _largest_gaussian,
     ),
 }
+
+
+def gaussian_bound(
+    scores: FloatArray, member: NDArray[np.bool_], delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """Lower bound on epsilon at delta if scores are independent and the trade-off is Gaussian.
+
+    A threshold is the score of the non-member with a fixed rank, k-th of n from the top. The
+    probability that another non-member lies above it is then a draw of Beta(k, n - k + 1), or
+    smaller with ties, and the members above it are binomial. The largest mu of all thresholds is
+    corrected for their number (Bonferroni); it is Phi^-1 of the least true-positive rate less that
+    of the largest false-positive rate.
+    """
+    members, others = scores[member], np.sort(scores[~member])[::-1]
+    if min(len(members), len(others)) < LEAST_GUESSES:
+        return 0.0
+    rank = np.maximum(1, np.array(_OTHERS_ACCUSED) * len(others)).astype(np.int64)
+    hits = (members > others[rank - 1, None]).sum(axis=1)
+    level = (1 - confidence) / len(rank) / 2  # half for each of the two rates
+    least = stats.beta.ppf(level, hits, len(members) - hits + 1)  # Clopper and Pearson
+    most = stats.beta.isf(level, rank, len(others) - rank + 1)
+    mu = special.ndtri(np.where(hits > 0, least, 0.0)) - special.ndtri(most)
+    return gaussian_epsilon(float(mu.max()), delta)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -9,6 +9,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.report.report import attack_document, print_attack
 
 RATES = ("auc", "tpr_0.001", "tpr_0.01", "advantage", "epsilon", "right", "false_alarms")
+MORE = ("epsilon_fdp", "epsilon_gaussian")  # of all examples
 
 
 def measures(n=400, groups=None):
@@ -22,7 +23,9 @@ def test_the_document_has_the_named_keys_of_all_examples_and_of_each_group():
     document = json.loads(json.dumps(attack_document(measures(groups=groups)), allow_nan=False))
     found = {(row["by"], row["part"], row["rate"]): row for row in document["rates"]}
     every = [("", "all examples"), *(("group", name) for name in sorted(set(groups)))]
-    assert list(found) == [(*part, name) for part in every for name in RATES]
+    assert list(found) == [
+        (*part, name) for part in every for name in (*RATES, *(() if part[0] else MORE))
+    ]
     assert all(found[(*part, "false_alarms")]["value"] <= 0.05 for part in every)
     assert found["", "all examples", "epsilon"]["value"] > 0
     assert "not on the output-specific epsilon of any one" in document["meaning"]
@@ -57,5 +60,18 @@ def test_many_groups_and_none_at_all():
         "epsilon",
         "right",
         "false_alarms",
+        *MORE,
     }
     print_attack(one, Console(file=buffer, width=80))
+    assert "turned" not in buffer.getvalue()
+
+
+def test_scores_whose_sign_looks_turned_are_named():
+    rng = np.random.default_rng(0)
+    member = rng.random(400) < 0.5
+    losses = AttackScores(rng.normal(size=400) - member, member, "losses")
+    buffer = io.StringIO()
+    print_attack(measure_attack(losses), Console(file=buffer, width=80))
+    assert "pass minus the loss" in " ".join(buffer.getvalue().split())
+    turned = [measure_attack(one) for one in (losses, AttackScores(member * 1.0, member, "x"))]
+    assert [attack_document(one)["looks_turned"] for one in turned] == [True, False]
