@@ -18,7 +18,7 @@ from indpriv._folders import make_folder
 from indpriv._formatting import Console, escape
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.canaries import CanaryResults
-from indpriv.analysis.attacks.evidence import Identity, agree, identities
+from indpriv.analysis.attacks.evidence import Identity, agree, identities, too_few_runs
 from indpriv.analysis.lint import facts_of_run, lint
 from indpriv.analysis.recorded_run import recorded_run
 from indpriv.analysis.summary import SENSITIVE, Audit
@@ -196,13 +196,16 @@ def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part
     """The accounts of runs against the attacks that they made on themselves."""
 
     def part(found: Sequence[Identity], canaries: Mapping[str, CanaryResults]) -> _Part:
-        content = {
+        content: dict[str, Any] = {
             "identities": [{**to_json(one), "z": one.z} for one in found],
             "canaries": {run: to_json(of.lengths) for run, of in canaries.items()},
             "canaries_left_out": {run: list(of.left_out) for run, of in canaries.items()},
         }
-        refuted = not (agree(found) and all(of.agree for of in canaries.values()))
+        agrees, few = agree(found), too_few_runs(found)
+        content["too_few_runs"] = few is not None
+        refuted = not (agrees and all(of.agree for of in canaries.values()))
         values: dict[str, Any] = {"found": found, "canaries": canaries}
+        values |= {"agrees": agrees, "few": few}
         return _Part(content, lambda: print_page("validation", Console(), **values), refuted)
 
     def of_canaries(run: Path) -> _Part:

@@ -12,6 +12,7 @@ Feldman and Zrnic 2021, arXiv:2008.11193). Scores of one run share its noise: er
 independent runs, never of examples.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from indpriv.analysis.summary import record
 from indpriv.errors import InputError
 
 SIGNIFICANCE = 1e-3  # of all identities together
+_TELLING = 6.0  # standard errors that decide, with enough runs
 _ONE_SIDE = "the evidence has no members, or no others; both sides are compared"
 
 
@@ -98,6 +100,19 @@ def agree(found: Sequence[Identity]) -> bool:
     """
     p_values = [2 * float(special.stdtr(one.n_runs - 1, -abs(one.z))) for one in found]
     return not p_values or min(p_values) * len(p_values) >= SIGNIFICANCE
+
+
+def too_few_runs(found: Sequence[Identity]) -> tuple[int, float, int] | None:
+    """Runs, the z that they would need to decide, and how many decide at a z of 6; else None."""
+    if not found:
+        return None
+
+    def needed(runs: int) -> float:
+        return float(-special.stdtrit(runs - 1, SIGNIFICANCE / len(found) / 2))
+
+    runs = min(one.n_runs for one in found)
+    enough = next(n for n in itertools.count(2) if needed(n) <= _TELLING)
+    return None if runs >= enough else (runs, needed(runs), enough)
 
 
 def separation_of(evidence: Evidence) -> Identity:

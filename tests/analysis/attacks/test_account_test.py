@@ -9,7 +9,13 @@ from scipy import stats
 from indpriv import InputError, NormLog
 from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
 from indpriv.analysis.attacks.canaries import simulated_evidence
-from indpriv.analysis.attacks.evidence import Evidence, identities, separation_of
+from indpriv.analysis.attacks.evidence import (
+    Evidence,
+    agree,
+    identities,
+    separation_of,
+    too_few_runs,
+)
 from indpriv.attack_scores import log_likelihood_ratio
 from indpriv.norm_log.fields import StepSettings
 
@@ -118,3 +124,14 @@ def test_refusals():
         replace(evidence, member=evidence.member[:-1])
     with pytest.raises(InputError, match="no members, or no others"):
         identities(evidence.take(evidence.member))
+
+
+def test_few_runs_are_said_to_decide_nothing_and_how_many_would():
+    found = identities(study(np.random.default_rng(4), runs=2, targets=40))
+    runs, needed, enough = too_few_runs(found)
+    assert (runs, enough) == (2, 12)
+    assert stats.t.sf(needed, 1) == pytest.approx(1e-3 / 9 / 2, rel=1e-6)
+    huge = [replace(one, mean=one.expected + 20 * one.standard_error) for one in found]
+    assert agree(huge)
+    assert too_few_runs(identities(study(np.random.default_rng(4), runs=12, targets=40))) is None
+    assert too_few_runs(()) is None
