@@ -153,8 +153,10 @@ def show_study(
     """
     found = open_signals(folder)
     rates = attack_study(found, attacks, unit_rule=unit_rule)
-    table = None if epsilon is None else read_audit(epsilon)[0]
-    effects = None if table is None else membership_effects(found[CONFIDENCE], table)
+    effects = None
+    if epsilon is not None:
+        table, examples = read_audit(epsilon)
+        effects = membership_effects(found[CONFIDENCE], table, examples=examples)
     content = {"rates": to_json(rates), "effects": to_json(effects)}
     rows = [parts(rates, attack=attack)[ALL] for attack in rates["attack"].unique()]
     show_result(as_json, content, report.print_sensitive, "study", rows=rows)

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from indpriv._checks import check_positive_int
+from indpriv._columns import to_floats
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.guarantee import mu_of
 from indpriv.analysis.statistics import CONFIDENCE, Interval
@@ -20,22 +22,33 @@ from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import Effects, Moments, effects, reference_signals
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
 
 EffectBin: Any = record("effect_bin")
+VulnerabilityBy: Any = record("vulnerability_by")
 MembershipEffects: Any = record("membership_effects")
 LEAST_MODELS = 8  # with fewer, effects are too large by a quarter to a third
 _RESAMPLES = 400
+_HALVINGS = 20  # of the models, for errors of shares
+MOST_VULNERABLE, LOOKED_AT = 0.05, 0.2  # share that is to be found among the share looked at
 _PURPOSE = 2  # keeps redrawn coins apart from coins that were drawn with the same seed
 
 
 def membership_effects(
-    signals: AttackSignals, table: EpsilonTable, *, bins: int = 8, redraws: int = 999, seed: int = 0
+    signals: AttackSignals,
+    table: EpsilonTable,
+    *,
+    examples: ExampleTable | None = None,
+    bins: int = 8,
+    redraws: int = 999,
+    seed: int = 0,
 ) -> MembershipEffects:
     """Effects of membership in bins of individual epsilon, the worst case included.
 
     Signals are of at least eight models with memberships by coins; an audited row is left out. The
-    epsilons are of a run of the same audit, best of another run than these. InputError for too few
-    models, memberships that no coins decided, or no example in common.
+    epsilons are of a run of the same audit, best of another run than these, and so are the losses
+    in `examples`. InputError for too few models, memberships that no coins decided, or no example
+    in common.
     """
     check_positive_int("redraws", redraws)
     check_positive_int("bins", bins, minimum=2)
@@ -58,6 +71,7 @@ def membership_effects(
         mean, error = _weighted(found.effect[inside], 1 / found.error[inside])
         of_bin = float(epsilon[inside].mean()), float(mu[inside].mean()), int(inside.sum())
         each.append(EffectBin(*of_bin, mean, error, _p_value(largest, abs(float(z)))))
+    losses = {} if examples is None else {"loss": _losses(examples, table.example_ids[rows])}
     order = rng.permutation(len(values))
     halves = [order[: len(order) // 2], order[len(order) // 2 :]]
     split = [_effects(values[half], member[half]).effect for half in halves]
@@ -69,6 +83,7 @@ def membership_effects(
         trend_p_value=_p_value(null[:, 1], float(actual[1])),
         redraws=redraws,
         **_correlations(rng, epsilon, found.effect, split),
+        vulnerability=_vulnerability(values, member, {"epsilon": epsilon, **losses}, rng),
     )
 
 
@@ -143,6 +158,12 @@ def _p_value(null: FloatArray, actual: float) -> float:
     return float((1 + (null >= actual).sum()) / (1 + len(null)))
 
 
+def _pearson(rows: FloatArray) -> FloatArray:
+    """Correlations of all rows; 0 with a row that is constant."""
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(np.atleast_2d(np.corrcoef(rows)))
+
+
 def _correlations(
     rng: np.random.Generator, epsilon: FloatArray, effect: FloatArray, halves: list[FloatArray]
 ) -> dict[str, Any]:
@@ -151,7 +172,7 @@ def _correlations(
     table = np.stack([epsilon, effect, *halves])[:, known]
 
     def measured(rows: FloatArray) -> tuple[float, float]:
-        r = np.atleast_2d(np.corrcoef(rows))
+        r = _pearson(rows)
         reliability = 2 * r[2, 3] / (1 + r[2, 3])
         return reliability, r[0, 1] / np.sqrt(max(reliability, 1e-12))
 
@@ -162,9 +183,74 @@ def _correlations(
     of_reliability, of_corrected = (Interval(float(low), float(high)) for low, high in ends.T)
     sure = of_reliability.low > 0
     return {
-        "correlation": float(np.atleast_2d(np.corrcoef(table))[0, 1]),
+        "correlation": float(_pearson(table)[0, 1]),
         "reliability": float(reliability),
         "reliability_interval": of_reliability,
         "corrected": float(corrected) if sure else None,
         "corrected_interval": of_corrected if sure else None,
     }
+
+
+def _losses(examples: ExampleTable, example_ids: np.ndarray) -> FloatArray:
+    return to_floats(examples.train.set_index("example_id")["loss"].reindex(example_ids))
+
+
+def _vulnerability(
+    values: FloatArray, member: BoolArray, figures: dict[str, FloatArray], rng: np.random.Generator
+) -> tuple[VulnerabilityBy, ...]:
+    """See `VulnerabilityBy`; figures are of each example, and unknown losses leave examples out."""
+    figures = {name: of for name, of in figures.items() if np.isfinite(of).any()}
+    known = np.isfinite(np.stack(list(figures.values()))).all(axis=0)
+    figures = {name: of[known] for name, of in figures.items() if len(np.unique(of[known])) > 1}
+    if "epsilon" not in figures:
+        return ()
+    values, member, n = values[:, known], member[:, known], len(values)
+
+    def measured(models: IntArray) -> FloatArray:
+        of_models = values[models]
+        effect = _effects(of_models - of_models.mean(axis=0), member[models]).effect
+        return _ranked(np.stack(list(figures.values())), effect)
+
+    every, actual = np.arange(n), measured(np.arange(n))
+    without_one = np.stack([measured(np.delete(every, model)) for model in every])
+    halves = [part for _ in range(_HALVINGS) for part in np.array_split(rng.permutation(n), 2)]
+    in_halves = np.stack([measured(half) for half in halves])
+    # Shares are steps of their models, at which a jackknife doubles the error; halves do not.
+    error = np.sqrt((n - 1) * without_one.var(axis=0))
+    error[2] = in_halves[:, 2].std(axis=0)
+    width = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * error
+    least = np.array([-1.0, -1.0, 0.0])[:, None]
+    low, high = np.maximum(actual - width, least), np.minimum(actual + width, 1.0)
+    found = []
+    for place, name in enumerate(figures):
+        r, given, share = actual[:, place].tolist()
+        ends = [Interval(*pair) for pair in np.stack([low, high], 2)[:, place].tolist()]
+        known_given = not np.isnan(given)
+        one = VulnerabilityBy(
+            figure=name,
+            correlation=r,
+            correlation_interval=ends[0],
+            given_other=given if known_given else None,
+            given_other_interval=ends[1] if known_given else None,
+            found=share,
+            found_interval=ends[2],
+        )
+        found.append(one)
+    return tuple(found)
+
+
+def _ranked(figures: FloatArray, effect: FloatArray) -> FloatArray:
+    """(3, n_figures): rank correlations with the effects, partial ones, shares that are found."""
+    known = np.isfinite(effect)
+    figures, effect = figures[:, known], effect[known]
+    r = _pearson(stats.rankdata(np.vstack([figures, effect]), axis=1))
+    own, between = r[:-1, -1], r[0, -2]
+    given = np.full(len(own), np.nan)  # without another figure, or where it says the same
+    if len(own) == 2 and abs(between) < 1 - 1e-9:
+        given = (own - own[::-1] * between) / np.sqrt((1 - own[::-1] ** 2) * (1 - between**2))
+    vulnerable = np.argsort(-effect, kind="stable")[: max(1, int(MOST_VULNERABLE * len(effect)))]
+    room = LOOKED_AT * len(effect)
+    last = -np.sort(-figures, axis=1)[:, max(0, int(room) - 1), None]
+    above, ties = figures > last, figures == last
+    among = above + ties * (room - above.sum(axis=1, keepdims=True)) / ties.sum(axis=1)[:, None]
+    return np.stack([own, given, among[:, vulnerable].mean(axis=1)])

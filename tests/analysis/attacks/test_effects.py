@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -11,6 +12,8 @@ from indpriv.analysis.guarantee import mu_of, true_positive_rate
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import calibrated, rmia
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
+from indpriv.report.page import render_markdown
 from synthetic import epsilon_table, signals_with_effect
 
 N = 1200
@@ -124,3 +127,79 @@ def test_people_with_several_rows_are_attacked_as_one(rule):
     assert auc_of([people]).value > auc_of([rows]).value
     with pytest.raises(InputError, match="both members and non-members"):
         unit_scores(rows, np.arange(2000) % 7, rule)
+
+
+def with_losses(loss):
+    """An example table of the run that has these losses."""
+    frame = pd.DataFrame({"example_id": np.arange(N), "unit_id": np.arange(N), "loss": loss})
+    return ExampleTable(frame.assign(split="train", label=0, correct=True))
+
+
+def test_who_is_vulnerable_is_told_by_epsilon_and_by_loss():
+    planted = np.where(EPSILON > 2.04, 1.5, 0.0)  # a fifth of the examples
+    loss = planted + np.random.default_rng(0).normal(size=N)
+    signals = signals_with_effect(planted, 24, N)
+    found = membership_effects(signals, TABLE, redraws=9, examples=with_losses(loss))
+    epsilon, by_loss = found.vulnerability
+    assert (epsilon.figure, by_loss.figure) == ("epsilon", "loss")
+    assert epsilon.found > 0.9 > by_loss.found > 0.3  # 0.2 is chance
+    assert epsilon.correlation > by_loss.correlation > by_loss.given_other
+    r = stats.spearmanr(EPSILON, loss).statistic
+    expected = (epsilon.correlation - r * by_loss.correlation) / np.sqrt(
+        (1 - r**2) * (1 - by_loss.correlation**2)
+    )
+    assert epsilon.given_other == pytest.approx(expected, abs=1e-9)
+    for one in found.vulnerability:
+        assert one.correlation_interval.low < one.correlation < one.correlation_interval.high
+        assert one.found_interval.low <= one.found <= one.found_interval.high <= 1
+    (alone,) = membership_effects(signals, TABLE, redraws=9).vulnerability
+    assert (alone.correlation, alone.given_other) == (epsilon.correlation, None)
+    page = render_markdown("effects", found=found)
+    assert "Who is vulnerable?" in page
+    assert "by chance" in page
+
+
+def test_equal_epsilons_and_losses_rank_nobody():
+    signals = signals_with_effect(0.5, 8, N)
+    found = membership_effects(signals, epsilon_table(np.full(N, 2.0)), redraws=9)
+    assert found.vulnerability == ()
+    assert found.correlation == 0
+    found = membership_effects(signals, TABLE, redraws=9, examples=with_losses(np.ones(N)))
+    assert [one.figure for one in found.vulnerability] == ["epsilon"]
+    same = membership_effects(signals, TABLE, redraws=9, examples=with_losses(EPSILON))
+    assert [one.given_other for one in same.vulnerability] == [None, None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", [0.0, 1.0])
+@pytest.mark.parametrize("shock", [0.0, 0.5])
+def test_intervals_of_vulnerability_cover_what_other_models_give(effect, shock):
+    """Truth: the mean over 150 sets of models, which share a shock on all examples or do not."""
+    rng = np.random.default_rng(0)
+    loss, load = EPSILON + rng.normal(size=N), rng.normal(size=N)
+    rows = []
+    for _ in range(150):
+        member = rng.random((12, N)) < 0.5
+        signal = rng.normal(size=member.shape) + shock * rng.normal(size=(12, 1)) * load
+        signal += effect * member * np.maximum(EPSILON - 1, 0)
+        signals = AttackSignals.from_arrays(signal, member, coins=True)
+        found = membership_effects(signals, TABLE, redraws=1, examples=with_losses(loss))
+        rows.append(
+            [
+                (value, ends.low, ends.high)
+                for one in found.vulnerability
+                for value, ends in (
+                    (one.correlation, one.correlation_interval),
+                    (one.given_other, one.given_other_interval),
+                    (one.found, one.found_interval),
+                )
+            ]
+        )
+    value, low, high = np.moveaxis(np.array(rows), 2, 0)
+    truth = value.mean(axis=0)
+    covered = ((low <= truth) & (truth <= high)).mean(axis=0)
+    assert np.all(covered[[0, 1, 3, 4]] >= 0.91), covered
+    assert np.all(covered >= 0.85), covered
+    if not effect:
+        assert np.abs(truth[[0, 1, 3, 4]]).max() < 0.02
+        assert truth[[2, 5]] == pytest.approx(0.2, abs=0.03)
