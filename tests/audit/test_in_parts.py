@@ -11,23 +11,22 @@ from indpriv import _files, epsilon_table, example_table
 from indpriv._files import write_json
 from indpriv._plain import to_json
 from indpriv.accountant import blocks
-from indpriv.analysis import disclosures, fidelity, norms, recorded_run, statistics
+from indpriv.analysis import disclosures, fidelity, recorded_run, schedule, statistics
 from indpriv.audit import audit, pipeline
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log import norm_log, records
+from indpriv.norm_log import records
 from synthetic import small_run, write_run
 
 ROWS, MOST = 64, 150  # of a part, and of examples that are analysed one by one
 OF_ROWS = (
     (_files, "ROW_GROUP_SIZE"),
     (blocks, "ROW_GROUP_SIZE"),
-    (norms, "ROW_GROUP_SIZE"),
+    (schedule, "ROW_GROUP_SIZE"),
     (disclosures, "_HASHED_AT_ONCE"),
     (recorded_run, "ROW_GROUP_SIZE"),
     (epsilon_table, "PART_ROWS"),
     (records, "PART_SIZE"),
-    (norm_log, "ROW_GROUP_SIZE"),
 )
 LIMITS = (
     (epsilon_table, "LARGEST_FILE"),
