@@ -55,7 +55,8 @@ class Levels:
 
     def __post_init__(self) -> None:
         _checks.check_choice("rounding_mode", self.rounding_mode, MODES)
-        if _checks.check_rounding(self.rounding) == 0:
+        object.__setattr__(self, "rounding", float(_checks.check_rounding(self.rounding)))
+        if self.rounding == 0:
             object.__setattr__(self, "rounding_mode", "none")
 
     @property
