@@ -257,7 +257,7 @@ class Line:
         found, told = np.zeros((len(self.at.masses), len(_EDGES))), False
         ends = np.append(self.starts[1:], self.starts[-2] * 2)
         first, last = np.floor(np.log2(2 * np.pi / ends[[1, -1]])).astype(int).tolist()
-        for power in range(first, last - 2, -2) if len(found) else ():
+        for power in range(first, last - 1, -1) if len(found) else ():
             scale, (square, fourth) = 2.0**power, self.at.spread(power)
             if told and not (square > 1e-6).any():
                 break
