@@ -1,4 +1,7 @@
-"""reports/claims/README.md, from the TOML files beside it and the figures of the pages: python -m reports.claims."""
+"""reports/claims/README.md, from the TOML files beside it and the figures of the pages: python -m reports.claims.
+
+Half a minute: it trains nothing.
+"""
 
 from reports.claims.register import HERE, render
 

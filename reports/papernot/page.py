@@ -72,7 +72,7 @@ def render(known: Mapping[str, Any]) -> str:
                         for key in ("worst_case_epsilon", "median", "largest")
                     ),
                     f"{each['share_at_worst_case']:.1%}",
-                    each["claim"],
+                    f"{each['claim']}; not a guarantee",
                 ]
                 for title, each in (
                     ("sound default", known["default"]),
