@@ -163,7 +163,7 @@ def test_all_agree(kind, data):
         else:
             options = {"max_grad_norm": 1.0} if name == "ghost" else {}
             wrapped = wrap_model(copy.deepcopy(model), grad_sample_mode=name, **options)
-            norms = _norms_in_training(wrapped, in_training, batch)
+            norms = _norms_in_training(wrapped, in_training, batch, 1)
         np.testing.assert_allclose(norms.numpy(), expected, rtol=1e-4, err_msg=name)
 
 
