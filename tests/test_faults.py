@@ -161,7 +161,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         "virtual steps, accumulation",
         {
             RECORDER: "batch_memory_manager_records_logical_steps",
-            BATCHES: "a_break_inside_a_logical_batch_is_found merged_batches_are_found",
+            BATCHES: "a_break_inside_a_logical_batch_is_found several_draws_in_one_step_are_refused",
             LOOP: "accumulated_batches_are_found_where_opacus_lets_them_pass",
             RANKS: "physical_batches_of_all_ranks_are_one_step",
         },

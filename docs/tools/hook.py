@@ -27,6 +27,7 @@ _OUTSIDE = (
     "reports/README.md",
     "reports/*/README.md",
     "reports/*/audit.md",
+    "reports/*/*.json",
     "reports/*/*.svg",
 )
 _TERM = re.compile(r"^\*\*([^*]+?)\.?\*\*(?: \([^)]*\)\.)? ((?:[^.]|\.(?! |\n))+\.)", re.MULTILINE)

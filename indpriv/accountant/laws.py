@@ -28,7 +28,7 @@ _LEAST = 1e-300  # smaller masses are not followed: floats of all digits [1.6] [
 _LEAST_LOG = -660.0  # of a probability [1.7]
 _IN_LARGEST = 64  # least number of points that a unit's largest row has on the lattice [1.7]
 _MOST_SUMS = 2048  # on the lattice, which is wider where it needed more [1.7]
-_FEW_MEANS = 4  # of both laws of a pair; sums of rows have more
+_FEW_MEANS = 4  # of both laws of a pair; sums of rows have more [1.4]
 _NEAR = 3.0  # standard deviations below its means within which a law of sums has narrow cells [1.4]
 _AT_ONCE = 1 << 20  # numbers of a batch of laws
 

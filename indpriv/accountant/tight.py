@@ -39,7 +39,7 @@ _TOUCH = np.array([0.5, 1.5, 2.5, 3.3, 4.0, 4.7])  # where tangents touch [2.5]
 _STEEP = (2 * (1 - np.cos(_TOUCH)) / _TOUCH - np.sin(_TOUCH)) / (2 * _TOUCH**3)
 _FLAT = (1 - np.cos(_TOUCH)) / _TOUCH**2 + _STEEP * _TOUCH**2
 # How far smoothing may move log delta [2.1], and log of delta over what may wrap around [2.2]
-ABOVE = 5e-5, 9.0
+ABOVE = 5e-5, 9.0  # [2.1] [2.2]
 BELOW = 2e-5, 14.0  # whose smoothing costs more [3.2]
 
 Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
