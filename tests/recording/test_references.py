@@ -22,7 +22,7 @@ from indpriv.errors import InputError
 from indpriv.recording import AuditSpec, references_for_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Opacus's
-PAGE = Path(__file__).parents[2] / "docs/how-to/run-attacks.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/own-references.md"
 _TITLED = re.compile(r'^```python title="train.py"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 # That of the page, with a function that needs no Opacus and is faster.
 SCRIPT = _TITLED.findall(PAGE.read_text(encoding="utf-8"))[0].replace(
