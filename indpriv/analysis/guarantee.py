@@ -91,6 +91,10 @@ def divisor_of(
     batch_size, ranks = recorder.get("expected_batch_size"), recorder.get("ranks", 1)
     if batches is None or batch_size is None or ranks != 1 or n <= rows:
         return None
+    rate = recorder.get("sample_rate") or 1 / batches
+    of_n = math.isclose(rate * n, batch_size, rel_tol=1e-9)  # trainers set it so
+    if of_n and not math.isclose(rate * batches, 1, rel_tol=1e-9):
+        return Divisor(int(batch_size), None, True, 0.0, rows)
     if batch_size < 1 or batch_size != _divisor(n, batches):
         return None
     # Batch sizes b with ceil(n / b) = L, for which fewer or more rows need L - 1 or L + 1 batches.

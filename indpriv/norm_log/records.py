@@ -54,9 +54,10 @@ class Levels:
     rounding_mode: str
 
     def __post_init__(self) -> None:
-        _checks.check_choice("rounding_mode", self.rounding_mode, MODES)
         object.__setattr__(self, "rounding", float(_checks.check_rounding(self.rounding)))
-        if self.rounding == 0:
+        if self.rounding or self.rounding_mode != "none":
+            _checks.check_choice("rounding_mode", self.rounding_mode, MODES)
+        if not self.rounding:
             object.__setattr__(self, "rounding_mode", "none")
 
     @property

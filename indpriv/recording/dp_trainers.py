@@ -42,7 +42,8 @@ def attach_dptrainer(recorder: Recorder, trainer: Any) -> Iterator[Recorder]:
             `indpriv.integrations.callbacks` to it for figures, and to resume from checkpoints.
 
     Raises:
-        InputError: ghost mode, authors with several texts, and what `Recorder.attach` refuses.
+        InputError: ghost mode, packed texts, NEFTune, authors with several texts, and what
+            `Recorder.attach` refuses.
     """
     optimizer, settings = trainer.optimizer or trainer.create_optimizer(), trainer.args
     kind = type(optimizer)
@@ -50,6 +51,10 @@ def attach_dptrainer(recorder: Recorder, trainer: Any) -> Iterator[Recorder]:
         optimizer.__class__ = kind.__base__  # a subclass that only passes them on
     if isinstance(optimizer, DPOptimizerFastGradientClipping):
         raise refused("refusal.attached", "trainer_in_ghost_mode")
+    if getattr(settings, "packing", False):
+        raise refused("refusal.attached", "packing")
+    if getattr(settings, "neftune_noise_alpha", None):
+        raise refused("refusal.attached", "neftune")
     given, part = trainer.get_train_dataloader(), settings.per_device_train_batch_size
     n = len(given.dataset)
     for name in ("author_mapping", "entity_mapping"):

@@ -693,6 +693,7 @@ def _described(run: OpacusRun) -> dict[str, Any]:
         **settings,
         "loss_reduction": optimizer.loss_reduction,
         "expected_batch_size": optimizer.expected_batch_size,
+        "sample_rate": run.sample_rate,
         "secure_mode": run.sources.is_secure,
         "sampler_class": run.sampler_class,
         **({"max_batch_size": int(run.batch_sampler.max_batch_size)} if truncated else {}),

@@ -159,7 +159,7 @@ def _train(run: Run, folder: Path) -> None:
 
 def mean_norms(log: NormLog) -> list[float]:
     """Means of norms before flat clipping, over max_grad_norm, in each tenth of the steps."""
-    if log.batch_norms is None or log.levels is None:
+    if log.batch_norms is None or not log.levels.rounding:
         return []
     entries = log.batch_norms.read(0, log.n_examples)
     tenth = entries.step.astype(np.int64) * TENTHS // log.total_steps

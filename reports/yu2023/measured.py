@@ -122,7 +122,7 @@ def footnote_3(run_dir: Path) -> dict[str, Any]:
     log = NormLog.open(run_dir)
     row = log.records[:1].read(0, log.n_examples)[0]
     clip = float(log.settings.max_grad_norm[0])
-    norms = row if log.levels is None else log.levels.norms(row.astype(log.levels.dtype), clip)
+    norms = log.levels.norms(row.astype(log.levels.dtype), clip) if log.levels.rounding else row
     found = {"max_grad_norm": clip, "non_private": float(np.median(norms))}
     try:
         content = release(run_dir, Request((0.5,), epsilon=RELEASE_EPSILON)).content

@@ -70,3 +70,17 @@ def test_the_advantage_is_that_of_the_best_test(ratio, numbers):
     assert scale_advantage(ratio, numbers) == pytest.approx(best, abs=5e-3)
     assert scale_advantage(1 / ratio, numbers) == scale_advantage(ratio, numbers)
     assert math.isclose(scale_advantage(ratio, 10**12), 1.0) or ratio < 1.001
+
+
+@pytest.mark.parametrize("n", [71, 121, 122, 130, 131])
+def test_a_rate_of_so_many_examples_by_their_number_changes_with_one_example(n):
+    """As trainers set it: batch size over n, whatever 1 / rate is rounded to."""
+    about = {"expected_batch_size": 12, "steps_per_epoch": int(n / 12), "sample_rate": 12 / n}
+    assert divisor_of(n, 30, {**about, "loss_reduction": "mean"}).rate_changes
+
+
+def test_a_rate_of_opacus_is_judged_by_its_number_of_batches():
+    n, batches = 122, 10
+    about = {"expected_batch_size": int(n / batches), "steps_per_epoch": batches}
+    for rate in ({}, {"sample_rate": 1 / batches}):
+        assert not divisor_of(n, 30, {**about, **rate, "loss_reduction": "mean"}).rate_changes

@@ -243,6 +243,17 @@ def test_authors_with_several_texts_are_refused(tmp_path):
         recorded(of_authors, with_adapters(gpt2()), tmp_path)
 
 
+@pytest.mark.parametrize("setting", [{"packing": True}, {"neftune_noise_alpha": 5.0}])
+def test_settings_that_change_rows_or_norms_are_refused(setting, tmp_path):
+    def with_setting(model, arguments, texts):
+        for name, value in setting.items():
+            setattr(arguments, name, value)
+        return opacus_dp_trainer(model, arguments, texts)
+
+    with pytest.raises(InputError, match=next(iter(setting))):
+        recorded(with_setting, with_adapters(gpt2()), tmp_path)
+
+
 def test_position_ids_are_the_models_own():
     rows = [Texts()[k] for k in range(4)]
     batch, plain = with_position_ids(collate)(rows), collate(rows)

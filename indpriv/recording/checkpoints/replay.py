@@ -497,7 +497,7 @@ def challenge(
         """Whether each code is none that its norm, give or take this room, is rounded to."""
         room = norms * share + of_clip * clip
         bounds = np.maximum(norms - room, 0), norms + room
-        low, high = (log.levels.encode(one, clip) if log.levels else one for one in bounds)
+        low, high = (log.levels.encode(one, clip) for one in bounds)
         return (codes < low) | (codes > high)
 
     with made.norm_pass:
