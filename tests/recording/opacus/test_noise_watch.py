@@ -1,5 +1,7 @@
 """The noise of real Opacus runs, sound and broken, and of simulated ones."""
 
+import random
+
 import numpy as np
 import opacus.optimizers.optimizer as opacus_optimizer
 import opacus.optimizers.optimizer_fast_gradient_clipping as ghost_optimizer
@@ -107,9 +109,13 @@ def test_noise_that_comes_again_with_other_signs_fails(seed):
     assert noise_check(noise).status == "failed"
 
 
-@pytest.mark.parametrize(("copies", "steps"), [(2, 200), (8, 40), (100, 8)])
+@pytest.mark.parametrize(("copies", "steps"), [(2, 800), (8, 100), (100, 20)])
 def test_noise_that_is_the_same_in_several_coordinates_fails(copies, steps):
-    """The difference of two such coordinates has no noise at all; each alone has all of it."""
+    """The difference of two such coordinates has no noise at all; each alone has all of it.
+
+    Signs are secret ones, so that what is found varies: with as many steps, 6 is six of its
+    standard deviations below the mean or more.
+    """
     rng = torch.Generator().manual_seed(0)
     size = 4000 // copies * copies  # no more than the coordinates that are compared
     noises = torch.randn(steps, size // copies, generator=rng).repeat(1, copies)
@@ -155,7 +161,8 @@ def simulated(rng, steps, sizes, scale=1.0):
     return watch.counts()
 
 
-def test_null_runs_pass_and_two_percent_less_noise_does_not():
+def test_null_runs_pass_and_two_percent_less_noise_does_not(monkeypatch):
+    monkeypatch.setattr("secrets.choice", random.Random(0).choice)
     rng = torch.Generator().manual_seed(0)
     found = [simulated(rng, 25, (3, 40, 400)) for _ in range(60)]
     assert {noise_check(noise).status for noise in found} == {"passed"}
