@@ -120,17 +120,26 @@ def audit_json() -> str:
 def _fields(title: str, definition: Schema, schema: Schema) -> str:
     about = definition.get("description", "") if title != "audit.json" else ""
     lines = [f"## {title}", _text(about), ""]
-    for key, value in definition.get("properties", {}).items():
-        kind = _kind(value, schema, links=True)
-        if re.match("string|number|integer|boolean", kind):
-            kind = "or null" if "null" in kind else ""
-        unit = re.sub("^1$", "", next(_said(value, "unit"), ""))
-        private = "not private" if False in _said(value, "private") else ""
-        facts = list(filter(None, (kind, unit, private)))
-        told = f" ({', '.join(facts)})" if facts else ""
-        meaning = value.get("description", "")
-        lines.append(f"- `{key}`{told}{': ' * bool(meaning)}{meaning}")
+    fields = (
+        (_told(value, schema), key) for key, value in definition.get("properties", {}).items()
+    )
+    for told, alike in itertools.groupby(fields, lambda field: field[0]):
+        lines.append(f"- {', '.join(f'`{key}`' for _, key in alike)}{told}")
     return "\n".join(lines) + "\n"
+
+
+def _told(value: Schema, schema: Schema) -> str:
+    """What a field holds, its unit, whether it is private, and what it means."""
+    kind, meaning = _kind(value, schema, links=True), value.get("description", "")
+    kind = re.sub(r" [≥>≤<] [^,]+?(?=,| or |$)|, (?=[≥>≤<])", "", kind)
+    if re.match("string|number|integer|boolean", kind):
+        kind = "or null" if "null" in kind and "null" not in meaning.lower() else ""
+    if kind.startswith("`") and all(word in meaning for word in re.findall('`"?(.*?)"?`', kind)):
+        kind = ""
+    unit = re.sub("^1$", "", next(_said(value, "unit"), ""))
+    private = "not private" if False in _said(value, "private") else ""
+    facts = ", ".join(filter(None, (kind, unit, private)))
+    return f" ({facts})" * bool(facts) + f": {meaning}" * bool(meaning)
 
 
 def _kind(value: Schema, schema: Schema, *, links: bool = False) -> str:
@@ -270,7 +279,7 @@ def _refusals(areas: Mapping[str, str]) -> str:
             content = tomllib.loads(file.read_text(encoding="utf-8"))
             found |= {_text(text).format("*layer*", "*other layer*") for text in content.values()}
         if found:
-            fault = sorted({_fault(message) for message in found if _words(_fault(message)) > 3})
+            fault = sorted(one for one in set(map(_fault, found)) if _says_why(one))
             parts.append(f"## {title}\n\n" + "\n".join(f"- {one}" for one in fault) + "\n")
     return "\n".join(parts)
 
@@ -282,7 +291,21 @@ def _words(message: str) -> int:
 
 def _fault(message: str) -> str:
     """What a message finds wrong; the rest of it says what to do."""
-    return re.split(r"; |[.:] (?=[A-Z])|: (?:pass|give|use|write|call)\b", message)[0]
+    fault = re.split(r"; |[.:] (?=[A-Z])|: (?:pass|give|use|write|call)\b|, e\.g\.", message)[0]
+    return re.sub(r" \([^()]*\)?(?= |,|$)", "", fault).rstrip("…:, ")
+
+
+_PLAIN = re.compile(
+    r"is (?:not|neither|below|more than|of type|no) (?:in\b|known|positive|an? |true|\.|nume|\*|\[)"
+    r"|shape|dtype|damaged|\blacks?\b|cannot be read|was changed|must be|missing|at least 0|twice"
+    r"|are needed|holds? (?:no|lists)\b|no (?:column|example table|such file|metadata)|not exist"
+)
+
+
+def _says_why(fault: str) -> bool:
+    """Whether it says more than that a value, a shape or a file is another than expected."""
+    words = _words(fault)
+    return words > 9 or (words > 3 and not _PLAIN.search(fault))
 
 
 def _filled_in(content: str) -> str:
