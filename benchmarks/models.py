@@ -451,7 +451,7 @@ The same with width {WIDE[1]} and {WIDE[0]} positions: arithmetic costs more tha
 class Cell:
     """What one model does in one mode."""
 
-    says: str  # claim and backend, or the refusal
+    says: str  # claim, and the backend if it is not layerwise; or the refusal
     works: bool = False
     backend: str = ""
     attach: float = 0.0
@@ -493,7 +493,8 @@ def cell(kind: Kind, mode: str, device: str) -> Cell:
         run = open_run(recorder.run_dir)
         backend = run.state.header["norm_pass"]["backend"]
         claim = account(run.log, delta=1e-3).claim
-    return Cell(f"{claim}, {backend}", True, backend, seconds)
+    says = claim if backend == "layerwise" else f"{claim}, {backend}"
+    return Cell(says, True, backend, seconds)
 
 
 class _Ghost:

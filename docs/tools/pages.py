@@ -7,7 +7,8 @@ The blocks of a page run in order. Blocks of Python share their names, as the ce
 do; a block with a title that is a file name is written to that file instead. A block titled
 "Output" is what the block before it prints, exactly; "Output of one run" is compared word by word
 with every number masked, since training is random. `<!-- not run: why -->` above a block leaves it
-out, and `<!-- first` opens code that runs but is not shown. `<!-- source: FILE -->` above a block
+out. `<!-- first: NAME -->` runs docs/tools/first/NAME.py, which readers do not see; `<!-- first
+python` or `bash` opens a few such lines on the page. `<!-- source: FILE -->` above a block
 says that it is that file of the checkout, `FILE:NAME` a function in it, which --update writes into
 the page; it is not run, and an output is compared all the same. From `<!-- needs: MODULES -->` on,
 a page runs only where these are installed. Lines between `---` above the title say what a whole
@@ -43,7 +44,8 @@ _BLOCK = re.compile(
     r"^(?:<!-- (?P<skip>not run): (?P<why>.+?) -->\n)?"
     r"(?:<!-- source: (?P<source>\S+) -->\n)?"
     r'(?:```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```$'
-    r"|<!-- first (?P<hidden>python|bash)\n(?P<before>.*?)^-->$)",
+    r"|<!-- first (?P<hidden>python|bash)\n(?P<before>.*?)^-->$"
+    r"|<!-- first: (?P<unseen>\w+) -->$)",
     re.MULTILINE | re.DOTALL,
 )
 _LEFT_OUT = re.compile(r"^(make|git clone|pip install|cd indpriv)\b")  # checked by other tests
@@ -85,6 +87,7 @@ class Block:
 
 
 ROOT = Path(__file__).parents[2]
+FIRST = Path(__file__).parent / "first"
 GIVEN_DIGITS = """
 python -m audits train audits/digits.toml --run-dir runs/digits
 indpriv audit runs/digits --output-dir reports/digits
@@ -114,16 +117,19 @@ def blocks(text: str) -> list[Block]:
     """The blocks of a page, in order."""
     found = []
     for match in _BLOCK.finditer(text):
-        shown = match["hidden"] is None
+        shown = match["hidden"] is None and match["unseen"] is None
+        code = match["code"] if shown else match["before"]
+        if match["unseen"]:
+            code = (FIRST / f"{match['unseen']}.py").read_text(encoding="utf-8")
         found.append(
             Block(
-                language=match["language"] if shown else match["hidden"],
+                language=match["language"] if shown else match["hidden"] or "python",
                 title=match["title"] or "",
-                code=match["code"] if shown else match["before"],
+                code=code,
                 not_run=match["why"] or "",
                 shown=shown,
                 source=match["source"] or "",
-                span=match.span("code" if shown else "before"),
+                span=match.span("code" if shown else "before" if match["hidden"] else "unseen"),
             )
         )
     return found
