@@ -67,7 +67,7 @@ class Account:
     """What an epsilon means, stated with every figure.
 
     Attributes:
-        delta, unit, neighbouring, sampler: define it.
+        delta, unit, neighbouring, sampler: what the epsilon is for.
         participation: "secret" if an attacker does not know who took part in which step, as
             amplification by sampling needs; "known" if the bound holds against one who does;
             "known in some runs" of several that were composed.
