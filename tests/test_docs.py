@@ -14,6 +14,7 @@ from filelock import FileLock
 from notebook import NOTEBOOK, PAGE, notebook_of, written
 from reference import checks, commands
 
+from indpriv import NormLog, account
 from indpriv._facts import templates
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +25,7 @@ OF_CLONES = sorted(
     (ROOT / "audits/docs").glob("*.md")
 )  # about experiments, which are not installed
 RUN = [*PAGES, *OF_CLONES]
-WORDS = 35_000
+WORDS = 35_000  # of README.md and all of docs/, as `wc -w` counts them
 WORDS_OF_A_PAGE = 1_500
 SITE_TOOLS = ("mkdocs", "material", "mkdocstrings")
 
@@ -138,11 +139,48 @@ def test_blocks_share_names_files_and_outputs(tmp_path):
 
 
 def test_the_site_can_be_read_to_the_end():
-    """Words as `wc -w` counts them, without the page that has every step of every proof."""
+    """No page but that of every step of every proof takes more than ten minutes."""
     words = {name_of(page): len(page.read_text(encoding="utf-8").split()) for page in PAGES}
-    del words["docs/explanation/proofs.md"]
     assert sum(words.values()) <= WORDS
+    del words["docs/explanation/proofs.md"]
     assert {page: n for page, n in words.items() if n > WORDS_OF_A_PAGE} == {}
+
+
+def test_what_the_page_says_of_class_weights():
+    """One of 40 people moves the clipped sum; docs/explanation/sharp-edges.md has the figures."""
+    torch, opacus = pytest.importorskip("torch"), pytest.importorskip("opacus")
+    nn = torch.nn
+    weight = torch.tensor([1.0, 9.0])
+    x = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0] * 36 + [1] * 4)
+    by_torch = nn.CrossEntropyLoss(weight=weight)
+    single = nn.CrossEntropyLoss(weight=weight, reduction="none")
+
+    def clipped_sum(loss, rows):
+        model = nn.Linear(3, 2)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        model = opacus.GradSampleModule(model)
+        loss(model(x[rows]), y[rows]).backward()
+        each = torch.cat([p.grad_sample.flatten(1) for p in model.parameters()], dim=1)
+        return ((1 / each.norm(dim=1)).clamp(max=1)[:, None] * each).sum(dim=0)
+
+    def moved_and_epsilon(loss):
+        rows = torch.arange(40)
+        whole = clipped_sum(loss, rows)
+        moved = max(float((whole - clipped_sum(loss, rows[rows != i])).norm()) for i in rows)
+        settings = {"total_steps": 1, "max_grad_norm": 1.0, "sample_rate": 1.0}
+        log = NormLog.from_arrays([[1.0]], [0], noise_multiplier=4.0 / moved, **settings)
+        return f"{moved:.2f}", f"{account(log, delta=1e-5, accountant='pld').epsilon[0]:.2f}"
+
+    page = (DOCS / "explanation/sharp-edges.md").read_text("utf-8")
+    assert moved_and_epsilon(lambda outputs, labels: single(outputs, labels).mean()) == (
+        "1.00",
+        "0.93",
+    )
+    moved, epsilon = moved_and_epsilon(by_torch)
+    assert f"by {moved} clipping norms, which costs epsilon {epsilon} at delta 1e-5" in page
+    assert "the account states\n0.93" in page
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
