@@ -1,15 +1,9 @@
 """Callbacks for Hugging Face's Trainer and Lightning, and figures for trackers and the terminal.
 
 The training call is inside the block of `Recorder.attach`, so that the log of a run that fails
-contains its steps up to the failure:
-
-    with recorder.attach(model, optimizer, loader):
-        trainer.train()
-
-Others can often read a tracker. By default it receives the worst-case epsilon, coverage and cost,
-which depend on the settings only. Statistics of individual epsilons depend on the data: they are
-sent only if they are requested by name. Values of single examples are never sent. What is printed
-is sensitive.
+contains its steps up to the failure. By default a tracker, which many can read, receives figures
+that depend on the settings only; statistics of individual epsilons are sensitive, and sent only if
+they are requested by name; values of single examples never are.
 """
 
 import sys

@@ -252,13 +252,11 @@ class RecordingPolicy:
 
     Full passes come before step `first` and then after gaps of `every`, `every * growth`, `every *
     growth**2`, ... steps, none longer than `longest`: growing gaps record more often early, when
-    norms change most. A policy depends on nothing that is observed in training, so it is the same
-    for all examples, and a resumed run continues it.
+    norms change most. A policy depends on nothing that is observed in training.
 
     Make the first gaps short: each example's first record counts until half-way to its next one.
-    The page on recording cheaply has measurements. For a single pass, choose `first` after the
-    steps in which norms fall, but only if training starts with clipped gradients, as fine-tuning
-    may not: earlier steps count at max_grad_norm.
+    For a single pass, choose `first` after the steps in which norms fall, if training starts with
+    clipped gradients.
 
     Attributes:
         every: K, the number of steps between full passes (the first gap, if gaps grow); or "epoch",

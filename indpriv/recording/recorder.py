@@ -77,83 +77,63 @@ class Recorder:
         dataset: the training set that the loader draws from, map-style, of (inputs, targets), or of
             dicts that the model takes by keyword, as Hugging Face's do.
         unpack: for other batches, of the test set too: a function from a batch of the loader to
-            (arguments of the model, targets), e.g. `lambda b: ((b[0], b[1]), b[2])`. A tuple means
-            model(*arguments), a dict model(**arguments), anything else model(it).
+            (arguments of the model, targets), e.g. `lambda b: ((b[0], b[1]), b[2])`: a tuple, a
+            dict by keyword, or one argument.
         loss_fn: `loss_fn(outputs, targets)` or `loss_fn(outputs)` -> per-example losses (batch,).
             Where batches are dicts, targets is the whole dict; see `CausalLMLoss`.
         every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", "2 epochs", ...; or
-            "once". With 1 the account is exact. Default: after gaps of 4, 8, 16, ... steps, at
-            most an epoch.
-        policy: when to take which norms, in one object, instead of every, reference_examples and
-            batch_norms. A resumed run without any of them keeps the log's own policy.
+            "once". 1 is exact. Default: gaps of 4, 8, 16, ... steps, at most an epoch.
+        policy: a `RecordingPolicy`, instead of every, reference_examples and batch_norms. A resumed
+            run without any of them keeps that of its log.
         rounding: of norms, as a fraction of max_grad_norm; 0 keeps float64.
-        rounding_mode: "up" (never under-reports) or "nearest" (as in the paper; the account is
-            then an estimate).
+        rounding_mode: "up" (never under-reports), or "nearest" (the paper's; an estimate).
         reference_examples: number of random examples (default 0) whose norms are recorded at every
-            step, at one pass over them: they measure the error that a larger K causes.
+            step: they measure the error that a larger K causes.
         batch_norms: keep the norms that DP-SGD computes for each sampled batch (default False, but
-            always kept if batches are no Poisson samples). They cost next to nothing, improve
-            between_records="last" and "closest", and make participation="known" exact.
+            always kept if batches are no Poisson samples). They improve estimates, and make
+            participation="known" exact.
         individual_clipping: clip each example at its last recorded level instead of max_grad_norm,
-            which makes the account exact for any K (Yu et al. 2023, Algorithm 3), at equal noise.
+            which is exact for any K (Yu et al. 2023, Algorithm 3), at equal noise.
         clip_headroom: how far that level is above the example's norm, as a fraction of
-            max_grad_norm in [0, 1] (default 0.1): room for norms to grow until the next record.
-            The log records levels, so the account includes it.
-        clipping_norm_epsilon: epsilon of the private release of these data that max_grad_norm was
-            set to, e.g. of `indpriv.release.private_median_norm` (default 0: it was chosen without
-            the data). Every epsilon of the run includes it.
+            max_grad_norm in [0, 1] (default 0.1). The account includes it.
+        clipping_norm_epsilon: epsilon of the private release that max_grad_norm was set to, e.g. of
+            `indpriv.release.private_median_norm`, which every epsilon of the run includes; 0 if it
+            was chosen without the data.
         privacy_filter: an `indpriv.PrivacyFilter`. An example that would exceed its cap is clipped
-            at 0 from then on, so the cap holds for every example; all rows of a unit are charged,
-            and left out, together. With individual_clipping an example is charged for its level,
-            otherwise for max_grad_norm.
+            at 0 from then on; all rows of a unit together. With individual_clipping an example is
+            charged for its level, otherwise for max_grad_norm.
         test_set: of (inputs, targets); its final losses serve attacks and accuracy by group.
-        record_holdout: also record the norms of the test set, in RUN/holdout: they tell what its
-            epsilon would have been on the same trajectory, which an attack judged by epsilon
-            needs. Each full record then also takes a pass over the test set.
+        record_holdout: also record the norms of the test set, in RUN/holdout, by one more pass: an
+            attack judged by epsilon needs them.
         metadata: one row per training example, indexed by example id, to compare groups by.
         test_metadata: the same for the test set, indexed 0..n_test-1.
         example_ids: (n,) unique ids in the order of the data set; default 0..n-1.
-        unit_ids: (n,) the person or client each row belongs to; needed unless each example is a
-            unit of its own.
+        unit_ids: (n,) the person or client of each row, unless each example is a unit of its own.
         unit: "example", "user" or "client".
-        seeded: sampling or noise use a published or reproducible seed: the run gives no privacy,
-            and is labelled so.
-        resume_at: continue the log in run_dir at this step, that of the checkpoint from which
-            training resumes; or pass what `state_dict` returned for that checkpoint. Steps logged
-            beyond it become void.
+        seeded: sampling or noise use a known seed: the run gives no privacy, and is labelled so.
+        resume_at: continue the log in run_dir at this step of a checkpoint, or at what `state_dict`
+            returned for it. Steps logged beyond it become void.
         on_write_error: if the log cannot be written (a full disk), "stop" training, or "continue"
-            it without recording. What was logged before stays, and the log says that it was not
-            closed.
-        attack: attacks the run while it trains and writes its scores to the run directory:
-            `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`.
+            it without recording; the log then was not closed.
+        attack: `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`, which attack the run while
+            it trains.
         upload_to: address to which the run is sent when it is closed, e.g. s3://bucket/runs/adult.
-            If it cannot be sent, a warning says how to send it later, and the script goes on.
+            If that fails, a warning says how to send it later.
         bucket_is_private: say that only those who may see norms can read that bucket.
         start: what the first model was made from: "random", or e.g. "pretrained on public texts".
-            Nobody can see it; unsaid, reports name it as on trust.
+            Unsaid, it is on trust.
         public_settings: a law of your own that moves settings by the step alone: step -> e.g.
-            {"lr": 0.1}. It is asked for steps to come, so that it cannot read what training sees.
-            Without it, settings that no scheduler of torch or Opacus moves are declared, not
-            verified.
-        sign_with: path of an OpenSSH private key (ed25519, no passphrase) of whoever trains. It
-            signs the log when it begins and when it is closed: RUN/journal.jsonl.sig.
-        strict: raise, instead of warning, where something is seen at attach or while training that
-            leaves the run's guarantee less than supported.
+            {"lr": 0.1}, asked beforehand. Without it, settings that no scheduler of torch or Opacus
+            moves are declared, not verified.
+        sign_with: path of an OpenSSH private key (ed25519, no passphrase) that signs the log.
+        strict: raise, instead of warning, where something leaves the guarantee less than supported.
         views: of each example, whose gradients the loop averages before they are clipped
             (augmentation multiplicity); an item of the data set holds them all.
-        run_info: what else to keep in run.json, e.g. the training configuration. The processor,
-            the number of threads and the git commit of the working folder (`code_commit`, unless
-            you pass your own) are always kept.
+        run_info: what else to keep in run.json, beside machine and git commit (`code_commit`).
 
     Raises:
-        InputError: an empty data set, metadata or ids that do not fit it, both a policy and an
-            argument that it replaces, a run directory in use, a bucket that may not be private, or
-            a key that cannot sign.
-
-    >>> from indpriv.recording import Recorder
-    >>> recorder = Recorder("runs/mine", dataset=train_set, loss_fn=loss_fn)  # doctest: +SKIP
-    >>> with recorder.attach(model, optimizer, loader):                       # doctest: +SKIP
-    ...     for inputs, targets in loader: ...
+        InputError: an empty data set, metadata or ids that do not fit it, a run directory in use, a
+            bucket that may not be private, or a key that cannot sign.
     """
 
     def __init__(

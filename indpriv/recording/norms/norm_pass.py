@@ -254,14 +254,11 @@ def per_example_gradient_norms(
 class NormPass:
     """Per-example gradient norms in a loop: of many batches of one model, which may be in training.
 
-    The way to norms is chosen and checked once, when the pass is made. Each call then computes the
-    norms of one batch before clipping, over all trainable parameters together, at the model's
-    current parameters. The model keeps its gradients, hooks, modes and buffers; only a random
-    forward pass (dropout) draws from the generators that training uses. If constructed under
-    `torch.autocast`, all calls use the same autocast settings: construct it as training computes.
-
-    Norms depend on single examples, so they are as sensitive as the data. `Recorder` takes them for
-    an account; use a NormPass to look at them in a loop of your own.
+    The way to norms is chosen and checked once, when the pass is made. Each call computes the norms
+    of one batch before clipping, over all trainable parameters together, at the model's current
+    parameters. The model keeps its gradients, hooks, modes and buffers; only a random forward pass
+    (dropout) draws from the generators that training uses. Under `torch.autocast`, construct it as
+    training computes. Norms are as sensitive as the data.
 
     Attributes:
         backend: "layerwise", "functorch", or "autograd" for models that call a
@@ -281,20 +278,11 @@ class NormPass:
     >>> from torch import nn
     >>> from indpriv.recording import NormPass
     >>> model, loss_fn = nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none")
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> batches = [(torch.randn(32, 3), torch.randint(0, 2, (32,))) for _ in range(4)]
-    >>> largest = []
-    >>> with NormPass(model, loss_fn, *batches[0]) as norm_pass:
-    ...     for inputs, targets in batches:
-    ...         norms, losses = norm_pass(inputs, targets)  # at the current parameters
-    ...         largest.append(norms.max())
-    ...         optimizer.zero_grad()
-    ...         loss_fn(model(inputs), targets).mean().backward()
-    ...         optimizer.step()
-    >>> norms.shape, norms.dtype, losses.shape, len(largest)
-    (torch.Size([32]), torch.float64, torch.Size([32]), 4)
-    >>> norm_pass.backend, norm_pass.fallback, norm_pass.caveats
-    ('layerwise', '', ())
+    >>> batch = torch.randn(32, 3), torch.randint(0, 2, (32,))
+    >>> with NormPass(model, loss_fn, *batch) as norm_pass:
+    ...     norms, losses = norm_pass(*batch)  # at the current parameters
+    >>> norms.shape, norms.dtype, losses.shape, norm_pass.backend
+    (torch.Size([32]), torch.float64, torch.Size([32]), 'layerwise')
     """
 
     def __init__(
