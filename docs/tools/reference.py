@@ -57,9 +57,12 @@ def _command(path: tuple[str, ...], command: Any) -> str:
     name = " ".join(path)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
-    usage = " ".join((name, *map(_metavar, arguments), "[OPTIONS]"))
+    json_too = ["[--json]"] * any(p.opts == ["--json"] for p in options)
+    usage = " ".join((name, *map(_metavar, arguments), "[OPTIONS]", *json_too))
     rows = [(f"`{_metavar(p)}`", p.help, _default(p)) for p in arguments]
     for p in options:
+        if p.opts == ["--json"]:  # in the usage, and the page says once what it does
+            continue
         rows.append((", ".join(f"`{name}`" for name in p.opts), p.help, _default(p)))
         if p.metavar == "KEY=VALUE":
             keys = keys_of(" ".join(path[1:]), p.name)
@@ -121,15 +124,15 @@ def _fields(title: str, definition: Schema, schema: Schema) -> str:
     about = definition.get("description", "") if title != "audit.json" else ""
     lines = [f"## {title}", _text(about), ""]
     fields = (
-        (_told(value, schema), key) for key, value in definition.get("properties", {}).items()
+        (_told(key, value, schema), key) for key, value in definition.get("properties", {}).items()
     )
     for told, alike in itertools.groupby(fields, lambda field: field[0]):
         lines.append(f"- {', '.join(f'`{key}`' for _, key in alike)}{told}")
     return "\n".join(lines) + "\n"
 
 
-def _told(value: Schema, schema: Schema) -> str:
-    """What a field holds, its unit, whether it is private, and what it means."""
+def _told(key: str, value: Schema, schema: Schema) -> str:
+    """What a field holds, its unit, whether it is private, and what its name does not say."""
     kind, meaning = _kind(value, schema, links=True), value.get("description", "")
     kind = re.sub(r" [≥>≤<] [^,]+?(?=,| or |$)|, (?=[≥>≤<])", "", kind)
     if re.match("string|number|integer|boolean", kind):
@@ -139,6 +142,9 @@ def _told(value: Schema, schema: Schema) -> str:
     unit = re.sub("^1$", "", next(_said(value, "unit"), ""))
     private = "not private" if False in _said(value, "private") else ""
     facts = ", ".join(filter(None, (kind, unit, private)))
+    own = set(re.findall("[a-z]+", meaning.lower())) - {"number", "of", "the", "its", "name", "a"}
+    if own <= set(key.split("_")):
+        meaning = ""
     return f" ({facts})" * bool(facts) + f": {meaning}" * bool(meaning)
 
 
@@ -291,7 +297,9 @@ def _words(message: str) -> int:
 
 def _fault(message: str) -> str:
     """What a message finds wrong; the rest of it says what to do."""
-    fault = re.split(r"; |[.:] (?=[A-Z])|: (?:pass|give|use|write|call)\b|, e\.g\.", message)[0]
+    fault = re.split(
+        r"; |[.:] (?=[A-Z])|: (?:pass|give|use|write|call)\b|, (?:e\.g\.|so) ", message
+    )[0]
     return re.sub(r" \([^()]*\)?(?= |,|$)", "", fault).rstrip("…:, ")
 
 
