@@ -4,11 +4,11 @@ import copy
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from indpriv._files import read_json
-from indpriv.accountant.risk import PredictedEvidence
 from indpriv.analysis.attacks.evidence import Evidence
 from reports.validation.figures import rates
 from reports.validation.page import render
@@ -47,9 +47,10 @@ def test_rates_are_not_those_within_a_run():
     run, member = np.repeat(np.arange(n_runs), n), rng.random(n_runs * n) < 0.5
     scores = member + rng.normal(size=n_runs)[run]
     none = np.zeros(len(run))
-    evidence = Evidence(
-        scores, member, run, PredictedEvidence(none, none, np.array([2.0]), none[None])
+    predicted = pd.DataFrame(
+        {"with_example": none, "without_example": none, "separation": none, 2.0: none}
     )
+    evidence = Evidence(scores, member, run, predicted)
     found = rates(evidence, scores)
     low, high = found["auc_interval"]["low"], found["auc_interval"]["high"]
     assert low < stats.norm.cdf(np.sqrt(0.5)) < high < 0.9

@@ -9,7 +9,7 @@ it happened; only those of the worst case limit attacks in general.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
-from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray, Progress
+from indpriv._types import ArrayLike, FloatArray, NDArray, Progress
 from indpriv.accountant.account import checked, worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
@@ -412,72 +412,39 @@ def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:
     return Risk(**found)
 
 
-@dataclass(frozen=True)
-class PredictedEvidence:
-    """What an account predicts of the strongest attack on each of n examples.
+def predicted_evidence(
+    log: NormLog, *, between_records: str = "last", orders: tuple[float, ...] = (1.5, 2.0)
+) -> pd.DataFrame:
+    """What the account of a log predicts of the strongest attack on each of its examples.
 
     The attacker's evidence about an example is the sum over steps of the log-likelihood ratio
     log f(z) (see `indpriv.attack_scores`). With z ~ N(0, 1), its mean is the sum of KL(P||Q) =
     E[f log f] if the example takes part, and minus the sum of KL(Q||P) = E[-log f] if it does not;
     its exponential moments are the Rényi divergences that RDP accounts add up.
 
-    Attributes:
-        with_example: (n,) mean evidence if the example takes part: the sum of KL(P||Q).
-        without_example: (n,) minus the mean evidence if it does not: the sum of KL(Q||P).
-        orders: (n_orders,) Rényi orders.
-        renyi: (n_orders, n) sums of the divergences of P from Q.
-    """
-
-    with_example: FloatArray
-    without_example: FloatArray
-    orders: FloatArray
-    renyi: FloatArray
-
-    @property
-    def separation(self) -> FloatArray:
-        """(n,) mean evidence with less mean evidence without the example: the square of a mu."""
-        return self.with_example + self.without_example
-
-    def take(self, examples: IntArray | BoolArray) -> PredictedEvidence:
-        """The sums of some examples."""
-        inside, outside = self.with_example[examples], self.without_example[examples]
-        return PredictedEvidence(inside, outside, self.orders, self.renyi[:, examples])
-
-    @classmethod
-    def concatenated(cls, parts: Sequence[PredictedEvidence]) -> PredictedEvidence:
-        """The sums of the examples of all parts, at equal orders."""
-        return cls(
-            np.concatenate([part.with_example for part in parts]),
-            np.concatenate([part.without_example for part in parts]),
-            parts[0].orders,
-            np.hstack([part.renyi for part in parts]),
-        )
-
-
-def predicted_evidence(
-    log: NormLog, *, between_records: str = "last", orders: tuple[float, ...] = (1.5, 2.0)
-) -> PredictedEvidence:
-    """What the account of a log predicts of the strongest attack on each of its examples.
-
     Args:
         log: the norm log of the run.
         between_records: as of `indpriv.account`.
         orders: Rényi orders, above 1.
 
+    Returns:
+        a row for each example: these two sums, with_example and without_example; their sum, the
+        separation, which is the square of a mu; and under each order the sum of divergences.
+
     >>> log = NormLog.from_arrays([[0.5, 2.0]], [0], total_steps=4, noise_multiplier=2.0,
     ...                           max_grad_norm=1.0, sample_rate=1.0)
-    >>> predicted_evidence(log).separation
-    array([0.25, 1.  ])
+    >>> predicted_evidence(log)["separation"].tolist()
+    [0.25, 1.0]
     """
     check_poisson_pairs(log, log.neighbouring, "predicted_evidence")
     steps = Steps.of(log, between_records)
-    wanted = np.asarray(orders, dtype=np.float64)
     kl = kl_divergences(steps.laws.shift, steps.laws.rate)
-    table = steps.steps @ np.vstack([kl, steps.laws.divergences(wanted)]).T
+    renyi = steps.laws.divergences(np.asarray(orders, dtype=np.float64))
+    table = steps.steps @ np.vstack([kl, kl.sum(axis=0), renyi]).T
 
     def sums(block: NormLog) -> FloatArray:
         return np.asarray(steps.counts(block) @ table)
 
     size = block_size(steps.bytes_per_example)
-    found = np.vstack(list(in_blocks(log, sums, size=size))).T
-    return PredictedEvidence(found[0], found[1], wanted, found[2:])
+    columns = ["with_example", "without_example", "separation", *orders]
+    return pd.DataFrame(np.vstack(list(in_blocks(log, sums, size=size))), columns=columns)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from indpriv import _checks, _facts, _files, attack_scores, example_table
 from indpriv.accountant.account import table_for
-from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
+from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.attacks import attributes, canaries, evidence, membership
 from indpriv.analysis.attacks.rates import rates_over_models
@@ -146,7 +146,7 @@ def _recorded_scores(run_dir: Path, file: str, advice: str) -> attack_scores.Att
     return attack_scores.AttackScores.from_file(run_dir / file)
 
 
-def white_box_of_run(run_dir: Path) -> tuple[attack_scores.AttackScores, PredictedEvidence]:
+def white_box_of_run(run_dir: Path) -> tuple[attack_scores.AttackScores, pd.DataFrame]:
     """Evidence of a run's white-box attack, and what its log predicts; InputError without one."""
     advice, path = "attack=WhiteBox() and record_holdout=True", run_dir / run_files.WHITE_BOX
     scores = _recorded_scores(run_dir, run_files.WHITE_BOX, advice)
@@ -155,13 +155,13 @@ def white_box_of_run(run_dir: Path) -> tuple[attack_scores.AttackScores, Predict
     inside = predicted_evidence(log := NormLog.open(run_dir))
     place = {example: k for k, example in enumerate(np.asarray(log.example_ids).tolist())}
     rows = np.array([place[k] for k in scores.example_ids[scores.member].tolist()], dtype=np.int64)
-    parts = [inside.take(rows)]
+    parts = [inside.iloc[rows]]
     if not scores.member.all():
         if not run_files.holds_log(run_dir / run_files.HOLDOUT):
             raise _facts.refused("refusal.audits", "no_holdout", run_dir=run_dir)
         outside = predicted_evidence(NormLog.open(run_dir / run_files.HOLDOUT))
-        parts.append(outside.take(scores.example_ids[~scores.member].astype(np.int64)))
-    return scores, PredictedEvidence.concatenated(parts)
+        parts.append(outside.iloc[scores.example_ids[~scores.member].astype(np.int64)])
+    return scores, pd.concat(parts)
 
 
 def evidence_of_runs(run_dirs: Sequence[Path]) -> evidence.Evidence:
@@ -171,7 +171,7 @@ def evidence_of_runs(run_dirs: Sequence[Path]) -> evidence.Evidence:
         np.concatenate([one.scores for one in scores]),
         np.concatenate([one.member for one in scores]),
         np.repeat(np.arange(len(scores)), [len(one.scores) for one in scores]),
-        PredictedEvidence.concatenated(list(predicted)),
+        pd.concat(predicted),
     )
 
 

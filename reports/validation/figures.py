@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from indpriv._plain import to_json
-from indpriv.accountant.risk import PredictedEvidence
 from indpriv.analysis.attacks.evidence import (
     Evidence,
     Identity,
@@ -40,15 +40,18 @@ def read_runs(study: Study, folder: Path) -> tuple[Evidence, np.ndarray, np.ndar
         rows = np.isin(run["example"], targets)
         example.append(run["example"][rows])
         simulated.append(run["simulated"][rows])
-        predicted = PredictedEvidence(
-            run["with_example"], run["without_example"], run["orders"], run["renyi"]
-        ).take(rows)
+        both = run["with_example"], run["without_example"]
+        predicted = pd.DataFrame(
+            dict(zip(("with_example", "without_example"), both, strict=True))
+            | {"separation": sum(both)}
+            | dict(zip(run["orders"].tolist(), run["renyi"], strict=True))
+        ).iloc[rows]
         parts.append((run["evidence"][rows], run["member"][rows], predicted))
     evidence = Evidence(
         np.concatenate([one for one, _, _ in parts]),
         np.concatenate([member for _, member, _ in parts]),
         np.repeat(np.arange(study.runs), [len(one) for one, _, _ in parts]),
-        PredictedEvidence.concatenated([predicted for _, _, predicted in parts]),
+        pd.concat([predicted for _, _, predicted in parts]),
     )
     return evidence, np.concatenate(example), np.concatenate(simulated)
 

@@ -177,10 +177,10 @@ def attacked_run(study: Study, data: StudyData, number: int) -> dict[str, np.nda
         "example": np.concatenate([inside, outside]),
         "member": scores.member,
         "evidence": scores.scores,
-        "with_example": predicted.with_example,
-        "without_example": predicted.without_example,
-        "orders": predicted.orders,
-        "renyi": predicted.renyi,
+        "with_example": predicted["with_example"],
+        "without_example": predicted["without_example"],
+        "orders": np.array(predicted.columns[3:], np.float64),
+        "renyi": predicted.to_numpy().T[3:],
         "simulated": simulated,
     }
 

@@ -63,7 +63,7 @@ def test_sums_over_a_log_step_by_step():
             compute_rdp(sample_rate=0.2, noise_multiplier=s, relative_norms=[r], orders=[2.0])[0, 0]
             for r, s in zip(relative, noise, strict=True)
         )
-        assert renyi <= found.renyi[0, i] <= renyi * (1 + 1e-3)
+        assert renyi <= found[2.0][i] <= renyi * (1 + 1e-3)
     np.testing.assert_allclose(found.separation, found.with_example + found.without_example)
 
 

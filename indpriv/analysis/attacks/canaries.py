@@ -255,7 +255,7 @@ def epsilon_of_length(settings: StepSettings, length: float, delta: float) -> fl
 
 def predicted_separation(settings: StepSettings, length: float) -> float:
     """Mean score of members less that of others, by the account; length may be above 1."""
-    return float(predicted_evidence(_log_of(settings, length), orders=()).separation[0])
+    return float(predicted_evidence(_log_of(settings, length), orders=())["separation"][0])
 
 
 def _log_of(settings: StepSettings, length: float) -> NormLog:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import special
 
 from indpriv._types import BoolArray, FloatArray, IntArray
-from indpriv.accountant.risk import PredictedEvidence
 from indpriv.analysis.summary import record
 from indpriv.errors import InputError
 
@@ -35,17 +35,17 @@ class Evidence:
     """Evidence of the strongest attacker on n examples of many runs, beside its prediction.
 
     (n,) log-likelihood ratios in nats, whether the example took part in its run, and the number of
-    that run from 0 on, whose account predicts the evidence.
+    that run from 0 on, whose account predicts the evidence (see `predicted_evidence`).
     """
 
     evidence: FloatArray
     member: BoolArray
     run: IntArray
-    predicted: PredictedEvidence
+    predicted: pd.DataFrame
 
     def __post_init__(self) -> None:
         n = len(self.evidence)
-        lengths = (len(self.member), len(self.run), len(self.predicted.with_example))
+        lengths = (len(self.member), len(self.run), len(self.predicted))
         if any(length != n for length in lengths):
             raise InputError(
                 f"evidence on {n} examples, but member, run and predicted are of lengths "
@@ -59,7 +59,7 @@ class Evidence:
     def take(self, rows: IntArray | BoolArray) -> "Evidence":
         """Some of the rows."""
         kept = (self.evidence[rows], self.member[rows], self.run[rows])
-        return Evidence(*kept, self.predicted.take(rows))
+        return Evidence(*kept, self.predicted.iloc[rows])
 
     def standard_error(self, excess: FloatArray, rows: BoolArray | None = None) -> float:
         """Of a sum of centred values (of these rows), from the spread of its parts by run."""
@@ -124,8 +124,8 @@ def separation_of(evidence: Evidence) -> Identity:
     member, predicted = evidence.member, evidence.predicted
     observed, expected, excess = 0.0, 0.0, np.zeros(len(member))
     for side, sign, prediction in (
-        (member, 1.0, predicted.with_example),
-        (~member, -1.0, predicted.without_example),
+        (member, 1.0, predicted["with_example"].to_numpy()),
+        (~member, -1.0, predicted["without_example"].to_numpy()),
     ):
         if not side.any():
             raise InputError(_ONE_SIDE)
@@ -139,14 +139,15 @@ def separation_of(evidence: Evidence) -> Identity:
 
 def _terms(evidence: Evidence) -> Iterator[tuple[str, FloatArray, float, BoolArray]]:
     """Name, values, their predicted mean, and the rows that they are of."""
-    member, predicted = evidence.member, evidence.predicted
+    member, (with_it, without, _, *renyi) = evidence.member, evidence.predicted.to_numpy().T
+    orders = np.array(evidence.predicted.columns[3:], np.float64)
     inside, outside = evidence.evidence[member], evidence.evidence[~member]
-    yield "with: L - K", inside - predicted.with_example[member], 0.0, member
-    yield "without: L + K'", outside + predicted.without_example[~member], 0.0, ~member
+    yield "with: L - K", inside - with_it[member], 0.0, member
+    yield "without: L + K'", outside + without[~member], 0.0, ~member
     yield "with: exp(-L)", np.exp(-inside), 1.0, member
     yield "without: exp(L)", np.exp(outside), 1.0, ~member
-    for order, renyi in zip(predicted.orders.tolist(), predicted.renyi, strict=True):
-        moment = np.exp((order - 1) * (inside - renyi[member]))
+    for order, of_order in zip(orders.tolist(), renyi, strict=True):
+        moment = np.exp((order - 1) * (inside - of_order[member]))
         yield f"with: exp((a - 1)(L - R)), a = {order:g}", moment, 1.0, member
-        moment = np.exp(order * outside - (order - 1) * renyi[~member])
+        moment = np.exp(order * outside - (order - 1) * of_order[~member])
         yield f"without: exp(a L - (a - 1) R), a = {order:g}", moment, 1.0, ~member

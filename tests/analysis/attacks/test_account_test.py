@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from indpriv import InputError, NormLog
-from indpriv.accountant.risk import PredictedEvidence, predicted_evidence
+from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis.attacks.canaries import simulated_evidence
 from indpriv.analysis.attacks.evidence import (
     Evidence,
@@ -50,7 +51,7 @@ def study(rng, *, runs=40, targets=250, shared=0.3, account=lambda norms: norms,
         np.concatenate(evidence),
         np.concatenate(members),
         np.repeat(np.arange(runs), targets),
-        PredictedEvidence.concatenated(parts),
+        pd.concat(parts),
     )
 
 
