@@ -41,7 +41,7 @@ def summary_of(log, examples, **options):
         "examples": examples,
         "non_dp": examples,
         "checks": CHECKS,
-        "declared": Declared(name="tiny"),
+        "declared": Declared({"name": "tiny"}),
         "recorder": {"sampler_class": "UniformWithReplacementSampler"},
     }
     evidence |= options.pop("evidence", {})

@@ -79,7 +79,7 @@ def known():
     evidence = RecordedRun(
         examples=examples,
         non_dp=examples,
-        declared=Declared.from_run_json(DECLARED),
+        declared=Declared(DECLARED),
         recorder=RECORDER,
     )
     summaries = []

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._columns import grouping_of, to_floats
+from indpriv._facts import refused
 from indpriv._plain import records
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.analysis.fidelity import check_same_meaning
@@ -21,7 +22,6 @@ from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import pearson, spearman
 from indpriv.analysis.summary import CHANGES
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
 SAME = 0.01  # a smaller relative change of epsilon counts as no change
@@ -120,10 +120,8 @@ def _same_examples(
     if len(ids) != len(others) or not ids.isin(others).all():
         only = ids[~ids.isin(others)]
         example = f", e.g. id {only.tolist()[0]!r} is in the first only" if len(only) else ""
-        raise InputError(
-            f"the audits have different examples: {len(ids)} in the first and {len(others)} in the "
-            f"second{example}; compare audits of one data set"
-        )
+        said = {"n": len(ids), "others": len(others), "example": example}
+        raise refused("refusal.compared", "examples", **said)
     train, other_train = (
         examples.aligned(table.example_ids),
         other_examples.aligned(table.example_ids),
@@ -135,10 +133,7 @@ def _same_examples(
         # By group, not by name: one audit may know the names of the labels.
         different = int((codes != other_codes).sum())
         if different:
-            raise InputError(
-                f"{column} differs between the audits for {different} examples of the same id; "
-                "compare audits of one data set in one order"
-            )
+            raise refused("refusal.compared", "column", column=column, different=different)
     return train, other_train
 
 

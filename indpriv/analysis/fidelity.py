@@ -24,13 +24,14 @@ import numpy as np
 import pandas as pd
 
 from indpriv._columns import grouping_of, known_columns, rows_at
+from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray, StageProgress, silent
 from indpriv.accountant.account import table_for, worst_case_rdp
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import Method, uses_batch_norms
 from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.steps import Steps
+from indpriv.accountant.steps import Steps, per_count
 from indpriv.analysis import statistics, summary
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.recorded_run import AuditedRun
@@ -129,9 +130,7 @@ def compare_with_exact(
     wanted = pd.Index(exact.example_ids)
     positions = pd.Index(estimated.example_ids).get_indexer(wanted)
     if len(missing := wanted[positions < 0].tolist()):
-        raise InputError(
-            f"{len(missing)} reference examples have no estimate, e.g. id {missing[0]!r}"
-        )
+        raise refused("refusal.compared", "no_estimate", n=len(missing), example=missing[0])
     estimate = estimated.epsilon[positions]
     return Fidelity(
         source=source,
@@ -452,7 +451,7 @@ def _step_costs(
 def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
     """Mean over all examples of the account's RDP at one order."""
     steps = Steps.of(log, method.between_records)
-    table = steps.divergences(np.array([order]))
+    table = per_count(steps.steps, steps.laws.divergences, np.array([order]))
 
     def work(block: NormLog) -> float:
         return float((steps.counts(block) @ table.T).sum())

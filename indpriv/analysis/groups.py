@@ -22,12 +22,12 @@ from scipy import stats
 
 from indpriv import _columns
 from indpriv._checks import check_positive_int
+from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.analysis import statistics
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.summary import GROUPS, Audit, Finding, record
 from indpriv.epsilon_table import Epsilons, beside
-from indpriv.errors import InputError
 
 Ratio: Any = record("ratio")
 RankCorrelation: Any = record("rank_correlation")
@@ -125,10 +125,7 @@ def group_table(
         InputError: no such column, or a numeric column with many values and no bins.
     """
     if len(train) != len(epsilons):
-        raise InputError(
-            f"train has {len(train)} rows for {len(epsilons)} epsilons; pass the aligned training "
-            "rows"
-        )
+        raise refused("refusal.compared", "rows", n=len(train), of=len(epsilons))
     check_positive_int("min_size", min_size)
     check_positive_int("seed", seed, minimum=0)
     rows, others = _columns.as_rows(train), _columns.as_rows(test)

@@ -14,7 +14,7 @@ from scipy import stats
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
-from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, text
+from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, refused, text
 from indpriv._plain import shown, to_json
 from indpriv._types import FloatArray, IntArray
 from indpriv.accountant import method as methods
@@ -31,7 +31,6 @@ from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
 from indpriv.analysis.recorded_run import AuditedRun, attacked_table
 from indpriv.analysis.summary import SENSITIVE, Audit, Finding, record
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, Epsilons, EpsilonTable
-from indpriv.errors import InputError
 from indpriv.norm_log import evidence
 from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog
@@ -131,10 +130,7 @@ def scale_advantage(ratio: float, numbers: int) -> float:
 class _Guarantee:
     def __post_init__(self: Any) -> None:
         if self.status == SUPPORTED and not evidence.is_earned(self.lines):
-            raise InputError(
-                "audit.json calls its guarantee supported, but not every line of evidence is "
-                "verified; make the audit again"
-            )
+            raise refused("refusal.compared", "supported")
 
     @property
     def stands(self: Any) -> bool:

@@ -14,6 +14,7 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
+from indpriv._facts import refused, text
 from indpriv._plain import shown
 from indpriv._types import BoolArray, FloatArray
 from indpriv.analysis.recorded_run import AuditedRun, attacked_table
@@ -21,7 +22,6 @@ from indpriv.analysis.statistics import CONFIDENCE, Interval, clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.errors import InputError
 
 ReconstructionBin: Any = record("reconstruction_bin")
 CLOSE = 1e-3  # mean squared error over the squared range, below which a picture is the same
@@ -88,16 +88,11 @@ def reconstruction_of(
 def _facts(scores: AttackScores) -> dict[str, FloatArray]:
     """(n_examples,) each: what `leak` says of the members."""
     if missing := {"identified", "chance", "mu", "label_found", "iterations"} - set(scores.details):
-        raise InputError(
-            f"scores of {scores.method!r} have no column {min(missing)}; pass those of leak"
-        )
+        raise refused("refusal.compared", "no_column", scores=scores, column=min(missing))
     member = scores.member
     facts = {name: values[member] for name, values in scores.details.items()}
     if not ((facts["mu"] >= 0).all() and (facts["chance"] > 0).all() and member.any()):
-        raise InputError(
-            f"in scores of {scores.method!r} mu must be at least 0 and chance above 0 for each "
-            "member, and there must be one"
-        )
+        raise refused("refusal.compared", "range", scores=scores)
     return facts
 
 
@@ -179,11 +174,7 @@ def _parts(epsilon: FloatArray) -> tuple[tuple[float, float, BoolArray], ...]:
 def _alarms(audit: Audit) -> Iterator[str]:
     for found in audit.reconstruction:
         if found.findings:
-            yield (
-                f"{found.named}: more examples are identified than any attack can under the stated "
-                "noise (95 % confidence): there was less noise, or the candidates were not drawn "
-                "as the examples were."
-            )
+            yield text("sentence.reconstruction", "above", named=found.named)
 
 
 def _find(run: AuditedRun) -> dict[str, Any]:

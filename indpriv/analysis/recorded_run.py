@@ -15,9 +15,8 @@ from pydantic_core import core_schema
 from scipy.special import expit
 
 from indpriv import _columns
-from indpriv._facts import Fact, text
+from indpriv._facts import Fact, refused, text
 from indpriv._files import ROW_GROUP_SIZE, first_at
-from indpriv._plain import Delta
 from indpriv._types import IntArray, NDArray, StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.analysis import statistics
@@ -57,40 +56,52 @@ _SAID: dict[str, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(frozen=True)
 class Declared:
-    """The parts of run.json that an audit understands; all are optional.
+    """What run.json says that an audit understands, as attributes; all of it is optional.
+
+    None, or () of several, where nothing is said: name; delta, participation and neighbouring of
+    the account; groups, columns to compare, chosen beforehand; class_names, what the integer labels
+    0, 1, ... mean; released, what is published of the run; preprocessing, where its constants come
+    from; tuning, what was tried before this run; trust_model, who sees the data and adds the noise;
+    code_commit of the training code; data_fingerprint. InputError where a value has the wrong kind.
 
     Attributes:
-        name: of the run.
-        delta: of its guarantee.
-        participation, neighbouring: of the account; see `indpriv.account`.
-        account: all that is declared of the account, by its arguments; the three above included.
-        groups: columns to compare, chosen beforehand.
-        class_names: what the integer labels 0, 1, ... mean.
-        released: what is published of the run.
-        preprocessing: where the constants of the preprocessing come from.
-        tuning: what was tried before this run.
-        trust_model: who sees the data and adds the noise.
-        code_commit: of the training code.
-        data_fingerprint: of the data set.
-        on_trust: item -> a statement that no check verifies.
         content: all of run.json, except what the recorder wrote.
     """
 
-    name: str | None = None
-    delta: Delta | None = None
-    participation: str | None = None
-    neighbouring: str | None = None
-    account: Mapping[str, Any] = field(default_factory=dict)
-    groups: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
-    released: str | None = None
-    preprocessing: str | None = None
-    tuning: str | None = None
-    trust_model: str | None = None
-    code_commit: str | None = None
-    data_fingerprint: str | None = None
-    on_trust: Mapping[str, str] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        content = run_files.checked_run_json(self.content)
+        content = {key: value for key, value in content.items() if key != "recorder"}
+        object.__setattr__(self, "content", content)
+        # Earlier versions took a tolerance, which no account needs now
+        if wrong := sorted((content.get("account") or {}).keys() - {*_ACCOUNT, "tolerance"}):
+            known = ", ".join(_ACCOUNT)
+            raise refused("refusal.run_json", "account_key", key=wrong[0], known=known)
+        _ = self.account  # is read now, as it may be wrong
+
+    @cached_property
+    def account(self) -> Mapping[str, Any]:
+        """All that is declared of the account, by the arguments of `indpriv.account`."""
+        every = {key: first_at(self.content, ("account", key), *at) for key, at in _ACCOUNT.items()}
+        found = {key: value for key, value in every.items() if value not in (None, "")}
+        return found | ({"delta": float(found["delta"])} if "delta" in found else {})
+
+    @property
+    def on_trust(self) -> Mapping[str, str]:
+        """Item -> a statement that no check verifies."""
+        said = first_at(self.content, ("on_trust",)) or {}
+        return {str(key): str(value) for key, value in said.items()}
+
+    def __getattr__(self, key: str) -> Any:
+        if key in _ACCOUNT:
+            return self.account.get(key)
+        if key not in _SAID:
+            raise AttributeError(f"run.json declares no {key!r}")
+        said = first_at(self.content, (key,), *_SAID[key])
+        if key in ("groups", "class_names"):
+            return tuple(map(str, said or ()))
+        return str(said) if said else None
 
     def as_json(self) -> Mapping[str, Any]:
         """See `indpriv._plain.to_json`."""
@@ -99,27 +110,7 @@ class Declared:
     @classmethod
     def __get_pydantic_core_schema__(cls, _kind: Any, handler: Any) -> Any:
         content = handler.generate_schema(Mapping[str, Any])
-        return core_schema.no_info_after_validator_function(cls.from_run_json, content)
-
-    @classmethod
-    def from_run_json(cls, content: object) -> Declared:
-        """Read run.json; InputError where a value has the wrong kind."""
-        content = run_files.checked_run_json(content)
-        account = _account(content)
-        said = {key: first_at(content, (key,), *at) for key, at in _SAID.items()}
-        several = ("groups", "class_names")
-        values: dict[str, Any] = {
-            key: tuple(map(str, value)) if key in several else str(value)
-            for key, value in said.items()
-            if value
-        }
-        return cls(
-            **values,
-            **{key: account[key] for key in cls.__dataclass_fields__ if key in account},
-            account=account,
-            on_trust={str(k): str(v) for k, v in (first_at(content, ("on_trust",)) or {}).items()},
-            content={key: value for key, value in content.items() if key != "recorder"},
-        )
+        return core_schema.no_info_after_validator_function(cls, content)
 
     @property
     def of_lines(self) -> dict[str, str | None]:
@@ -129,19 +120,6 @@ class Declared:
 
 
 KINDS["Declared"] = Declared
-
-
-def _account(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What is declared of the account, under "account" or elsewhere."""
-    # Earlier versions took a tolerance, which no account needs now
-    if wrong := sorted((content.get("account") or {}).keys() - _ACCOUNT.keys() - {"tolerance"}):
-        raise InputError(
-            f"run.json: account has the key {wrong[0]!r}, which is none of {', '.join(_ACCOUNT)}; "
-            "correct it"
-        )
-    every = {key: first_at(content, ("account", key), *at) for key, at in _ACCOUNT.items()}
-    found = {key: value for key, value in every.items() if value not in (None, "")}
-    return found | ({"delta": float(found["delta"])} if "delta" in found else {})
 
 
 @dataclass(frozen=True)
@@ -245,7 +223,7 @@ def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog |
 def recorded_run(run: OpenedRun) -> RecordedRun:
     """What a run directory holds in addition to its log, and what its log proves."""
     path, state = run.state.run_dir, run.state
-    declared = Declared.from_run_json(run_files.read_run_json(path))
+    declared = Declared(run_files.read_run_json(path))
     holdout, leakage = path / run_files.HOLDOUT, path / run_files.LEAKAGE
 
     def found(name: str, read: Callable[[Path], T]) -> T | None:
@@ -297,10 +275,8 @@ def with_units(
 ) -> tuple[NormLog, RecordedRun]:
     """The same, with the owner of each row from a metadata column."""
     if recorded.examples is None:
-        raise InputError(
-            f"{unit_column} should name the owners of rows, but this run has no "
-            f"{run_files.EXAMPLES}, which holds such columns"
-        )
+        said = {"unit_column": unit_column, "name": run_files.EXAMPLES}
+        raise refused("refusal.run_json", "owners", **said)
     examples = recorded.examples.with_units(unit_column)
     units = examples.aligned(np.asarray(log.example_ids))["unit_id"].to_numpy()
     one = "client" if log.sampler == "by_client" else "user"
@@ -345,14 +321,9 @@ def read_references(
     fingerprint = first_at(run_files.read_run_json(run_dir), ("data", "fingerprint"))
     for signals in found.values():
         if signals.audited is None:
-            raise InputError(
-                f"{path} holds a study, without this run; train references for it: "
-                f"indpriv.attacks.train_references with audited= of {run_dir}"
-            )
+            raise refused("refusal.signals", "study", path=path, run_dir=run_dir)
         if signals.fingerprint and fingerprint and signals.fingerprint != str(fingerprint):
-            raise InputError(
-                f"{path} holds signals of other data than {run_dir} (another fingerprint)"
-            )
+            raise refused("refusal.signals", "another_data", path=path, run_dir=run_dir)
     first, unchecked = found[CONFIDENCE], []
     _check_is_of_run(first, examples, path, run_dir)
     if not (first.fingerprint and fingerprint):
@@ -378,16 +349,11 @@ def _check_is_of_run(
             continue
         loss, signal = _columns.to_floats(losses.loc[ids]), np.float64(signals.signal[row][inside])
         if len(ids) and (np.isnan(loss) | np.isnan(signal)).all():
-            raise InputError(
-                f"row {row} of {path} has no confidence that can be compared with a loss of "
-                f"{run_dir}; train references for this run"
-            )
+            raise refused("refusal.signals", "no_confidence", row=row, path=path, run_dir=run_dir)
         apart = np.abs(expit(from_losses(loss)) - expit(signal))
         if np.nanmax(apart, initial=0.0) > _TOLERANCE:
-            raise InputError(
-                f"row {row} of {path} is not the model of {run_dir}: its confidences differ by up "
-                f"to {np.nanmax(apart):.2f}; train references for this run"
-            )
+            said = {"row": row, "path": path, "run_dir": run_dir, "apart": np.nanmax(apart)}
+            raise refused("refusal.signals", "not_the_model", **said)
 
 
 ANALYSING = "analysing"
@@ -470,10 +436,7 @@ class AuditedRun:
         if self.rows is not None:
             return choose_groups(self.rows, self.by, self.recorded.declared.groups)
         if self.by:
-            raise InputError(
-                f"there are no groups by {self.by[0]}: this run has no {run_files.EXAMPLES}, which "
-                "holds such columns; leave out --by"
-            )
+            raise refused("refusal.run_json", "no_groups", by=self.by[0], name=run_files.EXAMPLES)
         return [], []
 
 
@@ -539,13 +502,9 @@ def choose_groups(
         elif numeric:
             chosen.append(f"{column}:bins=10")
         else:
-            least = (
-                "at least " if distinct > _columns.MOST_GROUPS and len(rows.ranges()) > 1 else ""
-            )
-            left_out.append(
-                f"{column} has {least}{distinct:,} distinct values and was not grouped by; ask "
-                f"with --by {column}."
-            )
+            more = distinct > _columns.MOST_GROUPS and len(rows.ranges()) > 1
+            said = {"column": column, "least": "at least " * more, "n": distinct}
+            left_out.append(text("sentence.missing", "group", **said))
     return chosen, left_out
 
 

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
+from indpriv._facts import refused
 from indpriv._files import ROW_GROUP_SIZE, read_parquet
 from indpriv._reading import named
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
@@ -31,7 +32,7 @@ from indpriv.accountant.steps import StepKinds
 from indpriv.analysis.statistics import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.epsilon_table import Epsilons
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Codes
 
@@ -118,10 +119,7 @@ def composed_epsilons(
     rate = _checks.check_setting("sample_rate", sample_rate)
     for name, column in (("noise_multiplier", noise), ("sample_rate", rate)):
         if column.shape not in ((), (steps,)):
-            raise InputError(
-                f"{name} has shape {column.shape}; pass one value, or one for each of the "
-                f"{steps} steps"
-            )
+            raise refused("refusal.compared", "shape", name=name, column=column, steps=steps)
     by_step = np.stack([np.broadcast_to(column, steps) for column in (noise, rate)], axis=1)
     settings, count = np.unique(by_step, axis=0, return_counts=True)
     plain = math.sqrt(2 * math.log(1.25 / delta)) / settings[:, 0]

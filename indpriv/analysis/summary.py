@@ -15,11 +15,10 @@ from typing import Annotated, Any
 import pandas as pd
 
 from indpriv import _plain
-from indpriv._facts import Fact
+from indpriv._facts import Fact, refused
 from indpriv._plain import Columns, OneOf, figure
 from indpriv.analysis.statistics import Interval, Shares, Span
 from indpriv.epsilon_table import DISCLAIMER, Account
-from indpriv.errors import InputError
 
 KINDS: dict[str, Any] = {  # as columns.toml says them
     **vars(_plain),
@@ -218,10 +217,7 @@ class Audit:
         """
         version = content.get("schema_version")
         if version != SCHEMA_VERSION:
-            raise InputError(
-                f"audit.json has schema_version={version!r}, not {SCHEMA_VERSION}; make the audit "
-                "again"
-            )
+            raise refused("refusal.compared", "schema", version=version, known=SCHEMA_VERSION)
         return cls(**_plain.read_fields(keys(), content))
 
 

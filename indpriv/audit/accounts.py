@@ -56,10 +56,8 @@ def advise_on_run(
         raise _facts.refused("refusal.audits", "advise_filtered", path=path)
     unclipped, clipping = "", recorded.recorder.get("clipping")
     if clipping in fields.CONTRIBUTIONS:
-        unclipped = (
-            f'No clipping norm is advised: this run has clipping = "{clipping}", so that its log '
-            f"holds {fields.CONTRIBUTIONS[clipping]}."
-        )
+        said = {"clipping": clipping, "holds": fields.CONTRIBUTIONS[clipping]}
+        unclipped = _facts.text("sentence.advice", "unclipped", **said)
     chosen, _ = pipeline.method_of_run(log, recorded, path, method)
     table, run = pipeline.accounted(log, recorded, chosen, by)
     groups = groups_of_run(run)

@@ -4,7 +4,6 @@ It holds individual epsilons: sensitive, files are 0600.
 """
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks, _files, _folders, _plain, _storage, epsilon_table, example_table
-from indpriv._facts import refused
+from indpriv._facts import refused, text
 from indpriv._reading import Text, check, named, table
 from indpriv.analysis import recorded_run, schedule
 from indpriv.analysis.attacks import membership
 from indpriv.analysis.comparison import compare_tables, stability_of
 from indpriv.analysis.groups import MIN_GROUP, GroupTable, group_tables
 from indpriv.analysis.summary import Audit
-from indpriv.errors import EvidenceError, InputError, PrivacyWarning
+from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.figures import data_uri, pictures_of
@@ -91,7 +90,7 @@ def default_output(path: Path) -> tuple[Path, str]:
     cannot be written.
     """
     inside, outside = path / "audit", Path(f"{path.resolve().name}-audit")
-    text = f"the audit of {path} is written to {outside}"
+    said = f"the audit of {path} is written to {outside}"
     if not _folders.is_remote(path):
         if not path.exists():
             return inside, ""
@@ -100,11 +99,7 @@ def default_output(path: Path) -> tuple[Path, str]:
         is_own &= not inside.exists() or made_here(inside)
         if is_own and os.access(inside if inside.is_dir() else path, os.W_OK):
             return inside, ""
-        text = (
-            f"{path} or its audit is another user's, came from elsewhere, had its modes changed "
-            f"(chmod -R), or cannot be written: the audit is written to {outside}. If {path} is "
-            f"yours, --output-dir {inside} writes there"
-        )
+        said = text("sentence.warnings", "outside", path=path, outside=outside, inside=inside)
     audited, found = ("run", "recorder", "log_sha256"), ""
     if outside.is_symlink() or (outside.exists() and not made_here(outside)):
         found = "is a link, or is not known to be an audit of yours"
@@ -114,7 +109,7 @@ def default_output(path: Path) -> tuple[Path, str]:
         found = "holds the audit of another run"
     if found:
         raise refused("refusal.audits", "output", outside=outside, path=path, found=found)
-    return outside, text
+    return outside, said
 
 
 def _made(folder: Path) -> list[int]:
@@ -154,12 +149,7 @@ def write_audit(
         reconstructed = {path.stem: data_uri(path.read_bytes()) for path in recorded.reconstructed}
     _folders.make_folder(output_dir)
     if _files.others_can_read(output_dir):
-        warnings.warn(
-            f"{output_dir} can be entered by others; the files of this audit are readable by their "
-            f"owner only, but keep it that way: chmod go= {output_dir}",
-            PrivacyWarning,
-            stacklevel=3,
-        )
+        _checks.warn_caller(text("sentence.warnings", "entered", folder=output_dir))
     for file in (SUMMARY, REPORT, MARKDOWN):  # of an earlier audit, should this one not end
         _folders.remove_file(output_dir / file)
     if examples is None:

@@ -150,7 +150,7 @@ def evidence_of_run(
         known = guarantee.usual_participation(opened.log, None) == "known"
     if known:
         checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
-    declared = Declared.from_run_json(read_run_json(state.run_dir))
+    declared = Declared(read_run_json(state.run_dir))
     recorder = {**state.header["run"], "seeded": state.seeded}
     left_out = OF_SECRECY if known else frozenset[str]()
     return checks, lines_of(checks, recorder, declared.of_lines, left_out)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from indpriv import _facts
 from indpriv._checks import check_choice, check_delta
-from indpriv._facts import FAILED, NOT_CHECKED, PASSED, REFUTED, Fact
+from indpriv._facts import FAILED, NOT_CHECKED, PASSED, REFUTED, Fact, refused
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
 from indpriv._formatting import Console, escape
@@ -94,10 +94,7 @@ def check(
         check_delta(delta)
     runs = [common.checked_run(run, "check") for run in run_dirs or (None,)]
     if (checkpoints is None) != (spec is None) or (spec is not None and len(runs) > 1):
-        raise InputError(
-            "checkpoints are compared with one run: indpriv check RUN --checkpoints FOLDER --spec "
-            "train.py:spec"
-        )
+        raise refused("refusal.commands", "checkpoints")
     strict = settings.pop("strict", False)
     found: list[_Part] = []
     for run in runs:
@@ -254,9 +251,7 @@ def gate(
     }
     if not any(value is not False for value in limits.values()) and signed_by is None:
         keys = (f"\n  {flag} {', '.join(keys_of('gate', one))}" for flag, one in _LIMITS.items())
-        raise InputError(
-            f"a gate needs a limit, e.g. --max worst_case_epsilon=8. There are:{''.join(keys)}"
-        )
+        raise refused("refusal.commands", "no_limit", keys="".join(keys))
     if signed_by is not None or audited is not None:
         audited = common.checked_run(audited or audit_dir.absolute().parent, "gate AUDIT_DIR --run")
     conditions = judge_audit(audit_dir, limits, audited, signed_by)

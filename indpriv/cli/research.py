@@ -199,11 +199,8 @@ def leak(
     elif said := [key for key, value in training.items() if value is not None]:
         raise InputError(f"--set {said[0]}: the run has its own; leave it out, or pass --spec")
     elif subject is None:
-        raise InputError(
-            "indpriv leak needs --spec FILE:spec, an AuditSpec that rebuilds model and data (as "
-            "for indpriv audit CHECKPOINTS); for a run of the reference experiments, in a clone "
-            f"of indpriv, type: {typed('leak', folder, 'python -m audits')}"
-        )
+        command = typed("leak", folder, "python -m audits")
+        raise refused("refusal.commands", "no_spec", typed=command)
     else:
         rebuilt = subject(folder, plan)
     names, found = {attack: name or f"{see}-{attack}" for attack in attacks}, []
@@ -236,10 +233,7 @@ def _with_spec(
 
     seen = observation(plan, max_grad_norm, noise_multiplier or 0.0, clipping or "flat")
     if not plan.before_noise and not seen.noise_multiplier:
-        raise InputError(
-            "what is read has no noise, so that after the noise is the same as before it; pass "
-            "--before-noise, or --set noise_multiplier=1 --set max_grad_norm=1 (with your values)"
-        )
+        raise refused("refusal.commands", "no_noise")
     return load_spec(spec), lambda _: seen
 
 
@@ -262,10 +256,8 @@ def _check_leak(folder: Path, attacks: Sequence[str], name: str | None, pictures
     from indpriv.release.ledger import SHAREABLE  # its package imports OpenDP
 
     if SHAREABLE in folder.resolve().parts:
-        raise InputError(
-            f"{folder} is in a folder {SHAREABLE}, and {LEAKAGE} holds what was reconstructed of "
-            "people; attack the run where it is"
-        )
+        said = {"folder": folder, "shareable": SHAREABLE, "leakage": LEAKAGE}
+        raise refused("refusal.commands", "shareable", **said)
     if name is not None and (len(attacks) > 1 or Path(name).name != name):
         raise InputError(f"--set name={name} is the name of one file of one attack")
     if not 0 <= pictures <= _MOST_PICTURES:
@@ -280,10 +272,7 @@ def compose(
         raise InputError("indpriv compose needs two runs or more; for one, type: indpriv audit RUN")
     mean, shape = settings.pop("tuning_mean", None), settings.pop("tuning_shape", 1.0)
     if mean is None and shape != 1:
-        raise InputError(
-            f"--set tuning_shape={shape:g} without tuning_mean: the law of the number of runs "
-            "needs its mean too; pass --set tuning_mean=MEAN, or leave out tuning_shape"
-        )
+        raise refused("refusal.commands", "tuning", shape=shape)
     tuning = None if mean is None else Tuning(mean, shape)
     for run in runs:
         checked_run(run, "compose")

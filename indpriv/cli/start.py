@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indpriv._checks import check_positive_int
+from indpriv._facts import refused, text
 from indpriv._files import SUFFIXES, writer_of
 from indpriv._folders import make_folder
 from indpriv._formatting import Console, escape
@@ -41,10 +42,7 @@ def demo(output_dir: Path, seed: int | None, as_json: bool) -> None:
     run_dir = make_folder(output_dir) / "run"
     if run_dir.exists():
         if read_run_json(run_dir).get("made_by") != RUN_INFO["made_by"]:
-            raise InputError(
-                f"{run_dir} is not the run of an earlier demo, so it is not replaced; choose "
-                "another --output-dir, or remove it yourself"
-            )
+            raise refused("refusal.commands", "no_demo", run_dir=run_dir)
         shutil.rmtree(run_dir)
     with common.progress_bar() as progress:
         train(run_dir, seed=seed, progress=progress)
@@ -72,16 +70,13 @@ def audit(
             raise InputError(f"--set {names}: only for a folder of checkpoints with --spec")
         path = common.checked_run(path, "audit")
         if (writer := writer_of(path)) is not None:
-            common.errors().print(
-                f"[yellow]warning:[/] process {writer} is still writing {escape(str(path))}: this "
-                "audit covers the steps so far; when training has ended, type the same command "
-                "again"
-            )
+            said = text("sentence.warnings", "writing", writer=writer, path=escape(str(path)))
+            common.errors().print(f"[yellow]warning:[/] {said}")
     elif path is None:
         raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
-    output_dir, text = (location(output_dir), "") if output_dir else default_output(path)
-    if text:
-        common.errors().print(escape(text))
+    output_dir, said = (location(output_dir), "") if output_dir else default_output(path)
+    if said:
+        common.errors().print(escape(said))
     common.check_folder("--output-dir", output_dir)
     if spec is not None:
         of_replay["delta"] = options["delta"]
@@ -128,9 +123,7 @@ def _replayed(checkpoints: Path, spec: str | None, run_dir: Path, settings: dict
     from indpriv.recording import replay as replay_checkpoints
 
     if holds_log(checkpoints):
-        raise InputError(
-            f"{checkpoints} is a recorded run: audit it without --spec, or pass its checkpoints"
-        )
+        raise refused("refusal.commands", "recorded", checkpoints=checkpoints)
     device, batch_size = settings.pop("device", "cpu"), settings.pop("batch_size", "auto")
     common.check_device(device)
     with common.progress_bar() as progress:
@@ -185,8 +178,5 @@ def _images(path: Path) -> NDArray[np.float32]:
     except (ValueError, EOFError, TypeError):
         images = np.empty(0, object)
     if not isinstance(images, np.ndarray) or images.dtype.kind not in "biuf":
-        raise InputError(
-            f"--set show_examples={path} is no .npy file of real numbers; write it with "
-            "numpy.save(path, images), of shape (examples, channels, height, width)"
-        )
+        raise refused("refusal.commands", "pictures", path=path)
     return images

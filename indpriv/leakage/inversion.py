@@ -116,10 +116,7 @@ class Reader:
     def __post_init__(self) -> None:
         for name, module in self.model.named_modules():
             if isinstance(module, _MIXES_EXAMPLES):
-                raise InputError(
-                    f"layer {name} ({type(module).__name__}) mixes the examples of a batch, so no "
-                    "example has a gradient of its own; use GroupNorm"
-                )
+                raise refused("refusal.leakage", "mixes", name=name, kind=type(module).__name__)
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p and module.training:
                 raise refused("refusal.leakage", "dropout", layer=name)
 

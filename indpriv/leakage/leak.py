@@ -141,11 +141,8 @@ class Candidates:
         numbers, own = self._numbers
         others = self._left(place) & (numbers != own[place])
         if not others.any():
-            raise InputError(
-                "an example is told from no other candidate"
-                + " of its label" * self.labels_known
-                + "; pass more candidates, two at least"
-            )
+            alike = " of its label" * self.labels_known
+            raise refused("refusal.leakage", "no_candidate", alike=alike)
         return others
 
     def chance(self, place: int, n_guesses: int) -> float:
@@ -468,11 +465,8 @@ def _moments(
     wanted = dict.fromkeys(max(by_step) if moment == LAST else moment for moment in at)
     for step in wanted:
         if step not in by_step:
-            known = ", ".join(map(str, sorted(by_step)[:8]))
-            raise InputError(
-                f"there is no checkpoint at step {step} in {folder}; choose among {known}"
-                + " ..." * (len(by_step) > 8)
-            )
+            known = ", ".join(map(str, sorted(by_step)[:8])) + " ..." * (len(by_step) > 8)
+            raise refused("refusal.leakage", "no_step", step=step, folder=folder, known=known)
     return [by_step[int(step)] for step in wanted]
 
 

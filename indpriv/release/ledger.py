@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from indpriv._facts import refused
+from indpriv._facts import damaged, refused
 from indpriv._files import (
     JOURNAL,
     JournalWriter,
@@ -30,7 +30,7 @@ from indpriv._files import (
 )
 from indpriv._folders import make_folder
 from indpriv._reading import AtLeastZero, Text, check, table
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import InputError
 from indpriv.release.request import FIGURES, Budget, Request
 
 FOLDER, PAID, SHAREABLE, RELEASE_JSON = "ledger", "paid.json", "shareable", "release.json"
@@ -106,11 +106,8 @@ class Ledger:
     def check_affordable(self, cost: Budget) -> None:
         """Raise InputError if the budget does not cover a cost."""
         if self.budget is not None and not self.budget.covers(self.spent + cost):
-            raise InputError(
-                f"the budget of this audit is {self.budget}; {self.spent} is "
-                f"spent, and this release would cost {cost}: refused, nothing was drawn. "
-                "Earlier releases can be shown again"
-            )
+            said = {"budget": self.budget, "spent": self.spent, "cost": cost}
+            raise refused("refusal.ledger", "budget", **said)
 
     def record(self, request: Request, figures: Mapping[str, Any]) -> None:
         """Append a release; it is on disk when this returns."""
@@ -132,20 +129,16 @@ class Ledger:
 
 def _check_lines(folder: Path, entries: list[dict[str, Any]], fingerprint: str) -> None:
     first = entries[0]
-    if first.get("kind") != "open" or first.get("schema") != _SCHEMA:
-        raise EvidenceError(
-            f"{folder} is not a ledger of schema {_SCHEMA} but {first.get('kind')!r} of schema "
-            f"{first.get('schema')!r}; use the version of indpriv that wrote it"
-        )
+    kind, schema = first.get("kind"), first.get("schema")
+    if (kind, schema) != ("open", _SCHEMA):
+        said = {"folder": folder, "schema": _SCHEMA, "kind": kind, "other": schema}
+        raise damaged("refusal.ledger", "schema", **said)
     if first.get("fingerprint") != fingerprint:
         raise refused("refusal.ledger", "other_values", folder=folder)
     for number, entry in enumerate(entries, 1):
         kind, where = str(entry.get("kind")), f"{folder / JOURNAL} line {number}"
         if kind not in _LINES:
-            raise EvidenceError(
-                f"{where} is of kind {kind!r:.60}, which a ledger does not have; restore the file "
-                "from a copy"
-            )
+            raise damaged("refusal.ledger", "kind", where=where, kind=kind)
         check(_LINES[kind], entry, where)
 
 
@@ -160,11 +153,8 @@ def _compare(folder: Path, entries: list[dict[str, Any]], directory: Path) -> No
         content = read_json(path) if path.is_file() else states[0]
         told = {key: first_at(content, ("spent", key), (key,)) for key in states[0]}
         if told not in states:
-            raise InputError(
-                f"{folder} holds {len(entries)} lines and {spent[-1]} spent, but {path} "
-                f"says {told!r:.120}: the ledger was cut, changed or exchanged, and nothing was "
-                "drawn. Restore it from a copy, or name the one that paid (--set ledger=FOLDER)"
-            )
+            said = {"folder": folder, "n": len(entries), "spent": spent[-1], "path": path}
+            raise refused("refusal.ledger", "cut", told=told, **said)
 
 
 def _cost(entry: Mapping[str, Any]) -> Budget:

@@ -31,7 +31,7 @@ from rich.console import Console
 from indpriv._facts import refused
 from indpriv._files import read_json, write_atomically, write_json
 from indpriv._folders import make_folder
-from indpriv._formatting import format_delta, format_epsilon, format_number, format_share_up
+from indpriv._formatting import format_number, format_share_up
 from indpriv._plain import from_json
 from indpriv._reading import AtLeastZero, Text, Whole, check, named, table
 from indpriv._types import FloatArray, IntArray
@@ -86,10 +86,7 @@ def release(
     mechanisms.opendp()
     directory = Path(path)
     if (directory / SHAREABLE / LEAKAGE).exists():
-        raise InputError(
-            f"{directory / SHAREABLE / LEAKAGE} holds what was reconstructed of people, and what "
-            "is shareable is for others; take it out"
-        )
+        raise refused("refusal.ledger", "shareable", path=directory / SHAREABLE / LEAKAGE)
     source = sources.open_source(directory, request)
     with closing(Ledger(directory, source.fingerprint, ledger_dir)) as ledger:
         if budget is not None:
@@ -363,11 +360,7 @@ def _check_same_training(public: Mapping[str, Any], release: Mapping[str, Any]) 
     if training is None:  # norms before the first step do not depend on training
         return
     if (training["epsilon"], training["delta"]) != (public["worst_case_epsilon"], public["delta"]):
-        raise InputError(
-            f"{SHAREABLE}/{RELEASE_JSON} composes with a guarantee of epsilon "
-            f"{format_epsilon(training['epsilon'])}, delta {format_delta(training['delta'])}, "
-            "which is not this audit's; make the release again"
-        )
+        raise refused("refusal.ledger", "other_guarantee", training=training)
 
 
 # --- statements

@@ -13,7 +13,7 @@ from typing import Any
 
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import RESULTS
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._reading import Number, table
 from indpriv.errors import InputError
@@ -127,11 +127,8 @@ class Request:
         if results := {part.strip() for part in by.split(",")} & {*RESULTS}:
             yield text("refusal.request", "results", by=by, column=min(results))
         if bool(by) != bool(self.groups):
-            yield (
-                f"--by {by or '(none)'} with groups {', '.join(self.groups) or '(none)'}: name a "
-                "column and every group of it to show, e.g. --by sex --group Male --group Female. "
-                "The list must be public: not taken from the data"
-            )
+            groups = ", ".join(self.groups) or "(none)"
+            yield text("refusal.request", "groups", by=by or "(none)", groups=groups)
         if len(set(self.groups)) < len(self.groups):
             yield f"a group is listed twice in {', '.join(self.groups)}; name each group once"
         if self.groups and self.public_n is not None:
@@ -196,10 +193,7 @@ def parse_budget(text: str) -> Budget:
     except ValueError:
         epsilon, delta = -1.0, -1.0
     if len(parts) > 2 or not (0 < epsilon < float("inf") and 0 <= delta < 1):
-        raise InputError(
-            f"--budget {text!r} is not an epsilon above 0, optionally with a delta; pass e.g. 0.5 "
-            "or 0.5,1e-6"
-        )
+        raise refused("refusal.request", "budget", text=text)
     return Budget.of(epsilon, delta)
 
 
@@ -212,6 +206,4 @@ def parse_quantiles(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError as error:
-        raise InputError(
-            f"--quantiles {text!r} is not a list of numbers; pass e.g. 0.1,0.5,0.9"
-        ) from error
+        raise refused("refusal.request", "numbers", text=text) from error

@@ -15,7 +15,6 @@ and the texts is sensitive.
 """
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -25,8 +24,9 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 
+from indpriv._checks import warn_caller
 from indpriv._columns import grouping_of
-from indpriv._facts import refused
+from indpriv._facts import refused, text
 from indpriv._formatting import clean, format_delta, format_epsilon
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.method import NUMERICAL_NOISE
@@ -34,7 +34,7 @@ from indpriv.analysis.guarantee import STANDS
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
 from indpriv.epsilon_table import DISCLAIMER, EpsilonParts, relation_words
-from indpriv.errors import InputError, PrivacyWarning
+from indpriv.errors import InputError
 from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import Levels
@@ -114,30 +114,15 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     status = guarantee.get("status")
     if status not in STANDS:
         reasons = "; ".join(map(str, guarantee.get("reasons", ())))
-        raise InputError(
-            f"this run's guarantee is {status}: "
-            f"{reasons or 'the audit does not say that it holds'}. A release composes with the "
-            "guarantee of training, and this run has none; train again without what broke it"
-        )
+        said = {"status": status, "reasons": reasons or "the audit does not say that it holds"}
+        raise refused("refusal.source", "guarantee", **said)
     if guarantee.get("delta_times_n", 0) >= 1:
-        warnings.warn(
-            f"delta {format_delta(guarantee['delta'])} of training is at least 1/n: its guarantee "
-            "promises next to nothing, and so does the total of training and release",
-            PrivacyWarning,
-            stacklevel=2,
-        )
+        warn_caller(text("sentence.warnings", "training_delta", delta=guarantee["delta"]))
     accountant, tolerance = account["accountant"], account.get("tolerance", 0)
     if tolerance > _NARROWEST:
         raise refused("refusal.source", "tolerance", tolerance=tolerance)
     if float(NUMERICAL_NOISE[accountant]) > _LAST_DIGITS:
-        warnings.warn(
-            f"with the {accountant.upper()} accountant each person's epsilon depends on the other "
-            "people in the data within its numerical error, which can move another person from one "
-            "answer to the next; for releases audit with the RDP accountant, where this affects "
-            "the last digits only",
-            PrivacyWarning,
-            stacklevel=2,
-        )
+        warn_caller(text("sentence.warnings", "numerical", accountant=accountant.upper()))
     n, n_units = summary["run"]["n_examples"], summary["run"]["n_units"]
     if n_units is not None and n_units != n and account.get("rows_per_unit") is None:
         raise refused("refusal.source", "people", n=n, n_units=n_units)
@@ -150,14 +135,7 @@ def check_one_record(summary: Mapping[str, Any]) -> None:
     """
     check_noise(summary["run"].get("recorder") or {})
     if chosen := declared_choices(summary):
-        raise InputError(
-            f"run.json says that {', '.join(chosen)} was chosen from the data "
-            f"({CHOSEN_FROM_DATA}). Then all epsilons depend on each person's data beyond the "
-            "trained model: neither a release of them nor a statement to one owner is private at "
-            "the cost that it would state. Choose such settings without the data, or privately "
-            '(in an audit file, max_grad_norm = "median" is a private median of gradient norms), '
-            "and train again"
-        )
+        raise refused("refusal.source", "chosen", chosen=", ".join(chosen), key=CHOSEN_FROM_DATA)
 
 
 def check_noise(recorder: Mapping[str, Any]) -> None:
@@ -216,9 +194,8 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
     table = parts.table()
     upper, account = table.worst_case_epsilon, table.account
     if (upper, vars(account)) != (guarantee["worst_case_epsilon"], summary["account"]):
-        raise InputError(
-            f"{audit_dir}: {EPSILON} and {SUMMARY} come from different audits; make the audit again"
-        )
+        said = {"audit_dir": audit_dir, "epsilon": EPSILON, "summary": SUMMARY}
+        raise refused("refusal.source", "different", **said)
     cells = to_cells(table.epsilon, upper)
     if request.by:
         frame = parts.rows.read(0, len(parts))
@@ -319,8 +296,5 @@ def _norm_grid(
         return grid, cells, f"{ends}; norms are rounded up to them"
     every_code = np.arange(levels.max_code + 1, dtype=np.int64)
     grid = levels.norms(every_code.astype(levels.dtype), max_grad_norm)
-    text = (
-        f"{len(grid):,} values: steps of {levels.rounding:g} of the clipping norm "
-        f"{max_grad_norm:g} up to it, then eighths of an octave up to {grid[-1]:.4g}"
-    )
-    return grid, row.astype(np.int64), text
+    found = {"n": len(grid), "levels": levels, "clip": max_grad_norm, "last": grid[-1]}
+    return grid, row.astype(np.int64), text("sentence.released", "grid", **found)

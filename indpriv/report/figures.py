@@ -26,6 +26,7 @@ from matplotlib.image import imsave
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from indpriv._facts import refused, text
 from indpriv._formatting import clean, format_edges, format_epsilon, format_number, formatted
 from indpriv._plain import shown
 from indpriv.analysis.distribution import Distribution, LossBins, LossRelation
@@ -33,7 +34,6 @@ from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.groups import MIN_GROUP, GroupTable
 from indpriv.analysis.schedule import Drivers, ScheduleFindings
 from indpriv.analysis.summary import GROUPS
-from indpriv.errors import InputError
 from indpriv.report.formats import TEMPLATES, shown_rows
 
 # Drawn in these, replaced by the page's custom properties, which change with light and dark mode.
@@ -175,11 +175,9 @@ def epsilon_histogram(
     """Histogram with the median marked, and the worst case unless it is None (far beyond)."""
     edges, counts = np.array(individual.edges), np.array(individual.counts)
     median, share = shown(individual, "median"), shown(individual, "share_at_worst_case")
-    description = (
-        f"{shown(individual, 'n')} {plural} in {len(counts)} bins from 0 to "
-        f"{format_epsilon(float(edges[-1]))}. Median {median}, 95th percentile "
-        f"{shown(individual, 'p95')}; {share} are at the worst case"
-    )
+    said = {"n": shown(individual, "n"), "plural": plural, "bins": len(counts), "share": share}
+    said |= {"last": float(edges[-1]), "median": median, "p95": shown(individual, "p95")}
+    description = text("sentence.figures", "histogram", **said)
     with style():
         figure = new_figure(3.1)
         top = float(counts.max()) * 1.04
@@ -318,14 +316,9 @@ def epsilon_against_loss(
         axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
         bare(axes, "loss of the final model (nats, logarithmic)", "individual epsilon")
         axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
-        return to_svg(
-            figure,
-            name,
-            "Individual epsilon against loss",
-            f"Density of {shown(loss, 'n')} {plural} in {len(bins.counts)} bins of loss, with the "
-            "median and quartiles of epsilon per bin and the fitted logarithm. Pearson's r of "
-            f"epsilon and log loss is {shown(loss, 'pearson_log_loss')}.",
-        )
+        said = {"n": shown(loss, "n"), "plural": plural, "bins": len(bins.counts)}
+        words = text("sentence.figures", "loss", r=shown(loss, "pearson_log_loss"), **said)
+        return to_svg(figure, name, *words.split("\n"))
 
 
 def _density(axes: Axes, bins: LossBins) -> None:
@@ -381,14 +374,8 @@ def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]], name: str = 
         bare(axes, "false-positive rate", "true-positive rate")
         axes.grid(axis="x")
         axes.legend(loc="lower right", handlelength=1.8)
-        return to_svg(
-            figure,
-            name,
-            "ROC of the loss-threshold attack",
-            "True-positive against false-positive rates on logarithmic axes, for "
-            f"{' and '.join(line[1] for line in shown)}; the dashed diagonal is an attack that "
-            "guesses at random.",
-        )
+        words = text("sentence.figures", "roc", models=" and ".join(line[1] for line in shown))
+        return to_svg(figure, name, *words.split("\n"))
 
 
 def schedule(found: ScheduleFindings, name: str = "schedule") -> str:
@@ -415,13 +402,7 @@ def schedule(found: ScheduleFindings, name: str = "schedule") -> str:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
             (_per_cent if title == "test accuracy" else _short)(axes.yaxis)
             bare(axes, "step", title=title)
-        return to_svg(
-            figure,
-            name,
-            "Noise, clipping norm and test accuracy over training",
-            "One line each by step: the standard deviation of the noise that is accounted, the "
-            "clipping norm and, at checkpoints, the test accuracy.",
-        )
+        return to_svg(figure, name, *text("sentence.figures", "schedule").split("\n"))
 
 
 def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
@@ -462,15 +443,9 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
             norms.yaxis.set_minor_locator(ticker.NullLocator())
         clipped.set_ylim(0, 1)
         _per_cent(clipped.yaxis)
-        return to_svg(
-            figure,
-            name,
-            "Gradient norms over training by class",
-            f"Left: median gradient norm of each of {len(drivers.classes)} classes over the "
-            f"clipping norm at {len(drivers.steps)} records. Right: share of examples whose norm "
-            "was clipped.",
-            drivers.classes,
-        )
+        said = {"classes": len(drivers.classes), "records": len(drivers.steps)}
+        title, description = text("sentence.figures", "norms", **said).split("\n")
+        return to_svg(figure, name, title, description, drivers.classes)
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
@@ -520,14 +495,8 @@ def fidelity_against_k(
         share.set_ylim(0, 1)
         _per_cent(share.yaxis)
         error.yaxis.set_major_locator(ticker.MaxNLocator(5))
-        return to_svg(
-            figure,
-            name,
-            "Error of epsilon against K",
-            "Left: mean and 95th percentile of the absolute error of individual epsilon, against "
-            f"K in epochs. Right: share of {plural} whose epsilon is under-reported. One "
-            "colour for each rule between records.",
-        )
+        words = text("sentence.figures", "fidelity", plural=plural)
+        return to_svg(figure, name, *words.split("\n"))
 
 
 # By the name that a template gives.
@@ -545,10 +514,7 @@ FIGURES: Mapping[str, Callable[..., str]] = {
 def check_images(inputs: NDArray[np.float32]) -> None:
     """Raise InputError unless inputs is (n_examples, one or three channels, height, width)."""
     if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
-        raise InputError(
-            f"examples of shape {inputs.shape[1:]} are not images with one or three channels, "
-            "(channels, height, width); leave out show_examples or pictures"
-        )
+        raise refused("refusal.pictures", "shape", shape=inputs.shape[1:])
 
 
 def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> dict[Any, str]:
@@ -566,10 +532,7 @@ def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> dict[Any, str]
     ids = [*drivers.least_protected, *drivers.most_protected]
     others = [each for each in ids if not isinstance(each, int) or not 0 <= each < len(images)]
     if others:
-        raise InputError(
-            f"example id {others[0]!r} is not a position in the {len(images)} images of the data "
-            "set; leave out show_examples"
-        )
+        raise refused("refusal.pictures", "id", example=others[0], n=len(images))
     shown = images[np.array(ids, dtype=np.int64)]
     low, high = float(shown.min(initial=0.0)), float(shown.max(initial=1.0))
     return {each: data_uri(_png((images[each] - low) / (high - low))) for each in ids}

@@ -34,6 +34,7 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
+from indpriv._facts import refused
 from indpriv._files import write_atomically, write_json
 from indpriv._folders import make_folder
 from indpriv._formatting import FORMATS, clean, format_edges, formatted, shown
@@ -702,16 +703,10 @@ def print_pdf(page: Path, target: Path) -> None:
         InputError: no page, no browser, or one that fails or takes over five minutes.
     """
     if not page.is_file():
-        raise InputError(
-            f"{page} does not exist; make an audit first: indpriv audit RUN --output-dir "
-            f"{page.parent}"
-        )
+        raise refused("refusal.pictures", "no_page", page=page)
     browser = find_browser()
     if browser is None:
-        raise InputError(
-            f"no browser was found to print with (looked for {', '.join(BROWSERS)}); install one, "
-            f"e.g. apt-get install chromium, or print {page} from any browser"
-        )
+        raise refused("refusal.pictures", "no_browser", browsers=", ".join(BROWSERS), page=page)
     with tempfile.TemporaryDirectory() as folder:  # readable by its owner only
         printed = Path(folder) / "report.pdf"
         options = ("--no-pdf-header-footer", f"--print-to-pdf={printed}", page.resolve().as_uri())
@@ -719,9 +714,8 @@ def print_pdf(page: Path, target: Path) -> None:
         try:
             subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise InputError(
-                f"{browser} did not print {page}: {error}; print it from any browser"
-            ) from error
+            said = {"browser": browser, "page": page, "error": error}
+            raise refused("refusal.pictures", "not_printed", **said) from error
         if not printed.is_file():
             raise InputError(f"{browser} printed nothing; print {page} from any browser")
         write_atomically(target, printed.read_bytes())

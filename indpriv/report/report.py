@@ -533,10 +533,7 @@ def _figures(audit: Audit, table: EpsilonTable) -> list[dict[str, Any]]:
     shown, largest, codes = _shown(table.epsilon)
     facts = [(f"Individual epsilon ({audit.claim})", shown)]
     if audit.guarantee.stands:
-        title = (
-            f"Membership test at {format_share(FALSE_POSITIVE_RATE)} false alarms, if this epsilon "
-            "were a guarantee"
-        )
+        title = _facts.text("sentence.lookup", "membership", rate=FALSE_POSITIVE_RATE)
         own = np.zeros(len(shown))
         np.maximum.at(own, codes, table.details.get("true_positive_limit", np.float64(1.0)))
         limits = map(audit.guarantee.true_positive_limit, largest, own.tolist())

@@ -18,7 +18,7 @@ def run():
 
 def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
     log, examples = run
-    declared = Declared(released=DECLARED)
+    declared = Declared({"released": DECLARED})
     evidence = RecordedRun(
         examples, declared=declared, recorder={**RECORDER, **recorder}, checks=checks
     )
@@ -83,7 +83,7 @@ def test_a_relation_is_declared_only_where_somebody_chose_it(run, neighbouring, 
     summary = audit_of(log, table, RecordedRun(examples), name="x", by=["label"])
     row = next(row for row in summary.disclosures if row.key == "neighbouring")
     assert (row.status, row.detail.endswith(words)) == (status, True)
-    declared = Declared(neighbouring=neighbouring)
+    declared = Declared({"account": {"neighbouring": neighbouring}} if neighbouring else {})
     summary = audit_of(log, table, RecordedRun(examples, declared=declared), name="x")
     row = next(row for row in summary.disclosures if row.key == "neighbouring")
     assert row.status == "declared"

@@ -11,7 +11,7 @@ ACCOUNT = {"accountant": "pld", "delta": 1e-6, "neighbouring": "zero_out"}
 
 
 def method_by(artifacts, run_json, **options):
-    recorded = replace(RecordedRun(), declared=Declared.from_run_json(run_json))
+    recorded = replace(RecordedRun(), declared=Declared(run_json))
     return method_of_run(artifacts[0], recorded, Path("run"), options)
 
 

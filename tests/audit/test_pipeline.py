@@ -343,7 +343,7 @@ def test_a_run_json_of_the_wrong_kind_is_refused(artifacts, tmp_path):
 )
 def test_declared_values_of_the_wrong_kind(content, message):
     with pytest.raises(InputError, match=message):
-        Declared.from_run_json(content)
+        Declared(content)
 
 
 @quick

@@ -23,7 +23,7 @@ def write_small_audit(folder, epsilon, *, checks=CHECKS, recorder=None, declared
     train = examples.train.assign(sex=np.resize(["Male", "Female"], n))
     table = epsilon_table(epsilon, worst_case=WORST, **account)
     evidence = RecordedRun(
-        declared=Declared.from_run_json(declared or {}), checks=checks, recorder=recorder or {}
+        declared=Declared(declared or {}), checks=checks, recorder=recorder or {}
     )
     summary = audit_of(log, table, evidence, name="small")
     table.to_parquet(

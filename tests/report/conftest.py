@@ -337,7 +337,7 @@ def audits_of(run, summary):
         ),
         "rounds": made(
             recorder={"rounds": True, "policy": policy, "pass_seconds": 1.0},
-            declared=Declared(released="every checkpoint", content={"name": "tiny"}),
+            declared=Declared({"name": "tiny", "released": "every checkpoint"}),
         ),
         "all": with_content(units, views=VIEWS, **estimate, batch_norms=BATCH_NORMS),
     }

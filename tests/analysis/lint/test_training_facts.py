@@ -106,12 +106,12 @@ def test_run_json_may_list_layers_and_views():
         "model": {"layers": ["0: Conv2d(1, 16)", "norm: BatchNorm2d(16)", "no layer", 7]},
         "augmentation_multiplicity": 4,
     }
-    found = facts_of_run(a_log(), {}, Declared.from_run_json(content), ())
+    found = facts_of_run(a_log(), {}, Declared(content), ())
     assert found.layers == {"Conv2d": 1, "BatchNorm2d": 1}
     assert found.views == 4
     assert status_of(found, "batch_norm") == "failed"
     content = {"model": {"layers": "many"}, "augmentation_multiplicity": "four"}
-    found = facts_of_run(a_log(), {}, Declared.from_run_json(content), ())
+    found = facts_of_run(a_log(), {}, Declared(content), ())
     assert (found.layers, found.views) == (None, None)
 
 
