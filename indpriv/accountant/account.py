@@ -17,6 +17,7 @@ import pandas as pd
 from scipy.sparse import csr_array
 
 from indpriv._checks import warn_caller
+from indpriv._facts import refused, text
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv._types import ArrayLike, FloatArray, IntArray, Progress
 from indpriv.accountant import blocks
@@ -47,7 +48,6 @@ from indpriv.accountant.units import (
     worst_cases,
 )
 from indpriv.epsilon_table import EpsilonParts, EpsilonTable, PartsWriter, ranges
-from indpriv.errors import InputError
 from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog, recoded
 from indpriv.norm_log.records import Levels
@@ -77,7 +77,7 @@ class Bounds:
         steps: (n_cells, n_kinds) of one count of each cell; by default cells are kinds.
         """
         pairs = None
-        if method.accountant == "pld" and kinds.rows is None:
+        if method.accountant == "pld" and not np.any(kinds.rows > 1):
             pairs = Pairs(kinds, method.delta, most_steps, steps)
         return cls([kinds.accountant(method, steps)], pairs)
 
@@ -181,11 +181,7 @@ def worst_case_rdp(log: NormLog, method: Method) -> Columns:
 def _finite(bounds: Bounds, kinds: StepKinds, steps: FloatArray) -> Columns:
     found = bounds(steps[None])
     if not np.isfinite(found["epsilon"][0]):
-        raise InputError(
-            f"noise_multiplier={1 / kinds.shift.max():g} leaves no finite epsilon: "
-            "with almost no noise there is no privacy to account for; check the optimizer's noise "
-            "multiplier"
-        )
+        raise refused("refusal.account", "no_noise", noise=1 / kinds.shift.max())
     return found
 
 
@@ -291,10 +287,8 @@ def account_parts(
     """
     writer = PartsWriter(folder, len(Units.of(log) or log.example_ids), belongs_to)
     if writer.discarded:
-        warn_caller(
-            f"{folder}: {writer.discarded} parts of another account, which was stopped, do not "
-            "belong to this one and were removed"
-        )
+        n = writer.discarded
+        warn_caller(text("sentence.warnings", "other_parts", folder=folder, n=n))
     missing = writer.missing()
     if missing:
         wanted = list(missing.values())
@@ -326,18 +320,11 @@ def _of_steps(log: NormLog, method: Method) -> BlockAccount:
     if uses_pairs(log, method):
         relation = method.relation_of(log.neighbouring)
         if log.sampler != "other" and not is_covered(log.sampler, relation):
-            raise InputError(
-                'neighbouring="replace_one" with secret participation is proven for Poisson '
-                f"sampling, and batches were drawn by a {log.sampler} sampler; pass "
-                'participation="known"'
-            )
+            raise refused("refusal.account", "replaced", log=log)
         if several:
             what = "truncated batches" if log.truncation else 'neighbouring="replace_one"'
             what = "fixed-size batches" if log.sampler == "fixed_size" else what
-            raise InputError(
-                f"{what}: there is no account of several rows of one {log.unit} with secret "
-                'participation; pass participation="known"'
-            )
+            raise refused("refusal.account", "several_rows", what=what, log=log)
         log = replace(log, filtered=None)  # its charges are of add/remove with Poisson sampling
     if units is not None and several:
         return under_filter(unit_account(log, units, method), method)
@@ -414,55 +401,43 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
         of_single = claim_of(single, method)
         claim = of_single if of_single[0] == ESTIMATE else claim
     bounds = Bounds.of(cells.laws, method, float(log.total_steps))
-    work = _UnitBounds(method, cells, bounds, engine, n_rows, worst)
+    work = partial(_of_units, method, (cells, bounds), engine, (n_rows, worst))
     table = partial(epsilon_table, float(worst.max()), claim, account_of(read, method, most))
     log = replace(log, batch_norms=batch_norms)
     return BlockAccount(log, units.ids, work, table, size, first_row)
 
 
-@dataclass(frozen=True)
-class _UnitBounds:
-    """Bounds of each unit of a block.
+def _of_units(
+    method: Method,
+    of_rows: tuple[UnitCells, Bounds],
+    engine: Engine | None,
+    worst_cases: tuple[IntArray, FloatArray],
+    block: NormLog,
+) -> Columns:
+    """Bounds of each unit of a block; batch norms count for units of one row only.
 
-    Attributes:
-        method: of the account.
-        cells: how the norms of units with several rows are counted.
-        bounds: turns these counts into epsilons.
-        engine: of units of one row; None if there are none.
-        n_rows: (n,) numbers of rows that units have, ascending.
-        worst: (n,) epsilon that the run guarantees to units with as many rows.
+    of_rows: how units of several rows are counted and bounded; engine: of units of one row;
+    worst_cases: (n,) numbers of rows that units have, ascending, and epsilons of as many.
     """
-
-    method: Method
-    cells: UnitCells
-    bounds: Bounds
-    engine: Engine | None
-    n_rows: IntArray
-    worst: FloatArray
-
-    def __call__(self, block: NormLog) -> Columns:
-        """Bounds of each unit; batch norms count for units of one row only."""
-        first_row = first_rows(block)
-        n_rows = np.diff(np.append(first_row, block.n_examples))
-        worst = self.worst[np.searchsorted(self.n_rows, n_rows)]
-        one, parts = n_rows == 1, []
-        if self.engine is not None and one.any():
-            parts.append(self.engine(replace(block.take(first_row[one]), unit_ids=None)))
-        if not one.all():
-            rows = replace(block, batch_norms=None)
-            if one.any():
-                rows = rows.take(np.flatnonzero(np.repeat(~one, n_rows)))
-            rows = as_read(rows, self.method.preset)
-            starts = first_rows(rows)
-            found = self.bounds(self.cells.counts(rows, starts))
-            if self.method.accountant == "pld":
-                tight = unit_epsilons(self.cells.norms, rows, starts, self.method.delta)
-                found = tightened(found, tight)
-            # The divergence grows with every norm, so the worst case of as many rows is a bound.
-            parts.append(found | {"epsilon": np.minimum(found["epsilon"], worst[~one])})
-        place = np.argsort(np.append(np.flatnonzero(one), np.flatnonzero(~one)))
-        of_units = {"n_rows": n_rows, "unit_worst_case": worst}
-        return of_units | taken(joined(parts), place)
+    first_row = first_rows(block)
+    n_rows = np.diff(np.append(first_row, block.n_examples))
+    worst = worst_cases[1][np.searchsorted(worst_cases[0], n_rows)]
+    one, parts = n_rows == 1, []
+    if engine is not None and one.any():
+        parts.append(engine(replace(block.take(first_row[one]), unit_ids=None)))
+    if not one.all():
+        rows, (cells, bounds) = replace(block, batch_norms=None), of_rows
+        if one.any():
+            rows = rows.take(np.flatnonzero(np.repeat(~one, n_rows)))
+        rows = as_read(rows, method.preset)
+        starts = first_rows(rows)
+        found = bounds(cells.counts(rows, starts))
+        if method.accountant == "pld":
+            found = tightened(found, unit_epsilons(cells.norms, rows, starts, method.delta))
+        # The divergence grows with every norm, so the worst case of as many rows is a bound.
+        parts.append(found | {"epsilon": np.minimum(found["epsilon"], worst[~one])})
+    place = np.argsort(np.append(np.flatnonzero(one), np.flatnonzero(~one)))
+    return {"n_rows": n_rows, "unit_worst_case": worst} | taken(joined(parts), place)
 
 
 def checked(log: NormLog, method: Method) -> NormLog:
@@ -475,17 +450,9 @@ def checked(log: NormLog, method: Method) -> NormLog:
     check_coins(log)
     n_units = log.n_examples if log.unit_ids is None else len(pd.unique(log.unit_ids))
     if n_units < log.n_examples and log.unit != "example":
-        raise InputError(
-            f'unit="{log.unit}" has {n_units} units for {log.n_examples} rows: only '
-            f"indpriv.account takes several rows of one {log.unit} together; account for rows with "
-            'unit="example"'
-        )
+        raise refused("refusal.account", "rows", log=log, n_units=n_units)
     if n_units < log.n_examples:
-        warn_caller(
-            f'unit="example", but the {log.n_examples} rows belong to {n_units} units (unit_ids): '
-            "each epsilon is of one row, and that of a person with several rows is larger; declare "
-            'unit="user" for the epsilon of people'
-        )
+        warn_caller(text("sentence.warnings", "rows", log=log, n_units=n_units))
     warn_of_delta(log, method)
     return with_norms_it_uses(log, method)
 
@@ -508,9 +475,5 @@ def as_read(log: NormLog, preset: str | None) -> NormLog:
     if log.levels == paper:
         return log
     if log.levels.rounding:
-        raise InputError(
-            f'preset="yu2023" needs norms rounded to the nearest 0.01, but this log has '
-            f'rounding={log.levels.rounding}, rounding_mode="{log.levels.rounding_mode}"; record '
-            'with rounding=0.01, rounding_mode="nearest", or with rounding=0'
-        )
+        raise refused("refusal.account", "preset", log=log)
     return recoded(log, paper)

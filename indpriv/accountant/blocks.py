@@ -27,6 +27,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
+from indpriv._facts import refused
 from indpriv._files import ROW_GROUP_SIZE, sha256
 from indpriv._types import Ids, IntArray, NDArray, Progress
 from indpriv.accountant.rdp import Columns, joined
@@ -158,20 +159,15 @@ def _check_answers(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN).close()
     except OSError as error:
-        raise InputError(
-            f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start one with `ray start "
-            "--head`, or unset RAY_ADDRESS to use this machine"
-        ) from error
+        raise refused("refusal.cluster", "no_answer", address=address, error=error) from error
 
 
 def _run(shared: list[Any], of_driver: dict[str, str], *task: Any) -> Any:
     """The result of one task; InputError if this worker has other versions than the driver."""
     for name, here in versions().items():
         if here != of_driver.get(name):
-            raise InputError(
-                f"a Ray worker has {name} {here}, and this process {of_driver.get(name)}: results "
-                "could depend on where they are computed; install the same on every node"
-            )
+            said = {"name": name, "here": here, "there": of_driver.get(name)}
+            raise refused("refusal.cluster", "versions", **said)
     if not _IN_WORKER.is_set():  # for good: the limit takes a while to set
         _IN_WORKER.set()
         threadpool_limits(1, user_api="blas")  # as in the process that prepared the work

@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray, Progress
 from indpriv.accountant.blocks import BlockAccount, Workers, epsilon_table
 from indpriv.accountant.gaussian import gaussian_epsilons
@@ -27,7 +28,6 @@ from indpriv.accountant.method import Method, account_of, claim_of
 from indpriv.accountant.rdp import Columns, joined
 from indpriv.accountant.units import Units, first_rows, rows_together
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
-from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import BatchNormEntries
 
@@ -134,11 +134,7 @@ def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[Columns]) -> Co
         # Counts limit what batch norms leave open, and never what they show.
         clipped = np.minimum(clipped + anybody, np.maximum(by_counts, clipped))
         if not np.isfinite(clipped).all():
-            raise InputError(
-                f"{len(missing):,} of {log.total_steps:,} steps have no batch norms, and sampler="
-                f'"{log.sampler}" may draw an example several times for one step: record with '
-                "batch_norms=True, or pass most_participations"
-            )
+            raise refused("refusal.account", "repeating", n=len(missing), log=log)
         own, known["alike"] = own + anybody, known["alike"] + anybody
     own = np.minimum(own, clipped)
     known |= {"own": own, "clipped": clipped, "alike": np.minimum(known["alike"], own)}

@@ -16,10 +16,10 @@ import pandas as pd
 from scipy.special import expit, ndtri
 
 from indpriv import _checks
+from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, FloatArray, NDArray
 from indpriv.accountant.norms import BETWEEN_RECORDS
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
-from indpriv.errors import InputError
 from indpriv.norm_log.fields import NEIGHBOURING
 from indpriv.norm_log.norm_log import NormLog
 
@@ -75,16 +75,9 @@ class Method:
             object.__setattr__(self, "conversion", "mironov2017")
             object.__setattr__(self, "between_records", "last")
         if self.participation == "known" and self.preset is not None:
-            raise InputError(
-                f'preset="{self.preset}" is an account with secret participation; leave out '
-                'participation="known"'
-            )
+            raise refused("refusal.account", "secret_preset", preset=self.preset)
         if self.participation == "known" and self.neighbouring == "add_remove":
-            raise InputError(
-                'neighbouring="add_remove" with participation="known": an attacker who knows who '
-                'took part also knows who is in the data; pass neighbouring="zero_out" (one '
-                'example contributes nothing) or "replace_one"'
-            )
+            raise refused("refusal.account", "known_add_remove")
 
     def relation_of(self, of_log: str) -> str:
         """The neighbouring relation of an account of a log that declares a relation.
@@ -113,20 +106,14 @@ def warn_of_delta(log: NormLog, method: Method) -> None:
     owners = owners_of(log)
     n = log.n_examples if owners is None else len(pd.unique(owners))
     if method.delta * n >= 1:
-        _checks.warn_caller(
-            f"delta={method.delta:g} is at least 1/n = {1 / n:g}: it would allow publishing a "
-            f"random {log.unit} in full; pass a delta well below 1/n"
-        )
+        said = {"delta": method.delta, "share": 1 / n, "log": log}
+        _checks.warn_caller(text("sentence.warnings", "delta", **said))
 
 
 def check_coins(log: NormLog) -> None:
     """InputError if rows share coins, which then amplify nothing."""
     if log.sampler == "by_client":
-        raise InputError(
-            'sampler="by_client" with secret participation: all rows of a client share one coin, '
-            "and the rest of its update tells whether it took part, so coins amplify nothing; pass "
-            'participation="known"'
-        )
+        raise refused("refusal.account", "coins")
 
 
 def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
@@ -136,15 +123,9 @@ def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
     """
     check_coins(log)
     if relation == "replace_one":
-        raise InputError(
-            f"{what} with secret participation is of an added or removed example, and this log is "
-            'of neighbouring="replace_one"; pass participation="known"'
-        )
+        raise refused("refusal.account", "add_remove", what=what)
     if log.truncation is not None:
-        raise InputError(
-            f"{what} assumes Poisson sampling, and batches were truncated at "
-            f"max_batch_size={log.truncation.max_batch_size}; indpriv.account allows for that"
-        )
+        raise refused("refusal.account", "truncated", what=what, log=log)
 
 
 def account_of(log: NormLog, method: Method, rows: int | None = None) -> Account:
@@ -194,64 +175,41 @@ def claim_of(log: NormLog, method: Method) -> tuple[str, str]:
     """
     doubts, further = [], []
     mode = log.levels.rounding_mode
-    rounded = "norms are not rounded" if mode == "none" else "norms are rounded up"
+    rounded = text("sentence.claim", "not_rounded" if mode == "none" else "rounded_up")
     if mode == "nearest":
-        doubts.append(f"norms were rounded to the {mode} level, which can under-report")
+        doubts.append(text("sentence.claim", "nearest"))
     if method.participation == "known":
         if log.sampler == "other":
-            doubts.append(
-                "batches were drawn by another sampler, and nothing shows that it looks at no data"
-            )
+            doubts.append(text("sentence.claim", "unknown_sampler"))
         doubts.extend(log.known_caveats)
-        covered = _coverage_if_known(log, rounded)
+        n = 0 if log.batch_norms is None else len(log.batch_norms.steps)
+        covered = text(
+            "sentence.claim",
+            "every_batch" if n == log.total_steps else "some_batches" if n else "no_batch",
+            **{"n": n, "log": log, "rounded": rounded},
+        )
     elif log.sampler == "fixed_size" and method.relation_of(log.neighbouring) == "replace_one":
         doubts = list(log.known_caveats)  # what concerns the sampler or norms does not matter
-        covered = (
-            "every example has the worst case, at max_grad_norm in every step: with fixed-size "
-            "batches and replaced examples, no smaller epsilon of one example is proven"
-        )
+        covered = text("sentence.claim", "fixed_size")
     else:
         if log.sampler not in ("poisson", "truncated_poisson"):
             which = "another" if log.sampler == "other" else f"a {log.sampler}"
-            doubts.append(
-                f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling"
-            )
+            doubts.append(text("sentence.claim", "sampler", which=which))
         doubts.extend(log.caveats)
         rule = method.between_records
         by_batch = uses_batch_norms(log, rule)
         why = None if by_batch else _coverage(log, rule)
         covered = f"{why}, and {rounded}"
         if why is None:
-            doubts.append(
-                f"only {log.n_records - log.n_unreadable} of {log.total_steps} steps were recorded "
-                f"in full, and the norms in between are taken from the {rule} record"
-                f"{' or batch norm of the example' if by_batch else ''}"
-            )
+            n = log.n_records - log.n_unreadable
+            said = {"n": n, "log": log, "rule": rule}
+            carried = text("sentence.claim", "carried_by_batch" if by_batch else "carried", **said)
+            doubts.append(carried)
         if log.n_unreadable:
-            further.append(
-                f"{log.n_unreadable} of the {log.n_records} records cannot be read: the steps that "
-                "they govern count at max_grad_norm"
-            )
+            further.append(text("sentence.claim", "unreadable", log=log))
     reasons = (part.strip().rstrip(".") for part in [*(doubts or [covered]), *further])
     reason = " ".join(f"{reason[:1].upper()}{reason[1:]}." for reason in reasons)
     return ESTIMATE if doubts else EXACT, reason
-
-
-def _coverage_if_known(log: NormLog, rounded: str) -> str:
-    known = 0 if log.batch_norms is None else len(log.batch_norms.steps)
-    if not known:
-        return (
-            "no norms of batches were recorded, so that every example counts at max_grad_norm in "
-            "as many steps as it can have taken part in"
-        )
-    if known == log.total_steps:
-        of = "the norms of every batch were recorded as it was trained on, dropout included"
-    else:
-        of = (
-            f"the norms of {known:,} of {log.total_steps:,} batches were recorded, and every "
-            "example counts at max_grad_norm in the others"
-        )
-    return f"{of}, and {rounded}"
 
 
 def _coverage(log: NormLog, between_records: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 
 from indpriv import _checks
+from indpriv._facts import damaged, refused
 from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.accountant.blocks import BlockAccount
 from indpriv.accountant.method import Method, owners_of
@@ -24,7 +25,6 @@ from indpriv.accountant.rdp import FLOAT_SLACK, Columns, compute_rdp, epsilon_of
 from indpriv.accountant.steps import StepKinds
 from indpriv.accountant.units import MOST_ROWS, Units, first_rows
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import Filtered, NormLog
 
 _ORDERS = 1 + np.exp(np.linspace(np.log(0.05), np.log(1000), 200))  # choices of for_epsilon
@@ -53,10 +53,7 @@ class PrivacyFilter:
     def __post_init__(self) -> None:
         _checks.check_orders([self.order])
         if not (np.isfinite(self.rdp_cap) and self.rdp_cap > 0):
-            raise InputError(
-                f"rdp_cap={self.rdp_cap} is not a finite number above 0; "
-                "see PrivacyFilter.for_epsilon"
-            )
+            raise refused("refusal.filter", "cap", rdp_cap=self.rdp_cap)
 
     @classmethod
     def for_epsilon(
@@ -94,10 +91,8 @@ class PrivacyFilter:
         )[0]
         best = int(np.argmax(caps / step))
         if caps[best] <= 0:
-            raise InputError(
-                f"epsilon={epsilon} at delta={delta:g} leaves no divergence to spend at "
-                f"{'any order' if order is None else f'order {order:g}'}; pass a larger epsilon"
-            )
+            at = "any order" if order is None else f"order {order:g}"
+            raise refused("refusal.filter", "nothing_left", epsilon=epsilon, delta=delta, at=at)
         return cls(float(orders[best]), float(caps[best]))
 
     def epsilon(self, *, delta: float, conversion: str = "canonne2020") -> float:
@@ -198,11 +193,9 @@ def _bounds(
     if len(beyond):
         owners = owners_of(block)
         ids = block.example_ids if owners is None else owners
-        raise EvidenceError(
-            f"by the log {block.unit} {ids[starts[beyond]].tolist()[0]!r} spent more than the cap "
-            f"of the privacy filter ({spent[beyond[0]]:.6g} of {policy.rdp_cap:.6g}): the filter "
-            "did not hold; record the run again"
-        )
+        who, most = ids[starts[beyond]].tolist()[0], spent[beyond[0]]
+        said = {"unit": block.unit, "who": who, "spent": most, "cap": policy.rdp_cap}
+        raise damaged("refusal.filter", "spent", **said)
     left_out_at = np.maximum.reduceat(left_out_at, starts)
     left = left_out_at < block.total_steps
     guaranteed = policy.epsilon(delta=method.delta, conversion=method.conversion)

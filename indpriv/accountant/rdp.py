@@ -15,10 +15,10 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from indpriv import _checks
+from indpriv._facts import refused
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.method import CONVERSIONS, Method
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
-from indpriv.errors import InputError
 
 FLOAT_SLACK = 1e-10  # relative; errors seen against 50-digit arithmetic are far below (tests)
 _LOG_PRECISION = 36.0  # quadrature and truncation errors are below exp(-36) = 2e-16 of the result
@@ -71,10 +71,7 @@ def compute_rdp(
     sigma = float(_checks.check_setting("noise_multiplier", noise_multiplier))
     norms = np.atleast_1d(np.asarray(relative_norms, dtype=np.float64))
     if norms.ndim != 1 or not np.all((norms >= 0) & (norms <= 1)):
-        raise InputError(
-            f"relative_norms={relative_norms!r} must be one row of numbers in [0, 1]: "
-            "min(norm, C) / C"
-        )
+        raise refused("refusal.account", "relative_norms", relative_norms=relative_norms)
     return renyi_divergences(norms / sigma, np.full(len(norms), rate), _checks.check_orders(orders))
 
 

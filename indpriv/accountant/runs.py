@@ -20,6 +20,7 @@ from scipy.optimize import brentq
 from scipy.sparse import block_diag, csr_array, hstack
 
 from indpriv import _checks
+from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray, Progress
 from indpriv.accountant.account import Bounds, checked
 from indpriv.accountant.blocks import block_size, epsilon_table, in_order
@@ -146,29 +147,22 @@ def methods_of(
         raise InputError(f"{len(runs)} runs; pass two or more to compose")
     each = [participation] * len(runs) if isinstance(participation, str) else list(participation)
     if len(each) != len(runs):
-        raise InputError(
-            f"{len(each)} participations for {len(runs)} runs; pass one of all runs, or one for "
-            "each"
-        )
+        raise refused("refusal.composed", "participations", n=len(each), of=len(runs))
     methods = [replace(method, participation=one) for one in each]
     relations = [one.relation_of(log.neighbouring) for one, log in zip(methods, runs, strict=True)]
     if "known" in each and set(relations) == {"add_remove", "zero_out"}:
         relations = ["zero_out"] * len(runs)
     for name, values in (("unit", [log.unit for log in runs]), ("neighbouring", relations)):
         if len(set(values)) > 1:
-            raise InputError(
-                f"the runs differ in {name}: {', '.join(map(repr, values))}; only runs that "
-                "protect the same can be composed"
-            )
+            said = {"name": name, "values": ", ".join(map(repr, values))}
+            raise refused("refusal.composed", "differ", **said)
     return [replace(one, neighbouring=relations[0]) for one in methods]
 
 
 def _checked(log: NormLog, method: Method, by: str, number: int) -> NormLog:
     """The log of a run as it is accounted; InputError where it cannot be composed."""
     if by == "unit_id" and log.unit_ids is None:
-        raise InputError(
-            f"run {number} has no unit ids; record it with unit_ids, or compose by example_id"
-        )
+        raise refused("refusal.composed", "no_units", number=number)
     log = replace(log, neighbouring=method.relation_of(log.neighbouring))
     if method.participation == "secret":
         check_poisson_pairs(log, log.neighbouring, "a composition of runs")
@@ -309,20 +303,14 @@ def _laid_out(
     """
     owners = [np.asarray(log.unit_ids if by == "unit_id" else log.example_ids) for log in logs]
     if len({own.dtype.kind in "iu" for own in owners}) > 1:
-        raise InputError(
-            "ids are numbers in some runs and texts in others, so no one can be found in both; "
-            "record them in one type"
-        )
+        raise refused("refusal.composed", "types")
     numbers, ids = pd.factorize(np.concatenate(owners))
     people = np.split(numbers, np.cumsum([len(own) for own in owners])[:-1])  # of rows
     n_rows = np.stack([np.bincount(person, minlength=len(ids)) for person in people])
     several = bool((n_rows > 1).any())
     secret = any(method.participation == "secret" for method in methods)
     if methods[0].accountant == "pld" and several and secret:
-        raise InputError(
-            f'accountant="pld" composes runs of single rows, and one {logs[0].unit} has '
-            f'{n_rows.max()} rows in a run; pass accountant="rdp"'
-        )
+        raise refused("refusal.composed", "several_rows", unit=logs[0].unit, n=n_rows.max())
     runs = []
     for log, method, person, rows in zip(logs, methods, people, n_rows, strict=True):
         cells: Steps | UnitCells | None = None
@@ -383,8 +371,6 @@ def _worst_cases(runs: Sequence[_Run], patterns: IntArray, method: Method) -> Fl
     if not clipped:
         return gaussian_bounds(squared_mu, method.delta)["epsilon"]
     laws, counts = StepKinds.concatenated(clipped), np.hstack(steps)
-    if patterns.max() == 1:
-        laws = replace(laws, rows=None)
     bounds = Bounds.of(laws, method, float(counts.sum(axis=1).max()))
     return np.asarray(bounds(counts, squared_mu)["epsilon"])
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -49,12 +49,12 @@ class StepKinds:
     Attributes:
         shift: clipped norm over the noise's standard deviation.
         rate: Poisson sampling rate.
-        rows: equal rows of one unit, each with this shift; None if all are single rows.
+        rows: equal rows of one unit, each with this shift; or (1,) for all, by default 1.
     """
 
     shift: FloatArray
     rate: FloatArray
-    rows: IntArray | None = None
+    rows: IntArray = field(default_factory=lambda: np.ones(1, np.int64))
 
     def __len__(self) -> int:
         return len(self.rate)
@@ -62,16 +62,13 @@ class StepKinds:
     @classmethod
     def concatenated(cls, parts: Sequence[StepKinds]) -> StepKinds:
         """The kinds of all parts."""
-        rows = None
-        if any(part.rows is not None for part in parts):
-            one = [np.ones(len(p), np.int64) if p.rows is None else p.rows for p in parts]
-            rows = np.concatenate(one)
         shifts, rates = [part.shift for part in parts], [part.rate for part in parts]
-        return cls(np.concatenate(shifts), np.concatenate(rates), rows)
+        rows = [np.broadcast_to(part.rows, len(part)) for part in parts]
+        return cls(np.concatenate(shifts), np.concatenate(rates), np.concatenate(rows))
 
     def accountant(self, method: Method, steps: csr_array | None = None) -> RdpAccountant:
         """Of counts of these kinds, or of cells, each of which has such steps (n_cells, n)."""
-        if self.rows is not None:
+        if np.any(self.rows > 1):
             return RdpAccountant(self.divergences_at, method, slow=True)
         if steps is None:
             return RdpAccountant(self.divergences, method)
@@ -80,7 +77,7 @@ class StepKinds:
     def divergences_at(self, kinds: IntArray, orders: FloatArray) -> FloatArray:
         """(n,) Rényi divergence of one step of kinds[i] at orders[i]."""
         values = np.zeros(len(kinds))
-        rows = np.ones(len(kinds), np.int64) if self.rows is None else self.rows[kinds]
+        rows = np.broadcast_to(self.rows, len(self))[kinds]
         n_threads = n_cores() if len(kinds) > _WORTH_THREADS else 1
 
         def fill(part: tuple[int, IntArray]) -> None:
@@ -234,10 +231,6 @@ class Steps:
         """Memory that the counts of one example take, and what they are made from."""
         counts = 8 * self.n_cells if self.n_cells <= MOST_DENSE else 0
         return self.norms.bytes_per_example + 32 * len(self.record) + counts
-
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """(n_orders, n_cells) Rényi divergences of one count of each cell."""
-        return per_count(self.steps, self.laws.divergences, orders)
 
     def counts(self, block: NormLog) -> csr_array:
         """Counts of a block of examples over the cells."""

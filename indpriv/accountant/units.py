@@ -21,6 +21,7 @@ import pandas as pd
 from scipy.sparse import csr_array
 
 from indpriv import _checks
+from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.laws import Mixture, cells_of, tail_of
 from indpriv.accountant.loss_pairs import pair_epsilon
@@ -28,7 +29,6 @@ from indpriv.accountant.method import Method, check_poisson_pairs, clipping_norm
 from indpriv.accountant.norms import GoverningNorms, snapped_rates
 from indpriv.accountant.rdp import MOST_DENSE
 from indpriv.accountant.steps import StepKinds, clipped_steps, collected, neighbours
-from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
 MOST_ROWS = 1000  # equal rows of a cell; a unit with more rows is counted as this many larger ones
@@ -284,11 +284,7 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
         tight = [unit_epsilon(shift, kinds.rate, steps, method.delta) for shift in shifts]
         epsilon = np.minimum(tight, epsilon)
     if not np.isfinite(epsilon).all():
-        raise InputError(
-            f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite epsilon with "
-            "this noise: cap the rows of a unit (see indpriv.accountant.cap_rows), or train with "
-            "more noise"
-        )
+        raise refused("refusal.account", "unit_rows", n=int(n_rows[~np.isfinite(epsilon)].min()))
     return epsilon
 
 
@@ -334,14 +330,9 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     (1, 1)
     """
     if (units := Units.of(log)) is None:
-        raise InputError(
-            'this log has no units to cap: it needs unit_ids and a unit such as "user"'
-        )
+        raise refused("refusal.account", "no_units")
     if method.participation == "known":
-        raise InputError(
-            "a cap on rows is of secret participation: with known participation the worst case "
-            'depends on who took part when; leave out participation="known"'
-        )
+        raise refused("refusal.account", "known_cap")
     check_poisson_pairs(log, method.relation_of(log.neighbouring), "a cap on rows")
     wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)
