@@ -7,9 +7,7 @@ A layer with input a and output gradient g at T positions has the per-example gr
     direct   ‖Σ_t g_t a_tᵀ‖²               T · d_in · d_out
     ghost    Σ_{t,u} (a_tᵀa_u)(g_tᵀg_u)    T² · (d_in + d_out)
 
-In a convolution, a_t is the patch under the kernel at position t, and a_tᵀa_u is a sum of
-products of pairs of pixels, one for each place in the kernel. Where that is less work, the products
-of all pixels are computed once and added up.
+In a convolution, a_t is the patch under the kernel at position t.
 
 Squares are summed in float32 over at most 1,024 terms and in float64 beyond. Inputs and gradients
 have the batch first and are float32 or float64: callers widen half precision. Names of parameters
@@ -22,11 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _CHUNK = 1024
-_ADDED = 16  # multiplications take as long as adding two numbers in memory
+_FASTER = 1.2  # products of positions, than a convolution with examples for groups
 _SHORT_PATCH = 64  # entries: up to here, patches are copied faster than examples are grouped
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 GROUP_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -81,9 +78,8 @@ def rule_of(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor)
             return _linear_single
         return _linear_ghost if positions * (d_in + d_out) < d_in * d_out else _direct
     positions, d_out = gradient[0, 0].numel(), d_out // layer.groups
-    pairs, of_pixels = positions**2 * d_in, _work_on_pixels(layer, inputs, positions)
-    if min(pairs, of_pixels) + positions**2 * d_out < positions * d_in * d_out:
-        return _conv_pixels if of_pixels < pairs else _conv_ghost
+    if positions * (d_in + d_out) < _FASTER * d_in * d_out:
+        return _conv_ghost
     # GPUs multiply matrices of patches faster than they convolve with many groups.
     return _conv_patches if d_in <= _SHORT_PATCH or gradient.is_cuda else _direct
 
@@ -94,17 +90,12 @@ def _positions(values: Tensor) -> Tensor:
 
 
 def _ghost(names: frozenset[str], inputs: Tensor, gradients: Tensor) -> Tensor:
-    """Squares of weight and bias together, from (batch, positions, d) inputs and gradients."""
-    of_inputs, of_gradients = (torch.bmm(x, x.transpose(1, 2)) for x in (inputs, gradients))
-    return _of_pairs(names, of_inputs, of_gradients)
-
-
-def _of_pairs(names: frozenset[str], of_inputs: Tensor, of_gradients: Tensor) -> Tensor:
-    """(batch,) sums of the products of two tables of inner products, (batch, positions, positions).
+    """Squares of weight and bias together, from (batch, positions, d) inputs and gradients.
 
     The input of a bias is 1 at every position. Where positions cancel, rounding of the products
     could make a sum too small: the largest possible error is added.
     """
+    of_inputs, of_gradients = (torch.bmm(x, x.transpose(1, 2)) for x in (inputs, gradients))
     products = (of_inputs + 1.0 if "bias" in names else of_inputs) * of_gradients
     total = products.sum(2).double().sum(1)
     rounding = 4 * torch.finfo(products.dtype).eps * products.abs_().sum(2).double().sum(1)
@@ -220,48 +211,6 @@ def _conv_ghost(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Ten
     return _ghost(names, patches, gradients).reshape(len(inputs), -1).sum(1)
 
 
-def _work_on_pixels(layer: Any, inputs: Tensor, positions: int) -> int:
-    """Cost, in multiplications, of all products of pixels and of their sums along each side."""
-    pixels = inputs[0, 0].numel()
-    sums = pixels * positions * sum(layer.kernel_size)
-    return pixels**2 * (inputs.shape[1] // layer.groups) + _ADDED * sums
-
-
-def _conv_pixels(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
-    inputs, padding = _padded(layer, inputs)
-    size, groups, sides = len(inputs), layer.groups, inputs.shape[2:]
-    pixels, gradients = (
-        side.reshape(size * groups, -1, side[0, 0].numel()) for side in (inputs, gradient)
-    )
-    pairs = torch.bmm(pixels.transpose(1, 2), pixels).view(-1, *sides, *sides)
-    for side, outputs in enumerate(gradient.shape[2:]):
-        places = range(layer.kernel_size[side])
-        taps = [place * layer.dilation[side] - padding[side] for place in places]
-        first, second = 1 + side, 1 + len(sides) + side
-        pairs = _along_a_side(pairs, first, second, taps, layer.stride[side], outputs)
-    of_gradients = torch.bmm(gradients.transpose(1, 2), gradients)
-    squares = _of_pairs(names, pairs.reshape_as(of_gradients), of_gradients)
-    return squares.reshape(size, -1).sum(1)
-
-
-def _along_a_side(
-    pairs: Tensor, one: int, other: int, taps: list[int], stride: int, outputs: int
-) -> Tensor:
-    """Σ over taps of pairs[stride · p + tap, stride · q + tap] for outputs p, q; 0 outside."""
-    shape, length = list(pairs.shape), pairs.shape[one]
-    shape[one] = shape[other] = outputs
-    sums = pairs.new_zeros(shape)
-    to, of = (each.movedim((one, other), (0, 1)) for each in (sums, pairs))
-    for tap in taps:
-        first = max(0, -(tap // stride))  # the first output whose pixel is inside the image
-        count = min(outputs, (length - 1 - tap) // stride + 1) - first
-        if count > 0:
-            taken = slice(stride * first + tap, stride * (first + count - 1) + tap + 1, stride)
-            met = slice(first, first + count)
-            to[met, met] += of[taken, taken]
-    return sums
-
-
 def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Weight gradients Σ g·x̂ of a normalisation layer, (batch, *weight)."""
     if isinstance(layer, _NORMS):
@@ -295,64 +244,3 @@ def _bias_gradient(layer: Any, gradient: Tensor) -> Tensor:
         return _positions(gradient).sum(1)
     # Channels come second in all other layers.
     return gradient.sum(tuple(range(2, gradient.ndim))) if gradient.ndim > 2 else gradient
-
-
-def group_norm_fits(layer: nn.Module, inputs: Tensor) -> bool:
-    """Whether `group_norm` can replace the layer: on a CPU, full precision, contiguous inputs."""
-    return (
-        inputs.device.type == "cpu"
-        and not torch.is_autocast_enabled("cpu")
-        and inputs.dtype == layer.weight.dtype
-        and inputs.dtype in (torch.float32, torch.float64)
-        and inputs.ndim > (1 if isinstance(layer, nn.GroupNorm) else 2)
-        and inputs.is_contiguous()
-    )
-
-
-def group_norm(layer: Any, inputs: Tensor, add: Callable[[Tensor, Tensor], None]) -> Tensor:
-    """The output, for inputs (batch, channels, ...), where `group_norm_fits`.
-
-    The backward pass calls `add` with gradients of weight and bias, both (batch, channels).
-    PyTorch's backward pass of a group norm computes a sum per example and channel for the gradients
-    of the inputs anyway, and then adds up the examples of a batch. Given all channels of all
-    examples as the channels of one example, it returns every summand at no extra cost.
-    """
-    start = torch.zeros((), requires_grad=True)  # in a first layer the graph starts here
-    output: Tensor = _GroupNorm.apply(inputs, layer, add, start)
-    return output
-
-
-class _GroupNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, layer: Any, add: Callable[[Tensor, Tensor], None], _: Tensor
-    ) -> Tensor:
-        size, channels = inputs.shape[:2]
-        groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
-        positions = inputs[0, 0].numel()
-        ctx.layer, ctx.add, ctx.sizes = layer, add, (size, channels, positions, groups)
-        output, mean, rstd = torch.native_group_norm(
-            inputs, layer.weight, layer.bias, size, channels, positions, groups, layer.eps
-        )
-        ctx.save_for_backward(inputs, mean, rstd)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
-        inputs, mean, rstd = ctx.saved_tensors
-        size, channels, positions, groups = ctx.sizes
-        to_inputs, weights, biases = torch.ops.aten.native_group_norm_backward(
-            gradient.contiguous(),
-            inputs,
-            mean,
-            rstd,
-            ctx.layer.weight.repeat(size),
-            1,
-            size * channels,
-            positions,
-            size * groups,
-            [ctx.needs_input_grad[0], True, True],
-        )
-        ctx.add(weights.view(size, channels), biases.view(size, channels))
-        return (to_inputs if ctx.needs_input_grad[0] else None), None, None, None

@@ -19,7 +19,7 @@ from torch.func import functional_call, vjp, vmap
 
 from indpriv.recording.norms import layer_rules, shadow_model
 from indpriv.recording.norms.batches import Batch, map_tensors
-from indpriv.recording.norms.layer_rules import CONVOLUTIONS, GROUP_NORMS, sum_squares
+from indpriv.recording.norms.layer_rules import CONVOLUTIONS, sum_squares
 
 # These work on the last dimensions, whatever comes before.
 _ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
@@ -42,12 +42,8 @@ class LayerwiseNorms:
         layers = [Layer(each, {*self._trained}) for each in _topmost(self._shadow)]
         self._shadow.requires_grad_(False)
         for layer in layers:
-            if layer.has_rule and isinstance(layer.module, GROUP_NORMS):
-                replaced = partial(self._group_norm, layer, layer.module.forward)
-                layer.module.__dict__["forward"] = replaced
-            else:
-                hook = partial(self._after_forward, layer)
-                layer.module.register_forward_hook(hook, with_kwargs=True)
+            hook = partial(self._after_forward, layer)
+            layer.module.register_forward_hook(hook, with_kwargs=True)
         self._forget()
 
     def _forget(self) -> None:
@@ -182,25 +178,6 @@ class LayerwiseNorms:
             parts = [slice(start, start + step) for start in range(0, self._size, step)]
             sums = (sum(gradient(part) for gradient in gradients_of) for part in parts)
             self._add(torch.cat([sum_squares(torch.as_tensor(each)) for each in sums]), key)
-
-    def _group_norm(
-        self, layer: "Layer", forward: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Take per-example gradients from PyTorch's own backward pass if it can provide them."""
-        if len(args) != 1 or not layer_rules.group_norm_fits(layer.module, args[0]):
-            return self._after_forward(layer, None, args, kwargs, forward(*args, **kwargs))
-
-        def add(weights: Tensor, biases: Tensor) -> None:
-            layer.check_batch(self._size, weights)
-            for name, key in layer.keys.items():
-                gradients = weights if name == "weight" else biases
-                if self._uses[key] > 1:
-                    self._several[key].append(gradients.__getitem__)
-                else:
-                    self._add(sum_squares(gradients), key)
-
-        self._uses.update(layer.keys.values())
-        return layer_rules.group_norm(layer.module, args[0], add)
 
 
 class Layer:
