@@ -32,6 +32,7 @@ RECORDS = "records"  # a folder: one Parquet file per record, or one for each pa
 RUN_JSON = "run.json"
 EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
 MODEL_NON_DP = "non-dp/parameters.safetensors"  # in a folder: models of the run lie outside it
+MODEL = "final/parameters.safetensors"  # of the run itself, where its Recorder kept it
 RESUME = "resume.state"  # of a run that has not ended; its suffix is that of no model
 CANARIES, GRADIENT_CANARIES = "canaries.parquet", "gradient-canaries.parquet"
 WHITE_BOX = "white-box.parquet"
@@ -40,10 +41,11 @@ SECRETS = "secrets.parquet"
 CURVE = "curve.parquet"
 LEAKAGE = "leakage"  # a folder: scores and pictures of reconstructions
 REFERENCES = "references"  # a folder: signals of reference models for the run
+REFERENCES_NON_DP = "references-non-dp"  # the same for its baseline
 HOLDOUT = "holdout"  # a folder: the log of the test examples
 # What an audit reads beside the log: hashed when it is closed.
 BESIDE = [RUN_JSON, EXAMPLES, EXAMPLES_NON_DP, MODEL_NON_DP, CANARIES, GRADIENT_CANARIES, WHITE_BOX]
-BESIDE += [ATTRIBUTES, ATTRIBUTES_NON_DP, SECRETS, CURVE, f"{HOLDOUT}/{JOURNAL}"]
+BESIDE += [MODEL, ATTRIBUTES, ATTRIBUTES_NON_DP, SECRETS, CURVE, f"{HOLDOUT}/{JOURNAL}"]
 RECORD_FILE = re.compile(r"((exact|free|filter)-)?\d{12}(-\d{5})?\.parquet")
 RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "

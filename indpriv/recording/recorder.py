@@ -43,6 +43,7 @@ from indpriv.norm_log.run_files import EXAMPLES, HOLDOUT, RUN_JSON, seal, sign, 
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
 from indpriv.recording.attacks import AttackedRun, RunAttack
+from indpriv.recording.checkpoints.safe_files import keep_model
 from indpriv.recording.clipping import ClipThresholds, check_headroom
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.updates import PublicSettings
@@ -105,6 +106,8 @@ class Recorder:
         test_set: of (inputs, targets); its final losses serve attacks and accuracy by group.
         record_holdout: also record the norms of the test set, in RUN/holdout, by one more pass: an
             attack judged by epsilon needs them.
+        keep_model: keep the final parameters in RUN/final, for attacks on the model itself and to
+            see that reference models are trained on the inputs of the run. As sensitive as the run.
         metadata: one row per training example, indexed by example id, to compare groups by.
         test_metadata: the same for the test set, indexed 0..n_test-1.
         example_ids: (n,) unique ids in the order of the data set; default 0..n-1.
@@ -155,6 +158,7 @@ class Recorder:
         privacy_filter: Any = None,
         test_set: Dataset[Any] | None = None,
         record_holdout: bool = False,
+        keep_model: bool = False,
         metadata: pd.DataFrame | None = None,
         test_metadata: pd.DataFrame | None = None,
         example_ids: ArrayLike | None = None,
@@ -205,6 +209,7 @@ class Recorder:
         self._filter, self._attack, self._start = privacy_filter, attack, start
         self._seeded, self._strict, self._record_holdout = seeded, strict, record_holdout
         self._public_settings, self._key = public_settings, signing_key(sign_with)
+        self._keep_model = keep_model
         self._views = _checks.check_positive_int("views", views)
         if individual_clipping and rounding_mode != "up":
             raise refused("refusal.arguments", "nearest", mode=rounding_mode)
@@ -484,6 +489,8 @@ class Recorder:
                 with self._disk_errors_handled(), self._norm_pass.evaluation() as model:
                     table = self._data.example_table(model, self._train, self._test)
                     table.to_parquet(folder / EXAMPLES)
+                    if self._keep_model:
+                        keep_model(model, folder)
                     if self._started is not None:
                         self._started.scores(model).to_parquet(folder / self._started.file_name)
         if self._writers:

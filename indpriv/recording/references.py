@@ -22,12 +22,14 @@ from indpriv.attack_signals import AttackSignals, from_losses, plain_ids
 from indpriv.attacks.train_references import pool_of_run, train_references
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import EXAMPLES, REFERENCES
+from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, REFERENCES, REFERENCES_NON_DP
 from indpriv.recording.checkpoints.replay import AuditSpec, checked_spec, load_name
+from indpriv.recording.checkpoints.safe_files import kept_model
 from indpriv.recording.norms.batches import tensors_of
 
 _EXAMPLE = "path/to/train.py:fit, a file that also has a spec = AuditSpec(...)"
 _BATCH = 4096
+_TOLERANCE = 0.02, 0.01  # of a loss, relative and absolute, on another machine or precision
 
 FitFn = Callable[[IntArray, int], nn.Module]
 
@@ -38,6 +40,7 @@ def references_for_run(
     n_models: int = 16,
     *,
     spec: AuditSpec | None = None,
+    baseline: bool = False,
     output: str | Path | None = None,
     workers: int = 1,
     progress: StageProgress | None = None,
@@ -49,14 +52,16 @@ def references_for_run(
     A call that was interrupted goes on where it ended, and n_models may be raised later.
 
     Args:
-        run_dir: the run, recorded with a test_set.
+        run_dir: the run, recorded with a test_set; with keep_model=True, inputs are compared too.
         fit: fit(indices, seed) returns a model that was trained on these examples with the noise,
             steps and sampling rate of the run; indices count through spec.dataset, then
             spec.test_set. "train.py:fit" stands for a function in a file that also has `spec`.
         n_models: number of reference models in all.
         spec: model, data sets and loss of the run, where fit is a function.
-        output: a new folder or that of an earlier call; by default `references` in run_dir, where
-            `indpriv attack` and `indpriv audit` find it.
+        baseline: fit trains without privacy. Unless run_dir has a baseline, one is trained on the
+            run's training examples, and its losses are written there; references are for it.
+        output: a new folder or that of an earlier call; by default `references` in run_dir, or
+            `references-non-dp`, where `indpriv attack` and `indpriv audit` find it.
         workers: number of processes; above 1, fit is one of a file or of a module.
         progress: called as progress(stage, done, total) after each model.
         tell: called with an estimate of the time that is left, after the first model.
@@ -69,12 +74,16 @@ def references_for_run(
     examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
     pool, models = pool_of_run(examples), OwnModels(fit, spec)
     models.check_is_of_run(examples, run_dir)
+    if baseline:
+        if not (run_dir / EXAMPLES_NON_DP).is_file():
+            models.losses_without_dp(examples).to_parquet(run_dir / EXAMPLES_NON_DP)
+        pool = pool_of_run(ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP))
     return train_references(
         models.trained,
         n_models,
         signal_fn=models.confidences,
         pool=pool,
-        output=output or run_dir / REFERENCES,
+        output=output or run_dir / (REFERENCES_NON_DP if baseline else REFERENCES),
         settings={"data": models.fingerprint},
         workers=workers,
         progress=progress,
@@ -138,7 +147,9 @@ class OwnModels:
         """Raise InputError unless ids and labels are those of the run, in its order."""
         self._check_data()
         of = {"said": self.said, "run_dir": run_dir}
-        table = self._table(self.code[1].model())
+        model = self.code[1].model()
+        kept = kept_model(run_dir, model)
+        table = self._table(model)
         for split in ("train", "test"):
             found, wanted = (getattr(one, split) for one in (table, examples))
             own, ids = (plain_ids(part["example_id"]).astype(str) for part in (found, wanted))
@@ -148,6 +159,19 @@ class OwnModels:
             labels, known = (to_floats(part["label"]) for part in (found, wanted))
             if n := int((labels != known)[~np.isnan(known)].sum()):
                 raise refused("refusal.signals", "other_labels", n=n, split=split, **of)
+            own, known = (to_floats(part["loss"]) for part in (found, wanted))
+            if kept and (n := int((~np.isclose(own, known, *_TOLERANCE, equal_nan=True)).sum())):
+                raise refused("refusal.signals", "other_inputs", n=n, split=split, **of)
+
+    def losses_without_dp(self, examples: ExampleTable) -> ExampleTable:
+        """The examples of a run with losses of a model that was trained on those of its training.
+
+        The model is trained here, by a function that adds no noise.
+        """
+        seed = int(np.random.default_rng().integers(2**63))
+        found = self._table(self.trained(np.arange(examples.n_train), seed)).frame
+        losses = {name: found[name].array for name in ("loss", "correct")}
+        return ExampleTable(examples.frame.assign(**losses))
 
     def _table(self, model: nn.Module) -> ExampleTable:
         spec, device = self.code[1], next(model.parameters()).device

@@ -11,13 +11,16 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import indpriv
 from indpriv import ExampleTable, NormLog
+from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.run_files import MODEL
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, per_example_gradient_norms
+from indpriv.recording.checkpoints.safe_files import kept_model
 from indpriv.recording.training_data import TrainingData
-from runs import PER_EXAMPLE, blobs, failed, make_run, record
+from runs import PER_EXAMPLE, blobs, failed, make_run, mlp, record
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
@@ -303,3 +306,18 @@ def test_a_subclass_of_the_poisson_sampler_may_draw_otherwise(tmp_path):
     run = make_run()
     run.loader.batch_sampler.__class__ = type("Mine", (UniformWithReplacementSampler,), {})
     assert record(run, tmp_path / "run").sampler == "other"
+
+
+def test_the_final_model_is_kept_on_request_and_sealed(tmp_path):
+    run = make_run()
+    record(run, tmp_path / "run", keep_model=True)
+    again = mlp()
+    assert kept_model(tmp_path / "run", again)
+    trained = dict(run.model._module.state_dict())
+    assert all(torch.equal(value, trained[name]) for name, value in again.state_dict().items())
+    assert (tmp_path / "run" / MODEL).stat().st_mode & 0o777 == 0o600
+    assert MODEL in read_state(tmp_path / "run").beside
+    with pytest.raises(InputError, match=r"final/parameters.safetensors"):
+        kept_model(tmp_path / "run", mlp(7))
+    record(make_run(), tmp_path / "other")
+    assert not kept_model(tmp_path / "other", again)

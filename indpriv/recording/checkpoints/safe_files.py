@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from indpriv._facts import refused
-from indpriv._files import SUFFIXES, read_json
-from indpriv._folders import refuse_links
+from indpriv._files import SUFFIXES, read_json, write_atomically
+from indpriv._folders import make_folder, refuse_links
 from indpriv._reading import Text, Whole, check, table
 from indpriv.errors import InputError
+from indpriv.norm_log.run_files import MODEL
 
 LoadFn = Callable[[Any], Mapping[str, Tensor]]
 """`load(state)` -> state_dict, for unusual layouts; state is the object saved in the file."""
@@ -351,6 +353,24 @@ def load_into(model: nn.Module, path: Path, load: LoadFn | None = None) -> dict[
                 raise refused("refusal.checkpoints", "diverged", name=name)
     model.load_state_dict(state)
     return state
+
+
+def keep_model(model: nn.Module, run_dir: Path) -> None:
+    """Write the final parameters and buffers of a run into its directory, for its owner only."""
+    make_folder(run_dir, Path(MODEL).parent.name)
+    state = model.state_dict()
+    plain = {name: one.detach().cpu().contiguous().clone() for name, one in state.items()}
+    write_atomically(run_dir / MODEL, save(plain))  # clones, as no two may share memory
+
+
+def kept_model(run_dir: Path, model: nn.Module, load: LoadFn | None = None) -> bool:
+    """Load the final parameters of a run into a model like its own; whether the run kept them.
+
+    InputError if they do not fit the model.
+    """
+    if kept := (run_dir / MODEL).is_file():
+        load_into(model, run_dir / MODEL, load)
+    return kept
 
 
 def fingerprint_of(state: Mapping[str, Tensor]) -> str:
