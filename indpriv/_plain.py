@@ -261,16 +261,19 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
 
 
 def read_fields(
-    kinds: Kinds, content: Mapping[str, Any], where: str = "audit.json"
+    kinds: Kinds,
+    content: Mapping[str, Any],
+    where: str = "audit.json",
+    optional: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Read values by key, where each key has a kind and a meaning; errors as in `from_json`."""
-    found: dict[str, Any] = from_json(_top(tuple(kinds.items())), content, where)
+    found: dict[str, Any] = from_json(_top(tuple(kinds.items()), optional), content, where)
     return found
 
 
 @functools.cache
-def _top(kinds: tuple[tuple[str, tuple[Any, str]], ...]) -> Any:
-    return _object("Top", dict(kinds))
+def _top(kinds: tuple[tuple[str, tuple[Any, str]], ...], optional: tuple[str, ...]) -> Any:
+    return _object("Top", dict(kinds), optional=optional)
 
 
 @functools.cache
@@ -306,9 +309,9 @@ def empty(kind: Any) -> Any:
     return () if typing.get_origin(kind) is tuple else {} if typing.get_origin(kind) else kind()
 
 
-def fields_schema(kinds: Kinds) -> dict[str, Any]:
+def fields_schema(kinds: Kinds, optional: tuple[str, ...] = ()) -> dict[str, Any]:
     """The JSON Schema of what `read_fields` reads, described by the docstrings of its classes."""
-    kind: Any = _top(tuple(kinds.items()))
+    kind: Any = _top(tuple(kinds.items()), optional)
     return TypeAdapter(kind).json_schema(schema_generator=_Schema, mode="validation")
 
 

@@ -264,10 +264,12 @@ def with_references(
     recorded: RecordedRun, path: Path, signals: Path | None, baseline_signals: Path | None
 ) -> RecordedRun:
     """What is known about the run, with signals of reference models where they are given."""
-    found, unchecked = read_references(signals or kept_references(path), path, recorded.examples)
-    baseline, more = read_references(baseline_signals, path, recorded.non_dp)
+    kept = (path / name for name in (run_files.REFERENCES, run_files.REFERENCES_NON_DP))
+    ours, without_dp = (folder if is_signals(folder) else None for folder in kept)
+    found, unchecked = read_references(signals or ours, path, recorded.examples)
+    baseline, more = read_references(baseline_signals or without_dp, path, recorded.non_dp)
     known = replace(recorded, references=found, baseline_references=baseline)
-    return replace(known, unchecked=(*unchecked, *more))
+    return replace(known, unchecked=tuple(dict.fromkeys((*unchecked, *more))))
 
 
 def with_units(
@@ -294,12 +296,6 @@ def in_rows_of(epsilons: Epsilons, examples: ExampleTable) -> ExampleTable:
     return examples if epsilons.account.rows_per_unit is None else examples.by_unit()
 
 
-def kept_references(run_dir: Path) -> Path | None:
-    """Where the signals of references for the run lie in it; None if it has none."""
-    folder = run_dir / run_files.REFERENCES
-    return folder if is_signals(folder) else None
-
-
 def read_references(
     path: Path | None, run_dir: Path, examples: ExampleTable | None
 ) -> tuple[Mapping[str, AttackSignals], tuple[str, ...]]:
@@ -318,11 +314,11 @@ def read_references(
     found = open_signals(path)
     if examples is None:
         raise InputError(f"{run_dir} has no losses of its examples, which attacks compare with")
-    fingerprint = first_at(run_files.read_run_json(run_dir), ("data", "fingerprint"))
+    fingerprint = run_files.data_fingerprint(run_dir)
     for signals in found.values():
         if signals.audited is None:
             raise refused("refusal.signals", "study", path=path, run_dir=run_dir)
-        if signals.fingerprint and fingerprint and signals.fingerprint != str(fingerprint):
+        if signals.fingerprint and fingerprint and signals.fingerprint != fingerprint:
             raise refused("refusal.signals", "another_data", path=path, run_dir=run_dir)
     first, unchecked = found[CONFIDENCE], []
     _check_is_of_run(first, examples, path, run_dir)

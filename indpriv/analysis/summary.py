@@ -103,6 +103,7 @@ def record(key: str, *bases: type) -> Any:
 
 
 SCHEMA_VERSION = 2
+_LATER = ("fitted", "vulnerability")  # keys that audits of earlier versions lack
 SENSITIVE = "SENSITIVE: for the curator only"
 
 
@@ -218,7 +219,7 @@ class Audit:
         version = content.get("schema_version")
         if version != SCHEMA_VERSION:
             raise refused("refusal.compared", "schema", version=version, known=SCHEMA_VERSION)
-        return cls(**_plain.read_fields(keys(), content))
+        return cls(**_plain.read_fields(keys(), content, optional=_LATER))
 
 
 def alarms_of(audit: Audit) -> list[str]:
@@ -245,7 +246,7 @@ _FIXED: dict[str, dict[str, Any]] = {
 
 def audit_schema() -> dict[str, Any]:
     """The JSON Schema of audit.json, which report/audit.schema.json holds."""
-    schema = _plain.fields_schema(keys())
+    schema = _plain.fields_schema(keys(), _LATER)
     meaning = {
         "description": "What every epsilon in this file means, in one line.",
         "type": "string",

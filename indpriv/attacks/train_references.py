@@ -210,8 +210,11 @@ def train_references(
         done = max(0, done - int(pool.audited is not None))
         report(TRAINING, done, n_models)
         started, numbers = time.monotonic(), range(done, n_models)
-        train = partial(_train_one, train_fn, signal_fn, pool, seed)
+        train, last = partial(_train_one, train_fn, signal_fn, pool, seed), None
         for number, trained in zip(numbers, _all_of(train, numbers, workers), strict=True):
+            before, last = last, trained[0][CONFIDENCE]
+            if before is not None and np.array_equal(before, last):
+                raise refused("refusal.signals", "same_model", n=number + 1)
             add_model(path, *trained)
             report(TRAINING, number + 1, n_models)
             if number == done and tell is not None and number + 1 < n_models:

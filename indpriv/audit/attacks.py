@@ -59,14 +59,13 @@ def results_of_run(
     Raises:
         InputError: an unknown attack, one whose needs are not met, or signals of something else.
     """
-    examples = example_table.ExampleTable.from_parquet(run_dir / run_files.EXAMPLES)
-    signals = signals or recorded_runs.kept_references(run_dir)
-    references, unchecked = recorded_runs.read_references(signals, run_dir, examples)
+    table, baseline = example_table.ExampleTable.from_parquet, run_dir / run_files.EXAMPLES_NON_DP
     run = RecordedRun(
-        examples=examples,
-        references=references,
+        examples=table(run_dir / run_files.EXAMPLES),
+        non_dp=table(baseline) if baseline.is_file() else None,
         attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
     )
+    run = recorded_runs.with_references(run, run_dir, signals, None)
     remedy = "; indpriv.attacks.train_references takes them, for --signals"
     _check_needs(
         names, membership.materials(run)["dp"], "this run and its signals do not have", remedy
@@ -74,7 +73,7 @@ def results_of_run(
     found = membership.tried(
         membership.scored_attacks(run, names), guarantee or guarantee_of_run(run_dir), 0
     )
-    return found.replace(unchecked=unchecked)
+    return found.replace(unchecked=run.unchecked)
 
 
 def _check_needs(names: Collection[str], known: Material, whose: str, remedy: str = "") -> None:
@@ -98,10 +97,10 @@ def attack_study(
     Signals are of the same models, by name (see `indpriv.attacks.train_references`). unit_rule:
     how the scores of a unit's rows become one. The result is mean rates over the models (rows of
     `RATES`), the attack with the largest AUC first; without names of attacks, all whose needs are
-    met and a loss threshold. InputError for an unknown attack, and one whose needs are not met.
+    met and a loss threshold. Of references for a run, the run itself is left out: no coins decided
+    on its examples. InputError for an unknown attack, and one whose needs are not met.
     """
-    if any(part.audited is not None for part in signals.values()):
-        raise _facts.refused("refusal.signals", "of_a_run")
+    signals = {name: _without_run(part) for name, part in signals.items()}
     first = _attacked(signals, 0)
     _check_needs(names, first, "these signals do not have")
     used = [ATTACKS[name] for name in names or ATTACKS if ATTACKS[name].can_use(first)]
@@ -116,6 +115,24 @@ def attack_study(
     order = np.argsort([-one["value"].iloc[0] for one in found], kind="stable")
     rates: pd.DataFrame = pd.concat([found[place] for place in order], ignore_index=True)
     return rates
+
+
+def _without_run(signals: AttackSignals) -> AttackSignals:
+    """The same without the audited row; examples are numbered then, as training and test share ids.
+
+    InputError if nothing is left.
+    """
+    if (row := signals.audited) is None:
+        return signals
+    if signals.n_models == 1:
+        raise _facts.refused("refusal.signals", "none", n=0, least=1)
+    return replace(
+        signals,
+        signal=np.delete(signals.signal, row, axis=0),
+        member=np.delete(signals.member, row, axis=0),
+        example_ids=np.arange(signals.n_examples),
+        audited=None,
+    )
 
 
 def _attacked(signals: Mapping[str, AttackSignals], target: int) -> Material:

@@ -56,11 +56,13 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
         return
     folder = audit_directory.audit_in(audit_dirs[0])
     summary = read_summary(folder)
+    audit = Audit.from_json(summary)
     if by or settings or (folder / audit_directory.EPSILON).exists():
         tables = groups_of(folder, by, **settings)
     else:  # published without its tables
-        tables = Audit.from_json(summary).groups
+        tables = audit.groups
     values = {"tables": tables, "audit": summary, "raw": "within" not in settings}
+    values["vulnerability"] = audit.vulnerability
     common.show_result(
         as_json,
         audit_directory.groups_json(tables, summary),

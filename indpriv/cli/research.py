@@ -53,7 +53,7 @@ _MOST_PICTURES = 12
 _OF_ATTACK = {  # what is attacked -> its settings
     "a file of scores": {"delta", "fair_coins", "adversary", "seed"},
     "a study": {"epsilon", "unit_rule", "--attack"},
-    "a run": {"--signals", "--attack", "--references", "--models", "workers", "delta"},
+    "a run": {"--signals", "--attack", "--references", "baseline", "--models", "workers", "delta"},
 }
 
 
@@ -86,10 +86,9 @@ def attack(
         attributes = attributes_of_run(run_dir)
         if attacks and "attributes" not in attacks:
             attributes = attributes[:0]
-        shown = ("rates", "attacks", "attack_seed", "unchecked")
+        shown = ("rates", "attacks", "fitted", "attack_seed", "unchecked")
         content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
-        values = {"m": {"rows": report.attack_rows(results)}, "unchecked": results.unchecked}
-        values["attribute_attacks"] = attributes
+        values = {"m": report.attack_values(results), **content}
         show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)
 
 
@@ -100,11 +99,12 @@ def _train_references(
     attacks: Sequence[str],
     output: Path | None,
     workers: int | None = None,
+    baseline: str | None = None,
 ) -> None:
-    if references is None:
-        if models is not None or workers is not None:
-            name = "--models" if models is not None else "--set workers"
-            raise InputError(f"{name} is for --references FILE.py:fit, which trains; pass both")
+    if references is None and (models is not None or workers is not None) and baseline is None:
+        name = "--models" if models is not None else "--set workers"
+        raise InputError(f"{name} is for --references FILE.py:fit, which trains; pass both")
+    if references is baseline is None:
         return
     models = _MODELS if models is None else models
     for name in attacks:
@@ -114,10 +114,12 @@ def _train_references(
     from indpriv.recording.references import references_for_run
 
     with progress_bar() as progress:
-        more: dict[str, Any] = {"output": output, "progress": progress}
-        more["workers"] = 1 if workers is None else workers
+        more: dict[str, Any] = {"progress": progress, "workers": 1 if workers is None else workers}
         more["tell"] = lambda text: errors().print(escape(text))
-        references_for_run(run_dir, references, models, **more)
+        for private, fit in ((True, references), (False, baseline)):
+            if fit is not None:
+                place = output if private else None
+                references_for_run(run_dir, fit, models, baseline=not private, output=place, **more)
 
 
 def _measure(

@@ -133,6 +133,12 @@ def read_run_json(run_dir: Path) -> Mapping[str, Any]:
     return checked_run_json(_files.read_json(path), path) if path.is_file() else {}
 
 
+def data_fingerprint(run_dir: Path) -> str:
+    """Identifies the data of a run, where run.json does or its model was kept; else ""."""
+    kept = _files.sha256(run_dir / MODEL) if (run_dir / MODEL).is_file() else ""
+    return str(_files.first_at(read_run_json(run_dir), ("data", "fingerprint")) or kept)
+
+
 # --- the end of a log
 
 

@@ -22,7 +22,13 @@ from indpriv.attack_signals import AttackSignals, from_losses, plain_ids
 from indpriv.attacks.train_references import pool_of_run, train_references
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, REFERENCES, REFERENCES_NON_DP
+from indpriv.norm_log.run_files import (
+    EXAMPLES,
+    EXAMPLES_NON_DP,
+    REFERENCES,
+    REFERENCES_NON_DP,
+    data_fingerprint,
+)
 from indpriv.recording.checkpoints.replay import AuditSpec, checked_spec, load_name
 from indpriv.recording.checkpoints.safe_files import kept_model
 from indpriv.recording.norms.batches import tensors_of
@@ -72,17 +78,17 @@ def references_for_run(
     """
     run_dir = Path(run_dir)
     examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
-    pool, models = pool_of_run(examples), OwnModels(fit, spec)
-    models.check_is_of_run(examples, run_dir)
-    if baseline:
-        if not (run_dir / EXAMPLES_NON_DP).is_file():
-            models.losses_without_dp(examples).to_parquet(run_dir / EXAMPLES_NON_DP)
-        pool = pool_of_run(ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP))
+    pool_of_run(examples)  # which says what cannot be attacked
+    models = OwnModels(fit, spec)
+    data = data_fingerprint(run_dir) if models.check_is_of_run(examples, run_dir) else ""
+    if baseline and not (run_dir / EXAMPLES_NON_DP).is_file():
+        models.losses_without_dp(examples).to_parquet(run_dir / EXAMPLES_NON_DP)
+    attacked = run_dir / (EXAMPLES_NON_DP if baseline else EXAMPLES)
     return train_references(
         models.trained,
         n_models,
         signal_fn=models.confidences,
-        pool=pool,
+        pool=pool_of_run(ExampleTable.from_parquet(attacked), data),
         output=output or run_dir / (REFERENCES_NON_DP if baseline else REFERENCES),
         settings={"data": models.fingerprint},
         workers=workers,
@@ -94,9 +100,8 @@ def references_for_run(
 @cache
 def _loaded(reference: str) -> tuple[FitFn, AuditSpec]:
     """What a file has, imported once in each process, so that fit and spec are of the same data."""
-    said = f"--references {reference}"
-    module, fit = load_name(said, reference, _EXAMPLE)
-    return fit, checked_spec(said, "spec", vars(module).get("spec"))
+    module, fit = load_name(reference, reference, _EXAMPLE)
+    return fit, checked_spec(reference, "spec", vars(module).get("spec"))
 
 
 class OwnModels:
@@ -143,8 +148,11 @@ class OwnModels:
         self._check_data()
         return from_losses(self._table(model).frame["loss"])
 
-    def check_is_of_run(self, examples: ExampleTable, run_dir: Path) -> None:
-        """Raise InputError unless ids and labels are those of the run, in its order."""
+    def check_is_of_run(self, examples: ExampleTable, run_dir: Path) -> bool:
+        """Raise InputError unless ids and labels are those of the run, in its order.
+
+        Inputs are compared, by losses of the run's model, if it was kept; whether they were.
+        """
         self._check_data()
         of = {"said": self.said, "run_dir": run_dir}
         model = self.code[1].model()
@@ -162,6 +170,7 @@ class OwnModels:
             own, known = (to_floats(part["loss"]) for part in (found, wanted))
             if kept and (n := int((~np.isclose(own, known, *_TOLERANCE, equal_nan=True)).sum())):
                 raise refused("refusal.signals", "other_inputs", n=n, split=split, **of)
+        return kept
 
     def losses_without_dp(self, examples: ExampleTable) -> ExampleTable:
         """The examples of a run with losses of a model that was trained on those of its training.

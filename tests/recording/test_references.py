@@ -1,5 +1,6 @@
 """Reference models for a run of a plain script with a Recorder, trained by the script's own function."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from command_lines import run as run_command
 from indpriv._files import read_json, write_json
+from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals, from_losses, open_signals
 from indpriv.audit import audit
 from indpriv.audit.attacks import results_of_run
@@ -114,14 +116,17 @@ def test_the_signals_are_those_of_the_models(script, tmp_path):
     loss_fn = nn.CrossEntropyLoss(reduction="none")
     models, chosen = [], []
 
+    def build_model():
+        return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 2))
+
     def fit(indices, seed):
         torch.manual_seed(seed)
-        models.append(nn.Sequential(nn.Linear(5, 2)).train())
+        models.append(build_model().train())
         chosen.append(indices)
         return models[-1]
 
     parts = {"dataset": Subset(every, range(80)), "test_set": Subset(every, range(80, 160))}
-    spec = AuditSpec(model=lambda: nn.Sequential(nn.Linear(5, 2)), loss_fn=loss_fn, **parts)
+    spec = AuditSpec(model=build_model, loss_fn=loss_fn, **parts)
     found = references_for_run(script / "runs/own", fit, 3, spec=spec, output=tmp_path / "s")
     for row, (model, indices) in enumerate(zip(models, chosen, strict=True), 1):
         with torch.no_grad():
@@ -154,6 +159,7 @@ RANDOM = (
         ([(RESULT, "    model[2] = nn.Linear(16, 3)\n" + RESULT)], r"whose parameter 2.weight is \(3, 16\)"),
         ([(RESULT, "    return nn.Sequential(model)\n\n\nif __name__")], "0.weight is absent"),
         ([(RESULT, "    return None\n\n\nif __name__")], "returned a NoneType; it returns the trained"),
+        ([("    model = build_model()\n    optimizer = torch", "    torch.manual_seed(0)\n    model = build_model()\n    optimizer = torch"), ("data[indices]", "data[:]")], "the very signals of the one before"),
         ([("plain(indices, seed)", "plain(indices)")], r"no function fit\(indices, seed\)"),
         ([RANDOM], "gave other rows when it was read again"),
         ([("spec = AuditSpec(", "spec = = AuditSpec(")], "cannot be imported: SyntaxError"),
@@ -169,20 +175,73 @@ def test_what_cannot_be_a_reference_is_one_message(script, tmp_path, request, ch
     number = request.node.callspec.indices["changes"]
     reference = variant(script, f"bad{number}.py", *changes)
     with pytest.raises(InputError, match=message):
-        references_for_run(script / "runs/own", reference, 1, output=tmp_path / "s")
+        references_for_run(script / "runs/own", reference, 2, output=tmp_path / "s")
 
 
-def test_references_on_another_order_of_the_rows_are_not_continued(script, tmp_path):
-    reference = variant(script, "whole.py")
-    references_for_run(script / "runs/own", reference, 1, output=tmp_path / "s")
+def test_references_on_other_inputs_are_refused(script, tmp_path):
+    """By losses of the model of the run, if it was kept; else a series is not continued with them."""
     other = variant(script, "scaled.py", ("data = Tensor", "inputs *= 2\ndata = Tensor"))
+    with pytest.raises(InputError, match=r"has other losses on \d+ examples of the train set"):
+        references_for_run(script / "runs/own", other, 1, output=tmp_path / "s")
+    run = shutil.copytree(script / "runs/own", tmp_path / "run")
+    shutil.rmtree(run / "final")
+    references_for_run(run, variant(script, "whole.py"), 1, output=tmp_path / "s")
     with pytest.raises(InputError, match="another data; choose another folder"):
-        references_for_run(script / "runs/own", other, 2, output=tmp_path / "s")
+        references_for_run(run, other, 2, output=tmp_path / "s")
+
+
+def test_a_baseline_and_a_study_and_who_is_vulnerable(script, tmp_path, capsys):
+    run = shutil.copytree(script / "runs/own", tmp_path / "run")
+    shutil.rmtree(run / "references", ignore_errors=True)
+    trained = f"{script / 'train.py'}:plain"
+    command = ["attack", run, "--references", trained, "--models", 9]
+    assert run_command([*command, "--set", f"baseline={trained}"]) == 0
+    out = capsys.readouterr().out
+    for words in ("The same attacks on the model trained without DP", "How well the models fit"):
+        assert words in out
+    assert "was not checked" not in out  # the model was kept
+    private, plain = (pd.read_parquet(run / f"examples{end}.parquet") for end in ("", "-non-dp"))
+    assert private.drop(columns=["loss", "correct"]).equals(plain.drop(columns=["loss", "correct"]))
+    assert not np.allclose(private["loss"], plain["loss"])
+    signals = AttackSignals.open(run / "references-non-dp")
+    assert (signals.n_models, signals.audited) == (10, 0)
+    assert signals.signal[0] == pytest.approx(from_losses(plain["loss"]), rel=1e-6)
+    assert run_command(["attack", run, "--json"]) == 0  # finds all of this again
+    content = json.loads(capsys.readouterr().out)
+    assert {row["model"] for row in content["attacks"]} == {"dp", "non_dp"}
+    accuracy = plain[plain["split"] == "test"]["correct"].mean()
+    assert content["fitted"][1]["test_accuracy"] == pytest.approx(accuracy)
+
+    found = audit(run, run / "audit")
+    ranked = [(one.model, one.figure) for one in found.vulnerability]
+    assert ranked == [(model, of) for model in ("dp", "non_dp") for of in ("epsilon", "loss")]
+    page = (run / "audit/audit.md").read_text()
+    assert "Who is vulnerable?" in page
+    assert run_command(["show", run / "audit"]) == 0
+    assert "Found in the top fifth" in capsys.readouterr().out
+    command = ["attack", run / "references", "--set", f"epsilon={run / 'audit'}"]
+    assert run_command([*command, "--json"]) == 0
+    study = json.loads(capsys.readouterr().out)
+    assert study["rates"][0]["n"] == study["effects"]["n_models"] == 9  # without the run
+    assert study["effects"]["vulnerability"] == to_json(found.vulnerability[:2])
+
+
+def test_a_baseline_is_trained_once_and_never_by_the_references_alone(script, tmp_path):
+    run = shutil.copytree(script / "runs/own", tmp_path / "run")
+    trained = f"{script / 'train.py'}:plain"
+    references_for_run(run, trained, 1, output=tmp_path / "s")
+    assert not (run / "examples-non-dp.parquet").exists()
+    references_for_run(run, trained, 1, baseline=True)
+    first = (run / "examples-non-dp.parquet").read_bytes()
+    references_for_run(run, trained, 2, baseline=True)
+    assert (run / "examples-non-dp.parquet").read_bytes() == first
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--baseline", "train.py:plain"], "--set baseline=train.py:plain"),
+        (["--set", "baseline=train.py:plane"], "has no 'plane'; define it there"),
         (["--attack", "lira", "--models", 2], "lira needs 4 reference models, and --models is 2"),
         (["--models", 0], "n_models"),
         (["--set", "workers=0"], "workers"),

@@ -6,6 +6,7 @@ of like epsilon are not. Coins decided the memberships, so that redrawing them, 
 fixed, gives exact tests of "no effect at all" (Fisher 1935; Phipson and Smyth 2010).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from indpriv._checks import check_positive_int
 from indpriv._columns import to_floats
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.guarantee import mu_of
+from indpriv.analysis.recorded_run import AuditedRun, attacked_table
 from indpriv.analysis.statistics import CONFIDENCE, Interval
-from indpriv.analysis.summary import record
+from indpriv.analysis.summary import Finding, record
+from indpriv.attack_signals import CONFIDENCE as OF_CONFIDENCE
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import Effects, Moments, effects, reference_signals
 from indpriv.epsilon_table import EpsilonTable
@@ -71,7 +74,6 @@ def membership_effects(
         mean, error = _weighted(found.effect[inside], 1 / found.error[inside])
         of_bin = float(epsilon[inside].mean()), float(mu[inside].mean()), int(inside.sum())
         each.append(EffectBin(*of_bin, mean, error, _p_value(largest, abs(float(z)))))
-    losses = {} if examples is None else {"loss": _losses(examples, table.example_ids[rows])}
     order = rng.permutation(len(values))
     halves = [order[: len(order) // 2], order[len(order) // 2 :]]
     split = [_effects(values[half], member[half]).effect for half in halves]
@@ -83,7 +85,7 @@ def membership_effects(
         trend_p_value=_p_value(null[:, 1], float(actual[1])),
         redraws=redraws,
         **_correlations(rng, epsilon, found.effect, split),
-        vulnerability=_vulnerability(values, member, {"epsilon": epsilon, **losses}, rng),
+        vulnerability=vulnerable(signals, table, examples=examples, seed=seed),
     )
 
 
@@ -191,6 +193,26 @@ def _correlations(
     }
 
 
+def vulnerable(
+    signals: AttackSignals,
+    table: EpsilonTable,
+    *,
+    examples: ExampleTable | None = None,
+    model: str = "dp",
+    seed: int = 0,
+) -> tuple[VulnerabilityBy, ...]:
+    """How well epsilon, and the losses in `examples`, tell on whom membership has an effect.
+
+    Signals and InputErrors are as of `membership_effects`; model: as of `VulnerabilityBy`.
+    """
+    values, member, rows, _ = _taken(signals, table)
+    figures = {"epsilon": table.epsilon[rows]}
+    if examples is not None:
+        figures["loss"] = _losses(examples, table.example_ids[rows])
+    found = _vulnerability(values, member, figures, np.random.default_rng([seed, _PURPOSE]))
+    return tuple(replace(one, model=model) for one in found)
+
+
 def _losses(examples: ExampleTable, example_ids: np.ndarray) -> FloatArray:
     return to_floats(examples.train.set_index("example_id")["loss"].reindex(example_ids))
 
@@ -254,3 +276,17 @@ def _ranked(figures: FloatArray, effect: FloatArray) -> FloatArray:
     above, ties = figures > last, figures == last
     among = above + ties * (room - above.sum(axis=1, keepdims=True)) / ties.sum(axis=1)[:, None]
     return np.stack([own, given, among[:, vulnerable].mean(axis=1)])
+
+
+def _find(run: AuditedRun) -> dict[str, Any]:
+    """By the references of the run and of its baseline, if there are enough of either."""
+    table, recorded, found = run.once(attacked_table), run.attacked, list[VulnerabilityBy]()
+    more: dict[str, Any] = {"examples": recorded.examples, "seed": run.seed}
+    for model, of in (("dp", recorded.references), ("non_dp", recorded.baseline_references)):
+        signals = None if (table.account.rows_per_unit or 1) > 1 else of.get(OF_CONFIDENCE)
+        if signals is not None and signals.coins and signals.n_models > LEAST_MODELS:
+            found += vulnerable(signals, table, model=model, **more)
+    return {"vulnerability": tuple(found)}
+
+
+FINDING = Finding("vulnerability", _find)

@@ -35,7 +35,9 @@ from indpriv.attack_signals import split_units
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
 
+FittedModel: Any = summary.record("fitted_model")
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 TARGET_RATES = (0.01, 0.1, 0.5)  # false-positive rates that the thresholds aim at, fixed beforehand
 WRONG = (
@@ -137,7 +139,21 @@ def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: 
         rows.append(((not ours, -auc, attack.name), row))
     in_order = [row for _, row in sorted(rows, key=lambda found: found[0])]
     every = pd.concat(frames[bool(scored) :], ignore_index=True)
-    return Audit(rates=every, attacks=summary.table(summary.TRIED, in_order), attack_seed=seed)
+    losses = {each.model: each.material.losses for each in scored}
+    models = [fitted_model(model, one) for model, one in losses.items() if one is not None]
+    attacks = summary.table(summary.TRIED, in_order)
+    return Audit(rates=every, attacks=attacks, fitted=tuple(models), attack_seed=seed)
+
+
+def fitted_model(model: str, examples: ExampleTable) -> FittedModel:
+    """How well a model fits; None for what is not known."""
+    means = {}
+    for split, rows in (("train", examples.train), ("test", examples.test)):
+        loss, correct = to_floats(rows["loss"]), to_floats(rows["correct"])
+        for name, known in (("loss", loss[np.isfinite(loss)]), ("accuracy", correct)):
+            known = known[~np.isnan(known)]
+            means[f"{split}_{name}"] = float(known.mean()) if len(known) else None
+    return FittedModel(model, **means)
 
 
 def _strongest(found: Audit, scored: Sequence[ScoredAttack]) -> ScoredAttack | None:
@@ -177,6 +193,7 @@ def _find(run: AuditedRun) -> dict[str, Any]:
         frames.append(rates.rates_on_updates(recorded.gradient_canaries))
     return {
         "attacks": found.attacks,
+        "fitted": found.fitted,
         "rates": pd.concat(frames, ignore_index=True),
         "unchecked": tuple(dict.fromkeys(recorded.unchecked)),
         "roc": {each.model: rates.roc(each.scores) for each in by_loss},

@@ -363,13 +363,13 @@ def keep_model(model: nn.Module, run_dir: Path) -> None:
     write_atomically(run_dir / MODEL, save(plain))  # clones, as no two may share memory
 
 
-def kept_model(run_dir: Path, model: nn.Module, load: LoadFn | None = None) -> bool:
+def kept_model(run_dir: Path, model: nn.Module) -> bool:
     """Load the final parameters of a run into a model like its own; whether the run kept them.
 
     InputError if they do not fit the model.
     """
     if kept := (run_dir / MODEL).is_file():
-        load_into(model, run_dir / MODEL, load)
+        load_into(model, run_dir / MODEL)
     return kept
 
 
