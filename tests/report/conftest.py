@@ -134,7 +134,15 @@ def attacked(audit, *, above=True, strong=True):
             "advantage": 0.5,
         },
         unchecked=["Whether the references saw other data is not known."],
+        vulnerability=[ranked_by(0.1, model="dp"), ranked_by(None, model="non_dp")],
     )
+
+
+def ranked_by(given, **more):
+    """How well epsilon tells who is vulnerable; a partial correlation where loss is known too."""
+    row = {"figure": "epsilon", "correlation": 0.2, "found": 0.5, "given_other": given, **more}
+    ends = {f"{key}_interval": interval(0.1, 0.3) for key in ("correlation", "found")}
+    return row | ends | {"given_other_interval": None if given is None else interval(0.0, 0.2)}
 
 
 def attributes(above):

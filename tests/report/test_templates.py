@@ -18,7 +18,16 @@ pytestmark = pytest.mark.slow  # tracing takes a minute
 SECTIONS = [one.name for one in findings() if (TEMPLATES / f"{one.name}.md.j2").is_file()]
 OURS = [
     f"{one}.md.j2"
-    for one in (*SECTIONS, "columns", "since", "readings", "report", "screen", "verbose")
+    for one in (
+        *SECTIONS,
+        "columns",
+        "fitted_models",
+        "since",
+        "readings",
+        "report",
+        "screen",
+        "verbose",
+    )
 ]
 
 FIGURES = ("plain", "groups", "moved", "estimate", "read", "bare", "rounds")  # have what is folded

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from indpriv.analysis.attacks.effects import membership_effects
+from indpriv.analysis.attacks.effects import membership_effects, vulnerable
 from indpriv.analysis.attacks.membership import unit_scores
 from indpriv.analysis.attacks.rates import ALL, parts, rates_over_models
 from indpriv.analysis.guarantee import mu_of, true_positive_rate
@@ -157,6 +157,18 @@ def test_who_is_vulnerable_is_told_by_epsilon_and_by_loss():
     page = render_markdown("effects", found=found)
     assert "Who is vulnerable?" in page
     assert "by chance" in page
+
+
+def test_who_is_vulnerable_without_the_rest_of_the_effects():
+    signals = signals_with_effect(np.where(EPSILON > 2.04, 1.5, 0.0), 12, N)
+    examples = with_losses(np.random.default_rng(0).normal(size=N))
+    found = membership_effects(signals, TABLE, redraws=9, examples=examples).vulnerability
+    assert vulnerable(signals, TABLE, examples=examples) == found
+    assert {one.model for one in found} == {"dp"}
+    without_dp = vulnerable(signals, TABLE, examples=examples, model="non_dp")
+    assert without_dp == tuple(replace(one, model="non_dp") for one in found)
+    with pytest.raises(InputError, match="7 models, and effects need 8"):
+        vulnerable(signals_with_effect(0.0, 7, N), TABLE)
 
 
 def test_equal_epsilons_and_losses_rank_nobody():
