@@ -318,11 +318,12 @@ def read_references(
     for signals in found.values():
         if signals.audited is None:
             raise refused("refusal.signals", "study", path=path, run_dir=run_dir)
-        if signals.fingerprint and fingerprint and signals.fingerprint != fingerprint:
+        said = "" if fingerprint.startswith("model ") else fingerprint
+        if signals.fingerprint and said and signals.fingerprint != said:
             raise refused("refusal.signals", "another_data", path=path, run_dir=run_dir)
     first, unchecked = found[CONFIDENCE], []
     _check_is_of_run(first, examples, path, run_dir)
-    if not (first.fingerprint and fingerprint):
+    if not fingerprint or first.fingerprint != fingerprint:
         where = f"run.json of {run_dir}" if first.fingerprint else "the file of the signals"
         unchecked.append(text("sentence.references", "data", where=where))
     if first.kind != CONFIDENCE:

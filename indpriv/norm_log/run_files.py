@@ -134,8 +134,8 @@ def read_run_json(run_dir: Path) -> Mapping[str, Any]:
 
 
 def data_fingerprint(run_dir: Path) -> str:
-    """Identifies the data of a run, where run.json does or its model was kept; else ""."""
-    kept = _files.sha256(run_dir / MODEL) if (run_dir / MODEL).is_file() else ""
+    """Identifies the data of a run, where run.json does or its model ("model ..."); else ""."""
+    kept = f"model {_files.sha256(run_dir / MODEL)}" if (run_dir / MODEL).is_file() else ""
     return str(_files.first_at(read_run_json(run_dir), ("data", "fingerprint")) or kept)
 
 

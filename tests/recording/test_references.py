@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,16 @@ def test_a_baseline_and_a_study_and_who_is_vulnerable(script, tmp_path, capsys):
     study = json.loads(capsys.readouterr().out)
     assert study["rates"][0]["n"] == study["effects"]["n_models"] == 9  # without the run
     assert study["effects"]["vulnerability"] == to_json(found.vulnerability[:2])
+
+
+def test_signals_with_a_fingerprint_of_their_own_are_told_apart_but_not_refused(script, tmp_path):
+    run = script / "runs/own"
+    references_for_run(run, variant(script, "plainly.py"), 2, output=tmp_path / "s")
+    checked = AttackSignals.open(tmp_path / "s")
+    assert results_of_run(run, tmp_path / "s", (), (8.0, 1e-3)).unchecked == ()
+    replace(checked, fingerprint="mine").save(tmp_path / "mine.npz")
+    (said,) = results_of_run(run, tmp_path / "mine.npz", (), (8.0, 1e-3)).unchecked
+    assert "was not checked" in said
 
 
 def test_a_baseline_is_trained_once_and_never_by_the_references_alone(script, tmp_path):

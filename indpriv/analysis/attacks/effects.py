@@ -280,11 +280,14 @@ def _ranked(figures: FloatArray, effect: FloatArray) -> FloatArray:
 
 def _find(run: AuditedRun) -> dict[str, Any]:
     """By the references of the run and of its baseline, if there are enough of either."""
-    table, recorded, found = run.once(attacked_table), run.attacked, list[VulnerabilityBy]()
+    recorded, found = run.recorded, list[VulnerabilityBy]()
     more: dict[str, Any] = {"examples": recorded.examples, "seed": run.seed}
     for model, of in (("dp", recorded.references), ("non_dp", recorded.baseline_references)):
-        signals = None if (table.account.rows_per_unit or 1) > 1 else of.get(OF_CONFIDENCE)
-        if signals is not None and signals.coins and signals.n_models > LEAST_MODELS:
+        signals = of.get(OF_CONFIDENCE)
+        if signals is None or not signals.coins or signals.n_models <= LEAST_MODELS:
+            continue
+        table = run.once(attacked_table)  # all of it is in memory, as there are references
+        if (table.account.rows_per_unit or 1) == 1:
             found += vulnerable(signals, table, model=model, **more)
     return {"vulnerability": tuple(found)}
 
