@@ -11,7 +11,12 @@ if [*map(int, re.findall(r"\d+", version("opacus"))[:3])] < [1, 5, 4]:
     raise InputError(f"Opacus {version('opacus')} is too old: pip install 'opacus>=1.5.4,<1.7'")
 
 from indpriv.norm_log.fields import RecordingPolicy
-from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, WhiteBox
+from indpriv.recording.attacks import (
+    GradientCanaries,
+    InsertedCanaries,
+    MislabelledCanaries,
+    WhiteBox,
+)
 from indpriv.recording.checkpoints.replay import AuditSpec, replay
 from indpriv.recording.checkpoints.saved_models import StepOptions
 from indpriv.recording.clipping import AdaClip, QuantileClipping
@@ -28,6 +33,7 @@ __all__ = [
     "AuditSpec",
     "CausalLMLoss",
     "GradientCanaries",
+    "InsertedCanaries",
     "MislabelledCanaries",
     "NormPass",
     "QuantileClipping",

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from indpriv._checks import check_positive_int, check_row
 from indpriv._facts import refused
@@ -380,6 +380,7 @@ class MislabelledCanaries(RunAttack):
 
     Attributes:
         train_set: what to train on: all examples but the canaries that were left out.
+        member: (count,) the coins, whether each canary is in it.
     """
 
     file_name = run_files.CANARIES
@@ -405,11 +406,11 @@ class MislabelledCanaries(RunAttack):
         if count > n:
             raise InputError(f"{count} canaries are more than the {n} examples; insert fewer")
         rng = np.random.default_rng(seed)
-        positions, self._member, shifts = draw_canaries(rng, n, count, n_classes)
+        positions, self.member, shifts = draw_canaries(rng, n, count, n_classes)
         shift_of = dict(zip(positions.tolist(), shifts.tolist(), strict=True))
         mislabelled = _Mislabelled(dataset, shift_of, n_classes)
         self._canaries: Dataset[Any] = Subset(mislabelled, positions.tolist())
-        kept = np.setdiff1d(np.arange(n), positions[~self._member])
+        kept = np.setdiff1d(np.arange(n), positions[~self.member])
         self.train_set: Dataset[Any] = Subset(mislabelled, kept.tolist())
         self._n = n
         self._loader: PlannedLoader | None = None
@@ -451,10 +452,36 @@ class MislabelledCanaries(RunAttack):
         ]
         return AttackScores(
             scores=-torch.cat(losses).cpu().numpy(),
-            member=self._member.copy(),
+            member=self.member.copy(),
             method=self.method,
             fair_coins=True,
         )
+
+
+class InsertedCanaries(MislabelledCanaries):
+    """Insert items of your own, each only if a fair coin says so; used as `MislabelledCanaries`.
+
+    For a language model they are texts that nothing else predicts, such as a sentence with a random
+    number (Carlini et al. 2019, arXiv:1802.08232): `indpriv.attacks.language_scores` attacks them
+    with the same coins, and `indpriv.attacks.extraction` tells whether they come out.
+    """
+
+    method = "final loss of inserted canaries"
+
+    def __init__(self, dataset: Dataset[Any], canaries: Any, *, seed: int | None = None) -> None:
+        """Flip the coins.
+
+        Args:
+            dataset: map-style.
+            canaries: items as of the dataset, in a list or a map-style data set; one at least.
+            seed: makes the coins reproducible; None draws them from the operating system.
+        """
+        count = check_positive_int("the number of canaries", length(canaries, "canaries"))
+        self.member = np.random.default_rng(seed).random(count) < 0.5
+        inserted = Subset(canaries, np.flatnonzero(self.member).tolist())
+        self.train_set = ConcatDataset([dataset, inserted])
+        self._canaries, self._n = canaries, length(dataset, "dataset") + count
+        self._loader = None
 
 
 class PlannedLoader(DataLoader[Any]):

@@ -118,8 +118,8 @@ class Recorder:
             returned for it. Steps logged beyond it become void.
         on_write_error: if the log cannot be written (a full disk), "stop" training, or "continue"
             it without recording; the log then was not closed.
-        attack: `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`, which attack the run while
-            it trains.
+        attack: `GradientCanaries`, `MislabelledCanaries`, `InsertedCanaries` or `WhiteBox`, which
+            attack the run while it trains.
         upload_to: address to which the run is sent when it is closed, e.g. s3://bucket/runs/adult.
             If that fails, a warning says how to send it later.
         bucket_is_private: say that only those who may see norms can read that bucket.

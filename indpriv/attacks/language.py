@@ -1,0 +1,265 @@
+"""Membership and extraction of texts by the logits of one's own language model. Sensitive.
+
+The model is any module that takes `input_ids` (batch, length) and returns an object with `logits`
+(batch, length, vocabulary), as those of Hugging Face do; transformers is not imported.
+"""
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from indpriv._checks import check_positive_int, check_row
+from indpriv._facts import refused
+from indpriv._types import ArrayLike, FloatArray, IntArray
+from indpriv.attack_scores import AttackScores
+
+METHODS = {
+    "loss": "loss of the text",
+    "zlib": "loss of the text over its compressed length",
+    "min_k": "Min-K%, the least likely tokens",
+    "min_k_plus": "Min-K%++, the least likely tokens, standardised",
+    "reference": "loss of the text less that of a reference model",
+    "recall": "ReCaLL, loss after non-members over loss alone",
+}
+_TOKENS = 1 << 12  # in a call of the model
+_AT_ONCE = 128  # tokens whose logits are in double precision together
+_SAME = 1e-3  # of logits that should be equal, but are computed in half precision
+
+
+def language_scores(
+    model: Any,
+    ids: Sequence[ArrayLike],
+    member: ArrayLike,
+    *,
+    texts: Sequence[str] | None = None,
+    reference: Any = None,
+    prefix: ArrayLike | None = None,
+    share: float = 0.2,
+    **about: Any,
+) -> dict[str, AttackScores]:
+    """Scores of texts by each attack whose needs are met, by the names of `METHODS`.
+
+    Write one with to_parquet: `indpriv attack FILE` gives its rates, and its lower bounds on
+    epsilon. Choose the attack before looking: each bound holds by itself, the largest of six does
+    not. With l the log-probabilities, in nats, of all tokens of a text but the first:
+    loss: mean of l (Yeom et al. 2018, arXiv:1709.01604).
+    zlib: the same over the bytes that zlib leaves of the text (Carlini et al. 2021,
+        arXiv:2012.07805).
+    min_k: mean of the smallest l, a `share` of them (Shi et al. 2024, arXiv:2310.16789).
+    min_k_plus: the same of l less its mean over the vocabulary, by the model, over its standard
+        deviation there (Zhang et al. 2025, arXiv:2404.02936).
+    reference: mean of l less that of the reference model (Watson et al. 2022, arXiv:2111.08440).
+    recall: mean of l after the prefix over that without it (Xie et al. 2024, arXiv:2406.15968).
+
+    Args:
+        model: a causal model; it is called in eval mode, without gradients.
+        ids: n texts, each a row of at least 2 token ids, without padding.
+        member: (n,) bool, whether each was trained on, e.g. the coins of `InsertedCanaries`.
+        texts: the same as strings, for zlib, e.g. tokenizer.batch_decode(ids).
+        reference: a model of the same tokens that was trained on none of the texts.
+        prefix: token ids of texts that were not trained on, one after another, for recall.
+        share: in (0, 1].
+        about: further fields of `AttackScores`: groups, example_ids; fair_coins=True if an
+            independent fair coin decided on each text.
+    """
+    rows = _rows(ids)
+    check_row("share", [share], lambda x: (x > 0) & (x <= 1), "in (0, 1]")
+    kept = np.asarray(member)
+    if kept.dtype != np.bool_:
+        raise refused("refusal.language", "coins", found=kept.dtype)
+    _check_lengths(len(rows), member=kept, texts=texts)
+    tokens = list(_tokens(model, rows))
+    likelihood = np.array([each[:, 0].mean() for each in tokens])
+    found = {"loss": likelihood}
+    if texts is not None:
+        found["zlib"] = likelihood / [len(zlib.compress(text.encode())) for text in texts]
+    found["min_k"] = np.array([_least(each[:, 0], share) for each in tokens])
+    found["min_k_plus"] = np.array([_least(each[:, 1], share) for each in tokens])
+    with np.errstate(invalid="ignore", divide="ignore"):  # both are infinite or 0: no difference
+        if reference is not None:
+            others = np.array([each[:, 0].mean() for each in _tokens(reference, rows)])
+            away = likelihood - others
+            found["reference"] = np.where(np.isnan(away), 0.0, away)
+        if prefix is not None:
+            before = np.asarray(prefix).reshape(-1)
+            longer = _tokens(model, _rows([np.concatenate([before, row]) for row in rows]))
+            after = [each[1 - len(row) :, 0].mean() for each, row in zip(longer, rows, strict=True)]
+            ratio = np.array(after) / likelihood
+            found["recall"] = np.where(np.isnan(ratio), 1.0, ratio)
+    return {name: AttackScores(x, kept, METHODS[name], **about) for name, x in found.items()}
+
+
+def extraction(
+    model: Any,
+    ids: Sequence[ArrayLike],
+    start: ArrayLike,
+    *,
+    samples: int = 1,
+    probability: float = 0.5,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+) -> pd.DataFrame:
+    """The chance that the model emits the end of each text, asked with its beginning. Exact.
+
+    Nothing is sampled: the probability of an end is the product over its tokens. What others write
+    too comes out of a model that never saw the text: compare with texts that were not trained on.
+    Epsilon bounds the chance of a random secret by
+    `indpriv.analysis.guarantee.true_positive_bound` at the rate samples / candidates.
+
+    One row for each text, with the columns
+    log_probability: of emitting the end in one sample, in nats.
+    chance: of emitting it in one of `samples` at least, 1 - (1 - p)^samples.
+    samples_needed: the least n for which the text is (n, p)-discoverable, with a chance of at least
+        `probability` in n samples (Hayes et al. 2025, arXiv:2410.19482); infinite if none is.
+    greedy: whether every token of the end is the most likely one.
+    bits: sum of log2 of the tokens' ranks, 0 where greedy. A sampler that never prefers a less
+        likely token gives rank r at most 1/r, so that none emits the end with more than 2^-bits:
+        the rank bound of (l, b)-inextractability (Liu, Evans and Xiong 2026, arXiv:2604.18697),
+        with every rank counted and for this beginning.
+
+    Args:
+        model: as of `language_scores`.
+        ids: as of `language_scores`.
+        start: number of tokens of the beginning, at least 1; one for all, or (n,).
+        samples: number of independent samples.
+        probability: in (0, 1).
+        temperature: logits are divided by it; above 0.
+        top_k: only the top_k most likely tokens, and those that tie with the last, are sampled.
+    """
+    rows = _rows(ids)
+    _check_lengths(len(rows), start=None if np.ndim(start) == 0 else start)
+    starts = np.broadcast_to(np.asarray(start), (len(rows),))
+    for k, (row, first) in enumerate(zip(rows, starts, strict=True)):
+        if not 1 <= first < len(row) or first != int(first):
+            raise refused("refusal.language", "start", k=k, start=first, n=len(row))
+    check_positive_int("samples", samples)
+    check_row("probability", [probability], lambda x: (x > 0) & (x < 1), "in (0, 1)")
+    check_row("temperature", [temperature], lambda x: np.isfinite(x) & (x > 0), "above 0")
+    check_positive_int("top_k", 1 if top_k is None else top_k)
+    read = _tokens(model, rows, temperature, top_k)
+    ends = [each[int(first) - 1 :] for each, first in zip(read, starts, strict=True)]
+    log_p = np.minimum([end[:, 0].sum() for end in ends], 0.0)
+    bits = np.array([end[:, 2].sum() for end in ends])
+    with np.errstate(divide="ignore"):  # the logarithm of the chance to miss is 0 or -infinity
+        missed = np.log1p(-np.exp(log_p))
+        needed = np.maximum(1.0, np.ceil(math.log1p(-probability) / missed))
+    found = {"log_probability": log_p, "chance": -np.expm1(samples * missed)}
+    found |= {"samples_needed": np.where(missed == 0, np.inf, needed)}
+    return pd.DataFrame({**found, "greedy": bits == 0, "bits": bits})
+
+
+def _rows(ids: Sequence[ArrayLike]) -> list[IntArray]:
+    """Each text as a row of token ids."""
+    rows = [np.asarray(row) for row in ids]
+    if not rows:
+        raise refused("refusal.language", "none")
+    for k, row in enumerate(rows):
+        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
+            raise refused("refusal.language", "ids", k=k, kind=row.dtype, shape=row.shape)
+        if len(row) < 2:
+            raise refused("refusal.language", "short", k=k, n=len(row))
+    return [row.astype(np.int64) for row in rows]
+
+
+def _check_lengths(n: int, **columns: Any) -> None:
+    for name, given in columns.items():
+        if given is not None and len(given) != n:
+            raise refused("refusal.language", "lengths", name=name, found=len(given), n=n)
+
+
+def _least(values: FloatArray, share: float) -> float:
+    """Mean of the smallest share of values, at least one."""
+    return float(np.sort(values)[: max(1, int(share * len(values)))].mean())
+
+
+def _tokens(
+    model: Any, rows: Sequence[IntArray], temperature: float = 1.0, top_k: int | None = None
+) -> Iterator[FloatArray]:
+    """(length - 1, 3) of each text, in order: what the model says of each token but the first.
+
+    Its log-probability when sampled, in nats; its log-probability by the model, standardised over
+    the vocabulary; log2 of its rank, 0 of the most likely one.
+    """
+    import torch  # here, since the audit side works without it
+
+    if not isinstance(model, torch.nn.Module):
+        raise refused("refusal.language", "model", kind=type(model).__name__)
+    modes = {module: module.training for module in model.modules()}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    longest = max(map(len, rows))
+    # Padding stands at the end, where a causal model does not see it.
+    ids: Any = torch.zeros((len(rows), longest), dtype=torch.long)
+    for row, places in zip(rows, ids, strict=True):
+        places[: len(row)] = torch.as_tensor(row)
+    size = max(1, _TOKENS // longest)
+    model.eval()
+    try:
+        with torch.no_grad():
+            _check_causal(model, ids[:1, : len(rows[0])].to(device))
+            for first in range(0, len(rows), size):
+                widest = max(map(len, rows[first : first + size]))
+                batch = ids[first : first + size, :widest].to(device)
+                for k, logits in enumerate(_logits(model, batch), first):
+                    if rows[k].max() >= (n := logits.shape[-1]):
+                        raise refused("refusal.language", "vocabulary", k=k, n=n)
+                    end = len(rows[k]) - 1
+                    pairs = (
+                        logits[:end].split(_AT_ONCE),
+                        batch[k - first, 1 : end + 1].split(_AT_ONCE),
+                    )
+                    parts = [
+                        _statistics(*pair, temperature, top_k) for pair in zip(*pairs, strict=True)
+                    ]
+                    found: FloatArray = torch.cat(parts).cpu().numpy()
+                    if np.isnan(found).any():
+                        raise refused("refusal.language", "nan", k=k)
+                    yield found
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _logits(model: Any, ids: Any) -> Any:
+    """Logits (batch, length, vocabulary) of ids (batch, length)."""
+    try:
+        outputs = model(input_ids=ids)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise refused("refusal.language", "call", length=ids.shape[1], error=error) from error
+    if (logits := getattr(outputs, "logits", None)) is None:
+        raise refused("refusal.language", "logits", kind=type(outputs).__name__)
+    if logits.ndim != 3 or logits.shape[:2] != ids.shape:
+        shapes = {"shape": tuple(logits.shape), "ids": tuple(ids.shape)}
+        raise refused("refusal.language", "shape", **shapes)
+    return logits
+
+
+def _check_causal(model: Any, ids: Any) -> None:
+    """Raise InputError if what is said of earlier tokens (1, length) changes with the last one."""
+    both = ids.repeat(2, 1)
+    both[1, -1] = next(token for token in (ids[0, 0], 0, 1) if token != ids[0, -1])
+    one, two = _logits(model, both)[:, :-1].cpu().double().numpy()
+    if not np.allclose(one, two, rtol=_SAME, atol=_SAME, equal_nan=True):
+        raise refused("refusal.language", "causal")
+
+
+def _statistics(logits: Any, target: Any, temperature: float, top_k: int | None) -> Any:
+    """As of `_tokens`, of logits (n, vocabulary) and the tokens (n,)."""
+    logits, target = logits.double(), target[:, None]
+    log_p = logits.log_softmax(1)
+    p, finite = log_p.exp(), log_p.nan_to_num(neginf=0.0)  # 0 log 0 = 0
+    mean = (p * finite).sum(1, keepdim=True)
+    spread = (p * (finite - mean) ** 2).sum(1, keepdim=True).sqrt()
+    standardised = (log_p.gather(1, target) - mean) / spread.clamp(min=1e-9)
+    rank = 1 + (logits > logits.gather(1, target)).sum(1, keepdim=True)
+    sampled = logits / temperature
+    if top_k is not None and top_k < logits.shape[1]:
+        least = sampled.topk(top_k, dim=1).values[:, -1:]
+        sampled = sampled.masked_fill(sampled < least, -math.inf)
+    chosen = sampled.log_softmax(1).gather(1, target)
+    found = logits.new_empty((len(logits), 3))
+    found[:, 0:1], found[:, 1:2], found[:, 2:3] = chosen, standardised, rank.double().log2()
+    return found

@@ -1,0 +1,1 @@
+"""Membership and extraction of the same secrets from a small language model, with DP and without."""
