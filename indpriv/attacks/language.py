@@ -77,8 +77,9 @@ def language_scores(
     found = {"loss": likelihood}
     if texts is not None:
         found["zlib"] = likelihood / [len(zlib.compress(text.encode())) for text in texts]
-    found["min_k"] = np.array([_least(each[:, 0], share) for each in tokens])
-    found["min_k_plus"] = np.array([_least(each[:, 1], share) for each in tokens])
+    for name, column in (("min_k", 0), ("min_k_plus", 1)):
+        least = [np.sort(each[:, column])[: max(1, int(share * len(each)))] for each in tokens]
+        found[name] = np.array([values.mean() for values in least])
     with np.errstate(invalid="ignore", divide="ignore"):  # both are infinite or 0: no difference
         if reference is not None:
             others = np.array([each[:, 0].mean() for each in _tokens(reference, rows)])
@@ -99,7 +100,6 @@ def extraction(
     start: ArrayLike,
     *,
     samples: int = 1,
-    probability: float = 0.5,
     temperature: float = 1.0,
     top_k: int | None = None,
 ) -> pd.DataFrame:
@@ -112,9 +112,8 @@ def extraction(
 
     One row for each text, with the columns
     log_probability: of emitting the end in one sample, in nats.
-    chance: of emitting it in one of `samples` at least, 1 - (1 - p)^samples.
-    samples_needed: the least n for which the text is (n, p)-discoverable, with a chance of at least
-        `probability` in n samples (Hayes et al. 2025, arXiv:2410.19482); infinite if none is.
+    chance: of emitting it in one of n samples at least; where it is p or more, the text is
+        (n, p)-discoverable (Hayes et al. 2025, arXiv:2410.19482).
     greedy: whether every token of the end is the most likely one.
     bits: sum of log2 of the tokens' ranks, 0 where greedy. A sampler that never prefers a less
         likely token gives rank r at most 1/r, so that none emits the end with more than 2^-bits:
@@ -125,8 +124,7 @@ def extraction(
         model: as of `language_scores`.
         ids: as of `language_scores`.
         start: number of tokens of the beginning, at least 1; one for all, or (n,).
-        samples: number of independent samples.
-        probability: in (0, 1).
+        samples: number of independent samples, n.
         temperature: logits are divided by it; above 0.
         top_k: only the top_k most likely tokens, and those that tie with the last, are sampled.
     """
@@ -137,19 +135,16 @@ def extraction(
         if not 1 <= first < len(row) or first != int(first):
             raise refused("refusal.language", "start", k=k, start=first, n=len(row))
     check_positive_int("samples", samples)
-    check_row("probability", [probability], lambda x: (x > 0) & (x < 1), "in (0, 1)")
     check_row("temperature", [temperature], lambda x: np.isfinite(x) & (x > 0), "above 0")
     check_positive_int("top_k", 1 if top_k is None else top_k)
     read = _tokens(model, rows, temperature, top_k)
     ends = [each[int(first) - 1 :] for each, first in zip(read, starts, strict=True)]
     log_p = np.minimum([end[:, 0].sum() for end in ends], 0.0)
     bits = np.array([end[:, 2].sum() for end in ends])
-    with np.errstate(divide="ignore"):  # the logarithm of the chance to miss is 0 or -infinity
-        missed = np.log1p(-np.exp(log_p))
-        needed = np.maximum(1.0, np.ceil(math.log1p(-probability) / missed))
-    found = {"log_probability": log_p, "chance": -np.expm1(samples * missed)}
-    found |= {"samples_needed": np.where(missed == 0, np.inf, needed)}
-    return pd.DataFrame({**found, "greedy": bits == 0, "bits": bits})
+    with np.errstate(divide="ignore"):  # no chance to miss
+        chance = -np.expm1(samples * np.log1p(-np.exp(log_p)))
+    found = {"log_probability": log_p, "chance": chance, "greedy": bits == 0, "bits": bits}
+    return pd.DataFrame(found)
 
 
 def _rows(ids: Sequence[ArrayLike]) -> list[IntArray]:
@@ -169,11 +164,6 @@ def _check_lengths(n: int, **columns: Any) -> None:
     for name, given in columns.items():
         if given is not None and len(given) != n:
             raise refused("refusal.language", "lengths", name=name, found=len(given), n=n)
-
-
-def _least(values: FloatArray, share: float) -> float:
-    """Mean of the smallest share of values, at least one."""
-    return float(np.sort(values)[: max(1, int(share * len(values)))].mean())
 
 
 def _tokens(
@@ -199,22 +189,26 @@ def _tokens(
     model.eval()
     try:
         with torch.no_grad():
-            _check_causal(model, ids[:1, : len(rows[0])].to(device))
+            both = ids[:1, : len(rows[0])].repeat(2, 1)  # what comes last must not change the rest
+            both[1, -1] = next(token for token in (both[0, 0], 0, 1) if token != both[0, -1])
+            one, two = _logits(model, both.to(device))[:, :-1].cpu().double().numpy()
+            if not np.allclose(one, two, rtol=_SAME, atol=_SAME, equal_nan=True):
+                raise refused("refusal.language", "causal")
             for first in range(0, len(rows), size):
                 widest = max(map(len, rows[first : first + size]))
                 batch = ids[first : first + size, :widest].to(device)
                 for k, logits in enumerate(_logits(model, batch), first):
-                    if rows[k].max() >= (n := logits.shape[-1]):
-                        raise refused("refusal.language", "vocabulary", k=k, n=n)
-                    end = len(rows[k]) - 1
-                    pairs = (
-                        logits[:end].split(_AT_ONCE),
-                        batch[k - first, 1 : end + 1].split(_AT_ONCE),
+                    end = len(rows[k])
+                    both = (
+                        logits[: end - 1].split(_AT_ONCE),
+                        batch[k - first, 1:end].split(_AT_ONCE),
                     )
-                    parts = [
-                        _statistics(*pair, temperature, top_k) for pair in zip(*pairs, strict=True)
-                    ]
-                    found: FloatArray = torch.cat(parts).cpu().numpy()
+                    parts = (
+                        _statistics(*one, temperature, top_k) for one in zip(*both, strict=True)
+                    )
+                    found: FloatArray = (
+                        torch.cat([torch.cat(part, 1) for part in parts]).cpu().numpy()
+                    )
                     if np.isnan(found).any():
                         raise refused("refusal.language", "nan", k=k)
                     yield found
@@ -231,19 +225,10 @@ def _logits(model: Any, ids: Any) -> Any:
         raise refused("refusal.language", "call", length=ids.shape[1], error=error) from error
     if (logits := getattr(outputs, "logits", None)) is None:
         raise refused("refusal.language", "logits", kind=type(outputs).__name__)
-    if logits.ndim != 3 or logits.shape[:2] != ids.shape:
-        shapes = {"shape": tuple(logits.shape), "ids": tuple(ids.shape)}
-        raise refused("refusal.language", "shape", **shapes)
+    shape, most = tuple(logits.shape), int(ids.max())
+    if len(shape) != 3 or shape[:2] != ids.shape or shape[2] <= most:
+        raise refused("refusal.language", "shape", shape=shape, ids=tuple(ids.shape), most=most)
     return logits
-
-
-def _check_causal(model: Any, ids: Any) -> None:
-    """Raise InputError if what is said of earlier tokens (1, length) changes with the last one."""
-    both = ids.repeat(2, 1)
-    both[1, -1] = next(token for token in (ids[0, 0], 0, 1) if token != ids[0, -1])
-    one, two = _logits(model, both)[:, :-1].cpu().double().numpy()
-    if not np.allclose(one, two, rtol=_SAME, atol=_SAME, equal_nan=True):
-        raise refused("refusal.language", "causal")
 
 
 def _statistics(logits: Any, target: Any, temperature: float, top_k: int | None) -> Any:
@@ -260,6 +245,4 @@ def _statistics(logits: Any, target: Any, temperature: float, top_k: int | None)
         least = sampled.topk(top_k, dim=1).values[:, -1:]
         sampled = sampled.masked_fill(sampled < least, -math.inf)
     chosen = sampled.log_softmax(1).gather(1, target)
-    found = logits.new_empty((len(logits), 3))
-    found[:, 0:1], found[:, 1:2], found[:, 2:3] = chosen, standardised, rank.double().log2()
-    return found
+    return chosen, standardised, rank.double().log2()

@@ -218,11 +218,13 @@ def measured(
     sides = {}
     found = {n: extraction(model, ids, START, samples=n) for n in SAMPLES}
     for side, chosen in (("members", member), ("others", ~member)):
-        one = found[SAMPLES[0]][chosen]
+        one, total = found[SAMPLES[0]][chosen], int(chosen.sum())
         sides[side] = {
-            "n": int(chosen.sum()),
+            "n": total,
             "chance": {str(n): float(found[n]["chance"][chosen].mean()) for n in SAMPLES},
-            "discoverable": {str(n): int((one["samples_needed"] <= n).sum()) for n in SAMPLES},
+            "discoverable": {
+                str(n): int((found[n]["chance"][chosen] >= 0.5).sum()) for n in SAMPLES
+            },
             "greedy": int(one["greedy"].sum()),
             "bits": float(one["bits"].median()),
         }

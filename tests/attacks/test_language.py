@@ -260,23 +260,12 @@ def test_a_chance_is_the_share_of_samples_that_emit_the_end():
     assert found["chance"] == pytest.approx(1 - (1 - once) ** 3)
 
 
-def test_samples_needed_is_the_least_number_for_the_probability():
-    ids = texts(20, longest=6)
-    one = extraction(Tiny(), ids, 1, probability=0.9)
-    for row, n in zip(ids, one["samples_needed"], strict=True):
-        if np.isfinite(n) and n < 1e9:
-            assert extraction(Tiny(), [row], 1, samples=int(n))["chance"][0] >= 0.9 - 1e-6
-            if n > 1:
-                assert extraction(Tiny(), [row], 1, samples=int(n) - 1)["chance"][0] < 0.9 + 1e-6
-
-
-def test_what_a_sampler_never_emits_needs_infinitely_many_samples():
+def test_what_a_sampler_never_emits_has_no_chance():
     model = Tiny()
     likely = int(np.argmax(slow_rows(model, [2, 0])[0]))
     other = (likely + 1) % VOCABULARY
     found = extraction(model, [[2, likely], [2, other]], 1, top_k=1, samples=10**6)
     assert found["chance"].tolist() == [1.0, 0.0]
-    assert found["samples_needed"].tolist() == [1.0, math.inf]
     assert found["greedy"].tolist() == [True, False]
 
 
@@ -319,7 +308,7 @@ TWO = [[1, 2], [3, 4, 5]]
         ((Changed(lambda x: x), TWO, [True, False]), {}, "returned a Tensor without logits"),
         ((plain(lambda x: x[:, -1]), TWO, [True, False]), {}, "do not fit input_ids"),
         ((plain(lambda x: x[:, 1:]), TWO, [True, False]), {}, "do not fit input_ids"),
-        ((plain(lambda x: x[..., :4]), TWO, [True, False]), {}, "above those that the model has"),
+        ((plain(lambda x: x[..., :4]), TWO, [True, False]), {}, "with tokens up to 5"),
         ((plain(lambda x: x * math.nan), TWO, [True, False]), {}, "are not numbers"),
         ((plain(lambda x: x.flip(1)), TWO, [True, False]), {}, "tokens after it"),
         ((plain(lambda x: x + torch.rand(1000, 1, 1)[: len(x)]), TWO, [True, False]), {}, "call to call"),
@@ -338,7 +327,6 @@ def test_refusals(arguments, options, message):
         (1.5, {}, "start=1.5"),
         ([1, 1, 1], {}, "start has 3 entries for 2 texts"),
         (1, {"samples": 0}, "samples"),
-        (1, {"probability": 1.0}, "probability"),
         (1, {"temperature": 0.0}, "temperature"),
         (1, {"top_k": 0}, "top_k"),
     ],
