@@ -15,6 +15,7 @@ from indpriv._files import read_json
 from reports import REPORTS
 from reports.claims import cells
 from reports.extraction import page as extraction
+from reports.language import page as language
 from reports.fedcdp import page as fedcdp
 from reports.papernot import page as papernot
 from reports.shared.markdown_table import table
@@ -84,7 +85,8 @@ def verdicts_of(page: str) -> Mapping[str, str]:
     """Finding -> word, of a page that is not yu2023."""
     known = figures_of(page)
     if page == "extraction":
-        return {name: word for name, (word, _) in extraction.verdicts(known).items()}
+        found = extraction.verdicts(known) | language.verdicts(figures_of("language"))
+        return {name: word for name, (word, _) in found.items()}
     if page == "papernot":
         return {name: word for name, (word, _) in papernot.verdicts(known).items()}
     if page == "fedcdp":

@@ -47,7 +47,7 @@ def train() -> None:
             tell(setting.title)
             shutil.rmtree(run_dir, ignore_errors=True)  # an interrupted run
             write_json(kept, measured(setting, base, private, secrets, run_dir))
-        figures.append(read_json(kept))
+        figures.append(read_json(kept) | {"learning_rate": setting.learning_rate})
     write_json(FIGURES, {"about": ABOUT, "models": figures})
 
 

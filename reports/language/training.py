@@ -67,6 +67,7 @@ class Setting:
 SETTINGS = (
     Setting(None, 15, 2e-3),
     Setting(None, 60, 2e-3),
+    Setting(None, 120, 5e-3),
     Setting(50.0, 30, 2e-3),
     Setting(8.0, 30, 2e-3),
 )
@@ -74,6 +75,7 @@ SETTINGS = (
 
 ABOUT = {
     "length": LENGTH,
+    "batch": BATCH,
     "public": PUBLIC,
     "texts": TEXTS,
     "secrets": SECRETS,
