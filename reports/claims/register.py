@@ -15,8 +15,8 @@ from indpriv._files import read_json
 from reports import REPORTS
 from reports.claims import cells
 from reports.extraction import page as extraction
-from reports.language import page as language
 from reports.fedcdp import page as fedcdp
+from reports.language import page as language
 from reports.papernot import page as papernot
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED, WORDS
