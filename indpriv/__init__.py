@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # in the order of the data flow
 _MODULES = {  # public name -> the module that defines it
     "AttackScores": "indpriv.attack_scores",
     "AttackSignals": "indpriv.attack_signals",
+    "CanaryClients": "indpriv.round_recorder",
     "EpsilonTable": "indpriv.epsilon_table",
     "EvidenceError": "indpriv.errors",
     "ExampleTable": "indpriv.example_table",

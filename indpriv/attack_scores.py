@@ -43,6 +43,7 @@ RUNGS = {
     "labels": "predicted labels",
     "losses": "losses of the final model",
     "references": "confidences of the final model, with reference models",
+    "model": "parameters of the final model",
     "checkpoints": "confidences of every checkpoint, with reference models",
 }
 

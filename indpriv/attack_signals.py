@@ -40,16 +40,18 @@ _MOST_ALIKE = 0.5  # correlation of two memberships; independent coins give 0 +-
 _DEVIATIONS = 5.0  # of that, so that few examples are not refused by chance
 _FACTS = ("kind", "audited", "coins", "share", "fingerprint", "adversary")
 
-CONFIDENCE, LABELS, CHECKPOINTS = "confidence", "labels", "checkpoints"
+CONFIDENCE, LABELS, CHECKPOINTS, GRADIENTS = "confidence", "labels", "checkpoints", "gradients"
 SERIES: dict[str, dict[str, str]] = {  # signals of the same models by name, and what they are
     CONFIDENCE: {"kind": "confidence"},
     LABELS: {"kind": "label_robustness"},
     CHECKPOINTS: {"kind": "confidence", "adversary": "checkpoints"},
+    GRADIENTS: {"kind": "other"},  # minus the logarithm of the norm of the final gradient
 }
 _JSON, _IDS = "signals.json", "ids.npz"
 _ROWS = {"member": ("member.u8", "u1"), **{name: (f"{name}.f32", "<f4") for name in SERIES}}
 _SCHEMA = 2
-_MODEL = table({table({Whole: f"member {CONFIDENCE} {LABELS}? {CHECKPOINTS}?"}): "crc32"})
+_SIGNALS = f"member {CONFIDENCE} {LABELS}? {CHECKPOINTS}? {GRADIENTS}?"
+_MODEL = table({table({Whole: _SIGNALS}): "crc32"})
 _CONTENT = table({dict[str, Any]: "facts settings", list[_MODEL]: "models"})  # type: ignore[valid-type]
 
 

@@ -16,10 +16,87 @@ import numpy as np
 import pandas as pd
 
 from indpriv import _checks, _facts, _files, _storage
-from indpriv._types import ArrayLike, FloatArray, IntArray
+from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray
+from indpriv.attack_scores import AttackScores, log_likelihood_ratio
 from indpriv.errors import InputError
 from indpriv.norm_log import evidence, fields, journal_state, run_files, writer
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
+
+
+class CanaryClients:
+    """Made-up clients that join a federated run to audit it in one run.
+
+    After Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar 2023 (arXiv:2302.03098). A canary
+    sends the same update in every round that it joins: random signs on coordinates of its own, of
+    norm max_grad_norm, so that canaries are orthogonal. A fair coin makes it a member, which the
+    bounds from one run need, and members join a round by chance, at its sample_rate. The score is
+    the log-likelihood ratio of what the released updates show along its direction. Canaries are no
+    data: the noise on a direction is perturbed by at most max_grad_norm in a round.
+
+    Args:
+        count: number of canaries, at most size.
+        size: number of values of an update.
+        lengths: norms of their updates over max_grad_norm, in (0, 1], taken in turn. Canaries of
+            full length test the worst case, shorter ones the epsilon of a client of that norm.
+        seed: makes directions and coins reproducible: for tests. None draws them from the
+            operating system.
+
+    >>> canaries = CanaryClients(500, len(update))                            # doctest: +SKIP
+    >>> with RoundRecorder(folder, ids, sampler="poisson",                    # doctest: +SKIP
+    ...                    canaries=canaries) as recorder:
+    ...     clients_sum = sum(clipped updates of the participants)
+    ...     joined = canaries.join(sample_rate=0.1, max_grad_norm=0.5)
+    ...     released = clients_sum + joined + noise
+    ...     recorder.round(..., released=released, clients_sum=clients_sum)
+    """
+
+    def __init__(
+        self, count: int, size: int, *, lengths: Sequence[float] = (1.0,), seed: int | None = None
+    ) -> None:
+        _checks.check_positive_int("count", count)
+        _checks.check_positive_int("size", size)
+        _checks.check_row("lengths", lengths, lambda x: (x > 0) & (x <= 1), "numbers in (0, 1]")
+        if count > size:
+            raise _facts.refused("refusal.rounds", "canaries", count=count, size=size)
+        self._rng, self.size, self.known_sums = np.random.default_rng(seed), size, True
+        self.member: BoolArray = self._rng.random(count) < 0.5
+        self._lengths = np.resize(np.asarray(lengths, np.float64), count)
+        places = self._rng.permutation(size)[: size // count * count]
+        self._places = places.reshape(count, -1)
+        width = self._places.shape[1]
+        self._signs = self._rng.choice([-1.0, 1.0], self._places.shape) / np.sqrt(width)
+        self._evidence = np.zeros(count)
+        self.joined = np.nan, np.nan  # sample_rate and max_grad_norm of this round
+
+    def join(self, *, sample_rate: float, max_grad_norm: float) -> FloatArray:
+        """What the canaries that join this round add to the sum of clipped updates, (size,)."""
+        drawn = self.member & (self._rng.random(len(self.member)) < sample_rate)
+        found, self.joined = np.zeros(self.size), (float(sample_rate), float(max_grad_norm))
+        sent = drawn * self._lengths * max_grad_norm
+        found[self._places] = self._signs * sent[:, None]
+        return found
+
+    def observe(self, seen: FloatArray, noise_multiplier: float) -> None:
+        """Score what a round shows, less what is known of it, along each direction."""
+        rate, clip = self.joined
+        self.joined = np.nan, np.nan
+        self._evidence += log_likelihood_ratio(
+            (seen[self._places] * self._signs).sum(axis=1) / (noise_multiplier * clip),
+            relative_norm=self._lengths,
+            noise_multiplier=noise_multiplier,
+            sample_rate=rate,
+        )
+
+    def scores(self) -> AttackScores:
+        """The evidence for each canary's membership; groups are lengths."""
+        return AttackScores(
+            scores=self._evidence.copy(),
+            member=self.member.copy(),
+            method="likelihood ratio of canary clients",
+            groups=np.array([f"{length:g}" for length in self._lengths], dtype=object),
+            fair_coins=True,
+            adversary="updates",
+        )
 
 
 class RoundRecorder:
@@ -46,9 +123,12 @@ class RoundRecorder:
         bucket_is_private: say that only those who may see norms can read that bucket.
         sign_with: path of an OpenSSH private key that signs the log, as for `Recorder`.
         run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
+        canaries: made-up clients that audit the run; every round then says what it released. Their
+            scores are in the run directory once it is closed, where `indpriv audit` judges them.
 
     Raises:
-        InputError: empty or repeated ids, an unknown word, a run directory in use, or a bucket.
+        InputError: empty or repeated ids, an unknown word, a run directory in use, or a bucket; or
+            canaries on resuming, as their scores ended with the earlier process.
         EvidenceError: on resuming, the log is of other clients or settings.
 
     >>> import tempfile
@@ -75,7 +155,11 @@ class RoundRecorder:
         bucket_is_private: bool = False,
         sign_with: str | Path | None = None,
         run_info: Mapping[str, Any] | None = None,
+        canaries: CanaryClients | None = None,
     ) -> None:
+        if canaries is not None and resume_at is not None:
+            raise _facts.refused("refusal.rounds", "canaries_resumed")
+        self._canaries, self._seen = canaries, 0
         self._key = run_files.signing_key(sign_with)
         self.run_dir = _storage.location_on_disk(run_dir, "a run is")
         self._upload_to = _storage.bucket_to_write(upload_to, bucket_is_private)
@@ -133,6 +217,8 @@ class RoundRecorder:
         max_grad_norm: float,
         sample_rate: float | None = None,
         number: int | None = None,
+        released: ArrayLike | None = None,
+        clients_sum: ArrayLike | None = None,
     ) -> None:
         """Append one round, and wait until it is written.
 
@@ -146,12 +232,18 @@ class RoundRecorder:
             sample_rate: chance of a client to be chosen, which "poisson" needs; default the share
                 of clients that took part.
             number: of the round, from 0; checked to be the next one.
+            released: (size,) the noisy sum of all updates, with canaries, before it is averaged;
+                needed where there are canaries.
+            clients_sum: (size,) the same without noise and canaries, which is then subtracted, as
+                the attacker of the analysis does. Scores then have a known distribution, with which
+                they are compared. None: the attacker sees the released updates alone.
 
         Raises:
             InputError: unknown or repeated participants, norms that are NaN or negative or do not
                 fit them, a round that is not the next one, a setting out of range or not a number,
                 or a closed recorder: nothing is written. Or a bucket that cannot be written.
         """
+        seen = self._seen_by_canaries(released, clients_sum, sample_rate, max_grad_norm)
         self.steps(
             [participants],
             [norms],
@@ -160,6 +252,9 @@ class RoundRecorder:
             sample_rate=sample_rate,
             number=number,
         )
+        if self._canaries is not None and seen is not None:
+            self._canaries.observe(seen, noise_multiplier)
+            self._seen += 1
 
     def steps(
         self,
@@ -213,12 +308,39 @@ class RoundRecorder:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with _storage.uploaded(self.run_dir, self._upload_to, or_warn=True):
             try:
+                if kind is None and self._canaries is not None:
+                    if self._seen != self._next:
+                        raise _facts.refused("refusal.rounds", "unseen", n=self._next - self._seen)
+                    known = self._canaries.known_sums
+                    name = run_files.GRADIENT_CANARIES if known else run_files.CANARIES
+                    self._canaries.scores().to_parquet(self.run_dir / name)
                 if kind is None:
                     self._writer.finish(self._counts())
             finally:
                 self.close()
             if kind is None:
                 run_files.seal(self.run_dir, self._key)
+
+    def _seen_by_canaries(
+        self,
+        released: ArrayLike | None,
+        clients_sum: ArrayLike | None,
+        sample_rate: float | None,
+        max_grad_norm: float,
+    ) -> FloatArray | None:
+        """What canaries see of a round; InputError unless they joined it as it is told."""
+        if (canaries := self._canaries) is None:
+            return None
+        if canaries.joined != (sample_rate, max_grad_norm):
+            told = sample_rate, max_grad_norm
+            raise _facts.refused("refusal.rounds", "joined", joined=canaries.joined, told=told)
+        seen = np.zeros(0) if released is None else np.asarray(released, dtype=np.float64)
+        others = np.zeros(seen.shape) if clients_sum is None else np.asarray(clients_sum)
+        for name, values in (("released", seen), ("clients_sum", others)):
+            if values.shape != (canaries.size,) or not np.isfinite(values).all():
+                raise _facts.refused("refusal.rounds", "released", name=name, size=canaries.size)
+        canaries.known_sums &= clients_sum is not None
+        return seen - others
 
     def _counts(self) -> SessionCounts:
         steps, taken = self._next - self._from, self._participations

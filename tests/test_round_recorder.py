@@ -13,7 +13,13 @@ import pytest
 from scipy.stats import norm as normal
 
 import indpriv
-from indpriv import EvidenceError, InputError, NormLog, RoundRecorder
+from indpriv import CanaryClients, EvidenceError, InputError, NormLog, RoundRecorder
+from indpriv.analysis.attacks.canaries import (
+    epsilon_of_length,
+    measure_attack,
+    measure_gradient_canaries,
+)
+from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.journal_state import read_state
@@ -330,3 +336,135 @@ def test_a_kill_loses_no_acknowledged_round(seed, tmp_path):
         pass
     assert not read_state(tmp_path).voided_steps
     assert os.listdir(tmp_path / "records")
+
+
+# --- canary clients
+
+SIZE = 6000
+FEDERATED = {"noise_multiplier": 1.0, "max_grad_norm": 0.5}
+
+
+def simulate(folder, canaries, *, n_rounds=60, rate=0.2, seed=0, noise=1.0, known=True):
+    """A federated run of clients whose updates point one way, with canaries beside them."""
+    rng, ids = np.random.default_rng(seed), np.arange(50)
+    updates = rng.normal(size=(50, canaries.size)) + 1
+    with RoundRecorder(folder, ids, sampler="poisson", canaries=canaries) as recorder:
+        for _ in range(n_rounds):
+            who = np.flatnonzero(rng.random(50) < rate)
+            norms = np.linalg.norm(updates[who], axis=1)
+            clients_sum = (0.5 / norms) @ updates[who]
+            joined = canaries.join(sample_rate=rate, max_grad_norm=0.5)
+            released = clients_sum + joined + noise * 0.5 * rng.normal(size=canaries.size)
+            more = {"clients_sum": clients_sum} if known else {}
+            recorder.round(who, norms, sample_rate=rate, released=released, **more, **FEDERATED)
+    return NormLog.open(folder)
+
+
+def test_canary_clients_are_unit_vectors_of_their_own_coordinates():
+    canaries = CanaryClients(7, 100, lengths=(1.0, 0.5), seed=1)
+    canaries.member[:] = True
+    total = canaries.join(sample_rate=1.0, max_grad_norm=3.0)
+    assert np.count_nonzero(total) == 98
+    squares = 9 * np.resize([1.0, 0.25], 7)
+    assert total @ total == pytest.approx(squares.sum())
+    canaries.observe(total, 2.0)
+    shift = np.resize([1.0, 0.5], 7) / 2.0
+    assert canaries.scores().scores == pytest.approx(shift * shift - shift**2 / 2)
+    canaries.member[:] = False
+    assert not canaries.join(sample_rate=1.0, max_grad_norm=3.0).any()
+
+
+def test_canary_clients_agree_with_the_account_and_bound_it(tmp_path):
+    canaries = CanaryClients(1000, SIZE, lengths=(1.0, 0.5), seed=3)
+    log = simulate(tmp_path, canaries)
+    scores = AttackScores.from_file(tmp_path / "gradient-canaries.parquet")
+    assert (len(scores.scores), scores.fair_coins, scores.adversary) == (1000, True, "updates")
+    found = measure_gradient_canaries(scores, log.settings)
+    assert found.agree
+    assert [one.length for one in found.lengths] == [0.5, 1.0]
+    for one in found.lengths:
+        assert 0 < max(bound.epsilon for bound in one.bounds) < one.ceiling
+    assert all(fact.status != "failed" for fact in verify(open_run(tmp_path)))
+    result = audit(tmp_path, tmp_path / "audit", participation="known", delta=1e-5)
+    assert result.gradient_canaries.agree
+
+
+def test_canary_clients_find_noise_that_is_not_there(tmp_path):
+    canaries = CanaryClients(1000, SIZE, seed=3)
+    log = simulate(tmp_path, canaries, noise=0.5)
+    scores = AttackScores.from_file(tmp_path / "gradient-canaries.parquet")
+    assert not measure_gradient_canaries(scores, log.settings).agree
+
+
+def test_an_attacker_who_sees_the_releases_alone_proves_less_but_soundly(tmp_path):
+    log = simulate(tmp_path, CanaryClients(1000, SIZE, seed=3), known=False)
+    assert not (tmp_path / "gradient-canaries.parquet").exists()
+    scores = AttackScores.from_file(tmp_path / "canaries.parquet")
+    bound = measure_attack(scores, delta=1e-5).overall["epsilon"].value
+    assert 0 < bound < epsilon_of_length(log.settings, 1.0, 1e-5)
+
+
+def test_canary_clients_that_send_nothing_prove_nothing(tmp_path):
+    """Null calibration: 300 draws; a bound above 0 is a false alarm, at most 5 % of them."""
+    alarms = disagreements = 0
+    rng = np.random.default_rng(8)
+    for draw in range(300):
+        canaries = CanaryClients(100, 100, seed=draw)
+        for _ in range(5):
+            canaries.join(sample_rate=0.5, max_grad_norm=1.0)
+            canaries.observe(rng.normal(size=100), 1.0)
+        found = measure_attack(canaries.scores(), delta=1e-5)
+        alarms += found.overall["epsilon"].value > 0
+        rate = found.overall["auc"]
+        disagreements += not rate.low <= 0.5 <= rate.high
+    assert alarms <= 15 + 4 * 4
+    assert disagreements <= 15 + 4 * 4
+
+
+def _round(recorder, canaries, **options):
+    canaries.join(sample_rate=0.5, max_grad_norm=0.5)
+    given = {"sample_rate": 0.5, "released": np.zeros(30)} | FEDERATED | options
+    recorder.round(["c1"], [1.0], **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"released": None}, "released must be the 30 finite values"),
+        ({"released": np.zeros(29)}, "released must be the 30 finite values"),
+        ({"released": np.full(30, np.nan)}, "released must be the 30 finite values"),
+        ({"clients_sum": np.zeros((30, 1))}, "clients_sum must be the 30 finite values"),
+        ({"sample_rate": 0.4}, "call canaries.join once before each round"),
+        ({"sample_rate": None}, "call canaries.join once before each round"),
+        ({"max_grad_norm": 1.0}, "call canaries.join once before each round"),
+    ],
+)
+def test_a_round_that_canaries_cannot_judge_is_not_written(tmp_path, options, match):
+    canaries = CanaryClients(10, 30)
+    with RoundRecorder(tmp_path, IDS, sampler="fixed_size", canaries=canaries) as recorder:
+        with pytest.raises(InputError, match=match):
+            _round(recorder, canaries, **options)
+        assert recorder.n_rounds == 0
+        _round(recorder, canaries)
+        with pytest.raises(InputError, match=r"canaries.join once"):  # they did not join again
+            recorder.round(["c1"], [1.0], sample_rate=0.5, released=np.zeros(30), **FEDERATED)
+
+
+def test_bad_canary_clients_are_refused(tmp_path):
+    for arguments, match in (
+        ((31, 30), "31 canary clients need as many coordinates"),
+        ((0, 30), "count"),
+        ((3, 0), "size"),
+    ):
+        with pytest.raises(InputError, match=match):
+            CanaryClients(*arguments)
+    with pytest.raises(InputError, match="lengths"):
+        CanaryClients(3, 30, lengths=(1.5,))
+    canaries = CanaryClients(10, 30)
+    with pytest.raises(InputError, match="continue this log without them"):
+        RoundRecorder(tmp_path, IDS, sampler="fixed_size", canaries=canaries, resume_at=0)
+    with (
+        pytest.raises(InputError, match="1 rounds did not pass what they released"),
+        RoundRecorder(tmp_path, IDS, sampler="fixed_size", canaries=canaries) as recorder,
+    ):
+        recorder.steps([["c1"]], [[1.0]], **FEDERATED)

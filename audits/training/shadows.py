@@ -102,6 +102,12 @@ def train_shadows(
     )
 
 
+def trainer_of(config: AuditConfig, dataset: Dataset, *, without_dp: bool) -> _Trainer:
+    """What trains an audit's models on parts of a data set, and takes confidences and labels."""
+    options = {"without_dp": without_dp, "labels": True, "checkpoints": False}
+    return _trainer(config, dataset, None, "cpu", options)
+
+
 def _trainer(
     config: AuditConfig,
     dataset: Dataset,

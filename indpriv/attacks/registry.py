@@ -19,8 +19,9 @@ from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, NDArray
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals, from_losses
-from indpriv.attacks import references
+from indpriv.attacks import references, released
 from indpriv.attacks.attributes import AttributeKnowledge, attribute_scores
+from indpriv.attacks.released import ReleasedModel
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
@@ -32,7 +33,11 @@ _SIDES = {
     "correct": "training and test predictions that are right or wrong",
 }
 _SEED = 0  # of the half of the hold-out that the regression uses
-_NEEDED = {"losses": "the losses of the final model", "attributes": "to know of attributes"}
+_NEEDED = {
+    "losses": "the losses of the final model",
+    "attributes": "to know of attributes",
+    "released": "the model itself: indpriv.recording.released.released_model takes what it tells",
+}
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,16 @@ class Material:
 
     Losses of the final model are on its training examples (members) and on test examples (others).
     Signals are of the model (row `audited`) and of reference models: confidences, shares of
-    perturbed copies of each example that get its label, mean confidences over the checkpoints.
+    perturbed copies of each example that get its label, mean confidences over the checkpoints,
+    minus the logarithm of the norms of final gradients.
     """
 
     losses: ExampleTable | None = None
     confidence: AttackSignals | None = None
     labels: AttackSignals | None = None
     checkpoints: AttackSignals | None = None
+    gradients: AttackSignals | None = None
+    released: ReleasedModel | None = None
     attributes: tuple[AttributeKnowledge, ...] | None = None
 
     def groups(
@@ -85,6 +93,7 @@ class Attack:
         need: the field of `Material` that it uses.
         sees: what the attacker sees, one of `indpriv.attack_scores.RUNGS`.
         references: least number of reference models.
+        beside: further signals of the same models that it takes, by field; one at least.
     """
 
     name: str
@@ -96,6 +105,7 @@ class Attack:
     need: str = "losses"
     sees: str = "losses"
     references: int = 0
+    beside: tuple[str, ...] = ()
 
     def scores(self, material: Material) -> AttackScores:
         """Scores of the attack; InputError where what it needs is not known."""
@@ -104,9 +114,10 @@ class Attack:
             known[0].check_references(known[0].audited, self.references)
             known.append(known[0].audited)
         if (lacking := self.lacks(material)) is not None:
-            more = "; indpriv.attacks.train_references takes them" * bool(self.references)
-            raise InputError(f"this attack ({self.title}) needs {lacking}{more}")
-        return replace(self.attack(*known), method=self.title)
+            takes = "; indpriv.attacks.train_references takes them" * bool(self.references)
+            raise InputError(f"this attack ({self.title}) needs {lacking}{takes}")
+        more = {"beside": self._signals_beside(material)} if self.beside else {}
+        return replace(self.attack(*known, **more), method=self.title)
 
     def can_use(self, material: Material) -> bool:
         """Whether everything that the attack needs is known."""
@@ -123,7 +134,14 @@ class Attack:
         member = known.member[known.audited][~np.isnan(known.signal[known.audited])]
         if min(member.sum(), (~member).sum()) < 2:
             return "two members and two non-members with a signal of the attacked model"
+        if self.beside and not self._signals_beside(material):
+            return f"the signal {' or '.join(map(repr, self.beside))} of the same models"
         return self.lacking(known)
+
+    def _signals_beside(self, material: Material) -> list[AttackSignals]:
+        member = getattr(material, self.need).member
+        every = [getattr(material, name) for name in self.beside]
+        return [one for one in every if one is not None and np.array_equal(one.member, member)]
 
     def references_in(self, material: Material) -> int:
         """Number of reference models among what the attack uses."""
@@ -280,6 +298,11 @@ _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | N
     "calibrated": (references.calibrated, _nothing),
     "label_rmia": _RMIA,
     "label_robustness": (references.calibrated, _nothing),
+    "several_lira": (released.several_lira, _nothing),
+    "gradient_lira": (released.several_lira, _nothing),
+    "gradient_norm": (released.norm_scores, _nothing),
+    "gradient_ratio": (released.gradient_scores, released.lacks_for_gradients),
+    "input_quantile": (released.input_scores, released.lacks_for_inputs),
     "trajectory_rmia": _RMIA,
     "trajectory_lira": (references.lira, _nothing),
 }

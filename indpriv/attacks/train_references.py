@@ -35,6 +35,7 @@ from indpriv._types import (
 from indpriv.attack_signals import (
     CHECKPOINTS,
     CONFIDENCE,
+    GRADIENTS,
     LABELS,
     SERIES,
     AttackSignals,
@@ -249,7 +250,7 @@ def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np
     if CONFIDENCE not in found or not found.keys() <= SERIES.keys():
         raise InputError(
             f"signal_fn returned {', '.join(found)}; it returns {CONFIDENCE} and optionally "
-            f"{LABELS} and {CHECKPOINTS}"
+            f"{LABELS}, {CHECKPOINTS} and {GRADIENTS}"
         )
     return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
 

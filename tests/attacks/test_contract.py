@@ -9,6 +9,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.attributes import AttributeKnowledge
+from indpriv.attacks.released import ReleasedModel
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from synthetic import knowledge, signals_with_effect, small_run
@@ -35,13 +36,43 @@ def material(examples: ExampleTable, order: np.ndarray | None = None) -> Materia
     checkpoints = AttackSignals.from_arrays(
         of.signal[:, order], member[:, order], ids[order], adversary="checkpoints", **facts
     )
+    gradients = AttackSignals.from_arrays(
+        of.signal[:, order] - 2, member[:, order], ids[order], kind="other", **facts
+    )
     return Material(
         losses=ExampleTable(frame),
         confidence=signals,
         labels=labels,
         checkpoints=checkpoints,
+        gradients=gradients,
+        released=_released(ExampleTable(frame), examples),
         attributes=(_in_order(knowledge(n, member=member[0], example_ids=ids), order),),
     )
+
+
+def _released(ordered: ExampleTable, examples: ExampleTable) -> ReleasedModel:
+    """Gradients and inputs that examples keep, whatever their order is."""
+    rng, n = np.random.default_rng(3), len(examples.frame)
+    gradients, inputs = rng.normal(size=(n, 30)), rng.normal(size=(n, 4))
+    half = (np.arange(n) >= len(examples.train)) & (np.arange(n) % 2 == 0)
+    mean = gradients[half].mean(axis=0)
+    columns = np.flatnonzero(half)[:25]
+    spanning = np.concatenate([gradients[columns], mean[None]])
+    place = {key: row for row, key in enumerate(_keys(examples))}
+    rows = np.array([place[key] for key in _keys(ordered)])
+    return ReleasedModel(
+        examples=ordered,
+        norms=np.linalg.norm(gradients[rows], axis=1),
+        holdout=half[rows],
+        columns=np.array([rows.tolist().index(column) for column in columns]),
+        products=gradients[rows] @ spanning.T,
+        inputs=inputs[rows],
+    )
+
+
+def _keys(examples: ExampleTable) -> list[tuple[str, int]]:
+    parts = [("train", examples.train), ("test", examples.test)]
+    return [(name, one) for name, part in parts for one in part["example_id"].tolist()]
 
 
 def _in_order(known: AttributeKnowledge, order: np.ndarray) -> AttributeKnowledge:
@@ -95,10 +126,11 @@ def test_it_runs_only_with_enough_references(attack: Attack):
             audited=0,
         )
         enough = n_models > attack.references
-        assert attack.can_use(replace(EVERYTHING, **{need: few})) == enough
+        known = replace(EVERYTHING, **dict.fromkeys(attack.beside, few), **{need: few})
+        assert attack.can_use(known) == enough
         if not enough:
             with pytest.raises(InputError, match="reference models"):
-                attack.scores(replace(EVERYTHING, **{need: few}))
+                attack.scores(known)
 
 
 @every_attack
@@ -132,3 +164,14 @@ def test_audits_leave_out_attacks_with_references_where_a_side_has_one_signal(si
     rmia = ATTACKS["rmia"]
     assert rmia.can_use(Material(confidence=full))
     assert "two members and two non-members" in rmia.lacks(Material(confidence=known))
+
+
+@pytest.mark.parametrize("attack", [a for a in ATTACKS.values() if a.beside], ids=lambda a: a.name)
+def test_attacks_on_several_signals_need_them_of_the_same_models(attack: Attack):
+    known = getattr(EVERYTHING, attack.need)
+    fewer = replace(known, signal=known.signal[:5], member=known.member[:5])
+    for beside in (None, fewer):
+        lacking = replace(EVERYTHING, **dict.fromkeys(attack.beside, beside))
+        assert not attack.can_use(lacking)
+        with pytest.raises(InputError, match="of the same models"):
+            attack.scores(lacking)

@@ -69,7 +69,7 @@ class ScoredAttack(NamedTuple):
 
 def materials(run: RecordedRun) -> dict[str, Material]:
     """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
-    found = {
+    found: dict[str, tuple[Any, ...]] = {
         "dp": (run.examples, run.attributes, run.references),
         "non_dp": (run.non_dp, run.baseline_attributes, run.baseline_references),
     }

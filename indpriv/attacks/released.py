@@ -1,0 +1,249 @@
+"""Attacks on a released model by its parameters and inputs, and LiRA on several signals. Sensitive.
+
+Suri, Zhang and Evans 2024, "Do Parameters Reveal More than Loss for Membership Inference?"
+(arXiv:2406.11544), with other data than the training set. Bertran, Tang, Roth, Kearns, Morgenstern
+and Wu 2023 (arXiv:2307.03694), on inputs. Steinke, Nasr, Ganesh et al. 2024, "The Last Iterate
+Advantage" (arXiv:2410.06186), whose heuristic bounds nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from indpriv._checks import check_delta
+from indpriv._columns import to_floats
+from indpriv._facts import refused
+from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
+from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import AttackSignals, from_losses
+from indpriv.attacks.references import effects, finite_signal, moments, scores_of_target
+from indpriv.example_table import ExampleTable
+from indpriv.norm_log.fields import StepSettings
+
+LEAST = 20  # hold-out examples that the attacker fits on
+_QUANTILES = (0.5, 0.84)  # a median, and one standard deviation above it
+_DAMPING = 0.01  # fixed on made-up data, before the first real result
+_FAR = 40.0  # standard deviations within which thresholds lie
+_TREES: dict[str, Any] = {"max_leaf_nodes": 15, "max_iter": 100, "random_state": 0}
+
+
+@dataclass(frozen=True)
+class ReleasedModel:
+    """What its parameters tell of a model, by `indpriv.recording.released.released_model`.
+
+    Rows are the n examples: training examples, then test examples.
+
+    Attributes:
+        examples: their labels and final losses.
+        norms: (n,) norms of the gradients of their losses.
+        holdout: (n,) the test examples that the attacker fits on, and does not score.
+        columns: (h,) rows of those whose gradients span the attacker's Fisher matrix.
+        products: (n, h + 1) inner products of each gradient with theirs, and with the mean gradient
+            of the hold-out.
+        inputs: (n, k) flattened inputs; None if inputs are more than one tensor of numbers.
+    """
+
+    examples: ExampleTable
+    norms: FloatArray
+    holdout: BoolArray
+    columns: IntArray
+    products: FloatArray
+    inputs: NDArray[Any] | None = None
+
+    @property
+    def ids(self) -> NDArray[np.generic]:
+        """(n,) example ids."""
+        parts = self.examples.train, self.examples.test
+        return np.concatenate([part["example_id"] for part in parts])
+
+    def scored(self, scores: FloatArray) -> AttackScores:
+        """Scores of all but the hold-out and those that are NaN."""
+        used = ~self.holdout & ~np.isnan(scores)
+        member = np.arange(len(scores)) < len(self.examples.train)
+        return AttackScores(scores[used], member[used], "", example_ids=self.ids[used])
+
+
+def norm_scores(released: ReleasedModel) -> AttackScores:
+    """Minus the norm of each example's gradient: training makes that of members small."""
+    return released.scored(-released.norms)
+
+
+def gradient_scores(released: ReleasedModel) -> AttackScores:
+    """Log-likelihood ratio of each example's membership, as if the model were stationary.
+
+    Where training has converged, gradients over its n examples sum up to 0, so less their mean m
+    over the population they sum up to -n m. By the central limit theorem that sum is N(0, n F)
+    without the example, and N(g - m, n F) with it, for its gradient g and the covariance F of
+    gradients. The ratio is -(g - m)' F^-1 m - (g - m)' F^-1 (g - m) / (2 n). The attacker knows m
+    and F from its hold-out; F is damped by its trace over h, the number of gradients that span it.
+    Noise and an early end of training weaken the attack.
+    """
+    n, h = len(released.examples.train), len(released.columns)
+    towards = released.products[:, -1]  # g . m; m is the mean over the hold-out
+    square = float(towards[released.holdout].mean())  # m . m
+    along = released.products[:, :-1] - towards[:, None] - towards[released.columns] + square
+    along /= np.sqrt(h)  # A (g - m), where F is A' A, damped
+    lengths = released.norms**2 - 2 * towards + square
+    gram = along[released.columns] / np.sqrt(h)
+    damping = max(_DAMPING * float(np.trace(gram)) / h, np.finfo(np.float64).tiny)
+    # Woodbury: F^-1 = (1 - A' (damping + A A')^-1 A) / damping
+    inverse = np.linalg.inv(gram + damping * np.eye(h))
+    of_mean = inverse @ ((towards[released.columns] - square) / np.sqrt(h))
+    first = towards - square - along @ of_mean
+    second = lengths - ((along @ inverse) * along).sum(axis=1)
+    return released.scored(-(first + second / (2 * n)) / damping)
+
+
+def lacks_for_gradients(released: ReleasedModel | None) -> str | None:
+    """What is missing for `gradient_scores`; None if nothing."""
+    known = 0 if released is None else len(released.columns)
+    return None if known >= LEAST else f"gradients of {LEAST} hold-out examples (there are {known})"
+
+
+def input_scores(released: ReleasedModel) -> AttackScores:
+    """How far the confidence of an example lies above that of similar non-members.
+
+    Boosted trees of scikit-learn regress the median and the 84 % quantile of the hold-out's
+    confidences on inputs and label; a score is the distance to the median, in their difference.
+    Trees are constant beyond the hold-out, so values that only members have give nobody away.
+    """
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    label, confidence = _of_rows(released, "label"), _confidence(released)
+    finite = confidence[np.isfinite(confidence)]
+    confidence = np.clip(confidence, finite.min(), finite.max())
+    features = np.column_stack([np.asarray(released.inputs, np.float32), label])
+    fitted = np.flatnonzero(released.holdout & ~np.isnan(confidence))
+    # In the order of their ids, as sums of floats depend on the order.
+    fitted = fitted[np.argsort(released.ids[fitted], kind="stable")]
+    low, high = (
+        HistGradientBoostingRegressor(loss="quantile", quantile=quantile, **_TREES)
+        .fit(features[fitted], confidence[fitted])
+        .predict(features)
+        for quantile in _QUANTILES
+    )
+    spread = np.abs(high - low)
+    return released.scored((confidence - low) / np.maximum(spread, np.median(spread) / 10 + 1e-12))
+
+
+def lacks_for_inputs(released: ReleasedModel | None) -> str | None:
+    """What is missing for `input_scores`; None if nothing."""
+    if released is None or released.inputs is None:
+        return "inputs that are one tensor of numbers"
+    if find_spec("sklearn") is None:
+        return "scikit-learn: pip install 'indpriv[attacks]'"
+    if (_of_rows(released, "loss") < 0).any():
+        return "cross-entropy losses, none of them below 0"
+    known = int(np.isfinite(_confidence(released)[released.holdout]).sum())
+    return None if known >= LEAST else f"losses of {LEAST} hold-out examples (there are {known})"
+
+
+def _of_rows(released: ReleasedModel, name: str) -> FloatArray:
+    """A column of training and then of test examples; a label that is not known is NaN."""
+    of = released.examples
+    return np.concatenate([to_floats(part[name]) for part in (of.train, of.test)])
+
+
+def _confidence(released: ReleasedModel) -> FloatArray:
+    return from_losses(_of_rows(released, "loss"))
+
+
+# --- several signals
+
+
+def several_lira(
+    signals: AttackSignals, target: int, *, beside: Sequence[AttackSignals] = ()
+) -> AttackScores:
+    """`lira` on several signals of the same models: one normal law of as many dimensions.
+
+    Effects and variances of each signal are shrunk as in `lira`, which this is for one signal. All
+    examples share the correlations between signals, pooled over references.
+    """
+    every = (signals, *beside)
+    found = [moments(one, target) for one in every]
+    of = [effects(each) for each in found]
+    effect = np.stack([each.shrunk for each in of])  # (n_signals, n_examples)
+    deviation = np.sqrt([each.variance for each in of])
+    share = np.stack([each.count[0] / np.maximum(each.count.sum(axis=0), 1) for each in found])
+    out = np.stack([each.mean for each in found]) - share * effect * deviation
+    x = (np.stack([finite_signal(one, target) for one in every]) - out) / deviation
+    precision = np.linalg.inv(_correlations(every, found, deviation, target))
+    return scores_of_target(signals, target, ((precision @ effect) * (x - effect / 2)).sum(axis=0))
+
+
+def _correlations(
+    every: Sequence[AttackSignals], found: Sequence[Any], deviation: FloatArray, target: int
+) -> FloatArray:
+    """Correlations (n_signals, n_signals) of what membership leaves of the signals of references.
+
+    Shrunk by a tenth towards none, so that signals that are functions of each other stay apart.
+    """
+    products = np.zeros((len(every), len(every)))
+    for model in set(range(every[0].n_models)) - {target}:
+        side = np.where(every[0].member[model], 0, 1)
+        means = [each.means[side, np.arange(len(side))] for each in found]
+        left = np.stack([finite_signal(one, model) for one in every]) - means
+        left /= deviation
+        left = left[:, ~np.isnan(left).any(axis=0)]
+        products += left @ left.T
+    scale = np.sqrt(np.maximum(np.diag(products), np.finfo(np.float64).tiny))
+    correlations = 0.9 * products / scale / scale[:, None]
+    np.fill_diagonal(correlations, 1.0)
+    return correlations
+
+
+# --- the last iterate
+
+
+def last_iterate_epsilon(settings: StepSettings, *, delta: float = 1e-5) -> float:
+    """HEURISTIC, no bound: epsilon of the released model if every loss were linear.
+
+    Steinke, Nasr, Ganesh et al. 2024 (arXiv:2410.06186), section 3: the last iterate then shows the
+    sum of all steps, N(0, T sigma^2) without an example of full gradients, and with it the same
+    plus how often it was drawn, binomial of T and q. It can lie below or above the truth of a
+    model that is not linear, and often lies far below what every update shows.
+
+    InputError for a delta outside (0, 1), and for settings that change between steps.
+    """
+    delta, (drawn, weights, noise) = check_delta(delta), _last_iterate(settings)
+
+    def sides(x: float) -> tuple[float, FloatArray]:
+        """The log ratio of densities at x, and delta of the tests that accuse above, and below."""
+        ratio = float(special.logsumexp((drawn * x - drawn**2 / 2) / noise**2, b=weights))
+        above, below = (weights @ special.ndtr(sign * (drawn - x) / noise) for sign in (1, -1))
+        others = special.ndtr(np.array([-x, x]) / noise)
+        factor = np.exp(np.minimum([ratio, -ratio], 700.0))
+        return ratio, np.array([above - factor[0] * others[0], others[1] - factor[1] * below])
+
+    def excess(x: float, side: int) -> float:
+        return float(sides(x)[1][side]) - delta
+
+    found, width = [0.0], float(drawn[-1]) + _FAR * noise
+    middle = float(optimize.brentq(lambda x: sides(x)[0], -width, width))  # epsilon 0
+    for side, sign in enumerate((1.0, -1.0)):
+        if excess(middle, side) > 0:
+            x = optimize.brentq(excess, middle, middle + sign * width, args=(side,))
+            found.append(sign * sides(float(x))[0])
+    return max(found)
+
+
+def last_iterate_rate(settings: StepSettings, false_positive_rate: float) -> float:
+    """HEURISTIC: the largest true-positive rate of an attack on that last iterate."""
+    drawn, weights, noise = _last_iterate(settings)
+    threshold = -noise * special.ndtri(false_positive_rate)
+    return float(weights @ special.ndtr((drawn - threshold) / noise))
+
+
+def _last_iterate(settings: StepSettings) -> tuple[FloatArray, FloatArray, float]:
+    """How often an example may be drawn, the probability of each, and the sum's noise."""
+    if settings.distinct()[0] is not None:
+        raise refused("refusal.attacks", "last_iterate")
+    steps, one = len(settings), settings.at(0)
+    drawn = np.arange(steps + 1.0)
+    weights = stats.binom.pmf(drawn, steps, one.sample_rate)
+    kept = weights > 1e-300
+    return drawn[kept], weights[kept], one.noise_multiplier * np.sqrt(steps)

@@ -1,0 +1,101 @@
+"""What a final model tells of each example by its gradients, for attacks on it. Sensitive."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from indpriv._facts import refused
+from indpriv.attacks.released import LEAST, ReleasedModel
+from indpriv.errors import InputError
+from indpriv.recording.checkpoints.replay import AuditSpec
+from indpriv.recording.norms.batches import call, check_losses, map_tensors
+
+_AT_ONCE = 1 << 24  # values of gradients that are computed together
+_KEPT = 1 << 28  # values of gradients of hold-out examples: 1 GB
+_SEED = 0  # of the half of the test examples that the attacker fits on
+
+
+def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -> ReleasedModel:
+    """Gradients, losses and inputs of all examples at the parameters of a trained model.
+
+    >>> known = released_model(trained, spec)                               # doctest: +SKIP
+    >>> ATTACKS["gradient_ratio"].scores(Material(released=known))          # doctest: +SKIP
+
+    Args:
+        model: the trained model, or Opacus's wrapper of it; it is not changed.
+        spec: model, data sets and loss of the run, with a test_set; half of that is the attacker's
+            hold-out. Parameters that spec.model() freezes have no gradients.
+        gradients: number of hold-out gradients that are kept, 4 bytes a parameter each; fewer where
+            they exceed 1 GB.
+
+    Raises:
+        InputError: no test_set, fewer than 40 test examples, another model than spec.model(), no
+            trainable parameter, or so many that 20 gradients exceed 1 GB.
+    """
+    trained = getattr(model, "_module", model)
+    module = spec.model()
+    try:
+        module.load_state_dict(trained.state_dict())
+    except RuntimeError as error:
+        raise InputError(f"the model is not like spec.model(): {error}") from error
+    module = module.to(next(iter(trained.parameters())).device).eval()
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    size = sum(p.numel() for p in parameters.values())
+    gradients = min(gradients, _KEPT // max(size, 1))
+    if not size or gradients < LEAST:
+        raise refused("refusal.attacks", "no_gradients", n=size)
+    train, test = spec.examples(spec.collate_fn, next(iter(parameters.values())).device)
+    if test is None or len(test) < 2 * LEAST:
+        raise refused("refusal.attacks", "no_holdout", n=0 if test is None else len(test))
+    order = np.random.default_rng(_SEED).permutation(len(test))[: len(test) // 2]
+    columns = np.sort(order[:gradients])
+    of_each, batch = _Gradients(module, parameters, spec.loss_fn), max(1, _AT_ONCE // size)
+    kept = torch.cat([of_each(*rows) for rows in test.batches(batch, columns)])
+    total = torch.zeros(size, dtype=torch.float64, device=kept.device)
+    for rows in test.batches(batch, np.sort(order)):
+        total += of_each(*rows).sum(0, dtype=torch.float64)
+    spanning = torch.cat([kept, (total / len(order)).to(kept)[None]])
+    norms, products, inputs = [], [], list[Any]()
+    for rows in (rows for part in (train, test) for rows in part.batches(batch)):
+        found = of_each(*rows)
+        norms.append(torch.linalg.vector_norm(found.double(), dim=1))
+        products.append(found @ spanning.T)
+        inputs.append(_flat(rows[0]))
+    test_rows = np.arange(len(test)) + len(train)
+    return ReleasedModel(
+        examples=spec.example_table(module, train, test),
+        norms=torch.cat(norms).cpu().numpy(),
+        holdout=np.isin(np.arange(len(train) + len(test)), test_rows[order]),
+        columns=test_rows[columns],
+        products=torch.cat(products).double().cpu().numpy(),
+        inputs=None if any(one is None for one in inputs) else np.concatenate(inputs),
+    )
+
+
+class _Gradients:
+    """Gradients (batch, n_parameters) of each example's loss, by torch.func."""
+
+    def __init__(self, module: nn.Module, parameters: dict[str, Tensor], loss_fn: Any) -> None:
+        self._parameters = parameters
+
+        def loss_of_one(values: dict[str, Tensor], example: Any, target: Any) -> Tensor:
+            inputs, targets = map_tensors((example, target), lambda tensor: tensor.unsqueeze(0))
+
+            def of_one(*args: Any, **kwargs: Any) -> Any:
+                return functional_call(module, values, args, kwargs)
+
+            return check_losses(loss_fn(call(of_one, inputs), targets), targets)[0]
+
+        self._of_each = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+
+    def __call__(self, inputs: Any, targets: Any) -> Tensor:
+        found = self._of_each(self._parameters, inputs, targets)
+        return torch.cat([g.flatten(1) for g in found.values()], dim=1).detach()
+
+
+def _flat(inputs: Any) -> np.ndarray | None:
+    """(batch, k) numbers; None if inputs are more than one tensor."""
+    return inputs.flatten(1).float().cpu().numpy() if isinstance(inputs, Tensor) else None

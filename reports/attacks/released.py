@@ -1,0 +1,259 @@
+"""reports/attacks/released.md and released.json beside it: attackers of the released model only.
+
+python -m reports.attacks.released [--write-only]
+
+Everything is trained by this command and goes on where it was stopped, in reports/runs/released.
+MNIST is read from the folder in INDPRIV_DATA. All takes a quarter of an hour on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from audits.training.datasets import Dataset
+from audits.training.models import first_parameters
+from audits.training.shadows import trainer_of
+from indpriv._files import read_json, write_json
+from indpriv.analysis.attacks.rates import rates_over_models
+from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import AttackSignals
+from indpriv.attacks import ATTACKS, Material
+from indpriv.attacks.released import last_iterate_epsilon, last_iterate_rate
+from indpriv.norm_log.fields import StepSettings
+from indpriv.recording import AuditSpec, per_example_gradient_norms
+from indpriv.recording.released import released_model
+from reports import REPORTS
+from reports.attacks.figures import figures_of
+from reports.attacks.training import BASELINE, DP, SEED, TASKS, Task
+from reports.shared.markdown_table import table
+from reports.shared.rates import HEAD, RATES, rates
+
+FOLDER, HERE = REPORTS / "runs" / "released", REPORTS / "attacks"
+MODELS, ALONE = 8, 4  # models of a study, and how many of them are attacked without references
+THRESHOLD = "loss_threshold"
+ON_MODELS = (THRESHOLD, "quantile", "input_quantile", "gradient_norm", "gradient_ratio")
+ON_SIGNALS = ("rmia", "lira", "several_lira", "gradient_lira")
+KINDS = {"confidence": "confidence", "labels": "label_robustness", "gradients": "other"}
+TITLES = {DP: "with DP", BASELINE: "without DP"}
+
+
+def study(task: Task, kind: str, folder: Path, data: Dataset) -> dict[str, Any]:
+    """Train the models of one study, and attack each; what is in the folder is not done again."""
+    trainer = trainer_of(task.config, data, without_dp=kind == BASELINE)
+    rng = np.random.default_rng([SEED, 44])
+    n = len(data.train)
+    targets = np.sort(rng.permutation(n)[: n // 2])
+    coins = rng.random((MODELS, len(targets))) < 0.5
+    kept = []
+    for row in range(MODELS):
+        path = folder / f"{task.name}-{kind}-{row}.npz"
+        if not path.is_file():
+            member = np.ones(n, dtype=bool)
+            member[targets] = coins[row]
+            fitted = trainer.fit(np.flatnonzero(member), row)
+            module = module_of(fitted.states[-1], task, data)
+            arrays = dict(trainer.signals(fitted, targets))
+            arrays["gradients"] = -np.log(norms_of(module, data, targets) + 1e-12)
+            if row < ALONE:
+                arrays |= alone(module, task, data, member)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **arrays)
+            print(path.name, flush=True)  # noqa: T201
+        kept.append(dict(np.load(path)))
+    scores = {name: list(saved(kept[:ALONE], name)) for name in ON_MODELS}
+    series = {
+        name: AttackSignals.from_arrays(
+            np.stack([one[name] for one in kept]), coins, targets, kind=of, coins=True
+        )
+        for name, of in KINDS.items()
+    }
+    for name in ON_SIGNALS:
+        scores[name] = [
+            ATTACKS[name].scores(
+                Material(**{key: replace(one, audited=row) for key, one in series.items()})
+            )
+            for row in range(MODELS)
+        ]
+    found = {
+        name: {
+            "title": ATTACKS[name].title,
+            "sees": ATTACKS[name].sees,
+            "models": len(each),
+            **figures_of(rates_over_models(each)),
+        }
+        for name, each in scores.items()
+    }
+    return {"attacks": found, "targets": len(targets)}
+
+
+def module_of(state: Mapping[str, Any], task: Task, data: Dataset) -> nn.Module:
+    """The model at these parameters."""
+    module = first_parameters(task.config.model, data.input_shape, data.n_classes, 0)
+    module.load_state_dict(state)
+    return module.eval()
+
+
+def norms_of(module: nn.Module, data: Dataset, targets: np.ndarray) -> np.ndarray:
+    """Norms of the gradients of one model on the targets."""
+    loss_fn, norms = nn.CrossEntropyLoss(reduction="none"), []
+    for part in np.array_split(targets, max(1, len(targets) // 1000)):
+        inputs, labels = (
+            torch.from_numpy(each[part]) for each in (data.train.inputs, data.train.targets)
+        )
+        norms.append(per_example_gradient_norms(module, loss_fn, inputs, labels).double().numpy())
+    return np.concatenate(norms)
+
+
+def alone(
+    module: nn.Module, task: Task, data: Dataset, member: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Scores of the attacks without references: of all that the model was trained on, and others."""
+    inputs = [data.train.inputs[member], data.train.inputs[~member], data.test.inputs]
+    labels = [data.train.targets[member], data.train.targets[~member], data.test.targets]
+    spec = AuditSpec(
+        model=lambda: first_parameters(task.config.model, data.input_shape, data.n_classes, 0),
+        dataset=TensorDataset(torch.from_numpy(inputs[0]), torch.from_numpy(labels[0])),
+        test_set=TensorDataset(
+            torch.from_numpy(np.concatenate(inputs[1:])),
+            torch.from_numpy(np.concatenate(labels[1:])),
+        ),
+        loss_fn=nn.CrossEntropyLoss(reduction="none"),
+    )
+    known = released_model(module, spec)
+    material, found = Material(losses=known.examples, released=known), {}
+    for name in ON_MODELS:
+        scores = ATTACKS[name].scores(material)
+        found |= {f"{name}_scores": scores.scores, f"{name}_member": scores.member}
+    return found
+
+
+def saved(kept: list[dict[str, np.ndarray]], name: str) -> Iterator[AttackScores]:
+    """The scores of one attack on each model."""
+    for row, one in enumerate(kept):
+        member = one[f"{name}_member"]
+        model = np.full(len(member), row)
+        yield AttackScores(one[f"{name}_scores"], member, ATTACKS[name].title, model=model)
+
+
+def heuristic(task: Task, data: Dataset) -> dict[str, float]:
+    """What the heuristic of the last iterate says of this training."""
+    settings = trainer_of(task.config, data, without_dp=False).settings
+    of = StepSettings.from_values(
+        settings["planned_steps"],
+        np.asarray(settings["noise_multiplier"]),
+        1.0,
+        1 / settings["steps_per_epoch"],
+    )
+    delta = task.config.training.delta
+    rate = {one: last_iterate_rate(of, float(one)) for one in RATES}
+    return {"epsilon": last_iterate_epsilon(of, delta=delta), "tpr_at_fpr": rate}
+
+
+def figures(task: Task) -> dict[str, Any]:
+    """Both studies of one task, and the heuristic."""
+    data = task.dataset()
+    found: dict[str, Any] = {kind: study(task, kind, FOLDER, data) for kind in (DP, BASELINE)}
+    return {"title": task.title, "heuristic": heuristic(task, data), **found}
+
+
+def share(found: Mapping[str, Any], ceiling: float) -> str:
+    """How much of the way from chance to the ceiling the true-positive rate at 1 % goes."""
+    low, value, high = (
+        100 * (rate - 0.01) / (ceiling - 0.01)
+        for rate in (
+            found["tpr_at_fpr_intervals"]["0.01"]["low"],
+            found["tpr_at_fpr"]["0.01"],
+            found["tpr_at_fpr_intervals"]["0.01"]["high"],
+        )
+    )
+    return f"{value:.0f} ({low:.0f} to {high:.0f})"
+
+
+SEES = {
+    "labels": "labels",
+    "losses": "losses and inputs",
+    "references": "confidences, 7 references",
+    "model": "parameters",
+}
+
+
+def render(found: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
+    """The page; earlier: the figures of attacks.json, which has the ceilings."""
+    lines = [
+        "# Attackers of the released model only",
+        "",
+        "Made by `python -m reports.attacks.released` from [released.json](released.json). These attackers stand between the",
+        "black box of [the page on attacks](README.md) and [the one who sees every update](../validation/README.md): they have",
+        "the parameters of the final model, or the inputs, or several signals at once.",
+        "",
+        f"A study trains {MODELS} models on half of the training set and, by a fair coin each, on the other examples. With",
+        f"references, every model is attacked with the {MODELS - 1} others; without, the first {ALONE} models are attacked, with half",
+        "of all examples that the model did not see as the attacker's hold-out. Rates are means over models with 95 % intervals",
+        "over models. The share of the ceiling is how far the true-positive rate at 1 % false positives goes from 1 % towards the",
+        "worst case. All seeds were fixed before the first result.",
+        "",
+    ]
+    for name, part in found.items():
+        ceiling = earlier[name]["run"]["ceilings"]["worst_case"]
+        epsilon = earlier[name]["run"]["epsilon"]
+        lines += [f"## {part['title']}", ""]
+        for kind in (DP, BASELINE):
+            head = ("attack", "sees", *HEAD) + ("of the ceiling, %",) * (kind == DP)
+            order = sorted(part[kind]["attacks"].items(), key=lambda each: each[1]["auc"])
+            rows = [
+                (
+                    one["title"],
+                    SEES[one["sees"]] + ", 7 references" * (key == "gradient_lira"),
+                    *rates(one),
+                )
+                + ((share(one, ceiling["0.01"]),) if kind == DP else ())
+                for key, one in order
+            ]
+            if kind == DP:
+                guess = part["heuristic"]["tpr_at_fpr"]
+                reach = 100 * (guess["0.01"] - 0.01) / (ceiling["0.01"] - 0.01)
+                cells = (f"{100 * guess[rate]:.2f}" for rate in RATES)
+                rows.append(
+                    ("*heuristic of the last iterate*", "parameters", "", *cells, f"{reach:.0f}")
+                )
+                cells = (f"{100 * ceiling[rate]:.2f}" for rate in RATES)
+                rows.append(("*worst case*", "every noisy update", "", *cells, "100"))
+            lines += [f"### {TITLES[kind]}", "", table(head, rows), ""]
+        lines += [
+            f"The heuristic of the last iterate (Steinke et al. 2024, arXiv:2410.06186) gives epsilon {part['heuristic']['epsilon']:.2f} where",
+            f"{epsilon:.2f} is accounted. It is exact for linear losses, and **no bound** for this model: a better attack may exceed it.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train what is missing, attack it, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m reports.attacks.released")
+    parser.add_argument(
+        "--write-only", action="store_true", help="write the page from released.json"
+    )
+    if not parser.parse_args().write_only:
+        found = {}
+        for task in TASKS:
+            found[task.name] = figures(task)
+            write_json(HERE / "released.json", found)
+    page = render(read_json(HERE / "released.json"), read_json(HERE / "attacks.json"))
+    (HERE / "released.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
