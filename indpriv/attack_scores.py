@@ -166,6 +166,40 @@ class AttackScores:
         )
 
 
+class CanaryEvidence:
+    """Evidence of canaries in directions of their own, each a member if a fair coin says so.
+
+    Attributes:
+        member: (n,) bool.
+        lengths: (n,) norms of what they send over max_grad_norm.
+    """
+
+    def __init__(self, count: int, lengths: ArrayLike, rng: np.random.Generator) -> None:
+        self.member = rng.random(count) < 0.5
+        self.lengths = np.resize(np.asarray(lengths, dtype=np.float64), count)
+        self._evidence = np.zeros(count)
+
+    def observe(self, seen: FloatArray, setting: Mapping[str, float]) -> None:
+        """Add what a step of these settings shows along each direction, (n,)."""
+        self._evidence += log_likelihood_ratio(
+            seen / (setting["noise_multiplier"] * setting["max_grad_norm"]),
+            relative_norm=self.lengths,
+            noise_multiplier=setting["noise_multiplier"],
+            sample_rate=setting["sample_rate"],
+        )
+
+    def scores(self, method: str) -> AttackScores:
+        """The evidence for each canary's membership; groups are lengths."""
+        return AttackScores(
+            scores=self._evidence.copy(),
+            member=self.member.copy(),
+            method=method,
+            groups=np.array([f"{length:g}" for length in self.lengths], dtype=object),
+            fair_coins=True,
+            adversary="updates",
+        )
+
+
 def _read(path: Path) -> pd.DataFrame:
     kind = path.suffix.lower()
     if kind not in (".csv", ".parquet"):

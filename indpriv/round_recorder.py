@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from indpriv import _checks, _facts, _files, _storage
-from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray
-from indpriv.attack_scores import AttackScores, log_likelihood_ratio
+from indpriv._types import ArrayLike, FloatArray, IntArray
+from indpriv.attack_scores import CanaryEvidence
 from indpriv.errors import InputError
 from indpriv.norm_log import evidence, fields, journal_state, run_files, writer
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
@@ -40,14 +40,6 @@ class CanaryClients:
             full length test the worst case, shorter ones the epsilon of a client of that norm.
         seed: makes directions and coins reproducible: for tests. None draws them from the
             operating system.
-
-    >>> canaries = CanaryClients(500, len(update))                            # doctest: +SKIP
-    >>> with RoundRecorder(folder, ids, sampler="poisson",                    # doctest: +SKIP
-    ...                    canaries=canaries) as recorder:
-    ...     clients_sum = sum(clipped updates of the participants)
-    ...     joined = canaries.join(sample_rate=0.1, max_grad_norm=0.5)
-    ...     released = clients_sum + joined + noise
-    ...     recorder.round(..., released=released, clients_sum=clients_sum)
     """
 
     def __init__(
@@ -58,45 +50,45 @@ class CanaryClients:
         _checks.check_row("lengths", lengths, lambda x: (x > 0) & (x <= 1), "numbers in (0, 1]")
         if count > size:
             raise _facts.refused("refusal.rounds", "canaries", count=count, size=size)
-        self._rng, self.size, self.known_sums = np.random.default_rng(seed), size, True
-        self.member: BoolArray = self._rng.random(count) < 0.5
-        self._lengths = np.resize(np.asarray(lengths, np.float64), count)
-        places = self._rng.permutation(size)[: size // count * count]
-        self._places = places.reshape(count, -1)
-        width = self._places.shape[1]
-        self._signs = self._rng.choice([-1.0, 1.0], self._places.shape) / np.sqrt(width)
-        self._evidence = np.zeros(count)
-        self.joined = np.nan, np.nan  # sample_rate and max_grad_norm of this round
+        self._rng, self.size = np.random.default_rng(seed), size
+        self.evidence = CanaryEvidence(count, lengths, self._rng)
+        self._places = self._rng.permutation(size)[: size // count * count].reshape(count, -1)
+        signs = self._rng.choice([-1.0, 1.0], self._places.shape)
+        self._directions = signs / np.sqrt(signs.shape[1])
+        self._joined, self._knew_sums, self.n_rounds = (np.nan, np.nan), True, 0
 
     def join(self, *, sample_rate: float, max_grad_norm: float) -> FloatArray:
         """What the canaries that join this round add to the sum of clipped updates, (size,)."""
-        drawn = self.member & (self._rng.random(len(self.member)) < sample_rate)
-        found, self.joined = np.zeros(self.size), (float(sample_rate), float(max_grad_norm))
-        sent = drawn * self._lengths * max_grad_norm
-        found[self._places] = self._signs * sent[:, None]
+        member, lengths = self.evidence.member, self.evidence.lengths
+        sent = member * lengths * max_grad_norm * (self._rng.random(len(member)) < sample_rate)
+        found, self._joined = np.zeros(self.size), (sample_rate, max_grad_norm)
+        found[self._places] = self._directions * sent[:, None]
         return found
 
-    def observe(self, seen: FloatArray, noise_multiplier: float) -> None:
-        """Score what a round shows, less what is known of it, along each direction."""
-        rate, clip = self.joined
-        self.joined = np.nan, np.nan
-        self._evidence += log_likelihood_ratio(
-            (seen[self._places] * self._signs).sum(axis=1) / (noise_multiplier * clip),
-            relative_norm=self._lengths,
-            noise_multiplier=noise_multiplier,
-            sample_rate=rate,
+    def checked(
+        self, released: ArrayLike | None, clients_sum: ArrayLike | None, told: tuple[Any, float]
+    ) -> FloatArray:
+        """What a round shows along each direction; InputError unless they joined as it is told."""
+        if self._joined != told:
+            raise _facts.refused("refusal.rounds", "joined", joined=self._joined, told=told)
+        seen = np.zeros(0) if released is None else np.asarray(released, dtype=np.float64)
+        others = np.zeros(seen.shape) if clients_sum is None else np.asarray(clients_sum)
+        for name, values in (("released", seen), ("clients_sum", others)):
+            if values.shape != (self.size,) or not np.isfinite(values).all():
+                raise _facts.refused("refusal.rounds", "released", name=name, size=self.size)
+        self._joined, self._knew_sums = (
+            (np.nan, np.nan),
+            self._knew_sums & (clients_sum is not None),
         )
+        self.n_rounds += 1
+        return np.asarray(((seen - others)[self._places] * self._directions).sum(axis=1))
 
-    def scores(self) -> AttackScores:
-        """The evidence for each canary's membership; groups are lengths."""
-        return AttackScores(
-            scores=self._evidence.copy(),
-            member=self.member.copy(),
-            method="likelihood ratio of canary clients",
-            groups=np.array([f"{length:g}" for length in self._lengths], dtype=object),
-            fair_coins=True,
-            adversary="updates",
-        )
+    def write(self, run_dir: Path, n_rounds: int) -> None:
+        """Write the scores; InputError unless every round said what it released."""
+        if self.n_rounds != n_rounds:
+            raise _facts.refused("refusal.rounds", "unseen", n=n_rounds - self.n_rounds)
+        name = run_files.GRADIENT_CANARIES if self._knew_sums else run_files.CANARIES
+        self.evidence.scores("likelihood ratio of canary clients").to_parquet(run_dir / name)
 
 
 class RoundRecorder:
@@ -159,7 +151,7 @@ class RoundRecorder:
     ) -> None:
         if canaries is not None and resume_at is not None:
             raise _facts.refused("refusal.rounds", "canaries_resumed")
-        self._canaries, self._seen = canaries, 0
+        self._canaries = canaries
         self._key = run_files.signing_key(sign_with)
         self.run_dir = _storage.location_on_disk(run_dir, "a run is")
         self._upload_to = _storage.bucket_to_write(upload_to, bucket_is_private)
@@ -243,18 +235,13 @@ class RoundRecorder:
                 fit them, a round that is not the next one, a setting out of range or not a number,
                 or a closed recorder: nothing is written. Or a bucket that cannot be written.
         """
-        seen = self._seen_by_canaries(released, clients_sum, sample_rate, max_grad_norm)
-        self.steps(
-            [participants],
-            [norms],
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            sample_rate=sample_rate,
-            number=number,
-        )
-        if self._canaries is not None and seen is not None:
-            self._canaries.observe(seen, noise_multiplier)
-            self._seen += 1
+        setting: dict[str, Any] = {"max_grad_norm": max_grad_norm, "sample_rate": sample_rate}
+        setting["noise_multiplier"] = noise_multiplier
+        if (canaries := self._canaries) is not None:
+            seen = canaries.checked(released, clients_sum, (sample_rate, max_grad_norm))
+        self.steps([participants], [norms], number=number, **setting)
+        if canaries is not None:
+            canaries.evidence.observe(seen, setting)
 
     def steps(
         self,
@@ -309,38 +296,13 @@ class RoundRecorder:
         with _storage.uploaded(self.run_dir, self._upload_to, or_warn=True):
             try:
                 if kind is None and self._canaries is not None:
-                    if self._seen != self._next:
-                        raise _facts.refused("refusal.rounds", "unseen", n=self._next - self._seen)
-                    known = self._canaries.known_sums
-                    name = run_files.GRADIENT_CANARIES if known else run_files.CANARIES
-                    self._canaries.scores().to_parquet(self.run_dir / name)
+                    self._canaries.write(self.run_dir, self._next)
                 if kind is None:
                     self._writer.finish(self._counts())
             finally:
                 self.close()
             if kind is None:
                 run_files.seal(self.run_dir, self._key)
-
-    def _seen_by_canaries(
-        self,
-        released: ArrayLike | None,
-        clients_sum: ArrayLike | None,
-        sample_rate: float | None,
-        max_grad_norm: float,
-    ) -> FloatArray | None:
-        """What canaries see of a round; InputError unless they joined it as it is told."""
-        if (canaries := self._canaries) is None:
-            return None
-        if canaries.joined != (sample_rate, max_grad_norm):
-            told = sample_rate, max_grad_norm
-            raise _facts.refused("refusal.rounds", "joined", joined=canaries.joined, told=told)
-        seen = np.zeros(0) if released is None else np.asarray(released, dtype=np.float64)
-        others = np.zeros(seen.shape) if clients_sum is None else np.asarray(clients_sum)
-        for name, values in (("released", seen), ("clients_sum", others)):
-            if values.shape != (canaries.size,) or not np.isfinite(values).all():
-                raise _facts.refused("refusal.rounds", "released", name=name, size=canaries.size)
-        canaries.known_sums &= clients_sum is not None
-        return seen - others
 
     def _counts(self) -> SessionCounts:
         steps, taken = self._next - self._from, self._participations

@@ -13,6 +13,7 @@ from audits.training.datasets import load_dataset
 from indpriv._files import read_json
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import rmia
+from reports.attacks import released
 from reports.attacks.figures import few, figures
 from reports.attacks.page import render, targets
 from reports.attacks.training import BASELINE, DP, SEED, Task
@@ -37,6 +38,16 @@ def rates(known, task, kind, title):
 
 def test_the_page_is_written_from_its_figures(known):
     assert (REPORTS / "attacks" / "README.md").read_text(encoding="utf-8") == render(known)
+
+
+def test_the_page_on_the_released_model_is_written_from_its_figures(known):
+    found = read_json(REPORTS / "attacks" / "released.json")
+    page = (REPORTS / "attacks" / "released.md").read_text(encoding="utf-8")
+    assert page == released.render(found, known)
+    for name, part in found.items():  # no attacker of a model with DP exceeds the worst case
+        worst = known[name]["run"]["ceilings"]["worst_case"]
+        for one in part[DP]["attacks"].values():
+            assert all(one["tpr_at_fpr"][rate] < limit for rate, limit in worst.items())
 
 
 def too_strong(known):

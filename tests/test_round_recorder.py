@@ -362,15 +362,13 @@ def simulate(folder, canaries, *, n_rounds=60, rate=0.2, seed=0, noise=1.0, know
 
 def test_canary_clients_are_unit_vectors_of_their_own_coordinates():
     canaries = CanaryClients(7, 100, lengths=(1.0, 0.5), seed=1)
-    canaries.member[:] = True
+    canaries.evidence.member[:] = True
     total = canaries.join(sample_rate=1.0, max_grad_norm=3.0)
     assert np.count_nonzero(total) == 98
-    squares = 9 * np.resize([1.0, 0.25], 7)
-    assert total @ total == pytest.approx(squares.sum())
-    canaries.observe(total, 2.0)
-    shift = np.resize([1.0, 0.5], 7) / 2.0
-    assert canaries.scores().scores == pytest.approx(shift * shift - shift**2 / 2)
-    canaries.member[:] = False
+    lengths = np.resize([1.0, 0.5], 7)
+    assert total @ total == pytest.approx((9 * lengths**2).sum())
+    assert canaries.checked(total, None, (1.0, 3.0)) == pytest.approx(3 * lengths)
+    canaries.evidence.member[:] = False
     assert not canaries.join(sample_rate=1.0, max_grad_norm=3.0).any()
 
 
@@ -411,9 +409,11 @@ def test_canary_clients_that_send_nothing_prove_nothing(tmp_path):
     for draw in range(300):
         canaries = CanaryClients(100, 100, seed=draw)
         for _ in range(5):
+            setting = {"sample_rate": 0.5, "max_grad_norm": 1.0, "noise_multiplier": 1.0}
             canaries.join(sample_rate=0.5, max_grad_norm=1.0)
-            canaries.observe(rng.normal(size=100), 1.0)
-        found = measure_attack(canaries.scores(), delta=1e-5)
+            seen = canaries.checked(rng.normal(size=100), None, (0.5, 1.0))
+            canaries.evidence.observe(seen, setting)
+        found = measure_attack(canaries.evidence.scores("canaries"), delta=1e-5)
         alarms += found.overall["epsilon"].value > 0
         rate = found.overall["auc"]
         disagreements += not rate.low <= 0.5 <= rate.high

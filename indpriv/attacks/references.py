@@ -9,7 +9,7 @@ Each attack takes signals of the target and of its references, and the row of th
 references it needs at least is in attacks.toml; the registry counts them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,18 +156,34 @@ def scores_of_target(
     )
 
 
-def lira(signals: AttackSignals, target: int) -> AttackScores:
+def lira(
+    signals: AttackSignals, target: int, *, beside: Sequence[AttackSignals] = ()
+) -> AttackScores:
     """Log-likelihood ratio of "in" and "out" at a common variance, with shrunk effects.
 
-    With fewer than four references, each example's direction is mostly noise.
+    With fewer than four references, each example's direction is mostly noise. beside: more signals
+    of the same models, which make the laws normal in as many dimensions. All examples share the
+    correlations between signals, pooled over references.
     """
-    found = moments(signals, target)
-    of = effects(found)
-    effect, deviation = of.shrunk, np.sqrt(of.variance)
-    share_in = found.count[0] / np.maximum(found.count.sum(axis=0), 1)
-    out = found.mean - share_in * effect * deviation
-    x = (finite_signal(signals, target) - out) / deviation
-    return scores_of_target(signals, target, effect * x - effect**2 / 2)
+    every = (signals, *beside)
+    found = [moments(one, target) for one in every]
+    of = [effects(each) for each in found]
+    effect, deviation = np.stack([one.shrunk for one in of]), np.sqrt([one.variance for one in of])
+    share_in = [each.count[0] / np.maximum(each.count.sum(axis=0), 1) for each in found]
+    out = np.stack([each.mean for each in found]) - share_in * effect * deviation
+    x = (np.stack([finite_signal(one, target) for one in every]) - out) / deviation
+    products = np.eye(len(every))
+    for model in set(range(signals.n_models)) - {target} if beside else ():
+        side = np.where(signals.member[model], 0, 1)
+        means = [np.where(side, each.means[1], each.means[0]) for each in found]
+        left = (np.stack([finite_signal(one, model) for one in every]) - means) / deviation
+        left = left[:, ~np.isnan(left).any(axis=0)]
+        products += left @ left.T
+    scale = np.sqrt(np.diag(products))
+    # Shrunk a tenth towards none: signals that are functions of each other would be singular.
+    correlations = 0.9 * products / np.outer(scale, scale) + 0.1 * np.eye(len(every))
+    weights = np.linalg.solve(correlations, effect)
+    return scores_of_target(signals, target, (weights * (x - effect / 2)).sum(axis=0))
 
 
 def plain_lira(signals: AttackSignals, target: int, *, fixed: bool = False) -> AttackScores:

@@ -36,7 +36,7 @@ _SEED = 0  # of the half of the hold-out that the regression uses
 _NEEDED = {
     "losses": "the losses of the final model",
     "attributes": "to know of attributes",
-    "released": "the model itself: indpriv.recording.released.released_model takes what it tells",
+    "released": "the model itself: indpriv.recording.released_model takes what it tells",
 }
 
 
@@ -298,8 +298,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | N
     "calibrated": (references.calibrated, _nothing),
     "label_rmia": _RMIA,
     "label_robustness": (references.calibrated, _nothing),
-    "several_lira": (released.several_lira, _nothing),
-    "gradient_lira": (released.several_lira, _nothing),
+    "several_lira": (references.lira, _nothing),
+    "gradient_lira": (references.lira, _nothing),
     "gradient_norm": (released.norm_scores, _nothing),
     "gradient_ratio": (released.gradient_scores, released.lacks_for_gradients),
     "input_quantile": (released.input_scores, released.lacks_for_inputs),

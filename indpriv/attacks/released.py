@@ -1,4 +1,4 @@
-"""Attacks on a released model by its parameters and inputs, and LiRA on several signals. Sensitive.
+"""Attacks on a released model by its parameters and inputs, without references. Sensitive.
 
 Suri, Zhang and Evans 2024, "Do Parameters Reveal More than Loss for Membership Inference?"
 (arXiv:2406.11544), with other data than the training set. Bertran, Tang, Roth, Kearns, Morgenstern
@@ -6,7 +6,6 @@ and Wu 2023 (arXiv:2307.03694), on inputs. Steinke, Nasr, Ganesh et al. 2024, "T
 Advantage" (arXiv:2410.06186), whose heuristic bounds nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -19,8 +18,7 @@ from indpriv._columns import to_floats
 from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import AttackSignals, from_losses
-from indpriv.attacks.references import effects, finite_signal, moments, scores_of_target
+from indpriv.attack_signals import from_losses
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.fields import StepSettings
 
@@ -33,7 +31,7 @@ _TREES: dict[str, Any] = {"max_leaf_nodes": 15, "max_iter": 100, "random_state":
 
 @dataclass(frozen=True)
 class ReleasedModel:
-    """What its parameters tell of a model, by `indpriv.recording.released.released_model`.
+    """What its parameters tell of a model, by `indpriv.recording.released_model`.
 
     Rows are the n examples: training examples, then test examples.
 
@@ -54,17 +52,17 @@ class ReleasedModel:
     products: FloatArray
     inputs: NDArray[Any] | None = None
 
-    @property
-    def ids(self) -> NDArray[np.generic]:
-        """(n,) example ids."""
-        parts = self.examples.train, self.examples.test
-        return np.concatenate([part["example_id"] for part in parts])
+    def column(self, name: str) -> NDArray[Any]:
+        """(n,) a column of training and then of test examples; ids as they are, else numbers."""
+        parts = [part[name] for part in (self.examples.train, self.examples.test)]
+        return np.concatenate(parts if name == "example_id" else [to_floats(one) for one in parts])
 
     def scored(self, scores: FloatArray) -> AttackScores:
         """Scores of all but the hold-out and those that are NaN."""
         used = ~self.holdout & ~np.isnan(scores)
         member = np.arange(len(scores)) < len(self.examples.train)
-        return AttackScores(scores[used], member[used], "", example_ids=self.ids[used])
+        ids = self.column("example_id")[used]
+        return AttackScores(scores[used], member[used], "", example_ids=ids)
 
 
 def norm_scores(released: ReleasedModel) -> AttackScores:
@@ -113,13 +111,13 @@ def input_scores(released: ReleasedModel) -> AttackScores:
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    label, confidence = _of_rows(released, "label"), _confidence(released)
+    confidence = from_losses(released.column("loss"))
     finite = confidence[np.isfinite(confidence)]
     confidence = np.clip(confidence, finite.min(), finite.max())
-    features = np.column_stack([np.asarray(released.inputs, np.float32), label])
+    features = np.column_stack([np.asarray(released.inputs, np.float32), released.column("label")])
     fitted = np.flatnonzero(released.holdout & ~np.isnan(confidence))
     # In the order of their ids, as sums of floats depend on the order.
-    fitted = fitted[np.argsort(released.ids[fitted], kind="stable")]
+    fitted = fitted[np.argsort(released.column("example_id")[fitted], kind="stable")]
     low, high = (
         HistGradientBoostingRegressor(loss="quantile", quantile=quantile, **_TREES)
         .fit(features[fitted], confidence[fitted])
@@ -136,64 +134,11 @@ def lacks_for_inputs(released: ReleasedModel | None) -> str | None:
         return "inputs that are one tensor of numbers"
     if find_spec("sklearn") is None:
         return "scikit-learn: pip install 'indpriv[attacks]'"
-    if (_of_rows(released, "loss") < 0).any():
+    losses = released.column("loss")
+    if (losses < 0).any():
         return "cross-entropy losses, none of them below 0"
-    known = int(np.isfinite(_confidence(released)[released.holdout]).sum())
+    known = int(np.isfinite(losses[released.holdout]).sum())
     return None if known >= LEAST else f"losses of {LEAST} hold-out examples (there are {known})"
-
-
-def _of_rows(released: ReleasedModel, name: str) -> FloatArray:
-    """A column of training and then of test examples; a label that is not known is NaN."""
-    of = released.examples
-    return np.concatenate([to_floats(part[name]) for part in (of.train, of.test)])
-
-
-def _confidence(released: ReleasedModel) -> FloatArray:
-    return from_losses(_of_rows(released, "loss"))
-
-
-# --- several signals
-
-
-def several_lira(
-    signals: AttackSignals, target: int, *, beside: Sequence[AttackSignals] = ()
-) -> AttackScores:
-    """`lira` on several signals of the same models: one normal law of as many dimensions.
-
-    Effects and variances of each signal are shrunk as in `lira`, which this is for one signal. All
-    examples share the correlations between signals, pooled over references.
-    """
-    every = (signals, *beside)
-    found = [moments(one, target) for one in every]
-    of = [effects(each) for each in found]
-    effect = np.stack([each.shrunk for each in of])  # (n_signals, n_examples)
-    deviation = np.sqrt([each.variance for each in of])
-    share = np.stack([each.count[0] / np.maximum(each.count.sum(axis=0), 1) for each in found])
-    out = np.stack([each.mean for each in found]) - share * effect * deviation
-    x = (np.stack([finite_signal(one, target) for one in every]) - out) / deviation
-    precision = np.linalg.inv(_correlations(every, found, deviation, target))
-    return scores_of_target(signals, target, ((precision @ effect) * (x - effect / 2)).sum(axis=0))
-
-
-def _correlations(
-    every: Sequence[AttackSignals], found: Sequence[Any], deviation: FloatArray, target: int
-) -> FloatArray:
-    """Correlations (n_signals, n_signals) of what membership leaves of the signals of references.
-
-    Shrunk by a tenth towards none, so that signals that are functions of each other stay apart.
-    """
-    products = np.zeros((len(every), len(every)))
-    for model in set(range(every[0].n_models)) - {target}:
-        side = np.where(every[0].member[model], 0, 1)
-        means = [each.means[side, np.arange(len(side))] for each in found]
-        left = np.stack([finite_signal(one, model) for one in every]) - means
-        left /= deviation
-        left = left[:, ~np.isnan(left).any(axis=0)]
-        products += left @ left.T
-    scale = np.sqrt(np.maximum(np.diag(products), np.finfo(np.float64).tiny))
-    correlations = 0.9 * products / scale / scale[:, None]
-    np.fill_diagonal(correlations, 1.0)
-    return correlations
 
 
 # --- the last iterate

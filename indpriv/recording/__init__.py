@@ -27,6 +27,7 @@ from indpriv.recording.opacus.draws import TruncatedPoissonSampler
 from indpriv.recording.random_states import private_generator
 from indpriv.recording.recorder import Recorder
 from indpriv.recording.references import references_for_run
+from indpriv.recording.released import released_model
 
 __all__ = [
     "AdaClip",
@@ -46,6 +47,7 @@ __all__ = [
     "per_example_gradient_norms",
     "private_generator",
     "references_for_run",
+    "released_model",
     "replay",
     "with_position_ids",
 ]

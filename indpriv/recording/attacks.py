@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from indpriv._checks import check_positive_int, check_row
 from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, IntArray
-from indpriv.attack_scores import AttackScores, log_likelihood_ratio
+from indpriv.attack_scores import AttackScores, CanaryEvidence, log_likelihood_ratio
 from indpriv.errors import InputError
 from indpriv.norm_log import run_files
 from indpriv.norm_log.fields import StepSetting
@@ -139,11 +139,10 @@ class GradientCanaries(RunAttack):
         optimizer, self._parameters = attacked.run.optimizer, parameters
         rng = np.random.default_rng(self.seed)
         coordinates = rng.choice(total, self.count, replace=False)
-        self._member = rng.random(self.count) < 0.5
-        self._lengths = np.resize(np.asarray(self.lengths, dtype=np.float64), self.count)
+        self._canaries = CanaryEvidence(self.count, self.lengths, rng)
         # Adds the clipped sum of grad_sample to summed_grad; None: canaries are added unclipped.
         self._clip = optimizer.clip_and_accumulate if self.through_clipping else None
-        self._evidence = self._before = np.zeros(self.count)
+        self._before = np.zeros(self.count)
         # Where they live: a parameter, its canaries, and an index of their coordinates in it.
         self._places: list[tuple[Any, IntArray, tuple[Tensor, ...]]] = []
         ends = np.cumsum([p.numel() for p in parameters])
@@ -158,12 +157,13 @@ class GradientCanaries(RunAttack):
         """Add the gradients of the members that were drawn to the clipped sum."""
         added = np.zeros(self.count)
         added[draw.canaries] = setting.max_grad_norm
-        added *= self._lengths * self._member
+        added *= self._canaries.lengths * self._canaries.member
         self._before = self._read("summed_grad")
         if self._clip is None:
             self._add(added)
         else:
-            self._add_clipped(added * np.where(self._lengths == 1, _TOO_LONG, 1.0), self._clip)
+            longer = np.where(self._canaries.lengths == 1, _TOO_LONG, 1.0)
+            self._add_clipped(added * longer, self._clip)
 
     def _read(self, name: str) -> FloatArray:
         """Values (n_canaries,) of the parameters' summed_grad or grad at the coordinates."""
@@ -196,24 +196,11 @@ class GradientCanaries(RunAttack):
 
     def after_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Score what the update says along each coordinate."""
-        noise = self._read("grad") - self._before
-        self._evidence = self._evidence + log_likelihood_ratio(
-            noise / (setting.noise_multiplier * setting.max_grad_norm),
-            relative_norm=self._lengths,
-            noise_multiplier=setting.noise_multiplier,
-            sample_rate=setting.sample_rate,
-        )
+        self._canaries.observe(self._read("grad") - self._before, vars(setting))
 
     def scores(self, model: nn.Module) -> AttackScores:
         """The evidence for each canary's membership; groups are lengths."""
-        return AttackScores(
-            scores=self._evidence.copy(),
-            member=self._member.copy(),
-            method=self.method,
-            groups=np.array([f"{length:g}" for length in self._lengths], dtype=object),
-            fair_coins=True,
-            adversary="updates",
-        )
+        return self._canaries.scores(self.method)
 
 
 @dataclass

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from indpriv._facts import refused
 from indpriv.attacks.released import LEAST, ReleasedModel
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.replay import AuditSpec
-from indpriv.recording.norms.batches import call, check_losses, map_tensors
+from indpriv.recording.norms.batches import Batch
+from indpriv.recording.norms.norm_pass import FunctorchNorms
+from indpriv.recording.norms.shadow_model import ModelInTraining
 
 _AT_ONCE = 1 << 24  # values of gradients that are computed together
 _KEPT = 1 << 28  # values of gradients of hold-out examples: 1 GB
@@ -42,17 +43,22 @@ def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -
     except RuntimeError as error:
         raise InputError(f"the model is not like spec.model(): {error}") from error
     module = module.to(next(iter(trained.parameters())).device).eval()
-    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    size = sum(p.numel() for p in parameters.values())
+    size = sum(p.numel() for p in module.parameters() if p.requires_grad)
     gradients = min(gradients, _KEPT // max(size, 1))
     if not size or gradients < LEAST:
         raise refused("refusal.attacks", "no_gradients", n=size)
-    train, test = spec.examples(spec.collate_fn, next(iter(parameters.values())).device)
+    train, test = spec.examples(spec.collate_fn, next(module.parameters()).device)
     if test is None or len(test) < 2 * LEAST:
         raise refused("refusal.attacks", "no_holdout", n=0 if test is None else len(test))
     order = np.random.default_rng(_SEED).permutation(len(test))[: len(test) // 2]
     columns = np.sort(order[:gradients])
-    of_each, batch = _Gradients(module, parameters, spec.loss_fn), max(1, _AT_ONCE // size)
+    passes, batch = FunctorchNorms(ModelInTraining(module, spec.loss_fn)), max(1, _AT_ONCE // size)
+    passes.shadow.eval()
+
+    def of_each(inputs: Any, targets: Any) -> Tensor:
+        found, _ = passes.gradients(Batch(inputs, targets))
+        return torch.cat([g.flatten(1) for g in found], dim=1)
+
     kept = torch.cat([of_each(*rows) for rows in test.batches(batch, columns)])
     total = torch.zeros(size, dtype=torch.float64, device=kept.device)
     for rows in test.batches(batch, np.sort(order)):
@@ -73,27 +79,6 @@ def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -
         products=torch.cat(products).double().cpu().numpy(),
         inputs=None if any(one is None for one in inputs) else np.concatenate(inputs),
     )
-
-
-class _Gradients:
-    """Gradients (batch, n_parameters) of each example's loss, by torch.func."""
-
-    def __init__(self, module: nn.Module, parameters: dict[str, Tensor], loss_fn: Any) -> None:
-        self._parameters = parameters
-
-        def loss_of_one(values: dict[str, Tensor], example: Any, target: Any) -> Tensor:
-            inputs, targets = map_tensors((example, target), lambda tensor: tensor.unsqueeze(0))
-
-            def of_one(*args: Any, **kwargs: Any) -> Any:
-                return functional_call(module, values, args, kwargs)
-
-            return check_losses(loss_fn(call(of_one, inputs), targets), targets)[0]
-
-        self._of_each = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-
-    def __call__(self, inputs: Any, targets: Any) -> Tensor:
-        found = self._of_each(self._parameters, inputs, targets)
-        return torch.cat([g.flatten(1) for g in found.values()], dim=1).detach()
 
 
 def _flat(inputs: Any) -> np.ndarray | None:

@@ -23,8 +23,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.recording import AuditSpec
-from indpriv.recording.released import released_model
+from indpriv.recording import AuditSpec, released_model
 from synthetic import rows, signals_with_effect
 
 WHITE_BOX = ("gradient_norm", "gradient_ratio", "input_quantile")
@@ -222,12 +221,6 @@ def same(signals, values):
     return replace(signals, signal=np.asarray(values, np.float32))
 
 
-def test_of_one_signal_it_is_lira():
-    signals = signals_with_effect(1.0, 20, 300)
-    found = released.several_lira(signals, 3)
-    assert found.scores == pytest.approx(lira(signals, 3).scores, abs=1e-9)
-
-
 def test_a_second_signal_helps_if_it_tells_something_new():
     one, other = (signals_with_effect(1.0, 40, 1500, seed=seed) for seed in (1, 2))
     rng = np.random.default_rng(0)
@@ -235,7 +228,7 @@ def test_a_second_signal_helps_if_it_tells_something_new():
     second = same(one, other.signal - other.member * 1.0 + one.member * 1.0)
     gains = []
     for beside in ((), (second,), (same(one, one.signal),), (same(one, noise),)):
-        every = [auc(released.several_lira(one, row, beside=beside)) for row in range(10)]
+        every = [auc(lira(one, row, beside=beside)) for row in range(10)]
         gains.append(np.mean(every))
     alone, both, twice, with_noise = gains
     assert alone == pytest.approx(special.ndtr(1 / np.sqrt(2)), abs=0.02)
@@ -252,7 +245,7 @@ def test_correlated_signals_are_weighed_as_their_law_says():
     effect = np.array([1.0, 0.2])
     x = rng.multivariate_normal([0, 0], covariance, size=(models, n)) + member[..., None] * effect
     one, other = (AttackSignals.from_arrays(x[..., k], member, coins=True) for k in (0, 1))
-    found = released.several_lira(one, 0, beside=[other])
+    found = lira(one, 0, beside=[other])
     weights = np.linalg.solve(covariance, effect)
     assert stats.spearmanr(found.scores, x[0] @ weights).statistic > 0.99
 
@@ -265,7 +258,7 @@ def test_nothing_is_found_where_membership_has_no_effect():
             AttackSignals.from_arrays(rng.normal(size=(6, 120)), member, coins=True)
             for _ in range(2)
         )
-        scores = released.several_lira(one, 0, beside=[other])
+        scores = lira(one, 0, beside=[other])
         found = separation(scores.scores[scores.member], scores.scores[~scores.member])
         row = next(row for row in found if row["rate"] == "auc")
         missed += not row["low"] <= 0.5 <= row["high"]

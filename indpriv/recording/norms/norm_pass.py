@@ -175,15 +175,21 @@ class FunctorchNorms:
     """
 
     def __init__(self, model: ModelInTraining) -> None:
-        self._model, self._shadow = model, model.shadow()
+        self._model, self.shadow = model, model.shadow()
 
     def update(self) -> None:
         """Take the model's current parameters."""
-        self._model.update(self._shadow)
+        self._model.update(self.shadow)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(norms float64, losses) of a batch, both (batch,)."""
-        model, shadow = self._model, self._shadow
+        gradients, losses = self.gradients(batch)
+        squares = [self._squares(g, index) for index, g in enumerate(gradients)]
+        return torch.stack(squares).sum(0).sqrt(), losses
+
+    def gradients(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        """Gradients of each trainable tensor of parameters, (batch, ...), and losses (batch,)."""
+        model, shadow = self._model, self.shadow
         named = dict(shadow.named_parameters())
         trained = {name: p.detach() for name, p in named.items() if p.requires_grad}
         fixed: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad}
@@ -205,8 +211,7 @@ class FunctorchNorms:
         compute = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
         with torch.enable_grad(), model.precision():
             gradients, losses = compute(trained, batch.inputs, batch.targets)
-        squares = [self._squares(g, index) for index, g in enumerate(gradients.values())]
-        return torch.stack(squares).sum(0).sqrt(), losses.detach()
+        return list(gradients.values()), losses.detach()
 
     def _squares(self, gradients: Tensor, index: int) -> Tensor:
         """(batch,) squared norms of the gradients of one tensor of parameters, as clipped."""
