@@ -18,7 +18,6 @@ from scipy.sparse import csr_array
 
 from indpriv._checks import warn_caller
 from indpriv._facts import refused, text
-from indpriv._files import ROW_GROUP_SIZE
 from indpriv._types import ArrayLike, FloatArray, IntArray, Progress
 from indpriv.accountant import blocks
 from indpriv.accountant.blocks import BlockAccount, Workers, block_size, epsilon_table
@@ -331,8 +330,6 @@ def _of_steps(log: NormLog, method: Method) -> BlockAccount:
     if units is not None:
         log = replace(log, example_ids=units.ids, unit_ids=None)
     rows_per_unit = None if units is None else 1
-    if log.sampler == "fixed_size" and uses_pairs(log, method):
-        return _fixed_size_account(log, method, rows_per_unit)
     return under_filter(row_account(log, method, rows_per_unit), method)
 
 
@@ -352,28 +349,14 @@ def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAc
 def row_account(log: NormLog, method: Method, rows_per_unit: int | None = None) -> BlockAccount:
     """The account of each row of a log; raises and warns as `checked` does."""
     read = checked(log, method)
+    claim, account = claim_of(read, method), account_of(read, method, rows_per_unit)
+    if log.sampler == "fixed_size" and uses_pairs(log, method):  # whose norms do not count
+        read = log = replace(read.only(slice(0)), batch_norms=None)
     engine = Engine.prepare(read, method)
-    worst, claim = float(engine.worst_case["epsilon"][0]), claim_of(read, method)
-    table = partial(epsilon_table, worst, claim, account_of(read, method, rows_per_unit))
+    table = partial(epsilon_table, float(engine.worst_case["epsilon"][0]), claim, account)
     size = block_size(engine.bytes_per_example)
     log = replace(log, batch_norms=read.batch_norms)
     return BlockAccount(log, log.example_ids, engine, table, size)
-
-
-def _fixed_size_account(log: NormLog, method: Method, rows_per_unit: int | None) -> BlockAccount:
-    """The account of fixed-size batches under replace-one, whose norms are not read."""
-    warn_of_delta(log, method)
-    worst = _worst_of_pairs(log, method)
-    nothing = replace(log.only(slice(0)), batch_norms=None)
-    account, claim = account_of(log, method, rows_per_unit), claim_of(log, method)
-    table = partial(epsilon_table, float(worst["epsilon"][0]), claim, account)
-    work = partial(_same_for_all, worst)
-    return BlockAccount(nothing, log.example_ids, work, table, ROW_GROUP_SIZE)
-
-
-def _same_for_all(one: Columns, block: NormLog) -> Columns:
-    """Every example of a block has the bounds of one."""
-    return taken(one, np.zeros(block.n_examples, np.int64))
 
 
 def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:

@@ -121,15 +121,14 @@ def checked_run(path: Path | None, command: str, program: str = "indpriv") -> Pa
 
 
 def _of_folder(path: Path, command: str) -> str:
+    from indpriv._facts import text
     from indpriv.audit.audit_directory import REPORT, SUMMARY
     from indpriv.norm_log.run_files import JOURNAL, RUN_DIRECTORY
 
     if (path / SUMMARY).is_file():
-        return (
-            f"{path} is an audit directory, and {command} needs a run directory. To read the "
-            f"audit, open {path / REPORT} or type: {typed('show', path)}\n  "
-            f"For a run, {_type_one(command, path, path.parent)}"
-        )
+        said = {"path": path, "command": command, "report": path / REPORT}
+        said |= {"show": typed("show", path), "one": _type_one(command, path, path.parent)}
+        return text("sentence.no_run", "audit", **said)
     if _runs_in(path):
         return f"{path} holds no {JOURNAL}, but folders in it do; {_type_one(command, path)}"
     found = sorted(item.name for item in path.iterdir())[:_NAMED]
@@ -138,6 +137,7 @@ def _of_folder(path: Path, command: str) -> str:
 
 
 def _of_file(path: Path, command: str) -> str:
+    from indpriv._facts import text
     from indpriv.audit.audit_directory import SUMMARY
     from indpriv.norm_log.run_files import holds_log
 
@@ -151,16 +151,12 @@ def _of_file(path: Path, command: str) -> str:
         unpacked = unpacked.with_name(f"{unpacked.name}-unpacked")
     if path.suffix in _ARCHIVES:
         unpack = shlex.join(["python", "-m", _ARCHIVES[path.suffix], "-e", str(path)])
-        return (
-            f"{path} is an archive, and a run is a directory; type: {unpack} "
-            f"{shlex.quote(str(unpacked))}, then: {typed(command, unpacked, '')}"
-        )
+        unpack, then = f"{unpack} {shlex.quote(str(unpacked))}", typed(command, unpacked, "")
+        return text("sentence.no_run", "archive", path=path, unpack=unpack, then=then)
     if path.suffix == ".toml":
-        return (
-            f"{path} is an audit file, which says how to train; in a clone of indpriv, type: "
-            f"{typed('train', path, EXPERIMENTS)}, then: "
-            f"{typed(command, Path('runs', path.stem), '')}"
-        )
+        then = typed(command, Path("runs", path.stem), "")
+        train = typed("train", path, EXPERIMENTS)
+        return text("sentence.no_run", "audit_file", path=path, train=train, then=then)
     return f"{path} is a file, and a run is a directory. {_replayed(folder)}"
 
 
