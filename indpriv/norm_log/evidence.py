@@ -224,6 +224,8 @@ def _of_norms_and_accountant(training: TrainingCounts) -> Iterator[Fact]:
         yield fact("check.norms_in_training", NOT_CHECKED, "none")
     elif 0 < larger <= _FEW_NORMS * compared and training.largest_excess <= _SMALL_EXCESS:
         yield fact("check.norm_precision", FAILED, training=training)
+    elif not larger and (training.smaller_norms or 0) > _FEW_NORMS * compared:
+        yield fact("check.norm_precision", FAILED, "smaller", training=training)
     else:
         more = training.larger_clipped_norms > _FEW_NORMS * compared
         status = FAILED if larger else NOT_CHECKED if more else PASSED

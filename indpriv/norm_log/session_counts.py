@@ -103,6 +103,7 @@ class TrainingCounts(_Counts):
     larger_norms: Whole = 0  # of these, contributions larger than recorded
     largest_excess: AtLeastZero = 0.0  # as a fraction of max_grad_norm
     larger_clipped_norms: Whole = 0  # larger than recorded, but clipped in both
+    smaller_norms: Whole | None = None  # contributions smaller than recorded; None in older logs
 
     # Noise or batches came from a generator with a chosen or default seed, or with one that was set
     # while training.
@@ -120,7 +121,7 @@ class TrainingCounts(_Counts):
     def forget_norms(self) -> None:
         """Leave out how norms compare: those of training are of another draw than the recorded."""
         self.compared_norms = self.larger_norms = self.larger_clipped_norms = 0
-        self.underestimated_norms, self.largest_excess = 0, 0.0
+        self.underestimated_norms, self.smaller_norms, self.largest_excess = 0, None, 0.0
 
     @property
     def accounted_excess(self) -> float:

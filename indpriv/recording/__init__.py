@@ -21,7 +21,7 @@ from indpriv.recording.checkpoints.replay import AuditSpec, replay
 from indpriv.recording.checkpoints.saved_models import StepOptions
 from indpriv.recording.clipping import AdaClip, QuantileClipping
 from indpriv.recording.dp_trainers import attach_dptrainer, with_position_ids
-from indpriv.recording.losses import CausalLMLoss
+from indpriv.recording.norms.batches import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
 from indpriv.recording.opacus.draws import TruncatedPoissonSampler
 from indpriv.recording.random_states import private_generator

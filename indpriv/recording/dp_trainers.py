@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from opacus.accountants import RDPAccountant
-from opacus.optimizers import DPOptimizerFastGradientClipping
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import DataLoader
 
 from indpriv._facts import refused
-from indpriv.recording.losses import CausalLMLoss
-from indpriv.recording.norms.batches import map_tensors
+from indpriv.recording.norms.batches import CausalLMLoss, map_tensors
 from indpriv.recording.opacus.gradients import replaced_methods
 from indpriv.recording.recorder import Recorder
 from indpriv.recording.training_data import CollateFn, plain_collate
@@ -42,10 +41,13 @@ def attach_dptrainer(recorder: Recorder, trainer: Any) -> Iterator[Recorder]:
             `indpriv.integrations.callbacks` to it for figures, and to resume from checkpoints.
 
     Raises:
-        InputError: ghost mode, packed texts, NEFTune, authors with several texts, and what
-            `Recorder.attach` refuses.
+        InputError: a trainer that has trained before, ghost mode, packed texts, NEFTune, authors
+            with several texts, and what `Recorder.attach` refuses.
     """
     optimizer, settings = trainer.optimizer or trainer.create_optimizer(), trainer.args
+    if not isinstance(optimizer, DPOptimizer):  # Accelerate's, after a first train()
+        names = {"optimizer": type(optimizer).__name__, "trainer": type(trainer).__name__}
+        raise refused("refusal.attached", "no_dp_trainer", **names)
     kind = type(optimizer)
     if [name for name in vars(kind) if not name.startswith("__")] == ["param_groups"]:
         optimizer.__class__ = kind.__base__  # a subclass that only passes them on

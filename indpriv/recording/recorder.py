@@ -47,8 +47,7 @@ from indpriv.recording.checkpoints.safe_files import keep_model
 from indpriv.recording.clipping import ClipThresholds, check_headroom
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.updates import PublicSettings
-from indpriv.recording.losses import described_loss, with_targets
-from indpriv.recording.norms.batches import LossFn
+from indpriv.recording.norms.batches import LossFn, described_loss, with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_anywhere, described_parameters
@@ -615,7 +614,8 @@ class Recorder:
                 recorded[positions],
                 norms,
                 setting.max_grad_norm,
-                ghost_slack=norm_pass.slack if self._run.is_ghost else None,
+                slack=norm_pass.slack,
+                is_ghost=self._run.is_ghost,
             )
         safe = norms * (1 + norm_pass.slack)
         self._batch = Batch(positions, self._run.contributions(safe, setting))

@@ -254,6 +254,16 @@ def test_settings_that_change_rows_or_norms_are_refused(setting, tmp_path):
         recorded(with_setting, with_adapters(gpt2()), tmp_path)
 
 
+def test_a_trainer_that_has_trained_before_is_refused(tmp_path):
+    trainer = opacus_dp_trainer(with_adapters(gpt2()), training_arguments(tmp_path), Texts(N))
+    trainer.create_optimizer()
+    accelerate = pytest.importorskip("accelerate")
+    trainer.optimizer = accelerate.Accelerator().prepare(trainer.optimizer)
+    recorder = Recorder(tmp_path / "run", dataset=Texts(N), loss_fn=CausalLMLoss())
+    with pytest.raises(InputError, match="has trained before"):
+        attach_dptrainer(recorder, trainer).__enter__()
+
+
 def test_position_ids_are_the_models_own():
     rows = [Texts()[k] for k in range(4)]
     batch, plain = with_position_ids(collate)(rows), collate(rows)

@@ -117,6 +117,23 @@ def test_autocast_that_only_training_has_is_found(attaching, training, mode, tmp
     assert claim == ("estimate" if found else "exact")
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_norms_that_a_hook_of_training_makes_smaller_are_no_exact_records(share, tmp_path):
+    run = make_run(max_grad_norm=5.0)
+    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        run.model._module[1].register_forward_hook(  # which passes on a share of the gradient
+            lambda _, __, outputs: share * outputs + (1 - share) * outputs.detach()
+        )
+        run.train()
+    found = failed(tmp_path / "run")
+    claim = indpriv.account(NormLog.open(tmp_path / "run"), delta=1e-5).claim
+    if share < 1:
+        assert (found, claim) == ({"norm pass, precision"}, "estimate")
+    else:
+        assert (found, claim) == (set(), "exact")
+
+
 def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
     class Scale(nn.Module):
         def __init__(self):

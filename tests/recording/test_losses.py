@@ -14,8 +14,7 @@ from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
-from indpriv.recording.losses import described_loss, with_targets
-from indpriv.recording.norms.batches import Keywords
+from indpriv.recording.norms.batches import Keywords, described_loss, with_targets
 from runs import make_run
 
 VOCABULARY = 7

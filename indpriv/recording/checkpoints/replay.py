@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from indpriv import _checks
-from indpriv._facts import FAILED, FILES, NOT_CHECKED, PASSED, Fact, refused
+from indpriv._facts import FAILED, FILES, NOT_CHECKED, PASSED, Fact, refused, text
 from indpriv._files import first_at, write_json
 from indpriv._storage import location_on_disk
 from indpriv._types import StageProgress, silent
@@ -48,7 +48,7 @@ from indpriv.recording.checkpoints.saved_models import (
     SavedModel,
     StepOptions,
 )
-from indpriv.recording.losses import with_targets
+from indpriv.recording.norms.batches import with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
@@ -58,10 +58,6 @@ from indpriv.recording.training_data import Measured, TrainingData, length, norm
 _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
 AUTO, REPLAYING = "auto", "replaying checkpoints"
 _CHECKED = 256  # examples on which norms are checked
-_AUGMENTED = (
-    "the dataset gives other inputs each time (random augmentation?), so the norms belong to other "
-    "inputs than training's"
-)
 TOLERANCE = 5e-3  # of a norm, beside the log's rounding: machines and backends differ by less
 _CLIPPINGS = ("flat", "individual", "quantile")  # under which the log has norms of gradients
 _SHARE = 0.2  # of the steps: a forgery of as many is what the odds are about
@@ -108,10 +104,9 @@ class AuditSpec(TrainingData):
 
     def __post_init__(self) -> None:
         for name in ("model", "loss_fn", *(["load"] if self.load is not None else [])):
-            if not callable(getattr(self, name)):
-                raise InputError(
-                    f"AuditSpec: {name} is a {type(getattr(self, name)).__name__}; pass a function"
-                )
+            if not callable(found := getattr(self, name)):
+                kind = type(found).__name__
+                raise refused("refusal.checkpoints", "no_function", name=name, kind=kind)
         if isinstance(self.model, nn.Module):
             raise refused("refusal.checkpoints", "model_is_a_module")
         object.__setattr__(self, "loss_fn", with_targets(self.loss_fn))
@@ -167,10 +162,8 @@ def load_name(said: str, reference: str, example: str) -> tuple[ModuleType, Any]
     except InputError:
         raise
     except (ImportError, SyntaxError, OSError, ValueError) as error:
-        raise InputError(
-            f"{said}: {place} cannot be imported: {type(error).__name__}: {error}; "
-            f"expected e.g. {example}"
-        ) from error
+        values = {"place": place, "kind": type(error).__name__, "error": error, "example": example}
+        raise refused("refusal.checkpoints", "not_imported", said=said, **values) from error
     if not hasattr(module, name):
         made = "AuditSpec(...)" if name == "spec" else "..."
         raise InputError(f"{said}: {place} has no {name!r}; define it there, e.g. {name} = {made}")
@@ -400,8 +393,9 @@ class CheckpointPass:
         spec.check_test_set(self.norm_pass, self._test)
         if isinstance(batch_size, int):
             self.norm_pass.batch_size = batch_size
+        random = any(self._examples.random_parts)
         # Why these norms differ from training's.
-        self.caveats = (*self.norm_pass.caveats, *[_AUGMENTED] * any(self._examples.random_parts))
+        self.caveats = (*self.norm_pass.caveats, *[text("sentence.replay", "augmented")] * random)
 
     def move_to(self, path: Path) -> str:
         """Load a checkpoint into the model, and return a fingerprint of its weights."""
@@ -415,9 +409,8 @@ class CheckpointPass:
             try:
                 taken = norms_of(self.norm_pass, self._examples, self.spec.ids)
             except RuntimeError as error:
-                raise InputError(
-                    f"its norms cannot be computed: {safe_files.first_line(error)}"
-                ) from error
+                first = safe_files.first_line(error)
+                raise InputError(f"its norms cannot be computed: {first}") from error
         return replace(taken, seconds=time.perf_counter() - start), weights
 
     def example_table(self) -> ExampleTable:
@@ -475,10 +468,9 @@ def challenge(
     with_norms |= {*log.batch_norms.steps.tolist()} if log.batch_norms else set()
     there = sorted(with_norms & saved.keys())
     if not there:
-        raise InputError(
-            f"{checkpoints} has checkpoints of steps {sorted(saved)[:5]}, {run_dir} has norms of "
-            f"{sorted(with_norms)[:5]}, and none has both; pass checkpoints of this run"
-        )
+        firsts = {"saved": sorted(saved)[:5], "logged": sorted(with_norms)[:5]}
+        of = {"checkpoints": checkpoints, "run_dir": run_dir}
+        raise refused("refusal.checkpoints", "none_has_both", **firsts, **of)
     drawn = sorted(secrets.SystemRandom().sample(there, min(n, len(there))))
     made = CheckpointPass(spec, saved[drawn[0]], device)
     if made.caveats:
@@ -521,27 +513,20 @@ def challenge(
                 differ += [f"{own[one]} at step {step}" for one in positions[wrong]]
                 n_norms += len(now)
             tell("challenging", number, len(drawn))
-    text = (
-        f"{n_norms:,} norms at {len(drawn)} of the {len(there)} steps with a checkpoint (of "
-        f"{log.total_steps}), drawn in secret: {', '.join(map(str, drawn))}"
-    )
-    status = FAILED if differ else PASSED
-    if not differ:
-        missed = max(100 * (1 - _SHARE) ** len(drawn), 0.01) if len(drawn) < len(there) else 0
-        text += f"; a log forged in a fifth of them would be missed by {missed:.2g} % of challenges"
-    else:
-        text = f"{len(differ):,} of {text} differ, e.g. of example {differ[0]}"
-        if half and far <= _MOVED * n_norms:
-            status = NOT_CHECKED
-            text = (
-                f"cannot tell: {text}, which half precision can explain, and the log says that "
-                "training used it; challenge under the same torch.autocast"
-            )
+    counts = {"n": n_norms, "drawn": len(drawn), "there": len(there), "total": log.total_steps}
+    steps, one = ", ".join(map(str, drawn)), differ[0] if differ else ""
+    compared = text("sentence.challenge", "compared", steps=steps, **counts)
+    missed = max(100 * (1 - _SHARE) ** len(drawn), 0.01) if len(drawn) < len(there) else 0
+    status, case = (FAILED, "differ") if differ else (PASSED, "missed")
+    said = {"compared": compared, "example": one}
+    verdict = text("sentence.challenge", case, missed=missed, differ=len(differ), **said)
+    if differ and half and far <= _MOVED * n_norms:
+        status, verdict = NOT_CHECKED, text("sentence.challenge", "half", found=verdict)
     only = [*own[place < 0].tolist(), *np.setdiff1d(data, own).tolist()]
     few = f"{len(only):,} are only in the log or only in the data, e.g. {only[0]}" if only else ""
     checks = (
         ("examples", FAILED if few else PASSED, few or "the same in log and data"),
-        ("norms", status, text),
+        ("norms", status, verdict),
         ("noise", NOT_CHECKED, "a forged noise multiplier is not seen"),
     )
     return [Fact("challenge", "check", *one, bears_on=FILES, private=True) for one in checks]

@@ -276,9 +276,9 @@ def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
         try:
             found = _tensors(load(content.values))
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise InputError(
-                f"{content.path}: the spec's load failed on it: {type(error).__name__}: {error}; "
-                f"load is called with the saved object ({described}) and must return a state_dict"
+            said = {"kind": type(error).__name__, "error": error, "described": described}
+            raise refused(
+                "refusal.checkpoints", "load_failed", path=content.path, **said
             ) from error
     else:
         nested = (_tensors(content.entries.get(name)) for name in _PLACES)

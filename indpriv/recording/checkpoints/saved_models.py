@@ -153,12 +153,10 @@ def discover(
                 safe_files.fit(state_of(content, load), model)
                 trained = trained or _other_trained(content, model)
     if unknown and bool(told) == bool(step_of):
-        found.problems.append(
-            (f"{STEP_OF} names only some of the checkpoints: " if told else "")
-            + f"the step of {listed(unknown)} is not in the file (step, global_step, "
-            "trainer_state.json, an Opacus accountant), and no name is read as one; "
-            + what_to_type(unknown, len(unknown) == len(paths))
-        )
+        remedy = what_to_type(unknown, len(unknown) == len(paths))
+        said = text("refusal.checkpoints", "steps_known", names=listed(unknown), remedy=remedy)
+        some = f"{STEP_OF} names only some of the checkpoints: " if told else ""
+        found.problems.append(some + said)
     for step, models in sorted(by_step.items()):
         found.models.append(models[0])
         if len(models) == 1:
@@ -240,10 +238,9 @@ def told_steps(step_of: StepOf, names: Sequence[str]) -> dict[str, int]:
         if len(found) < len(told):
             raise ValueError("a name twice")
     except ValueError as error:
-        raise InputError(
-            f"{STEP_OF}={shown[:200]!r} cannot be followed ({error}); the checkpoints are "
-            f"{listed(names)}; {what_to_type(names)}"
-        ) from None
+        said = {"shown": shown[:200], "error": error, "names": listed(names)}
+        said |= {"option": STEP_OF, "remedy": what_to_type(names)}
+        raise refused("refusal.checkpoints", "step_of", **said) from None
     return found
 
 
@@ -381,34 +378,21 @@ def resolve(
             columns[name] = _column(name, said[name], total or 1)
     reached = max([len(counted), *(model.step for model in models)])
     if total is not None and total < reached:
-        found.problems.append(
-            f"steps is {total} by {next(iter(said['steps']))}, but a checkpoint has had {reached} "
-            f"updates: pass the number of steps of the whole run, or correct {STEP_OF}"
-        )
+        values = {"total": total, "source": next(iter(said["steps"])), "reached": reached}
+        found.problems.append(text("refusal.checkpoints", "total", **values))
     found.problems.extend(_unfit(declared, found, total or 0, n_examples, columns))
     if missing := [name for name in _TO_TYPE if not said[name]]:
-        found.problems.append(
-            f"not known: {', '.join(missing)}. Pass {' '.join(_TO_TYPE[name] for name in missing)} "
-            "(with your values), or write a run.json beside the checkpoints"
-        )
+        names, options_ = ", ".join(missing), " ".join(_TO_TYPE[name] for name in missing)
+        found.problems.append(text("refusal.checkpoints", "lacks", names=names, options=options_))
     if found.problems or total is None or n_examples is None:
         return None
     if models[0].step:
-        found.notes.append(
-            f"the first checkpoint is of step {models[0].step}: steps before it count at "
-            "max_grad_norm"
-        )
+        found.notes.append(text("sentence.replay", "first", step=models[0].step))
     last, rate = models[-1], columns["sample_rate"][0]
     regular = any(math.isclose(k, round(k), rel_tol=1e-6) for k in (1 / rate, rate * n_examples))
-    caveats = {
-        f"the last checkpoint is of step {last.step} of {total}, and its norms are used for the "
-        "steps from it on": last.step < total,
-        f"the account ends with the {total} steps that the accountant in the last checkpoint "
-        "counted; if training went on, pass --set steps=...": [*said["steps"]] == [ACCOUNTANT],
-        f"sample_rate={rate:.6g} is neither 1 / (a whole number of steps per epoch), as Opacus "
-        f"samples, nor a whole batch size over the {n_examples} examples of the spec's dataset: it "
-        "may not be the data used in training": not regular,
-    }
+    weak = {"last": last.step < total, "counted": [*said["steps"]] == [ACCOUNTANT]}
+    values = {"step": last.step, "total": total, "rate": rate, "n": n_examples}
+    cases = [case for case, holds in (weak | {"rate": not regular}).items() if holds]
     sources = {name: " and ".join(by_source) for name, by_source in said.items()}
     return RunSettings(
         steps=StepSettings.from_values(total, **columns),
@@ -417,7 +401,7 @@ def resolve(
         sources={**sources, "steps of checkpoints": last.said_by},
         accountant_counted_all=len(counted) == total,
         declared=declared,
-        caveats=[caveat for caveat, holds in caveats.items() if holds],
+        caveats=[text("sentence.replay", case, **values) for case in cases],
     )
 
 
@@ -488,10 +472,8 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
         column = np.where(np.isnan(column), these, column)
     if by_source and np.isnan(column).any():
         step = int(np.argmax(np.isnan(column)))
-        raise InputError(
-            f"{name} of the steps from {step} on is not known: pass it for all steps, e.g. "
-            f"{_TO_TYPE[name]}, or a schedule such as --set {name}=1.1,0.9@{step}"
-        )
+        of = {"name": name, "step": step, "option": _TO_TYPE[name]}
+        raise refused("refusal.checkpoints", "rest_of_steps", **of)
     return column
 
 
@@ -501,14 +483,10 @@ def parse_schedule(name: str, value: float | str) -> list[tuple[int, float]]:
         pairs = [part.strip().partition("@") for part in str(value).split(",")]
         parts = [(int(start) if at else 0, float(number)) for number, at, start in pairs]
     except ValueError as error:
-        raise InputError(
-            f"{name}={value!r} is neither a number nor a schedule such as 1.1,0.9@500"
-        ) from error
+        raise refused("refusal.checkpoints", "no_schedule", name=name, value=value) from error
     starts = [start for start, _ in parts]
     if starts[0] != 0 or sorted(set(starts)) != starts:
-        raise InputError(
-            f"{name}={value!r}: a schedule must start at step 0 and give later steps in order"
-        )
+        raise refused("refusal.checkpoints", "order", name=name, value=value)
     for _, setting in parts:
         _checks.check_setting(name, setting)
     return parts
@@ -537,8 +515,6 @@ def _unfit(
         yield text("refusal.checkpoints", "clipping_moves", name=moving[0])
     last = found.models[-1] if found.models and not found.problems else None
     if last and 2 * last.step < total and last.said_by != STEP_OF:
-        yield (
-            f"the run has {total} steps, but the last checkpoint, {last.path.name!r}, is of step "
-            f"{last.step} by {last.said_by}, far below, as where epochs were counted; "
-            + what_to_type([model.path.name for model in found.models])
-        )
+        remedy = what_to_type([model.path.name for model in found.models])
+        said = {"total": total, "name": last.path.name, "step": last.step, "source": last.said_by}
+        yield text("refusal.checkpoints", "epochs", remedy=remedy, **said)

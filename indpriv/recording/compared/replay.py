@@ -352,7 +352,8 @@ class Replay:
                 continue
             if any(_share(row, kept) for row in rows):
                 return self.findings.add("replay", "holds_rows", shape=tuple(kept.shape))
-            if len(one.delivered.examples) in kept.shape:
+            is_start = isinstance(kept, nn.Parameter)  # a frozen one: what the run began with
+            if len(one.delivered.examples) in kept.shape and not is_start:
                 self.findings.add("replay", "of_each", shape=tuple(kept.shape))
 
     def _sum(self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor]) -> list[Tensor]:

@@ -15,8 +15,7 @@ from indpriv._facts import refused, text
 from indpriv.errors import InputError
 from indpriv.recording.norms import batches, model_checks
 from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
-from indpriv.recording.norms.layer_rules import GROUP_NORMS
-from indpriv.recording.norms.layerwise import LayerwiseNorms
+from indpriv.recording.norms.layerwise import GROUP_NORMS, LayerwiseNorms
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.random_states import kept_random_state
 

@@ -21,7 +21,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from indpriv._facts import refused
 from indpriv.errors import InputError
-from indpriv.recording.losses import with_targets
 from indpriv.recording.norms import batches
 from indpriv.recording.random_states import NotedGenerators
 
@@ -57,7 +56,7 @@ class ModelInTraining:
     def __init__(self, model: nn.Module, loss_fn: batches.LossFn) -> None:
         """Unwrap a model; InputError if no parameter is trainable."""
         # The user's own module, which is never changed, and per-example losses.
-        self.module, self.loss_fn = standard_module(model), with_targets(loss_fn)
+        self.module, self.loss_fn = standard_module(model), batches.with_targets(loss_fn)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         if not trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")

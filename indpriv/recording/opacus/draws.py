@@ -20,6 +20,7 @@ from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
 # no more, a share of the norm itself.
 _SAME_NORM = 1e-5
 _SAME_CLIPPED_NORM = 0.01
+_SMALL_SLACK = 0.01  # of max_grad_norm; where training's norms are smaller, nothing is at risk
 _FEW_LEFT = 2  # passes that a loop may leave anywhere, with a batch that it does not use
 # In ghost mode: differences beyond the slack of the norm pass that rounding cannot explain.
 _SAME_GHOST_NORM = 0.01
@@ -190,20 +191,21 @@ class Tally:
         trained: FloatArray,
         max_grad_norm: float,
         *,
-        ghost_slack: float | None = None,
+        slack: float = 0.0,
+        is_ghost: bool = False,
     ) -> None:
         """Compare norms (n,) that training clipped with recorded ones of the same examples.
 
-        ghost_slack: None unless training clips in ghost mode; else the relative slack by which
-        recorded norms may be too large. Ghost mode scales each gradient by max_grad_norm over a
-        norm that it computes without the gradient, and that may be too small.
+        slack: relative, by which recorded norms may be too large. Ghost mode scales each gradient
+        by max_grad_norm over a norm that it computes without the gradient, and that may be too
+        small.
         """
         counts, clip = self.counts, max_grad_norm
         excess = np.minimum(trained, clip) - np.minimum(recorded, clip)
         counts.compared_norms += len(excess)
-        if ghost_slack is not None:
+        if is_ghost:
             left = recorded * np.minimum(1.0, clip / np.maximum(trained, 1e-300))
-            largest = clip * (1 + 2 * ghost_slack + _SAME_GHOST_NORM)
+            largest = clip * (1 + 2 * slack + _SAME_GHOST_NORM)
             counts.underestimated_norms += int((left > largest).sum())
         counts.larger_norms += int((excess > _SAME_NORM * clip).sum())
         larger = trained > (1 + _SAME_CLIPPED_NORM) * recorded
@@ -211,6 +213,9 @@ class Tally:
         counts.larger_clipped_norms += int((both_clipped & larger).sum())
         share = min(float(excess.max(initial=0.0)) / clip, 1.0)
         counts.largest_excess = max(counts.largest_excess, share)
+        if not is_ghost and slack < _SMALL_SLACK:  # half precision may round in one of them alone
+            smaller = int((excess < -2 * _SMALL_SLACK * clip).sum())
+            counts.smaller_norms = (counts.smaller_norms or 0) + smaller
 
     def end_epoch(
         self, *, exhausted: bool, planned: int, prefetched: int, interrupted: bool, final: bool

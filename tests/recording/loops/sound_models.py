@@ -473,3 +473,26 @@ def draws_of_many_laws(s):
         return h * gumbel + torch.empty_like(h).exponential_().detach() * 0.1
 
     s.train(model=Hidden(noisy))
+
+
+@sound("hooks functorch")
+def outputs_in_a_dict_of_its_own_class(s):
+    class Outputs(dict):
+        pass
+
+    model = Auxiliary(lambda o, a, h: Outputs(logits=o, aux=a))
+    s.train(model=model, loss=lambda out, y: auxiliary_loss(out["logits"], out["aux"], y))
+
+
+@sound("hooks ghost functorch")
+def frozen_table_with_as_many_rows_as_examples(s):
+    class RandomFeatures(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(400, 6), requires_grad=False)
+            self.out = nn.Linear(400, 2)
+
+        def forward(self, x):
+            return self.out(torch.tanh(x @ self.table.T))
+
+    s.train(model=RandomFeatures(), opt=trainable)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from indpriv.recording.norms import layer_rules
+from indpriv.recording.norms import layerwise as layer_rules
 
 SIZE = 4
 EPS = torch.finfo(torch.float32).eps
