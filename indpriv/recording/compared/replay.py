@@ -78,7 +78,8 @@ class Replay:
         self._was_half |= self._is_half
         size = len(batch.norms)
         # As Opacus left them: those that it clipped. Ghost mode has none.
-        samples = [] if self.is_ghost else [_flat(p) for p in self.parameters]
+        left = [] if self.is_ghost else [vars(p)["grad_sample"] for p in self.parameters]
+        samples = [torch.cat(g) if isinstance(g, list) else g for g in left]
         with kept_random_state():
             keep = torch.as_tensor(self._random.random(size) < 0.5)
             keep[int(self._random.integers(size))] = True
@@ -335,7 +336,9 @@ class Replay:
         examples, twin, loss_fn = one.delivered.examples, one.new_twin(), _fresh(self.loss_fn)
         inputs, targets = examples.on_device(examples.unpacked(batch()))
         fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
-        inputs = map_tensors(inputs, partial(_as_type, next(iter(fed)) if len(fed) == 1 else None))
+        if len(fed) == 1:
+            (kind,) = fed
+            inputs = map_tensors(inputs, lambda t: t.to(kind) if t.is_floating_point() else t)
         loaded.append(tensors_of((inputs, targets)))
         own = [p for p in twin.parameters() if p.requires_grad]
         with torch.enable_grad(), one.precision(), still.reading([*own, *loaded[-1]]):
@@ -489,15 +492,6 @@ def _stands_elsewhere(alone: Sequence[Tensor], among: Sequence[Tensor], place: i
     same = [(t == a[:1]).flatten(1).all(1) for a, t in zip(alone, among, strict=True) if t.ndim > 1]
     places = torch.stack(same).all(0) if same else torch.zeros(1, dtype=torch.bool)
     return bool(places.any()) and not bool(places[place])
-
-
-def _as_type(kind: torch.dtype | None, tensor: Tensor) -> Tensor:
-    return tensor.to(kind) if kind is not None and tensor.is_floating_point() else tensor
-
-
-def _flat(p: Any) -> Tensor:
-    sample = p.grad_sample
-    return torch.cat(sample) if isinstance(sample, list) else sample
 
 
 def _row_norms(samples: Sequence[Tensor]) -> Tensor:
