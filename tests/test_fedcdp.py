@@ -27,8 +27,11 @@ from reports.fedcdp.page import (
     render,
     verdict_of_accuracy,
     verdict_of_chance,
+    verdict_of_decay,
     verdict_of_limit,
+    verdict_of_median,
     verdict_of_norms,
+    verdict_of_pruning,
     verdict_of_table_6,
 )
 from reports.fedcdp.proposition import MULTIPLES
@@ -120,6 +123,64 @@ def test_verdicts_of_cost_and_norms_follow_the_figures():
     assert verdict_of_norms(runs) == "reproduced"
     assert verdict_of_norms(runs | {"mnist_fed_row": {"norms": [0.1, 0.2]}}) == "not reproduced"
     assert verdict_of_norms({}) == "not run"
+
+
+def ended(**accuracies):
+    """Runs by name that end with an accuracy."""
+    return {name: {"test_accuracy": [0.1, last]} for name, last in accuracies.items()}
+
+
+@pytest.mark.parametrize(
+    ("constant", "decayed", "word"),
+    [
+        ((0.30, 0.32, 0.33), (0.34, 0.36, 0.37), "reproduced"),
+        ((0.30, 0.32, 0.35), (0.34, 0.36, 0.37), "differs"),
+        ((0.30, 0.32, 0.35), (0.29, 0.31, 0.36), "not reproduced"),
+        ((0.30, 0.32), (0.34, 0.36), "not run"),
+    ],
+)
+def test_a_norm_that_falls_helps_beyond_chance(constant, decayed, word):
+    runs = {}
+    for name, each in (
+        *(("mnist_fed_row", (0.7, 0.71, 0.72)), ("fed_row_decay", (0.73, 0.74, 0.75))),
+        *(("cdp", constant), ("cdp_decay", decayed)),
+    ):
+        names = (f"{name}{repeat}" for repeat in ("", "_2", "_3"))
+        runs |= ended(**dict(zip(names, each, strict=False)))
+    assert verdict_of_decay(runs) == word
+
+
+@pytest.mark.parametrize(
+    ("sdp", "cdp", "word"),
+    [
+        ((0.30, 0.29, 0.28), (0.50, 0.49, 0.48), "reproduced"),
+        ((0.15, 0.14, 0.13), (0.50, 0.49, 0.48), "differs"),
+        ((0.30, 0.29, 0.20), (0.50, 0.49, 0.48), "not reproduced"),
+        ((0.30, 0.29, 0.28), (0.32, 0.31, 0.27), "not reproduced"),
+        ((0.30, 0.29), (0.50, 0.49), "not run"),
+    ],
+)
+def test_pruned_updates_keep_accuracy_and_order(sdp, cdp, word):
+    names = ("", "_pruned_0.1", "_pruned_0.3")
+    runs = {}
+    for system, each in (("sdp", sdp), ("cdp", cdp)):
+        runs |= ended(**dict(zip((f"{system}{name}" for name in names), each, strict=False)))
+    assert verdict_of_pruning(runs) == word
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "word"),
+    [
+        ((0.92, 0.91), "reproduced"),
+        ((0.92, 0.80), "differs"),
+        ((0.80, 0.89), "not reproduced"),
+        ((0.92,), "not run"),
+    ],
+)
+def test_the_median_does_as_well_as_a_norm_chosen_by_hand(accuracies, word):
+    runs = ended(mnist_fed_client=0.926)
+    runs |= ended(**dict(zip(("median", "median_rate"), accuracies, strict=False)))
+    assert verdict_of_median(runs) == word
 
 
 def read(kind, system, close, identified=0.0, error=0.5, data=DATA):

@@ -79,7 +79,7 @@ def seen() -> Mapping[tuple[str, str], Observation]:
 def leakage(names: tuple[str, ...] = DATA, pictures: int = PICTURES) -> list[dict[str, Any]]:
     """One row for each data set, type, system and attack; minutes on a core.
 
-    Batches, pruning and another start of the network are tried on MNIST only.
+    Pruning and another start of the network are tried on MNIST only.
     """
     small = Gallery.of(DATA[0], pictures, drawn_wide=False)
     ordinary = [
@@ -90,7 +90,7 @@ def leakage(names: tuple[str, ...] = DATA, pictures: int = PICTURES) -> list[dic
         {"type": kind, "system": system, **row}
         for gallery in (Gallery.of(name, pictures) for name in names)
         for (kind, system), observation in seen().items()
-        if gallery.data == DATA[0] or (kind == ROWS and observation.share == 1)
+        if gallery.data == DATA[0] or observation.share == 1
         for row in gallery.attacked(
             observation,
             ["as published"] if observation.max_grad_norm is None else ["as published", "informed"],

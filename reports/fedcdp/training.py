@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import torch
+from torch.nn.utils import parameters_to_vector
 
 from audits.training.config import AuditConfig
+from audits.training.datasets import load_dataset
+from audits.training.federated.local import LocalTraining
 from audits.training.federated.train import train_federated
+from audits.training.models import first_parameters
+from audits.training.randomness import Randomness
 from indpriv import NormLog, account
 from indpriv._files import read_json, read_parquet
 from indpriv.norm_log.run_files import CURVE, RUN_JSON
+from indpriv.release.mechanisms import private_median_norm
 from reports.fedcdp import paper
 
 AUDITS = Path(__file__).resolve().parents[2] / "audits"
@@ -27,6 +35,13 @@ TENTHS = 10
 VALUES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)  # of C in Table IV, and of sigma in Table V
 PRUNED = (0.1, 0.3, 0.5)  # shares of an update that are not sent
 COPIES = 10
+DECAY = {"law": "linear", "start": 6.0, "end": 2.0}  # of C, "in 100 rounds"
+REPEATS = ("", "_2", "_3")  # runs of each side of a comparison that chance could decide
+MEDIAN_EPSILON = 0.1  # of a client, for the median that clips its updates
+MEDIANS = (
+    "median",
+    "median_rate",
+)  # the second: C times the server's learning rate as in the audit
 _ROWS = {"clients": 100, "partition": "shards", "local_steps": 100, "local_batch_size": 5}
 
 
@@ -51,7 +66,7 @@ def _stated(
     protect: str,
     network: str,
     *,
-    clip: float = paper.CLIP,
+    clip: float | Mapping[str, Any] = paper.CLIP,
     noise: float = paper.NOISE,
     **federated: Any,
 ) -> AuditConfig:
@@ -62,7 +77,7 @@ def _stated(
         {}
         if protect == "nobody"
         else {
-            "max_grad_norm": clip * sqrt(tensors),
+            "max_grad_norm": _times(clip, sqrt(tensors)),
             "noise_multiplier": noise / sqrt(tensors),
             "clipping": "per_layer",
         }
@@ -88,8 +103,24 @@ def _stated(
     )
 
 
+def _times(clip: float | Mapping[str, Any], factor: float) -> float | dict[str, Any]:
+    """A clipping norm, or the law of one, that is multiplied."""
+    if isinstance(clip, Mapping):
+        return {**clip, "start": clip["start"] * factor, "end": clip["end"] * factor}
+    return clip * factor
+
+
 def _audit(name: str) -> AuditConfig:
     return AuditConfig.from_toml(AUDITS / f"{name}.toml")
+
+
+def _decayed(name: str) -> AuditConfig:
+    """An audit whose clipping norm falls as that of the paper, from 1.5 times to half of the constant one."""
+    config = _audit(name).to_dict()
+    config["training"]["max_grad_norm"] = _times(
+        DECAY, config["training"]["max_grad_norm"] / paper.CLIP
+    )
+    return AuditConfig.from_dict(config)
 
 
 RUNS: dict[str, Run] = {
@@ -141,6 +172,44 @@ SWEEPS: dict[str, Run] = {
         )
         for value in PRUNED
     },
+    **{
+        f"{name}{repeat}": Run(title, config)
+        for repeat in REPEATS
+        for name, title, config in (
+            ("cdp", _MLP.format("Fed-CDP"), partial(_stated, "row", "mlp")),
+            (
+                "cdp_decay",
+                _MLP.format("Fed-CDP(decay)"),
+                partial(_stated, "row", "mlp", clip=DECAY),
+            ),
+            (
+                "mnist_fed_row",
+                "MNIST, 1,000 clients, Fed-CDP",
+                partial(_audit, "mnist_fed_row"),
+            ),
+            (
+                "fed_row_decay",
+                "MNIST, 1,000 clients, Fed-CDP(decay)",
+                partial(_decayed, "mnist_fed_row"),
+            ),
+        )
+        if f"{name}{repeat}" not in RUNS
+    },
+    "cdp_decay_cnn": Run(
+        "MNIST, 100 clients, Fed-CDP(decay), convolutions",
+        partial(_stated, "row", "cnn", clip=DECAY),
+    ),
+    **{
+        f"{name}_pruned_{value:g}": Run(
+            _MLP.format(f"{title}, {value:.0%} pruned"),
+            partial(_stated, protect, "mlp", share=1 - value, **noise),
+        )
+        for value in PRUNED
+        for name, title, protect, noise in (
+            ("sdp", "Fed-SDP", "client", {"noise_at": "clients_shared"}),
+            ("cdp", "Fed-CDP", "row", {}),
+        )
+    },
     "cdp_copies": Run(
         f"MNIST, 1,000 clients, Fed-CDP, {COPIES} copies of each row",
         partial(_stated, "row", "mlp", clients=1000, copies=COPIES),
@@ -150,7 +219,49 @@ SWEEPS: dict[str, Run] = {
 
 def runs() -> dict[str, Callable[[Path], object]]:
     """How each run is made."""
-    return {name: partial(_train, run) for name, run in (RUNS | SWEEPS).items()}
+    return {
+        **{name: partial(_train, run) for name, run in (RUNS | SWEEPS).items()},
+        **{name: partial(_train_at_median, name == MEDIANS[1]) for name in MEDIANS},
+    }
+
+
+def _train_at_median(rate_follows: bool, folder: Path) -> None:
+    """audits/mnist_fed_client.toml at the private median of its clients' first updates as C.
+
+    Clients are the same when the median is drawn and when the model is trained, so that a client
+    spends MEDIAN_EPSILON on it; the first parameters are others.
+
+    Args:
+        rate_follows: keep C times the server's learning rate as the audit has it, and with it the
+            noise in the model; otherwise the learning rate.
+        folder: of the run.
+    """
+    tables, data, rng = (
+        _audit("mnist_fed_client").to_dict(),
+        load_dataset("mnist"),
+        np.random.default_rng(),
+    )
+    training, federated = tables["training"], tables["federated"]
+    clients, steps = federated.pop("clients"), federated["local_steps"]
+    holder = rng.permutation(np.arange(len(data.train)) % clients)
+    taken = [
+        rng.permutation(np.flatnonzero(holder == one))[: steps * federated["local_batch_size"]]
+        for one in range(clients)
+    ]
+    federated["partition"] = "holder"
+    model = AuditConfig.from_dict(tables).model
+    seed = Randomness.from_seed(None).first_parameters
+    module = first_parameters(model, data.input_shape, data.n_classes, seed)
+    inputs, targets = (torch.from_numpy(rows) for rows in (data.train.inputs, data.train.targets))
+    local = LocalTraining(module, inputs, targets, federated["local_learning_rate"])
+    first = parameters_to_vector(module.parameters()).detach()
+    updates, _ = local.updates(first, [list(rows.reshape(steps, -1)) for rows in taken])
+    median = private_median_norm(updates.norm(dim=1).numpy(), epsilon=MEDIAN_EPSILON)
+    if rate_follows:
+        federated["server_learning_rate"] *= training["max_grad_norm"] / median
+    training["max_grad_norm"] = median
+    held = replace(data.train, metadata=pd.DataFrame({"holder": holder}))
+    train_federated(AuditConfig.from_dict(tables), folder, dataset=replace(data, train=held))
 
 
 def _train(run: Run, folder: Path) -> None:
@@ -176,6 +287,8 @@ def figures_of(path: Path) -> dict[str, Any]:
         "test_accuracy": curve["test_accuracy"].tolist(),
         "delta": record["training"]["delta"],
     }
+    if path.name in MEDIANS:
+        found["max_grad_norm"] = record["training"]["max_grad_norm"]
     if record["guarantee"]["epsilon"] is None:
         return found
     log, delta = NormLog.open(path), record["training"]["delta"]
