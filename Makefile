@@ -84,9 +84,10 @@ docs: $(VENV)/.installed-dev
 screens: $(VENV)/.installed-dev
 	$(BIN)/python docs/tools/screens.py
 
-# The picture and the first screen in README.md, from a fresh demo.
-figures: demo
-	$(BIN)/python -m reports.demo $(DEMO_DIR)
+# The picture and the first screen in README.md and the first tutorial, of the run of reports/adult.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python -m reports.yu2023 adult
+	$(BIN)/python -m reports.demo
 
 # reports/yu2023/README.md and docs/explanation/results.md: trains what has no finished run under reports/runs (hours on two cores), audits,
 # measures and writes. It goes on where it was stopped. Data sets: INDPRIV_DATA=DIR make reproduce

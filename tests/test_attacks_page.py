@@ -11,6 +11,7 @@ import pytest
 from audits.training.config import AuditConfig
 from audits.training.datasets import load_dataset
 from indpriv._files import read_json
+from indpriv._formatting import format_epsilon
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import rmia
 from reports.attacks import released
@@ -50,6 +51,28 @@ def test_the_page_on_the_released_model_is_written_from_its_figures(known):
             assert all(one["tpr_at_fpr"][rate] < limit for rate, limit in worst.items())
 
 
+def test_one_run_of_adult_is_on_every_page(known):
+    """Its audit, the page of attacks and the first screen: python -m reports.yu2023 adult, make attacks, make figures."""
+    audit = read_json(REPORTS / "adult" / "audit.json")
+    assert known["adult"]["run"]["id"] == audit["run"]["recorder"]["id"]
+    assert known["adult"]["run"]["status"] == audit["guarantee"]["status"] == "supported"
+    screen = " ".join((REPORTS / "demo" / "adult.txt").read_text(encoding="utf-8").split())
+    individual = audit["individual"]
+    median, share = format_epsilon(individual["median"]), individual["share_at_worst_case"]
+    assert f"got {median} or less; {100 * share:.1f} % the full 3.00" in screen
+    rate = next(
+        row
+        for row in audit["rates"]
+        if (row["rate"], row["model"], row["by"]) == ("success", "dp", "")
+    )
+    assert f"right in {100 * rate['value']:.1f} %" in screen
+
+
+def test_a_run_without_a_guarantee_is_not_said_to_have_one(known):
+    known["adult"]["run"]["status"] = "void"
+    assert "no run of this page has a guarantee" in render(known)
+
+
 def too_strong(known):
     spans = rates(known, "mnist", DP, "RMIA")["tpr_at_fpr_intervals"]["0.01"]
     spans["low"] = known["mnist"]["run"]["ceilings"]["worst_case"]["0.01"] + 1e-6
@@ -69,6 +92,11 @@ def without_power_at_few_errors(known):
     row["tpr_at_fpr_intervals"]["0.01"] = threshold["tpr_at_fpr_intervals"]["0.01"]
 
 
+def as_strong_on_labels_with_dp(known):
+    row, bare = (rates(known, "mnist", kind, "RMIA on labels") for kind in (DP, BASELINE))
+    row["auc_interval"]["high"] = bare["auc_interval"]["low"]
+
+
 def too_slow(known):
     known["adult"]["timing"]["wall"] = 180.0
 
@@ -81,6 +109,7 @@ def too_slow(known):
         (too_strong, 4),
         (found_in_the_run, 4),
         (too_slow, 5),
+        (as_strong_on_labels_with_dp, 6),
     ],
 )
 def test_a_target_that_is_missed_is_called_so(known, change, target):

@@ -132,6 +132,22 @@ def test_another_epsilon_is_not_that_of_the_tutorial(tutorial):
     assert papernot.verdicts(other)["epsilon"][0] == "not reproduced"
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "epsilon", "word"),
+    [
+        (0.962, 3.004, "reproduced"),
+        (0.95, 3.004, "differs"),
+        (0.94, 3.004, "not reproduced"),
+        (0.97, 3.03, "not reproduced"),
+    ],
+)
+def test_the_second_setting_is_judged_by_epsilon_and_accuracy(accuracy, epsilon, word, tutorial):
+    found = {"test_accuracy": accuracy, "preset": {"worst_case_epsilon": epsilon}}
+    assert papernot.verdicts(tutorial | {"second": found})["second setting"][0] == word
+    left = {name: value for name, value in tutorial.items() if name != "third"}
+    assert papernot.verdicts(left)["third setting"][0] == "not run"
+
+
 def test_the_index_has_every_page_and_the_counts_of_today():
     index = (REPORTS / "README.md").read_text(encoding="utf-8")
     pages = {path.parent.name for path in REPORTS.glob("*/README.md")}

@@ -20,7 +20,7 @@ from indpriv.audit import read_audit, read_summary
 from indpriv.audit.attacks import attack_study
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES_NON_DP
-from reports.attacks.training import AUDIT, BASELINE, DP, RUN, SEED, TIMING, Task
+from reports.attacks.training import AUDIT, BASELINE, DP, SEED, TIMING, Task
 
 FEW = {"rmia": (1, 2, 4, 16), "lira": (4, 16), "lira_plain": (4, 16)}  # numbers of references
 KEPT = ("title", "model", "references", "above_worst_case")
@@ -32,7 +32,7 @@ def figures(task: Task, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "title": task.title,
         "detail": task.detail,
-        "run": run_figures(folder),
+        "run": run_figures(task, folder),
         "timing": read_json(folder / TIMING),
     }
     for kind in (DP, BASELINE):
@@ -53,16 +53,18 @@ def figures(task: Task, folder: Path) -> dict[str, Any]:
     return found
 
 
-def run_figures(folder: Path) -> dict[str, Any]:
+def run_figures(task: Task, folder: Path) -> dict[str, Any]:
     """The audited run: its guarantee, its accuracy, and the attacks of its audit."""
     summary = read_summary(folder / AUDIT)
     rates = pd.DataFrame(summary["rates"])
     return {
+        "id": summary["run"]["recorder"]["id"],
+        "status": summary["guarantee"]["status"],
         "epsilon": summary["guarantee"]["worst_case_epsilon"],
         "delta": summary["account"]["delta"],
         "train_accuracy": summary["run"]["train_accuracy"],
         "test_accuracy": summary["run"]["test_accuracy"],
-        "baseline_accuracy": baseline_accuracy(folder / RUN),
+        "baseline_accuracy": baseline_accuracy(task.run(folder)),
         "ceilings": summary["ceilings"],
         "results": [
             {key: one[key] for key in KEPT}

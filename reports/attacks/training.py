@@ -21,7 +21,7 @@ from indpriv.audit import audit
 from indpriv.audit.attacks import results_of_run
 from indpriv.norm_log.run_files import RUN_JSON
 
-SEED = 18  # of everything that is random here, fixed before the first result
+SEED = 18  # of all but the audited run of Adult, fixed before the first result
 AUDITS = Path(__file__).resolve().parents[2] / "audits"
 RUN, AUDIT, TIMING = "run", "audit", "timing.json"
 REFERENCES, BASELINE_REFERENCES = "four-references", "four-references-non-dp"
@@ -77,6 +77,7 @@ class Task:
         config: the audit.
         dataset: loads the data.
         models: number of models of the study with DP ("dp") and without it ("non_dp").
+        audited: the audited run of another page, which has no seed; None for one of its own.
     """
 
     name: str
@@ -85,25 +86,32 @@ class Task:
     config: AuditConfig
     dataset: Callable[[], Dataset]
     models: dict[str, int]
+    audited: Path | None = None
+
+    def run(self, folder: Path) -> Path:
+        """Where the audited run lies."""
+        return self.audited or folder / RUN
 
     def train(self, folder: Path, tell: Callable[[str], None]) -> None:
         """Train what the folder does not hold yet."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         data = self.dataset()
         if not (folder / AUDIT).is_dir():
-            if not (folder / RUN / RUN_JSON).is_file():
+            run = self.run(folder)
+            if not (run / RUN_JSON).is_file():
                 tell(f"{self.name}: the audited run")
                 partial_run = folder / "partial"
                 shutil.rmtree(partial_run, ignore_errors=True)
-                train(self.config, partial_run, seed=SEED, dataset=data)
-                partial_run.rename(folder / RUN)
+                seed = SEED if self.audited is None else None
+                train(self.config, partial_run, seed=seed, dataset=data)
+                partial_run.rename(run)
             if not (folder / TIMING).is_file():
                 self._time_references(folder, data, tell)
             tell(f"{self.name}: four references for its baseline")
             baseline = folder / BASELINE_REFERENCES
             self._references(folder, data, baseline, without_dp=True)
             audit(
-                folder / RUN,
+                run,
                 folder / AUDIT,
                 signals=folder / REFERENCES,
                 baseline_signals=baseline,
@@ -128,7 +136,7 @@ class Task:
         shutil.rmtree(folder / REFERENCES, ignore_errors=True)
         wall, cpu = time.monotonic(), time.process_time()
         self._references(folder, data, folder / REFERENCES)
-        results_of_run(folder / RUN, folder / REFERENCES, ["rmia"])
+        results_of_run(self.run(folder), folder / REFERENCES, ["rmia"])
         seconds = {"wall": time.monotonic() - wall, "cpu": time.process_time() - cpu}
         write_json(folder / TIMING, {**seconds, "load": os.getloadavg()[0]})
 
@@ -139,7 +147,7 @@ class Task:
             self.config,
             output,
             4,
-            for_run=folder / RUN,
+            for_run=self.run(folder),
             without_dp=without_dp,
             seed=SEED,
             dataset=data,
@@ -150,10 +158,11 @@ TASKS = (
     Task(
         "adult",
         "Adult",
-        "The audit is `audits/adult.toml`.",
+        "The audit is `audits/adult.toml`, and the audited run that of [its page](../adult/audit.md).",
         AuditConfig.from_toml(AUDITS / "adult.toml"),
         partial(load_dataset, "adult"),
         {DP: 32, BASELINE: 17},
+        AUDITS.parent / "reports" / "runs" / "adult",
     ),
     Task(
         "mnist",

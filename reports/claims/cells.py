@@ -108,8 +108,11 @@ def _steps(known: Mapping[str, Any]) -> Cells:
 
 def _clients(known: Mapping[str, Any]) -> Cells:
     """100 clients, 10 in a round, the network with convolutions as the paper's."""
-    runs = {"no DP": "no_dp_cnn", "Fed-SDP": "sdp_cnn", "Fed-CDP": "cdp_cnn"}
-    return {(title, 1): known["runs"][run]["test_accuracy"][-1] for title, run in runs.items()}
+    names = dict(zip(_FEDERATED, ("no_dp_cnn", "sdp_cnn", "cdp_cnn", "cdp_decay_cnn"), strict=True))
+    runs = known["runs"]
+    return {
+        (title, 1): runs[name]["test_accuracy"][-1] for title, name in names.items() if name in runs
+    }
 
 
 def _local_steps(known: Mapping[str, Any]) -> Cells:

@@ -13,6 +13,7 @@ from typing import Any
 
 from indpriv._files import read_json
 from reports import REPORTS
+from reports.attacks import page as attacks
 from reports.claims import cells
 from reports.extraction import page as extraction
 from reports.fedcdp import page as fedcdp
@@ -86,7 +87,10 @@ def verdicts_of(page: str) -> Mapping[str, str]:
     known = figures_of(page)
     if page == "extraction":
         found = extraction.verdicts(known) | language.verdicts(figures_of("language"))
-        return {name: word for name, (word, _) in found.items()}
+        lower = attacks.lower_on_labels(figures_of("attacks"))
+        return {name: word for name, (word, _) in found.items()} | {
+            attacks.LABELS_ALONE: REPRODUCED if lower else NOT_REPRODUCED
+        }
     if page == "papernot":
         return {name: word for name, (word, _) in papernot.verdicts(known).items()}
     if page == "fedcdp":
@@ -118,8 +122,14 @@ def claims_of(name: str) -> list[Claim]:
                 word = words[key]
             else:
                 word = NOT_RUN
+            word = word_of(word)
             claims.append(
-                Claim(row["item"], f"{text}, {data}" if data else text, word_of(word), how)
+                Claim(
+                    row["item"],
+                    f"{text}, {data}" if data else text,
+                    word,
+                    how if word == NOT_RUN else "",
+                )
             )
     return claims
 
@@ -173,6 +183,15 @@ def counted(words: list[str]) -> list[str]:
     return [f"{count[word]}" for word in WORDS] + [f"{len(words)}"]
 
 
+def counts() -> str:
+    """How many claims there are, and how many of each word, for the index of pages."""
+    every = [each.word for name in PAPERS for each in claims_of(name)]
+    *found, total = counted(every)
+    return "of {} claims {} reproduced, {} differ, {} not reproduced, {} not run".format(
+        total, *found
+    )
+
+
 def render() -> str:
     """The page."""
     return "\n".join(_lines()) + "\n"
@@ -186,7 +205,8 @@ def _lines() -> Iterator[str]:
         "",
         "Written by `python -m reports.claims`; do not edit it by hand. Claims and printed numbers stand in the",
         "TOML files of this folder, words and figures of ours come from the JSON files of the pages, and each",
-        "rule stands on the page of its paper. A claim counts once for each data set that the paper shows.",
+        "rule stands on the page of its paper, that on attacks on labels on [their page](../attacks/README.md).",
+        "A claim counts once for each data set that the paper shows.",
         "",
         "## Claims",
         "",

@@ -1,12 +1,14 @@
-"""What README.md shows of the demo, from a finished demo: `make figures`. Adult is public, so its figures may be.
+"""What README.md and the first tutorial show of the demo, from the run of reports/adult, which has its settings: `make figures`.
 
-python -m reports.demo DEMO_DIR
+python -m reports.demo
 
-Writes adult.txt (the first screen) and adult.svg (the histogram) beside this file, and the screen into README.md.
+Writes adult.txt (the first screen) and adult.svg (the histogram) beside this file, and the screen into both pages. Adult is public,
+so its figures may be shown.
 """
 
 import argparse
 import re
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -18,15 +20,22 @@ from indpriv.report.report import print_audit
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 STYLE = ROOT / "indpriv/report/templates/style.css"
-README = ROOT / "README.md"
+RUN = ROOT / "reports/runs/adult"  # by python -m reports.yu2023 adult
+SHOWN_AS = "reports/adult-demo/report.html"  # where the demo writes its report
+PAGES = {  # and what stands before and after the screen there
+    ROOT / "README.md": r"(<!-- first screen.*?-->\n```text\n).*?(```\n<!-- end)",
+    ROOT
+    / "docs/tutorials/first_audit.md": r"(<!-- source: reports/demo/adult.txt -->\n```text[^\n]*\n).*?(```\n)",
+}
 
 
-def main(demo_dir: Path) -> None:
-    """Audit the demo's run once more and write the three."""
-    summary = audit(demo_dir / "run", demo_dir)
+def main() -> None:
+    """Audit the run once more and write all of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        summary = audit(RUN, Path(folder) / "audit")
     screen = HERE / "adult.txt"
     with screen.open("w", encoding="utf-8") as file:
-        print_audit(summary, Console(file=file, width=80), report=f"{demo_dir}/report.html")
+        print_audit(summary, Console(file=file, width=80), report=SHOWN_AS)
     text = re.sub(r" +$", "", screen.read_text(encoding="utf-8"), flags=re.MULTILINE)
     screen.write_text(text, encoding="utf-8")
     picture = epsilon_histogram(summary.individual, summary.guarantee.worst_case_epsilon)
@@ -34,11 +43,12 @@ def main(demo_dir: Path) -> None:
     (HERE / "adult.svg").write_text(
         picture.replace("><title", f"><style>{_colours()}</style><title", 1), encoding="utf-8"
     )
-    shown = re.compile(r"(<!-- first screen.*?-->\n```text\n).*?(```\n<!-- end)", re.DOTALL)
-    README.write_text(
-        shown.sub(lambda match: match[1] + text + match[2], README.read_text(encoding="utf-8")),
-        encoding="utf-8",
-    )
+    for page, around in PAGES.items():
+        shown = re.compile(around, re.DOTALL)
+        page.write_text(
+            shown.sub(lambda match: match[1] + text + match[2], page.read_text(encoding="utf-8")),
+            encoding="utf-8",
+        )
 
 
 def _with_margin(view: re.Match[str]) -> str:
@@ -59,6 +69,5 @@ def _colours() -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m reports.demo", description=__doc__)
-    parser.add_argument("demo_dir", type=Path, help="folder of a finished demo")
-    main(parser.parse_args().demo_dir)
+    argparse.ArgumentParser(prog="python -m reports.demo", description=__doc__).parse_args()
+    main()

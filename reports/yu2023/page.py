@@ -251,7 +251,7 @@ def machine(known: Known) -> str:
     if found is not None:
         versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
         lines.append(
-            f"This page's measurements: {found['processor']}, {found['cores']} cores, {found['system']}, torch threads "
+            f"Table 1 was measured on: {found['processor']}, {found['cores']} cores, {found['system']}, torch threads "
             f"{found['torch_threads']}, {found['date']}; {versions}. Seconds below are wall time as each run recorded it, on a "
             "machine that did other work too."
         )
