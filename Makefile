@@ -88,6 +88,7 @@ screens: $(VENV)/.installed-dev
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m reports.yu2023 adult
 	$(BIN)/python -m reports.demo
+	$(BIN)/python docs/tools/screens.py docs/explanation/results.md  # which runs nothing; the notebook follows its page
 
 # reports/yu2023/README.md and docs/explanation/results.md: trains what has no finished run under reports/runs (hours on two cores), audits,
 # measures and writes. It goes on where it was stopped. Data sets: INDPRIV_DATA=DIR make reproduce
