@@ -3,7 +3,7 @@
 python -m reports.fedcdp [--write-only | --runs-only]
 
 The figures of a finished run are kept, so the command goes on where it was stopped. MNIST
-and LFW are read from the folder in INDPRIV_DATA. All runs take about an hour on one core.
+and LFW are read from the folder in INDPRIV_DATA. All runs take about two hours on one core.
 """
 
 import os
