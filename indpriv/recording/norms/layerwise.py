@@ -12,7 +12,9 @@ A layer with input a and output gradient g at T positions has the per-example gr
     direct   ‖Σ_t g_t a_tᵀ‖²               T · d_in · d_out
     ghost    Σ_{t,u} (a_tᵀa_u)(g_tᵀg_u)    T² · (d_in + d_out)
 
-In a convolution, a_t is the patch under the kernel at position t.
+In a convolution, a_t is the patch under the kernel at position t, and a_tᵀa_u is a sum of
+products of pairs of pixels, one for each place in the kernel. Where that is less work, the products
+of all pixels are computed once and added up.
 
 Squares are summed in float32 over at most 1,024 terms and in float64 beyond. Inputs and gradients
 have the batch first and are float32 or float64: callers widen half precision. Names of parameters
@@ -35,7 +37,7 @@ from indpriv.recording.norms import shadow_model
 from indpriv.recording.norms.batches import Batch, map_tensors
 
 _CHUNK = 1024
-_FASTER = 1.2  # products of positions, than a convolution with examples for groups
+_ADDED = 16  # multiplications take as long as adding two numbers in memory
 _SHORT_PATCH = 64  # entries: up to here, patches are copied faster than examples are grouped
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 GROUP_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -350,8 +352,9 @@ def rule_of(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor)
             return _linear_single
         return _linear_ghost if positions * (d_in + d_out) < d_in * d_out else _direct
     positions, d_out = gradient[0, 0].numel(), d_out // layer.groups
-    if positions * (d_in + d_out) < _FASTER * d_in * d_out:
-        return _conv_ghost
+    pairs, of_pixels = positions**2 * d_in, _work_on_pixels(layer, inputs, positions)
+    if min(pairs, of_pixels) + positions**2 * d_out < positions * d_in * d_out:
+        return _conv_pixels if of_pixels < pairs else _conv_ghost
     # GPUs multiply matrices of patches faster than they convolve with many groups.
     return _conv_patches if d_in <= _SHORT_PATCH or gradient.is_cuda else _direct
 
@@ -362,12 +365,17 @@ def _positions(values: Tensor) -> Tensor:
 
 
 def _ghost(names: frozenset[str], inputs: Tensor, gradients: Tensor) -> Tensor:
-    """Squares of weight and bias together, from (batch, positions, d) inputs and gradients.
+    """Squares of weight and bias together, from (batch, positions, d) inputs and gradients."""
+    of_inputs, of_gradients = (torch.bmm(x, x.transpose(1, 2)) for x in (inputs, gradients))
+    return _of_pairs(names, of_inputs, of_gradients)
+
+
+def _of_pairs(names: frozenset[str], of_inputs: Tensor, of_gradients: Tensor) -> Tensor:
+    """(batch,) sums of the products of two tables of inner products, (batch, positions, positions).
 
     The input of a bias is 1 at every position. Where positions cancel, rounding of the products
     could make a sum too small: the largest possible error is added.
     """
-    of_inputs, of_gradients = (torch.bmm(x, x.transpose(1, 2)) for x in (inputs, gradients))
     products = (of_inputs + 1.0 if "bias" in names else of_inputs) * of_gradients
     total = products.sum(2).double().sum(1)
     rounding = 4 * torch.finfo(products.dtype).eps * products.abs_().sum(2).double().sum(1)
@@ -481,6 +489,48 @@ def _conv_patches(layer: Any, names: frozenset[str], inputs: Tensor, gradient: T
 def _conv_ghost(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
     patches, gradients = _patches(layer, inputs, gradient)
     return _ghost(names, patches, gradients).reshape(len(inputs), -1).sum(1)
+
+
+def _work_on_pixels(layer: Any, inputs: Tensor, positions: int) -> int:
+    """Cost, in multiplications, of all products of pixels and of their sums along each side."""
+    pixels = inputs[0, 0].numel()
+    sums = pixels * positions * sum(layer.kernel_size)
+    return pixels**2 * (inputs.shape[1] // layer.groups) + _ADDED * sums
+
+
+def _conv_pixels(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    inputs, padding = _padded(layer, inputs)
+    size, groups, sides = len(inputs), layer.groups, inputs.shape[2:]
+    pixels, gradients = (
+        side.reshape(size * groups, -1, side[0, 0].numel()) for side in (inputs, gradient)
+    )
+    pairs = torch.bmm(pixels.transpose(1, 2), pixels).view(-1, *sides, *sides)
+    for side, outputs in enumerate(gradient.shape[2:]):
+        places = range(layer.kernel_size[side])
+        taps = [place * layer.dilation[side] - padding[side] for place in places]
+        first, second = 1 + side, 1 + len(sides) + side
+        pairs = _along_a_side(pairs, first, second, taps, layer.stride[side], outputs)
+    of_gradients = torch.bmm(gradients.transpose(1, 2), gradients)
+    squares = _of_pairs(names, pairs.reshape_as(of_gradients), of_gradients)
+    return squares.reshape(size, -1).sum(1)
+
+
+def _along_a_side(
+    pairs: Tensor, one: int, other: int, taps: list[int], stride: int, outputs: int
+) -> Tensor:
+    """Σ over taps of pairs[stride · p + tap, stride · q + tap] for outputs p, q; 0 outside."""
+    shape, length = list(pairs.shape), pairs.shape[one]
+    shape[one] = shape[other] = outputs
+    sums = pairs.new_zeros(shape)
+    to, of = (each.movedim((one, other), (0, 1)) for each in (sums, pairs))
+    for tap in taps:
+        first = max(0, -(tap // stride))  # the first output whose pixel is inside the image
+        count = min(outputs, (length - 1 - tap) // stride + 1) - first
+        if count > 0:
+            taken = slice(stride * first + tap, stride * (first + count - 1) + tap + 1, stride)
+            met = slice(first, first + count)
+            to[met, met] += of[taken, taken]
+    return sums
 
 
 def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def rounding_of_pairs(variant, layer, names, inputs, gradient):
 
     It is what rounding could take from that sum, and large beside it where positions cancel.
     """
-    if variant is not layer_rules._conv_ghost:
+    if variant not in (layer_rules._conv_ghost, layer_rules._conv_pixels):
         return 0.0
     patches, gradients = layer_rules._patches(layer, inputs.double(), gradient.double())
     products = (patches @ patches.mT + ("bias" in names)) * (gradients @ gradients.mT)
@@ -85,7 +85,7 @@ def test_convolutions(kind, options, channels_last):
     few = (
         layer(inputs)[0, 0].numel() <= 64
     )  # of more, what the ghost variants add for rounding would show
-    check(layer, inputs, (layer_rules._conv_ghost,) if few else ())
+    check(layer, inputs, (layer_rules._conv_pixels, layer_rules._conv_ghost) if few else ())
 
 
 @given(
@@ -174,5 +174,5 @@ def test_the_rule_with_the_fewest_multiplications_is_taken():
     assert rule(nn.Linear(2, 2), 50, 2) == "_direct"
     assert rule(nn.Conv2d(1, 2, 3), 1, 12, 12) == "_conv_patches"
     assert rule(nn.Conv2d(16, 16, 3, padding=1), 16, 32, 32) == "_direct"
-    assert rule(nn.Conv2d(64, 64, 3, padding=1), 64, 8, 8) == "_conv_ghost"
+    assert rule(nn.Conv2d(64, 64, 3, padding=1), 64, 8, 8) == "_conv_pixels"
     assert rule(nn.Conv2d(64, 64, 3, stride=2, padding=1), 64, 4, 4) == "_conv_ghost"
