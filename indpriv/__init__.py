@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # in the order of the data flow
     # isort: off
     from indpriv.norm_log.norm_log import NormLog as NormLog
     from indpriv.example_table import ExampleTable as ExampleTable
+    from indpriv.round_recorder import CanaryClients as CanaryClients
     from indpriv.round_recorder import RoundRecorder as RoundRecorder
     from indpriv.accountant import PrivacyFilter as PrivacyFilter
     from indpriv.accountant import RiskTable as RiskTable

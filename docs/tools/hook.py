@@ -27,6 +27,7 @@ _OUTSIDE = (
     "reports/README.md",
     "reports/*/README.md",
     "reports/*/audit.md",
+    "reports/attacks/released.md",
     "reports/*/*.json",
     "reports/*/*.svg",
 )
