@@ -14,10 +14,10 @@ from indpriv._files import read_json
 from indpriv._formatting import format_epsilon
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import rmia
-from reports.attacks import released
 from reports.attacks.figures import few, figures
 from reports.attacks.page import render, targets
 from reports.attacks.training import BASELINE, DP, SEED, Task
+from reports.released import __main__ as released
 from synthetic import signals_with_effect
 
 ROOT = Path(__file__).parents[1]
@@ -42,8 +42,8 @@ def test_the_page_is_written_from_its_figures(known):
 
 
 def test_the_page_on_the_released_model_is_written_from_its_figures(known):
-    found = read_json(REPORTS / "attacks" / "released.json")
-    page = (REPORTS / "attacks" / "released.md").read_text(encoding="utf-8")
+    found = read_json(REPORTS / "released" / "released.json")
+    page = (REPORTS / "released" / "README.md").read_text(encoding="utf-8")
     assert page == released.render(found, known)
     for name, part in found.items():  # no attacker of a model with DP exceeds the worst case
         worst = known[name]["run"]["ceilings"]["worst_case"]

@@ -27,7 +27,6 @@ _OUTSIDE = (
     "reports/README.md",
     "reports/*/README.md",
     "reports/*/audit.md",
-    "reports/attacks/released.md",
     "reports/*/*.json",
     "reports/*/*.svg",
 )

@@ -46,14 +46,14 @@ def entries_of(batch_norms):
 
 def rdp_of(log, between_records):
     counted, block = Steps.of(log, between_records), log.part(0, log.n_examples)
-    counts, table = counted.counts(block), counted.divergences(ORDERS)
+    counts, table = counted.counts(block), counted.laws.divergences(ORDERS)
     totals = counts @ table.T
     below = Steps.of(log, between_records, down=True)
     for whole in (counted, below):
         steps = by_law(whole, block)
         np.testing.assert_array_equal(steps, np.round(steps))
         np.testing.assert_array_equal(steps.sum(axis=1), log.total_steps)
-    low = below.counts(block) @ below.divergences(ORDERS).T
+    low = below.counts(block) @ below.laws.divergences(ORDERS).T
     assert np.all(low <= totals * (1 + 1e-12))
     if counted.exact:
         np.testing.assert_allclose(low, totals, rtol=1e-12)

@@ -1,6 +1,6 @@
-"""reports/attacks/released.md and released.json beside it: attackers of the released model only.
+"""reports/released/README.md and released.json beside it: attackers of the released model only.
 
-python -m reports.attacks.released [--write-only]
+python -m reports.released [--write-only]
 
 Everything is trained by this command and goes on where it was stopped, in reports/runs/released.
 MNIST is read from the folder in INDPRIV_DATA. All takes a quarter of an hour on one core.
@@ -41,7 +41,7 @@ from reports.attacks.training import BASELINE, DP, SEED, TASKS, Task
 from reports.shared.markdown_table import table
 from reports.shared.rates import HEAD, RATES, rates
 
-FOLDER, HERE = REPORTS / "runs" / "released", REPORTS / "attacks"
+FOLDER, HERE = REPORTS / "runs" / "released", REPORTS / "released"
 MODELS, ALONE = 8, 4  # models of a study, and how many of them are attacked without references
 THRESHOLD = "loss_threshold"
 ON_MODELS = (THRESHOLD, "quantile", "input_quantile", "gradient_norm", "gradient_ratio")
@@ -184,10 +184,13 @@ def share(found: Mapping[str, Any], ceiling: float) -> str:
 
 SEES = {
     "labels": "labels",
-    "losses": "losses and inputs",
+    "losses": "losses",
     "references": "confidences, 7 references",
     "model": "parameters",
 }
+
+
+MORE = {"gradient_lira": ", 7 references", "input_quantile": " and inputs"}
 
 
 def render(found: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
@@ -195,15 +198,15 @@ def render(found: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
     lines = [
         "# Attackers of the released model only",
         "",
-        "Made by `python -m reports.attacks.released` from [released.json](released.json). These attackers stand between the",
-        "black box of [the page on attacks](README.md) and [the one who sees every update](../validation/README.md): they have",
+        "Made by `python -m reports.released` from [released.json](released.json). These attackers stand between the",
+        "black box of [the page on attacks](../attacks/README.md) and [the one who sees every update](../validation/README.md): they have",
         "the parameters of the final model, or the inputs, or several signals at once.",
         "",
         f"A study trains {MODELS} models on half of the training set and, by a fair coin each, on the other examples. With",
         f"references, every model is attacked with the {MODELS - 1} others; without, the first {ALONE} models are attacked, with half",
         "of all examples that the model did not see as the attacker's hold-out. Rates are means over models with 95 % intervals",
         "over models. The share of the ceiling is how far the true-positive rate at 1 % false positives goes from 1 % towards the",
-        "worst case. All seeds were fixed before the first result.",
+        "worst case. All seeds were fixed before the first result. Models are trained from chosen seeds: none has a guarantee.",
         "",
     ]
     for name, part in found.items():
@@ -211,12 +214,12 @@ def render(found: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
         epsilon = earlier[name]["run"]["epsilon"]
         lines += [f"## {part['title']}", ""]
         for kind in (DP, BASELINE):
-            head = ("attack", "sees", *HEAD) + ("of the ceiling, %",) * (kind == DP)
+            head = ("attack", "sees", *HEAD) + ("share of the ceiling, %",) * (kind == DP)
             order = sorted(part[kind]["attacks"].items(), key=lambda each: each[1]["auc"])
             rows = [
                 (
                     one["title"],
-                    SEES[one["sees"]] + ", 7 references" * (key == "gradient_lira"),
+                    SEES[one["sees"]] + MORE.get(key, ""),
                     *rates(one),
                 )
                 + ((share(one, ceiling["0.01"]),) if kind == DP else ())
@@ -242,7 +245,7 @@ def render(found: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Train what is missing, attack it, and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m reports.attacks.released")
+    parser = argparse.ArgumentParser(prog="python -m reports.released")
     parser.add_argument(
         "--write-only", action="store_true", help="write the page from released.json"
     )
@@ -251,8 +254,10 @@ def main() -> None:
         for task in TASKS:
             found[task.name] = figures(task)
             write_json(HERE / "released.json", found)
-    page = render(read_json(HERE / "released.json"), read_json(HERE / "attacks.json"))
-    (HERE / "released.md").write_text(page, encoding="utf-8")
+    page = render(
+        read_json(HERE / "released.json"), read_json(REPORTS / "attacks" / "attacks.json")
+    )
+    (HERE / "README.md").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
