@@ -115,7 +115,7 @@ class AttackScores:
             )
         self.check_one_model(bound)
 
-    def to_parquet(self, path: Path) -> None:
+    def to_parquet(self, path: str | Path) -> None:
         """Write columns score and member, those of group, example_id and model, and the details.
 
         Only the owner can read the file (0600).
@@ -129,7 +129,7 @@ class AttackScores:
             "adversary": self.adversary,
             "details": list(self.details),
         }
-        _files.write_private_parquet(frame, path)
+        _files.write_private_parquet(frame, Path(path))
 
     @classmethod
     def from_file(cls, path: str | Path) -> AttackScores:

@@ -120,3 +120,9 @@ def test_a_model_is_a_whole_number(tmp_path):
     (tmp_path / "x.csv").write_text("score,member,model\n1,1,1.5\n")
     with pytest.raises(InputError, match="model holds a value that is not a whole number"):
         AttackScores.from_file(tmp_path / "x.csv")
+
+
+def test_a_path_may_be_a_text(tmp_path):
+    scores = AttackScores(np.array([0.1, 0.2]), np.array([True, False]), "mine")
+    scores.to_parquet(str(tmp_path / "scores.parquet"))
+    assert AttackScores.from_file(str(tmp_path / "scores.parquet")).scores.tolist() == [0.1, 0.2]
