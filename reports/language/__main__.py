@@ -3,7 +3,7 @@
 python -m reports.language [--write-only]
 
 It needs transformers and peft. What lies under reports/runs/language is kept, so the command goes
-on where it was stopped. All of it takes about eight minutes on one idle core.
+on where it was stopped. All of it takes about eight minutes on a core.
 """
 
 import argparse
