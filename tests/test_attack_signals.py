@@ -102,9 +102,10 @@ def test_a_series_that_was_killed_before_its_first_model_starts_with_the_run(tmp
     pool = Pool(4, np.arange(4), np.arange(4), audited=({"confidence": own}, member))
     facts = {"audited": 0, "coins": True, "share": 0.5, "fingerprint": ""}
     new_folder(tmp_path / "s", pool.example_ids, facts)  # as if the process had ended here
-    more = {"signal_fn": lambda _, positions: np.ones(len(positions)), "seed": 1}
+    each = iter((1.0, 2.0))
+    more = {"signal_fn": lambda _, positions: np.full(len(positions), next(each)), "seed": 1}
     found = train_references(lambda *_: None, 2, pool=pool, output=tmp_path / "s", **more)
-    assert found.signal.tolist() == [[9.0] * 4, [1.0] * 4, [1.0] * 4]
+    assert found.signal.tolist() == [[9.0] * 4, [1.0] * 4, [2.0] * 4]
     assert found.member[0].tolist() == member.tolist()
 
 
