@@ -140,7 +140,9 @@ def references(folder: Path, n_models: int = 2) -> None:
     def signal(seed: int, positions: np.ndarray) -> dict[str, np.ndarray]:
         return {name: np.full(len(positions), seed % 997.0) for name in ("confidence", "labels")}
 
-    train_references(lambda _, seed: seed, n_models, signal_fn=signal, pool=20, output=folder, seed=1)
+    train_references(
+        lambda _, seed: seed, n_models, signal_fn=signal, pool=20, output=folder, seed=1
+    )
 
 
 @dataclass(frozen=True)
