@@ -76,11 +76,8 @@ class CanaryClients:
         for name, values in (("released", seen), ("clients_sum", others)):
             if values.shape != (self.size,) or not np.isfinite(values).all():
                 raise _facts.refused("refusal.rounds", "released", name=name, size=self.size)
-        self._joined, self._knew_sums = (
-            (np.nan, np.nan),
-            self._knew_sums & (clients_sum is not None),
-        )
-        self.n_rounds += 1
+        self._joined, self.n_rounds = (np.nan, np.nan), self.n_rounds + 1
+        self._knew_sums &= clients_sum is not None
         return np.asarray(((seen - others)[self._places] * self._directions).sum(axis=1))
 
     def write(self, run_dir: Path, n_rounds: int) -> None:

@@ -198,17 +198,12 @@ def _tokens(
                 widest = max(map(len, rows[first : first + size]))
                 batch = ids[first : first + size, :widest].to(device)
                 for k, logits in enumerate(_logits(model, batch), first):
-                    end = len(rows[k])
-                    both = (
-                        logits[: end - 1].split(_AT_ONCE),
-                        batch[k - first, 1:end].split(_AT_ONCE),
+                    targets = batch[k - first, 1 : len(rows[k])]
+                    parts = zip(
+                        logits[: len(targets)].split(_AT_ONCE), targets.split(_AT_ONCE), strict=True
                     )
-                    parts = (
-                        _statistics(*one, temperature, top_k) for one in zip(*both, strict=True)
-                    )
-                    found: FloatArray = (
-                        torch.cat([torch.cat(part, 1) for part in parts]).cpu().numpy()
-                    )
+                    each = [torch.cat(_statistics(*one, temperature, top_k), 1) for one in parts]
+                    found: FloatArray = torch.cat(each).cpu().numpy()
                     if np.isnan(found).any():
                         raise refused("refusal.language", "nan", k=k)
                     yield found

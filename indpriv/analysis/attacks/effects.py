@@ -85,7 +85,7 @@ def membership_effects(
         trend_p_value=_p_value(null[:, 1], float(actual[1])),
         redraws=redraws,
         **_correlations(rng, epsilon, found.effect, split),
-        vulnerability=vulnerable(signals, table, examples=examples, seed=seed),
+        vulnerability=_vulnerability(values, member, _figures(table, rows, examples), seed),
     )
 
 
@@ -206,19 +206,23 @@ def vulnerable(
     Signals and InputErrors are as of `membership_effects`; model: as of `VulnerabilityBy`.
     """
     values, member, rows, _ = _taken(signals, table)
-    figures = {"epsilon": table.epsilon[rows]}
-    if examples is not None:
-        figures["loss"] = _losses(examples, table.example_ids[rows])
-    found = _vulnerability(values, member, figures, np.random.default_rng([seed, _PURPOSE]))
+    found = _vulnerability(values, member, _figures(table, rows, examples), seed)
     return tuple(replace(one, model=model) for one in found)
 
 
-def _losses(examples: ExampleTable, example_ids: np.ndarray) -> FloatArray:
-    return to_floats(examples.train.set_index("example_id")["loss"].reindex(example_ids))
+def _figures(
+    table: EpsilonTable, rows: IntArray, examples: ExampleTable | None
+) -> dict[str, FloatArray]:
+    """Epsilons of these rows and, where they are known, losses, by their names."""
+    found = {"epsilon": table.epsilon[rows]}
+    if examples is not None:
+        losses = examples.train.set_index("example_id")["loss"]
+        found["loss"] = to_floats(losses.reindex(table.example_ids[rows]))
+    return found
 
 
 def _vulnerability(
-    values: FloatArray, member: BoolArray, figures: dict[str, FloatArray], rng: np.random.Generator
+    values: FloatArray, member: BoolArray, figures: dict[str, FloatArray], seed: int
 ) -> tuple[VulnerabilityBy, ...]:
     """See `VulnerabilityBy`; figures are of each example, and unknown losses leave examples out."""
     figures = {name: of for name, of in figures.items() if np.isfinite(of).any()}
@@ -233,6 +237,7 @@ def _vulnerability(
         effect = _effects(of_models - of_models.mean(axis=0), member[models]).effect
         return _ranked(np.stack(list(figures.values())), effect)
 
+    rng = np.random.default_rng([seed, _PURPOSE])
     every, actual = np.arange(n), measured(np.arange(n))
     without_one = np.stack([measured(np.delete(every, model)) for model in every])
     halves = [part for _ in range(_HALVINGS) for part in np.array_split(rng.permutation(n), 2)]
