@@ -140,9 +140,6 @@ class RecordedRun:
         references: signals of the run and of reference models, by name (see
             `indpriv.attacks.train_references`); empty where there are none.
         baseline_references: the same for the non-private baseline.
-        released: what the kept model of the run tells; None where no references were trained for
-            such a run.
-        baseline_released: the same for the non-private baseline.
         attributes: what speaks for each value of attributes of the examples; None where the run
             did not say.
         baseline_attributes: the same for the non-private baseline.
@@ -162,8 +159,6 @@ class RecordedRun:
     holdout: NormLog | None = None
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
-    released: ReleasedModel | None = None
-    baseline_released: ReleasedModel | None = None
     unchecked: Sequence[str] = ()
     attributes: tuple[AttributeKnowledge, ...] | None = None
     baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
@@ -194,7 +189,7 @@ class RecordedRun:
     def attacked(self, seed: int) -> tuple[IntArray | None, IntArray | None]:
         """Increasing positions of the members and of the others of `for_attacks`; None if all."""
         examples, signals = self.examples, (*self.references, *self.baseline_references)
-        if examples is None or signals or self.released or examples.n_train <= statistics.MOST_EXACT:
+        if examples is None or signals or examples.n_train <= statistics.MOST_EXACT:
             return None, None
         if not examples.has_unit_for_each_row:
             return None, None
@@ -273,21 +268,8 @@ def with_references(
     ours, without_dp = (folder if is_signals(folder) else None for folder in kept)
     found, unchecked = read_references(signals or ours, path, recorded.examples)
     baseline, more = read_references(baseline_signals or without_dp, path, recorded.non_dp)
-    known = replace(
-        recorded,
-        references=found,
-        baseline_references=baseline,
-        released=_released(path, run_files.MODEL, run_files.EXAMPLES),
-        baseline_released=_released(path, run_files.MODEL_NON_DP, run_files.EXAMPLES_NON_DP),
-    )
+    known = replace(recorded, references=found, baseline_references=baseline)
     return replace(known, unchecked=tuple(dict.fromkeys((*unchecked, *more))))
-
-
-def _released(run_dir: Path, model: str, examples: str) -> ReleasedModel | None:
-    """What was written beside a model, with labels that are numbers; None where it is not there."""
-    path = (run_dir / model).with_name(run_files.RELEASED)
-    there = path.is_file() and (run_dir / examples).is_file()
-    return ReleasedModel.open(path, ExampleTable.from_parquet(run_dir / examples)) if there else None
 
 
 def with_units(

@@ -81,10 +81,9 @@ def gradient_scores(released: ReleasedModel) -> AttackScores:
     Noise and an early end of training weaken the attack.
     """
     n, h = len(released.examples.train), len(released.columns)
-    products = released.products.astype(np.float64)
-    towards = products[:, -1]  # g . m; m is the mean over the hold-out
+    towards = released.products[:, -1]  # g . m; m is the mean over the hold-out
     square = float(towards[released.holdout].mean())  # m . m
-    along = products[:, :-1] - towards[:, None] - towards[released.columns] + square
+    along = released.products[:, :-1] - towards[:, None] - towards[released.columns] + square
     along /= np.sqrt(h)  # A (g - m), where F is A' A, damped
     lengths = released.norms**2 - 2 * towards + square
     gram = along[released.columns] / np.sqrt(h)

@@ -70,22 +70,16 @@ class ScoredAttack(NamedTuple):
 def materials(run: RecordedRun) -> dict[str, Material]:
     """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
     found: dict[str, tuple[Any, ...]] = {
-        "dp": (run.examples, run.attributes, run.released, run.references),
-        "non_dp": (
-            run.non_dp,
-            run.baseline_attributes,
-            run.baseline_released,
-            run.baseline_references,
-        ),
+        "dp": (run.examples, run.attributes, run.references),
+        "non_dp": (run.non_dp, run.baseline_attributes, run.baseline_references),
     }
     return {
         model: Material(
             losses=None if examples is None or examples.test.empty else examples,
             attributes=attributes,
-            released=released,
             **references,
         )
-        for model, (examples, attributes, released, references) in found.items()
+        for model, (examples, attributes, references) in found.items()
     }
 
 
