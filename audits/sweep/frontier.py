@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from audits.sweep.findings import OverSeeds, SettingResult
 from indpriv.report import figures
@@ -13,23 +13,15 @@ def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
 
     Returns "" with more settings than a figure can tell apart.
     """
-    drawn = figures.lines(len(settings))
-    if drawn is None:
+    if len(settings) > figures.MOST_LINES:
         return ""
     with figures.style():
         figure = figures.new_figure(3.3)
         worst = figure.add_axes((0.07, 0.17, 0.29, 0.7))
         individual = figure.add_axes((0.44, 0.17, 0.29, 0.7))
-        for index, (setting, (colour, line)) in enumerate(zip(settings, drawn, strict=True)):
+        for index, setting in enumerate(settings):
             label = figures.placeholder(index)
-            worst.plot(
-                setting.curve_epsilon,
-                setting.curve_accuracy,
-                line,
-                color=colour,
-                linewidth=1.5,
-                label=label,
-            )
+            (line,) = worst.plot(setting.curve_epsilon, setting.curve_accuracy, label=label)
             epsilon, accuracy = setting.figures["median_epsilon"], setting.figures["test_accuracy"]
             if epsilon.mean is not None and accuracy.mean is not None:
                 individual.errorbar(
@@ -37,8 +29,8 @@ def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
                     [accuracy.mean],
                     xerr=_bar(epsilon),
                     yerr=_bar(accuracy),
-                    fmt="o" if line == "-" else "s",
-                    color=colour,
+                    fmt="o" if line.get_linestyle() == "-" else "s",
+                    color=line.get_color(),
                     linewidth=1.0,
                     markersize=4.5,
                 )
@@ -47,8 +39,8 @@ def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
             (individual, "median individual epsilon"),
         ):
             axes.xaxis.set_major_locator(MaxNLocator(5))
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-            figures.bare(axes, label, title="test accuracy")
+            axes.yaxis.set_major_formatter(figures.PER_CENT)
+            axes.set(xlabel=label, title="test accuracy")
         legend = worst.get_legend_handles_labels()
         figure.legend(*legend, loc="upper left", bbox_to_anchor=(0.745, 0.9), fontsize=7.5)
         return figures.to_svg(

@@ -6,19 +6,16 @@ Each returns an SVG element, or "" if there is nothing to draw.
 import base64
 import html
 import io
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
@@ -29,7 +26,7 @@ from numpy.typing import NDArray
 from indpriv._facts import refused, text
 from indpriv._formatting import clean, format_edges, format_epsilon, format_number, formatted
 from indpriv._plain import shown
-from indpriv.analysis.distribution import Distribution, LossBins, LossRelation
+from indpriv.analysis.distribution import Distribution, LossRelation
 from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.groups import MIN_GROUP, GroupTable
 from indpriv.analysis.schedule import Drivers, ScheduleFindings
@@ -62,16 +59,6 @@ def new_figure(height: float) -> Figure:
 def style() -> AbstractContextManager[None]:
     """Context in which figures are drawn and written."""
     return mpl.rc_context(fname=TEMPLATES / "figures.mplstyle")
-
-
-def bare(axes: Axes, xlabel: str, ylabel: str = "", *, title: str = "") -> None:
-    """Label axes, leave only the lower edge of their frame, and draw horizontal lines."""
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_title(title, color=INK, pad=8)
-    axes.grid(axis="y")
-    sns.despine(ax=axes, left=True)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["bottom"].set_color(RULE)
 
 
 def placeholder(index: int) -> str:
@@ -142,28 +129,20 @@ def to_svg(
     return head + svg[svg.index(">") + 1 :].strip()
 
 
+def drawn(figure: Figure, name: str, words: str, **marks: Sequence[str]) -> str:
+    """A figure as SVG; words: its title in a line, and what it shows. marks: as of `to_svg`."""
+    title, _, description = words.partition("\n")
+    return to_svg(figure, name, title, description, **marks)
+
+
 _MOST_GROUPS = 14  # bars that can be read; of more groups, the worst and the best are drawn
 _MOST_LABELS = 3  # panels within label that fit beside each other
 _LEFT, _GAP, _RIGHT = 0.2, 0.018, 0.985  # of the panels of groups, as fractions of the figure
-_MOST_LINES = 10  # that a figure can tell apart
+MOST_LINES = 10  # that a figure can tell apart: figures.mplstyle has the colour and dashes of each
 _FEW_DECADES = 2  # of a logarithmic axis, on which powers of ten alone would be too few ticks
+_DASHES = (0, (4, 2))
 _OF_RULES = {"last": ACCENT, "closest": INK, "worst_case": MUTED}
-
-
-def _per_cent(axis: Axis) -> None:
-    axis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0, symbol=" %"))
-
-
-def _short(axis: Axis) -> None:
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def lines(n: int) -> Iterator[tuple[str, str]] | None:
-    """Colours and dashes of n lines; None for more than a figure can tell apart."""
-    if n > _MOST_LINES:
-        return None
-    colours = (ACCENT, SECOND, WARN, INK, MUTED)
-    return ((colours[i % len(colours)], "-" if i < len(colours) else "--") for i in range(n))
+PER_CENT = ticker.PercentFormatter(1.0, decimals=0, symbol=" %")
 
 
 def epsilon_histogram(
@@ -174,56 +153,45 @@ def epsilon_histogram(
 ) -> str:
     """Histogram with the median marked, and the worst case unless it is None (far beyond)."""
     edges, counts = np.array(individual.edges), np.array(individual.counts)
-    median, share = shown(individual, "median"), shown(individual, "share_at_worst_case")
-    said = {"n": shown(individual, "n"), "plural": plural, "bins": len(counts), "share": share}
-    said |= {"last": float(edges[-1]), "median": median, "p95": shown(individual, "p95")}
-    description = text("sentence.figures", "histogram", **said)
+    about = {key: shown(individual, key) for key in ("n", "median", "p95")}
+    worst, share = format_epsilon(worst_case_epsilon), shown(individual, "share_at_worst_case")
     with style():
         figure = new_figure(3.1)
         top = float(counts.max()) * 1.04
         left = 0.05 + 0.009 * len(f"{top:,.0f}")  # room for the counts, and their label
         axes = figure.add_axes((left, 0.18, 0.98 - left, 0.66))
         centres, widths = (edges[:-1] + edges[1:]) / 2, 0.86 * np.diff(edges)
-        axes.bar(centres, counts, widths, color=ACCENT, alpha=0.85, linewidth=0)
+        axes.bar(centres, counts, widths, alpha=0.85)
         for index, centre in enumerate(centres):  # also where a bar is too low to point at
             axes.bar(centre, top, edges[1] - edges[0], color="none", gid=f"tip{index}")
         axes.set(ylim=(0, top), xlim=(edges[0], edges[-1] * 1.012))
         axes.yaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        bare(axes, "individual epsilon", plural)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set(xlabel="individual epsilon", ylabel=plural)
         if worst_case_epsilon is not None:
-            worst = format_epsilon(worst_case_epsilon)
-            description += f" of {worst}, marked by a line"
             axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
             label = f"worst case {worst}: {share} of {plural}"
-            _above(axes, worst_case_epsilon, label, WARN, align="right")
+            _above(axes, worst_case_epsilon, label, WARN, "right")
         middle = [individual.median] * 2
         axes.plot(middle, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
         close = individual.median > 0.4 * edges[-1]  # the labels would meet
         align = "right" if close else "left"
-        _above(axes, individual.median, f"median {median}", INK, align=align, row=int(close))
+        _above(axes, individual.median, f"median {about['median']}", INK, align, int(close))
         texts = format_edges(individual.edges)
         tips = [
             f"{low} to {high}: {count:,} {plural if count != 1 else plural[:-1]}"
             for low, high, count in zip(texts, texts[1:], individual.counts, strict=False)
         ]
-        return to_svg(figure, name, "Histogram of individual epsilon", f"{description}.", tips=tips)
+        about |= {"share": share, "bins": str(len(counts)), "last": format_epsilon(edges[-1])}
+        about["line"] = f" of {worst}, marked by a line" if worst_case_epsilon is not None else ""
+        words = text("sentence.figures", "histogram", plural=plural, **about)
+        return drawn(figure, name, words, tips=tips)
 
 
-def _above(axes: Axes, x: float, text: str, colour: str, *, align: str, row: int = 0) -> None:
+def _above(axes: Axes, x: float, text: str, colour: str, align: str, row: int = 0) -> None:
     """A label above the plotting area at x."""
-    axes.annotate(
-        text,
-        (x, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, 5 + 12 * row),
-        textcoords="offset points",
-        ha=align,
-        va="bottom",
-        color=colour,
-        fontsize=9,
-        annotation_clip=False,
-    )
+    place = axes.get_xaxis_transform()
+    axes.text(x, 1.034 + 0.081 * row, text, color=colour, ha=align, va="bottom", transform=place)
 
 
 def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -> str:
@@ -231,13 +199,13 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
 
     Returns "" where no group has examples.
     """
-    rows = table.rows.iloc[drawn := shown_rows(table.rows, _MOST_GROUPS)]
-    if not drawn:
+    rows = table.rows.iloc[positions := shown_rows(table.rows, _MOST_GROUPS)]
+    if not positions:
         return ""
     texts = rows["name"].tolist()
     epsilons = {"epsilon, all": rows["mean"]}
     for within in table.within_label if len(table.within_label) <= _MOST_LABELS else ():
-        epsilons[placeholder(len(texts))] = within.rows["mean"].iloc[drawn]
+        epsilons[placeholder(len(texts))] = within.rows["mean"].iloc[positions]
         texts.append(within.label)
     epsilons["standardised"] = rows["standardised_mean"]
     limit = max(worst_case_epsilon or 0.0, pd.concat(epsilons).max()) or 1.0
@@ -262,25 +230,26 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
                 names = list(map(placeholder, range(len(rows))))
                 axes.set_yticks(range(len(rows)), names, color=INK)
         skipped = len(table.rows) - len(rows)
-        description = f"Bars of {len(rows)} groups, worst first"
-        description += f" ({skipped} groups not drawn)" if skipped else ""
+        about: dict[str, Any] = {"by": " ".join(table.by.split()), "n": len(rows), "line": ""}
+        about["skipped"] = f" ({skipped} groups not drawn)" if skipped else ""
         if worst_case_epsilon is not None:
             worst = format_epsilon(worst_case_epsilon)
-            description += f"; a line marks the worst case of {worst}"
-        title = f"Mean epsilon and test accuracy by {table.by}"
-        return to_svg(figure, name, title, f"{description}; the table holds the values.", texts)
+            about["line"] = f"; a line marks the worst case of {worst}"
+        return drawn(figure, name, text("sentence.figures", "groups", **about), texts=texts)
 
 
 def _bars(axes: Axes, values: "pd.Series[float]", limit: float, colour: str) -> None:
     """Horizontal bars of a column of groups, with their values beside them."""
     form = GROUPS.columns[str(values.name)].form
-    axes.barh(range(len(values)), values.fillna(0), height=0.62, color=colour, alpha=0.85, lw=0)
+    axes.barh(range(len(values)), values.fillna(0), height=0.62, color=colour, alpha=0.85)
     axes.set(xlim=(0, limit * 1.62), ylim=(len(values) - 0.5, -0.5))
     for row, value in enumerate(values):
         label = formatted(None if np.isnan(value) else value, form)
-        axes.text(limit * 1.02, row, f" {label}", va="center", fontsize=8, color=INK)
+        axes.text(limit * 1.02, row, f" {label}", va="center", fontsize=8)
     axes.set(xticks=[], yticks=[])
-    sns.despine(ax=axes, bottom=True)
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.spines["left"].set_visible(True)
 
 
 def epsilon_against_loss(
@@ -293,89 +262,69 @@ def epsilon_against_loss(
     bins, intercept, slope = loss.bins, loss.intercept, loss.slope
     if bins is None or slope is None or intercept is None:
         return ""
-    edges, top = np.array(bins.loss_edges), bins.epsilon_edges[-1]
+    x, y, counts = np.array(bins.loss_edges), np.array(bins.epsilon_edges), np.array(bins.counts)
     with style():
         figure = new_figure(4.2)
         axes = figure.add_axes((0.07, 0.13, 0.91, 0.82))
         axes.set_xscale("log")
-        _density(axes, bins)
-        _quartiles(axes, bins)
-        fitted = intercept + slope * np.log(edges)
-        fitted[(fitted < 0) | (fitted > top)] = np.nan
+        cells = [
+            Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
+            for i, j in np.argwhere(counts > 0)
+        ]
+        shades = 0.06 + 0.5 * np.sqrt(counts[counts > 0] / counts.max()).round(1)
+        colours = [(ACCENT, shade) for shade in shades]  # darker where there are more examples
+        axes.add_collection(PatchCollection(cells, facecolors=colours, linewidth=0))
+        enough = counts.sum(axis=1) >= MIN_GROUP
+        centres = np.sqrt(x[:-1] * x[1:])[enough]
+        low, middle, high = np.array([bins.p25, bins.median, bins.p75], float)[:, enough]
+        axes.vlines(centres, low, high, color=INK, linewidth=0.8, alpha=0.55)
+        label = "median and quartiles of a bin"
+        axes.plot(centres, middle, "o-", color=INK, linewidth=1.4, markersize=2.6, label=label)
+        fitted = intercept + slope * np.log(x)
+        fitted[(fitted < 0) | (fitted > y[-1])] = np.nan
         sign = "+" if slope >= 0 else "−"
         label = f"{shown(loss, 'intercept')} {sign} {format_number(abs(slope))} ln(loss)"
-        dashes = (0, (4, 2))
-        axes.plot(edges, fitted, color=SECOND, linewidth=1.6, linestyle=dashes, label=label)
+        axes.plot(x, fitted, color=SECOND, linewidth=1.6, linestyle=_DASHES, label=label)
         if worst_case_epsilon is not None:
             worst = f"worst case {format_epsilon(worst_case_epsilon)}"
             axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
-        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, top * 1.05))
-        _short(axes.xaxis)
-        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.set(xlim=(x[0], x[-1]), ylim=(0, y[-1] * 1.05))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
         axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
-        bare(axes, "loss of the final model (nats, logarithmic)", "individual epsilon")
+        axes.set(xlabel="loss of the final model (nats, logarithmic)", ylabel="individual epsilon")
         axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
-        said = {"n": shown(loss, "n"), "plural": plural, "bins": len(bins.counts)}
-        words = text("sentence.figures", "loss", r=shown(loss, "pearson_log_loss"), **said)
-        return to_svg(figure, name, *words.split("\n"))
-
-
-def _density(axes: Axes, bins: LossBins) -> None:
-    """Cells of the two-dimensional histogram, darker where there are more examples."""
-    x, y, counts = np.array(bins.loss_edges), np.array(bins.epsilon_edges), np.array(bins.counts)
-    shades = np.round(np.sqrt(counts / counts.max()), 1)
-    for shade in np.unique(shades[counts > 0]):
-        cells = [
-            Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
-            for i, j in np.argwhere((counts > 0) & (shades == shade))
-        ]
-        axes.add_collection(
-            PatchCollection(cells, facecolor=ACCENT, alpha=0.06 + 0.5 * float(shade), linewidth=0)
-        )
-
-
-def _quartiles(axes: Axes, bins: LossBins) -> None:
-    """Median and quartiles of epsilon in each bin of loss with enough examples."""
-    x = np.array(bins.loss_edges)
-    enough = np.array(bins.counts).sum(axis=1) >= MIN_GROUP
-    centres = np.sqrt(x[:-1] * x[1:])[enough]
-    low, middle, high = (
-        np.array([np.nan if value is None else value for value in part])[enough]
-        for part in (bins.p25, bins.median, bins.p75)
-    )
-    axes.vlines(centres, low, high, color=INK, linewidth=0.8, alpha=0.55)
-    label = "median and quartiles of a bin"
-    axes.plot(centres, middle, color=INK, linewidth=1.4, marker="o", markersize=2.6, label=label)
+        about: dict[str, Any] = {"n": shown(loss, "n"), "plural": plural, "bins": len(counts)}
+        words = text("sentence.figures", "loss", r=shown(loss, "pearson_log_loss"), **about)
+        return drawn(figure, name, words)
 
 
 def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]], name: str = "roc") -> str:
     """ROC of all examples, of this model and of the one trained without DP; "" without a curve."""
-    shown = []
+    found = []
     for model, label, colour in (("dp", "this model", ACCENT), ("non_dp", "without DP", SECOND)):
         points = [(x, y) for x, y in curves.get(model, ()) if x > 0 and y > 0]
         if len(points) > 1:
-            shown.append((points, label, colour))
-    if not shown:
+            found.append((points, label, colour))
+    if not found:
         return ""
-    lowest = min(min(x, y) for points, _, _ in shown for x, y in points)
+    lowest = min(min(x, y) for points, _, _ in found for x, y in points)
     with style():
         figure = new_figure(3.6)
         axes = figure.add_axes((0.09, 0.15, 0.5, 0.8))
-        ends, dashes = [lowest, 1], (0, (4, 2))
-        axes.plot(ends, ends, color=MUTED, linewidth=1.0, linestyle=dashes, label="chance")
-        for points, label, colour in shown:
+        ends = [lowest, 1]
+        axes.plot(ends, ends, color=MUTED, linewidth=1.0, linestyle=_DASHES, label="chance")
+        for points, label, colour in found:
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=label)
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-            axis.set_minor_locator(ticker.NullLocator())
-        axes.set(xlim=(lowest, 1), ylim=(lowest, 1))
-        bare(axes, "false-positive rate", "true-positive rate")
+            axis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        axes.minorticks_off()
+        axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
         axes.grid(axis="x")
         axes.legend(loc="lower right", handlelength=1.8)
-        words = text("sentence.figures", "roc", models=" and ".join(line[1] for line in shown))
-        return to_svg(figure, name, *words.split("\n"))
+        models = " and ".join(line[1] for line in found)
+        return drawn(figure, name, text("sentence.figures", "roc", models=models))
 
 
 def schedule(found: ScheduleFindings, name: str = "schedule") -> str:
@@ -396,13 +345,13 @@ def schedule(found: ScheduleFindings, name: str = "schedule") -> str:
         width = 0.88 / len(panels)
         for index, (title, steps, values) in enumerate(panels):
             axes = figure.add_axes((0.07 + index * width, 0.2, width - 0.07, 0.62))
-            axes.plot(steps, values, color=ACCENT, linewidth=1.5)
-            axes.set_ylim(0, 1 if title == "test accuracy" else 1.1 * max(values))
+            axes.plot(steps, values)
+            is_share = title == "test accuracy"
+            axes.set(ylim=(0, 1 if is_share else 1.1 * max(values)), xlabel="step", title=title)
             axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
             axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
-            (_per_cent if title == "test accuracy" else _short)(axes.yaxis)
-            bare(axes, "step", title=title)
-        return to_svg(figure, name, *text("sentence.figures", "schedule").split("\n"))
+            axes.yaxis.set_major_formatter(PER_CENT if is_share else "{x:g}")
+        return drawn(figure, name, text("sentence.figures", "schedule"))
 
 
 def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
@@ -410,46 +359,37 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
 
     Returns "" with fewer than two records, without classes or with too many of them.
     """
-    drawn = lines(len(drivers.classes))
-    if len(drivers.steps) < 2 or not drivers.classes or drawn is None:
+    if len(drivers.steps) < 2 or not 0 < len(drivers.classes) <= MOST_LINES:
         return ""
+    medians = np.array(drivers.median_norm, float)
     with style():
         figure = new_figure(3.3)
         norms = figure.add_axes((0.07, 0.17, 0.33, 0.7))
         clipped = figure.add_axes((0.485, 0.17, 0.33, 0.7))
-        for index, (colour, line) in enumerate(drawn):
-            medians = _numbers(drivers.median_norm[index])
-            shares = _numbers(drivers.clipped_share_by_class[index])
-            label = placeholder(index)
-            norms.plot(drivers.steps, medians, line, color=colour, linewidth=1.5)
-            clipped.plot(drivers.steps, shares, line, color=colour, linewidth=1.2, label=label)
+        for index, shares in enumerate(np.array(drivers.clipped_share_by_class, float)):
+            norms.plot(drivers.steps, medians[index])
+            clipped.plot(drivers.steps, shares, linewidth=1.2, label=placeholder(index))
         every = drivers.clipped_share
         clipped.plot(drivers.steps, every, ":", color=INK, linewidth=2.0, label="all examples")
         norms.axhline(1.0, color=WARN, linewidth=1.0, alpha=0.8)
-        for axes, title in (
-            (norms, "median norm over max_grad_norm"),
-            (clipped, "share of examples clipped"),
-        ):
+        for axes in (norms, clipped):
             axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-            bare(axes, "step", title=title)
+            axes.set_xlabel("step")
+        norms.set_title("median norm over max_grad_norm")
+        clipped.set(title="share of examples clipped", ylim=(0, 1))
+        clipped.yaxis.set_major_formatter(PER_CENT)
         legend = clipped.get_legend_handles_labels()
         figure.legend(*legend, loc="upper left", bbox_to_anchor=(0.825, 0.9), fontsize=7.5)
-        values = [value for line in drivers.median_norm for value in line if value is not None]
-        if min(values) > 0:
+        low, high = np.nanmin(medians), np.nanmax(medians)
+        if low > 0:
             norms.set_yscale("log")
-            if max(1.0, *values) < 10**_FEW_DECADES * min(1.0, *values):
+            if max(1.0, high) < 10**_FEW_DECADES * min(1.0, low):
                 norms.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-            _short(norms.yaxis)
-            norms.yaxis.set_minor_locator(ticker.NullLocator())
-        clipped.set_ylim(0, 1)
-        _per_cent(clipped.yaxis)
-        said = {"classes": len(drivers.classes), "records": len(drivers.steps)}
-        title, description = text("sentence.figures", "norms", **said).split("\n")
-        return to_svg(figure, name, title, description, drivers.classes)
-
-
-def _numbers(values: Sequence[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in values]
+            norms.yaxis.set_major_formatter("{x:g}")
+            norms.minorticks_off()
+        about = {"classes": len(drivers.classes), "records": len(drivers.steps)}
+        words = text("sentence.figures", "norms", **about)
+        return drawn(figure, name, words, texts=drivers.classes)
 
 
 def fidelity_against_k(
@@ -464,39 +404,32 @@ def fidelity_against_k(
         error = figure.add_axes((0.07, 0.17, 0.41, 0.68))
         share = figure.add_axes((0.575, 0.17, 0.41, 0.68))
         curves = (
-            (error, "o--", "p95_absolute", "95th percentile"),
-            (error, "o-", "mean_absolute", "mean"),
-            (share, "o--", "share_under", "by any amount"),
-            (share, "o-", "share_under_1_percent", "by more than 1 %"),
+            (error, "o--", 1.2, "p95_absolute", "95th percentile"),
+            (error, "o-", 1.6, "mean_absolute", "mean"),
+            (share, "o--", 1.2, "share_under", "by any amount"),
+            (share, "o-", 1.6, "share_under_1_percent", "by more than 1 %"),
         )
         for rule in dict.fromkeys(row.between_records for row in rows):
             line = [row for row in rows if row.between_records == rule]
-            for axes, shape, field, what in curves:
-                axes.plot(
-                    [row.epochs for row in line],
-                    [getattr(row, field) for row in line],
-                    shape,
-                    color=_OF_RULES[rule],
-                    label=f"{rule.replace('_', ' ')}: {what}",
-                    markersize=3,
-                    linewidth=1.6 if shape == "o-" else 1.2,
-                )
+            for axes, shape, width, field, what in curves:
+                points = [row.epochs for row in line], [getattr(row, field) for row in line]
+                label = f"{rule.replace('_', ' ')}: {what}"
+                (curve,) = axes.plot(*points, shape, label=label, markersize=3, linewidth=width)
+                curve.set_color(_OF_RULES[rule])
         for axes, title in (
             (error, "absolute error of epsilon"),
             (share, f"share of {plural} under-reported"),
         ):
-            axes.set_xscale("log")
+            axes.set(xscale="log", xlabel="K, in epochs", title=title)
             axes.xaxis.set_major_locator(ticker.FixedLocator(sorted({row.epochs for row in rows})))
-            axes.xaxis.set_minor_locator(ticker.NullLocator())
-            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.2g}"))
+            axes.xaxis.set_major_formatter("{x:.2g}")
+            axes.minorticks_off()
             axes.set_ylim(bottom=0)
-            bare(axes, "K, in epochs", title=title)
             axes.legend(loc="best", handlelength=2.2, fontsize=7.5)
         share.set_ylim(0, 1)
-        _per_cent(share.yaxis)
+        share.yaxis.set_major_formatter(PER_CENT)
         error.yaxis.set_major_locator(ticker.MaxNLocator(5))
-        words = text("sentence.figures", "fidelity", plural=plural)
-        return to_svg(figure, name, *words.split("\n"))
+        return drawn(figure, name, text("sentence.figures", "fidelity", plural=plural))
 
 
 # By the name that a template gives.
