@@ -45,6 +45,11 @@ EACH_BY_ITSELF = (
 )
 
 
+_OF_INDEPENDENT = {
+    "epsilon_rates": lower_bound.rates_bound,
+    "epsilon_gaussian": lower_bound.gaussian_bound,
+}
+
 # --- any attack
 
 
@@ -75,7 +80,8 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     The lower bound needs members that were chosen by fair coins. From other scores, equal numbers
     of random members and non-members are taken, so that unequal numbers cannot prove anything. The
     bound over all examples holds at 95 % by itself, those of the groups all together. Of all
-    examples there are two more bounds, which assume more: `epsilon_fdp` and `epsilon_gaussian`.
+    examples there are three more bounds, which assume more: `epsilon_fdp`, `epsilon_rates` and
+    `epsilon_gaussian`.
 
     `delta` is of the (epsilon, delta)-DP that is tested; the seed decides which scores are left out
     and the order of ties. InputError for a delta outside (0, 1), a negative seed, scores of an
@@ -116,17 +122,10 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         ]
         if name is None:
             f_dp = bounded(rng=generator_of(seed, name), proof="mahloujifar2024")
-            gaussian = lower_bound.gaussian_bound(values, member, delta)
-            rows += [
-                {**key, **n, "rate": "epsilon_fdp", "value": f_dp.epsilon, "n": f_dp.tried},
-                {
-                    **key,
-                    **n,
-                    "rate": "epsilon_gaussian",
-                    "value": gaussian,
-                    "n": lower_bound.THRESHOLDS_TRIED,
-                },
-            ]
+            more = {"epsilon_fdp": (f_dp.epsilon, f_dp.tried)}
+            for rate, bound_of in _OF_INDEPENDENT.items():
+                more[rate] = bound_of(values, member, delta), lower_bound.THRESHOLDS_TRIED[rate]
+            rows += [key | n | {"rate": k, "value": x, "n": of} for k, (x, of) in more.items()]
     method, table = ONE_RUN if fair else BALANCED, summary.table(summary.RATES, rows)
     return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
 

@@ -31,7 +31,8 @@ _FEWER = 4  # ratio of one number of guesses to the next
 _LARGEST_EPSILON = 100.0
 _LARGEST_MU = 10.0
 _OTHERS_ACCUSED = (1 / 32, 1 / 8, 1 / 2)  # by the thresholds of `gaussian_bound`
-THRESHOLDS_TRIED = len(_OTHERS_ACCUSED)
+_ACCUSED = (1 / 2048, 1 / 512, 1 / 128, *_OTHERS_ACCUSED)  # of one side, by those of `rates_bound`
+THRESHOLDS_TRIED = {"epsilon_rates": 2 * len(_ACCUSED), "epsilon_gaussian": len(_OTHERS_ACCUSED)}
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
 NULL_TRIALS = 1000
 
@@ -221,27 +222,54 @@ PROOFS = {
 }
 
 
+def rates_bound(
+    scores: FloatArray, member: NDArray[np.bool_], delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """Lower bound on epsilon at delta if scores are independent, for any trade-off curve.
+
+    The largest log((least true-positive rate - delta) / largest false-positive rate), accusing
+    members, and the same of clearing others, which differential privacy limits alike. Thresholds
+    are those of `_rate_ends`, corrected for their number on both sides (Bonferroni).
+    """
+    found = [0.0]
+    for sign, side in ((1.0, member), (-1.0, ~member)):
+        least, most = _rate_ends(sign * scores, side, _ACCUSED, (1 - confidence) / 2)
+        found.append(float(np.log(np.maximum(least - delta, 1e-300) / most).max()))
+    return max(found)
+
+
 def gaussian_bound(
     scores: FloatArray, member: NDArray[np.bool_], delta: float, confidence: float = CONFIDENCE
 ) -> float:
     """Lower bound on epsilon at delta if scores are independent and the trade-off is Gaussian.
 
-    A threshold is the score of the non-member with a fixed rank, k-th of n from the top. The
-    probability that another non-member lies above it is then a draw of Beta(k, n - k + 1), or
-    smaller with ties, and the members above it are binomial. The largest mu of all thresholds is
-    corrected for their number (Bonferroni); it is Phi^-1 of the least true-positive rate less that
-    of the largest false-positive rate.
+    The largest mu of all thresholds of `_rate_ends`: Phi^-1 of the least true-positive rate less
+    that of the largest false-positive rate.
     """
-    members, others = scores[member], np.sort(scores[~member])[::-1]
+    least, most = _rate_ends(scores, member, _OTHERS_ACCUSED, 1 - confidence)
+    return gaussian_epsilon(float((special.ndtri(least) - special.ndtri(most)).max()), delta)
+
+
+def _rate_ends(
+    scores: FloatArray, member: NDArray[np.bool_], accused: Sequence[float], error: float
+) -> tuple[FloatArray, FloatArray]:
+    """Least true-positive and largest false-positive rates, that all hold but for an error.
+
+    A threshold is the score of the non-member with a fixed rank, k-th of n from the top. The
+    probability that another non-member lies above it is then a draw of Beta(k, n - k + 1), and the
+    members above it are binomial (Clopper and Pearson 1934). Chance breaks ties.
+    """
+    order = np.lexsort((np.random.default_rng(0).random(len(scores)), scores))
+    ranks = np.argsort(order)
+    members, others = ranks[member], np.sort(ranks[~member])[::-1]
     if min(len(members), len(others)) < LEAST_GUESSES:
-        return 0.0
-    rank = np.maximum(1, np.array(_OTHERS_ACCUSED) * len(others)).astype(np.int64)
+        return np.zeros(1), np.ones(1)
+    rank = np.unique(np.maximum(1, np.array(accused) * len(others)).astype(np.int64))
     hits = (members > others[rank - 1, None]).sum(axis=1)
-    level = (1 - confidence) / len(rank) / 2  # half for each of the two rates
-    least = stats.beta.ppf(level, hits, len(members) - hits + 1)  # Clopper and Pearson
-    most = stats.beta.isf(level, rank, len(others) - rank + 1)
-    mu = special.ndtri(np.where(hits > 0, least, 0.0)) - special.ndtri(most)
-    return gaussian_epsilon(float(mu.max()), delta)
+    level = error / len(rank) / 2  # half for each of the two rates
+    least = stats.beta.ppf(level, np.maximum(hits, 1), len(members) - hits + 1)
+    most = np.asarray(stats.beta.isf(level, rank, len(others) - rank + 1))
+    return np.where(hits > 0, least, 0.0), most
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -6,6 +6,7 @@ from indpriv.analysis.attacks.lower_bound import (
     gaussian_bound,
     gaussian_epsilon,
     lower_bound,
+    rates_bound,
     refutation,
 )
 from indpriv.analysis.attacks.rates import parts
@@ -13,7 +14,7 @@ from indpriv.attack_scores import AttackScores
 from oracles import one_run_p_value
 
 RNG = np.random.default_rng
-MORE = ("epsilon_fdp", "epsilon_gaussian")
+MORE = ("epsilon_fdp", "epsilon_rates", "epsilon_gaussian")
 
 
 def randomised_response(epsilon, n, rng):
@@ -143,15 +144,46 @@ def test_independent_scores_prove_as_much_as_those_of_peers(n, mu, least):
     assert np.mean(np.array(bounds) > gaussian_epsilon(mu, 1e-5)) <= 0.05
 
 
+@pytest.mark.parametrize(
+    ("n", "mu", "least"), [(200, 1.0, 0.44), (200, 2.5, 2.0), (1000, 1.0, 1.08), (1000, 2.5, 3.2)]
+)
+def test_rates_prove_as_much_as_those_of_peers(n, mu, least):
+    """0.46, 1.80, 1.03 and 3.02 of jax_privacy's Clopper-Pearson bound, medians of 20 draws."""
+    bounds = [rates_bound(*gaussian_scores(n, mu, seed), 1e-5) for seed in range(300)]
+    assert np.median(bounds) >= least
+    assert max(bounds) <= gaussian_epsilon(mu, 1e-5)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_rates_show_a_leak_on_either_side(turned):
+    """One example in ten gives its membership away, or only its absence: the rates are far apart."""
+    rng = RNG(0)
+    member = rng.random(4000) < 0.5
+    told = (rng.random(4000) < 0.1) & (member != turned)
+    scores = np.where(told, 9.0 - 18.0 * turned, rng.normal(size=4000))
+    found = rates_bound(scores, member, 1e-5)
+    assert found > 3
+    assert found == pytest.approx(rates_bound(-scores, ~member, 1e-5))
+    assert rates_bound(scores, member, 0.09) < 0.1  # which a delta of 0.1 explains
+
+
+def test_rates_hold_for_randomised_response_whose_curve_is_not_gaussian():
+    """At epsilon 1.5, by scores that are 0 or 1: chance breaks their ties."""
+    bounds = [rates_bound(*randomised_response(1.5, 2000, RNG(k)), 1e-5) for k in range(300)]
+    assert np.median(bounds) > 1.1
+    assert np.mean(np.array(bounds) > 1.5) <= 0.05
+
+
+@pytest.mark.parametrize("bound", [gaussian_bound, rates_bound])
 @pytest.mark.parametrize("digits", [9, 0])
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_bounds_of_scores_that_tell_nothing_are_0(digits, share):
+def test_bounds_of_scores_that_tell_nothing_are_0(digits, share, bound):
     """With ties or without, members half of all or nearly all, in 300 draws: 5 % allowed."""
     alarms = 0
     for seed in range(300):
         rng = RNG(seed)
         scores, member = rng.normal(size=300).round(digits), rng.random(300) < share
-        alarms += gaussian_bound(scores, member, 1e-5) > 0
+        alarms += bound(scores, member, 1e-5) > 0
     assert alarms <= 15
 
 
@@ -168,10 +200,10 @@ def test_f_dp_of_any_scores_is_calibrated_and_between_the_others():
             else:
                 null += np.array(bounds) > 0
     assert np.all(null <= 22)  # of 300: at a rate of 0.05, more have probability 0.03
-    assert list(np.argsort(np.median(found, axis=0))) == [0, 1, 2]
+    assert list(np.argsort(np.median(found, axis=0))) == [2, 0, 1, 3]  # rates, any, f-DP, Gaussian
     assert np.max(found) < gaussian_epsilon(1.0, 1e-5)
 
 
 def test_few_scores_prove_nothing():
     scores, member = gaussian_scores(12, 9.0, 0)
-    assert gaussian_bound(scores, member, 1e-5) == 0.0
+    assert gaussian_bound(scores, member, 1e-5) == rates_bound(scores, member, 1e-5) == 0.0

@@ -44,7 +44,7 @@ def test_many_more_members_than_others_prove_nothing_by_number():
 
 def test_one_sided_scores_are_defined():
     found = measure_attack(scores_of([1.0, 2.0], [True, True], np.array(["a", "b"], dtype=object)))
-    bounds = {"epsilon", "epsilon_fdp", "epsilon_gaussian"}
+    bounds = {"epsilon", "epsilon_fdp", "epsilon_rates", "epsilon_gaussian"}
     assert set(found.overall) == {"right", "false_alarms", *bounds}
     assert (found.overall["epsilon"].value, found.overall["right"].value, found.roc) == (
         0,

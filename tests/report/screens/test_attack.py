@@ -9,7 +9,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.report.report import attack_document, print_attack
 
 RATES = ("auc", "tpr_0.001", "tpr_0.01", "advantage", "epsilon", "right", "false_alarms")
-MORE = ("epsilon_fdp", "epsilon_gaussian")  # of all examples
+MORE = ("epsilon_fdp", "epsilon_rates", "epsilon_gaussian")  # of all examples
 
 
 def measures(n=400, groups=None):
