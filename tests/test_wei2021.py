@@ -5,13 +5,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from indpriv._files import read_json
 from indpriv.analysis.schedule import composed_epsilons
+from indpriv.leakage import Observation
+from indpriv.leakage.inversion import Reader, one_by_one
+from reports.shared.pictures import Gallery, network
 from reports.wei2021 import paper
 from reports.wei2021.accounts import noise_of
 from reports.wei2021.cost import verdict_of_cost
-from reports.wei2021.leakage import verdicts_of_leakage, what_clipping_fools
+from reports.wei2021.leakage import (
+    ORDER,
+    Widened,
+    verdicts_of_leakage,
+    what_clipping_fools,
+    widths_of,
+)
 from reports.wei2021.page import (
     curve_of,
     render,
@@ -156,10 +167,11 @@ def test_clipping_each_layer_divides_the_noise_multiplier_by_their_root(layers, 
     assert found.moments == pytest.approx(epsilon, abs=5e-3)
 
 
-def leaked(**shares):
+def leaked(errors=None, **shares):
     """One row for each data set and protection, with the shares that are back on MNIST and LFW."""
     return [
         {"data": data, "protection": protection, "close": share}
+        | {"error": (errors or {}).get(protection, 0.5)}
         for protection, both in shares.items()
         for data, share in zip(("mnist", "lfw_people"), both, strict=True)
     ]
@@ -180,13 +192,44 @@ def test_the_verdicts_of_leakage_follow_their_rows(none, baseline, words):
 
 
 @pytest.mark.parametrize(
-    ("quantile", "word"),
-    [((0.5, 0.5), "reproduced"), ((0.5, 0.2), "differs"), ((0.5, 0.9), "not reproduced")],
+    ("quantile", "errors", "word"),
+    [
+        ((0.5, 0.5), {}, "reproduced"),
+        ((0.5, 0.2), {}, "not reproduced"),  # no fewer than of the baseline
+        ((0.5, 0.9), {}, "not reproduced"),
+        ((0.2, 0.2), dict(zip(ORDER, (0.0, 0.1, 0.2, 0.3, 0.4), strict=True)), "differs"),
+        ((0.2, 0.2), dict(zip(ORDER, (0.0, 0.1, 0.2, 0.3, None), strict=True)), "differs"),
+        ((0.2, 0.2), dict(zip(ORDER, (0.0, 0.1, 0.3, 0.3, 0.4), strict=True)), "not reproduced"),
+    ],
 )
-def test_the_order_of_leaking_systems_is_that_of_the_paper(quantile, word):
+def test_the_order_of_leaking_systems_is_that_of_the_paper(quantile, errors, word):
     shares = {"none": (1.0, 1.0), "adaclip": (0.7, 0.7), "quantile": quantile}
     shares |= {"baseline": (0.2, 0.2), "dyn[S,sigma]": (0.0, 0.0)}
-    assert verdicts_of_leakage(leaked(**shares))["III, order"] == word
+    rows = leaked(errors, **shares)
+    assert verdicts_of_leakage(rows)["III, order"] == word
+    more = {"data": "cifar10", "protection": "none", "close": 1.0, "error": 0.0}
+    assert verdicts_of_leakage([*rows, more])["III, order"] == "not run"
+
+
+def test_what_adaptive_systems_divide_by_is_of_the_gradients_of_the_batch():
+    """AdaClip's gradients then have a mean squared norm near 1; nothing of the network changes."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.rand(24, 1, 8, 8, generator=generator), torch.arange(24) % 10
+    gallery = Gallery("random", network(8), inputs[:4], targets[:4], (inputs[4:], targets[4:]))
+    found = widths_of(gallery)
+    wide = Widened(gallery.model, found["adaclip"])
+    assert torch.allclose(wide(inputs), gallery.model(inputs), atol=1e-4)
+    reader = Reader(wide, nn.CrossEntropyLoss(reduction="none"), Observation())
+    rows = [reader.gradients(reader.read(*row)) for row in one_by_one(inputs, targets)]
+    for name, held in rows[0].items():
+        moved = torch.stack([row[name] for row in rows])
+        assert (moved - moved.mean(0)).flatten(1).square().sum(1).mean() == pytest.approx(
+            1, rel=0.1
+        )
+        quantile = found["quantile"][name.removeprefix("network.")]
+        largest = found["dyn[S,sigma]"][name.removeprefix("network.")]
+        assert 0 < quantile <= largest <= paper.CLIP or largest == paper.CLIP
+        assert held.isfinite().all()
 
 
 def test_what_clipping_fools_names_both_attacks(known):

@@ -62,7 +62,7 @@ class Gallery:
         inputs = torch.from_numpy(data.train.inputs[chosen] + 1) / 2
         targets = torch.from_numpy(data.train.targets[chosen])
         others = inputs[pictures:], targets[pictures:]
-        model = network(inputs.shape[-1], data.n_classes, drawn_wide)
+        model = network(inputs.shape[-1], data.n_classes, drawn_wide, inputs.shape[1])
         return cls(name, model, inputs[:pictures], targets[:pictures], others)
 
     def attacked(self, seen: Observation, attacks: Iterable[str]) -> list[dict[str, Any]]:
@@ -94,10 +94,12 @@ class Gallery:
         }
 
 
-def network(side: int, classes: int = 10, drawn_wide: bool = True) -> nn.Sequential:
-    """Theirs, for grey pictures; its parameters are drawn as they do, or else as PyTorch does."""
+def network(
+    side: int, classes: int = 10, drawn_wide: bool = True, colours: int = 1
+) -> nn.Sequential:
+    """Theirs; its parameters are drawn as they do, or else as PyTorch does."""
     layers: list[nn.Module] = []
-    for channels, stride in ((1, 2), (_CHANNELS, 2), (_CHANNELS, 1), (_CHANNELS, 1)):
+    for channels, stride in ((colours, 2), (_CHANNELS, 2), (_CHANNELS, 1), (_CHANNELS, 1)):
         layers += [nn.Conv2d(channels, _CHANNELS, 5, stride, padding=2), nn.Sigmoid()]
     outputs = _CHANNELS * math.ceil(side / 4) ** 2
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(outputs, classes))
