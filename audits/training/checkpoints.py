@@ -197,8 +197,9 @@ def state_to_resume(
     record = record_to_resume(run_dir, config, RESUME)
     if record["data"]["fingerprint"] != dataset.fingerprint():
         raise InputError(
-            f"{run_dir} was trained on other data than {dataset.name} as it is now (canaries, or "
-            "another version?); resume it with the data that it was begun with"
+            f"{run_dir} was trained on other data than {dataset.name} as it is now (canaries, "
+            "labels drawn anew by label_epsilon, or another version?); resume it with the data that "
+            "it was begun with"
         )
     state = TrainingState.read(run_dir)
     if state.seed != seed:

@@ -22,6 +22,7 @@ from audits.training.checkpoints import MEDIAN, TrainingState, check_new, state_
 from audits.training.config import AuditConfig
 from audits.training.datasets import Dataset, load_dataset
 from audits.training.datasets.rows import chosen_rows
+from audits.training.label_privacy import with_label_privacy
 from audits.training.leakage import leak_after_training
 from audits.training.models import LOSSES
 from audits.training.private_setting import PrivateSetting, make_private, quiet_opacus
@@ -128,8 +129,9 @@ def train(
     if not resume:
         check_new(run_dir)
     dataset = chosen_rows(dataset or load_dataset(config.data.dataset, data_dir), config.data)
-    begun = state_to_resume(run_dir, config, dataset, seed) if resume else None
     randomness = Randomness.from_seed(seed)
+    dataset = with_label_privacy(dataset, config, randomness.labels)
+    begun = state_to_resume(run_dir, config, dataset, seed) if resume else None
     with quiet_opacus():
         # Rounded to three digits, the norms of two passes would differ.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False

@@ -22,8 +22,8 @@ class Randomness:
     """Independent seeds of one run. Sensitive: they allow regenerating noise and sampling.
 
     Attributes:
-        first_parameters, sampling, noise, shuffling, canaries, clipping_norm: one seed for each
-            purpose.
+        first_parameters, sampling, noise, shuffling, canaries, clipping_norm, labels: one seed for
+            each purpose.
         seeded: whether they follow from a seed that was chosen.
     """
 
@@ -33,6 +33,7 @@ class Randomness:
     shuffling: int
     canaries: int
     clipping_norm: int
+    labels: int
     seeded: bool
 
     @classmethod
@@ -41,7 +42,7 @@ class Randomness:
         if seed is not None:
             check_positive_int("seed", seed, minimum=0)
         # 64 bits each: the Recorder takes a seed of at most 32 bits for one that was chosen.
-        words = np.random.SeedSequence(seed).generate_state(6, np.uint64)
+        words = np.random.SeedSequence(seed).generate_state(7, np.uint64)
         names = (field.name for field in fields(cls) if field.name != "seeded")
         seeds = {name: int(word) for name, word in zip(names, words, strict=True)}
         return cls(**seeds, seeded=seed is not None)

@@ -123,6 +123,11 @@ def _trainer(
 
 def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> dict[str, Any]:
     """What the references share with the audited run: noise and steps an epoch."""
+    if config.data.label_epsilon is not None:
+        raise InputError(
+            "the audit has label_epsilon, and each run draws its labels anew: reference models "
+            "would be trained on others; leave it out"
+        )
     for name in ("individual_clipping", "filter_epsilon"):
         if getattr(config.training, name):
             raise InputError(

@@ -126,7 +126,10 @@ def widths_of(gallery: Gallery) -> dict[str, dict[str, Tensor]]:
     The batch is of all pictures. AdaClip: b = sqrt(s) sqrt(sum of all s), with s the deviation.
     """
     reader = Reader(gallery.model, nn.CrossEntropyLoss(reduction="none"), Observation())
-    batch = [torch.cat(both) for both in zip((gallery.inputs, gallery.targets), gallery.candidates)]
+    batch = [
+        torch.cat(both)
+        for both in zip((gallery.inputs, gallery.targets), gallery.candidates, strict=True)
+    ]
     rows = [reader.gradients(reader.read(*row)) for row in one_by_one(*batch)]
     found: dict[str, dict[str, Tensor]] = {"quantile": {}, "adaclip": {}, "dyn[S,sigma]": {}}
     for name in reader.parameters:

@@ -15,6 +15,7 @@ from audits.training.config.values import (
     Epochs,
     Flag,
     Name,
+    Positive,
     PositiveShare,
     Share,
 )
@@ -54,6 +55,9 @@ class DataConfig:
         without: values of training rows that are left out, such as "race=Black".
         without_ids: ids of further rows that are left out: their places in the whole training set,
             from 0.
+        label_epsilon: label differential privacy of each training label, by randomised response
+            before training; of the label alone, and no part of the epsilon of DP-SGD. None to
+            train on the labels as they are. See `audits.training.label_privacy`.
     """
 
     dataset: DatasetName
@@ -63,6 +67,7 @@ class DataConfig:
     share_seed: CountOrZero | None = None
     without: tuple[Condition, ...] | None = None
     without_ids: tuple[CountOrZero, ...] | None = None
+    label_epsilon: Positive | None = None
 
     @property
     def chooses(self) -> bool:

@@ -1,0 +1,123 @@
+"""reports/label_dp/README.md and label_dp.json beside it: label differential privacy on MNIST.
+
+python -m reports.label_dp [--write-only]
+
+The figures of a finished model are kept, so the command goes on where it was stopped. MNIST is read from the folder in
+INDPRIV_DATA. All takes half an hour on one core that is idle.
+"""
+
+import argparse
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from audits.training.baseline import fit_without_dp
+from audits.training.config import AuditConfig
+from audits.training.datasets import Dataset, load_dataset
+from audits.training.label_privacy import randomised, randomised_with_prior
+from indpriv._files import read_json, write_json
+from indpriv._types import FloatArray
+from reports import REPORTS
+from reports.label_dp.page import (
+    EPSILONS,
+    GUESSED,
+    METHODS,
+    NONE,
+    PASSES,
+    PICTURES,
+    PRIOR,
+    RUNS,
+    SETTINGS,
+    guess,
+    render,
+)
+
+HERE = Path(__file__).parent
+AUDIT = REPORTS.parent / "audits" / "mnist_label_dp.toml"
+
+
+def main() -> None:
+    """Train what is missing, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m reports.label_dp", description=__doc__)
+    parser.add_argument("--write-only", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    figures = HERE / "label_dp.json"
+    known = read_json(figures) if figures.is_file() else {"accuracy": {}, "guessed": {}}
+    if not options.write_only:
+        config, mnist = AuditConfig.from_toml(AUDIT), load_dataset("mnist")
+        for method in METHODS:
+            for epsilon in EPSILONS if method != NONE else (0.0,):
+                found = known["accuracy"].setdefault(f"{method} {epsilon:g}", [])
+                while len(found) < RUNS:
+                    found.append(accuracy(config, mnist, method, epsilon))
+                    write_json(figures, known)
+        for epsilon in (0.0, *EPSILONS):
+            if f"{epsilon:g}" not in known["guessed"]:
+                known["guessed"][f"{epsilon:g}"] = guessed(config, mnist, epsilon)
+                write_json(figures, known)
+    page = render(known)
+    (HERE / "README.md").write_text(page, encoding="utf-8")
+
+
+def accuracy(config: AuditConfig, data: Dataset, method: str, epsilon: float) -> float:
+    """Test accuracy of one model; epsilon 0: of the labels as they are.
+
+    With a prior, a model of one half of the rows, by randomised response, says which classes are
+    likely for the other half; the last model learns from both halves.
+    """
+    random, labels = np.random.default_rng(), data.train.targets
+    if method != NONE:
+        labels = randomised(labels, data.n_classes, epsilon, random)
+    if method == PRIOR:
+        first = random.permutation(len(labels)) < len(labels) // 2
+        half = replace(data.train, targets=labels).take(first)
+        model = fit_without_dp(config, replace(data, train=half))
+        prior = np.exp(log_probabilities(model, data.train.inputs[~first]))
+        drawn = randomised_with_prior(data.train.targets[~first], prior, epsilon, random)
+        labels = labels.copy()
+        labels[~first] = drawn
+    model = fit_without_dp(config, with_labels(data, labels))
+    found = log_probabilities(model, data.test.inputs).argmax(axis=1)
+    return float(np.mean(found == data.test.targets))
+
+
+def guessed(config: AuditConfig, data: Dataset, epsilon: float) -> dict[str, Any]:
+    """How many secret labels, which are random and fit no picture, are guessed from models that fit all too well."""
+    random = np.random.default_rng()
+    kept = np.isin(np.arange(len(data.train)), random.permutation(len(data.train))[:PICTURES])
+    data = replace(data, train=data.train.take(kept))
+    training = replace(config.training, non_private_epochs=PASSES)
+    secrets, found = [], []
+    for _ in range(SETTINGS):
+        labels = data.train.targets.copy()
+        labels[:GUESSED] = random.integers(0, data.n_classes, GUESSED)
+        secrets.append(labels[:GUESSED].copy())
+        if epsilon:
+            labels = randomised(labels, data.n_classes, epsilon, random)
+        model = fit_without_dp(replace(config, training=training), with_labels(data, labels))
+        found.append(log_probabilities(model, data.train.inputs[:GUESSED]))
+    hits = [int(np.sum(g == s)) for g, s in zip(guess(np.array(found)), secrets, strict=True)]
+    return {"hits": hits, "guesses": GUESSED}
+
+
+def with_labels(data: Dataset, labels: FloatArray) -> Dataset:
+    """The data with other labels in training."""
+    return replace(data, train=replace(data.train, targets=labels))
+
+
+def log_probabilities(model: torch.nn.Module, inputs: FloatArray) -> FloatArray:
+    """(n, k) of each class."""
+    with torch.no_grad():
+        parts = torch.from_numpy(inputs).split(1000)
+        return torch.cat([model(part).log_softmax(1) for part in parts]).double().numpy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""reports/label_dp/README.md, from label_dp.json beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from audits.training.label_privacy import ceiling
+from indpriv._types import FloatArray, IntArray
+from indpriv.analysis.statistics import clopper_pearson
+from reports.shared.markdown_table import table
+from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+
+Figures = Mapping[str, Any]
+EPSILONS, RUNS, CLASSES = (1.0, 2.0, 4.0), 3, 10
+NONE, RESPONSE, PRIOR = "none", "randomised response", "with a prior"
+METHODS = (NONE, RESPONSE, PRIOR)
+PICTURES, GUESSED, PASSES, SETTINGS = 4000, 800, 40, 3  # of the guesses
+CLOSE = 0.02  # points of accuracy, as of the printed cells of other papers
+CLAIM = "label-DP is close to training without privacy"
+RULE = (
+    f"reproduced where the mean test accuracy of {RUNS} models with a prior is at most {CLOSE:g} below that without "
+    f"label-DP at each epsilon ({', '.join(f'{e:g}' for e in EPSILONS)}), differs where at some"
+)
+RULE_OF_GUESSES = (
+    "a share of guesses contradicts the guarantee where the 95 % Clopper-Pearson interval of all models together lies above "
+    "the ceiling e^epsilon / (e^epsilon + 9), by Bonferroni over the three; the attack has power where its interval "
+    "without label-DP lies above 50 %"
+)
+
+
+def guess(found: FloatArray) -> IntArray:
+    """(models, n) the class whose log probability lies furthest above the mean of the other models'.
+
+    found: (models, n, k) log probabilities; the secret labels of the models are independent.
+    """
+    others = (found.sum(axis=0) - found) / (len(found) - 1)
+    return np.asarray((found - others).argmax(axis=2))
+
+
+def verdict(known: Figures) -> str:
+    """The word of `CLAIM`, by `RULE`."""
+    accuracy = known["accuracy"]
+    names = [f"{NONE} 0", *(f"{PRIOR} {epsilon:g}" for epsilon in EPSILONS)]
+    if any(len(accuracy.get(name, ())) < RUNS for name in names):
+        return NOT_RUN
+    base, *private = (mean(accuracy[name]) for name in names)
+    near = [base - each <= CLOSE for each in private]
+    return REPRODUCED if all(near) else DIFFERS if any(near) else NOT_REPRODUCED
+
+
+def share_guessed(found: Figures, tests: int = 1) -> tuple[float, float, float]:
+    """Share of secret labels that were guessed, and its interval."""
+    hits, trials = sum(found["hits"]), found["guesses"] * len(found["hits"])
+    span = clopper_pearson(hits, trials, 1 - 0.05 / tests)
+    return hits / trials, span.low, span.high
+
+
+def contradicted(known: Figures) -> list[float]:
+    """The epsilons whose ceiling the guesses exceed, by `RULE_OF_GUESSES`."""
+    return [
+        epsilon
+        for epsilon in EPSILONS
+        if f"{epsilon:g}" in known["guessed"]
+        and share_guessed(known["guessed"][f"{epsilon:g}"], len(EPSILONS))[1]
+        > ceiling(CLASSES, epsilon)
+    ]
+
+
+def render(known: Figures) -> str:
+    """The page."""
+    return "\n".join(_lines(known)) + "\n"
+
+
+def _lines(known: Figures) -> Iterator[str]:
+    yield from (
+        "# Label differential privacy",
+        "",
+        "Made by `python -m reports.label_dp` from [label_dp.json](label_dp.json), with MNIST and the network and rates of",
+        "`audits/mnist_label_dp.toml`. Jarmul 2025 names it where inputs are known and labels are secret, says that Ghazi et al. 2021",
+        "(arXiv:2102.06062) come close to training without privacy, and asks to test it with attacks.",
+        "",
+        "Each label is randomised once, before training, and whatever is done with the result keeps the guarantee: whoever knows",
+        "nothing of a label guesses it from the model with probability e^epsilon / (e^epsilon + 9) at most. This epsilon is of",
+        "**one row's label alone**. It says nothing about who was in the data, and is not the epsilon of DP-SGD on the other pages: the",
+        "two must be neither added nor compared. No model of this page is trained with DP-SGD. What the inputs say of a label,",
+        "any model of such data learns, with or without this row.",
+        "",
+        "## Accuracy",
+        "",
+    )
+    base = known["accuracy"].get(f"{NONE} 0", [])
+    rows = []
+    for method in METHODS:
+        for epsilon in EPSILONS if method != NONE else (0.0,):
+            found = known["accuracy"].get(f"{method} {epsilon:g}", [])
+            kept = f"{ceiling(CLASSES, epsilon):.1%}" if epsilon else "100.0%"
+            rows.append(
+                [
+                    "labels as they are" if method == NONE else method,
+                    f"{epsilon:g}" if epsilon else "none",
+                    kept if method != PRIOR else "–",
+                    f"{mean(found):.4f} ({min(found):.4f} to {max(found):.4f})" if found else "–",
+                    f"{mean(base) - mean(found):+.4f}" if found and base else "–",
+                    f"{len(found)}",
+                ]
+            )
+    yield table(
+        ["labels", "epsilon of a label", "labels kept", "test accuracy", "lost", "models"], rows
+    )
+    yield from (
+        "",
+        f"**{CLAIM}: {verdict(known)}.** Rule, written before the first result: {RULE}.",
+        "With a prior (their two stages): a model of one half, by randomised response, says which classes are likely for",
+        "each row of the other half, whose labels are randomised among these; the last model learns from both.",
+        "",
+        "## Guessing labels",
+        "",
+    )
+    rows = []
+    for epsilon in (0.0, *EPSILONS):
+        if found := known["guessed"].get(f"{epsilon:g}"):
+            share, low, high = share_guessed(found, len(EPSILONS) if epsilon else 1)
+            limit = ceiling(CLASSES, epsilon) if epsilon else 1.0
+            rows.append(
+                [
+                    f"{epsilon:g}" if epsilon else "none",
+                    f"{share:.1%} ({low:.1%} to {high:.1%})",
+                    f"{limit:.1%}",
+                    f"{found['guesses'] * len(found['hits'])}",
+                ]
+            )
+    if not rows:
+        yield from (f"{NOT_RUN}: `python -m reports.label_dp`.", "")
+        return
+    beyond = contradicted(known)
+    power = share_guessed(known["guessed"]["0"])[1] > 0.5 if "0" in known["guessed"] else False
+    yield table(["epsilon of a label", "guessed", "ceiling", "guesses"], rows)
+    yield from (
+        "",
+        f"Secret labels: {GUESSED} of {PICTURES:,} pictures get labels drawn at random, which no picture tells, then all labels are",
+        f"randomised, and a model is fitted in {PASSES} passes, so that it remembers. The attacker knows the picture and the model, and",
+        f"guesses the class that this model finds likelier than the {SETTINGS - 1} others of its setting do; chance is 10 %.",
+        f"Rule: {RULE_OF_GUESSES}. "
+        + (
+            f"Contradicted at epsilon {', '.join(f'{e:g}' for e in beyond)}."
+            if beyond
+            else "No ceiling is exceeded."
+        )
+        + (" The attack has power." if power else " The attack has no power."),
+        "",
+        "## What this rests on",
+        "",
+        "Labels and models are drawn from the operating system, so another run gives other figures within the intervals. The",
+        "generator is numpy's, which is not cryptographically secure. Settings were fixed before the first result, by no trial.",
+    )
