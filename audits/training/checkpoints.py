@@ -198,8 +198,8 @@ def state_to_resume(
     if record["data"]["fingerprint"] != dataset.fingerprint():
         raise InputError(
             f"{run_dir} was trained on other data than {dataset.name} as it is now (canaries, "
-            "labels drawn anew by label_epsilon, or another version?); resume it with the data that "
-            "it was begun with"
+            "labels drawn anew by label_epsilon, or another version?); resume it with the data "
+            "that it was begun with"
         )
     state = TrainingState.read(run_dir)
     if state.seed != seed:

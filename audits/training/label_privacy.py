@@ -23,7 +23,7 @@ Labels = NDArray[np.int64]
 def randomised(
     labels: IntArray, n_classes: int, epsilon: float, random: np.random.Generator
 ) -> Labels:
-    """(n,) labels after k-ary randomised response: kept with probability `ceiling`, else another."""
+    """(n,) labels after k-ary randomised response: kept at the rate `ceiling`, else another."""
     kept = random.random(len(labels)) < ceiling(n_classes, epsilon)
     others = (labels + random.integers(1, n_classes, len(labels))) % n_classes
     return np.where(kept, labels, others).astype(np.int64)
