@@ -29,6 +29,9 @@ _OUTSIDE = (
     "reports/*/audit.md",
     "reports/*/*.json",
     "reports/*/*.svg",
+    "indpriv/report/audit.schema.json",
+    "indpriv/_facts/refusals.toml",
+    "indpriv/recording/norms/hindrances.toml",
 )
 _TERM = re.compile(r"^\*\*([^*]+?)\.?\*\*(?: \([^)]*\)\.)? ((?:[^.]|\.(?! |\n))+\.)", re.MULTILINE)
 _EVERYDAY = {"Account", "DP-SGD", "Epsilon", "Exact", "Level", "Record", "Supported", "Unit"}

@@ -1,21 +1,16 @@
-"""Reference tables generated from the code: commands, audit files, audit.json, checks, refusals."""
+"""Reference tables generated from the code: commands, audit files, audit.json, checks."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import itertools
 import json
 import re
-import string
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import typer
 
-import indpriv
 from audits.__main__ import app as audits_app
 from audits.training import config
 from indpriv._facts import FILES, INDIVIDUAL, WORST_CASE, Template, templates
@@ -24,7 +19,6 @@ from indpriv.cli import app
 from indpriv.cli.commands import keys_of
 from indpriv.norm_log.fields import RecordingPolicy
 
-PACKAGE = Path(indpriv.__file__).parent
 Schema = Mapping[str, Any]
 
 
@@ -111,12 +105,18 @@ def audit_file() -> str:
     return "\n".join(sections)
 
 
+_MOST_READ = (
+    *("Account", "Distribution", "Fact", "GroupRow", "GroupTable"),
+    *("Guarantee", "Rate", "RunFacts"),
+)
+
+
 def audit_json() -> str:
-    """Every field of audit.json, from its schema."""
+    """The keys of audit.json, and the fields of what is read most, from its schema."""
     schema = audit_schema()
     parts = [f"{_text(schema['description'])}\n", _fields("audit.json", schema, schema)]
-    for name, definition in sorted(schema["$defs"].items()):
-        parts.append(_fields(name, definition, schema))
+    for name in _MOST_READ:
+        parts.append(_fields(name, schema["$defs"][name], schema))
     return "\n".join(parts)
 
 
@@ -154,7 +154,7 @@ def _kind(value: Schema, schema: Schema, *, links: bool = False) -> str:
         kinds = [_kind(option, schema, links=links) for option in options]
         return " or ".join(dict.fromkeys(kind for kind in kinds if kind != "null" or links))
     if name := _target(value):
-        return f"[{name}](#{name.lower()})" if links else name
+        return f"[{name}](#{name.lower()})" if links and name in _MOST_READ else name
     if "const" in value:
         return f"`{json.dumps(value['const'], ensure_ascii=False)}`"
     if "enum" in value:
@@ -233,7 +233,7 @@ def checks() -> str:
 def _check(check: Template) -> str:
     return (
         f"### {check.title} {{#{check.key}}}\n\n"
-        f"{check.holds} (`{check.key}`; a failure costs {_COSTS[check.bears_on]})\n\n"
+        f"{check.holds} (`{check.key}`; {_COSTS[check.bears_on]})\n\n"
         f"*If it fails:* {check.failure}\n\n*What to do:* {check.advice}\n"
     )
 
@@ -245,124 +245,6 @@ def lint_rules() -> str:
         for rule in templates("rule").values()
     ]
     return _table(("rule", "severity", "what should hold", "literature", "source"), rows) + "\n"
-
-
-_EXPERIMENTS = {"../audits": "What they refuse"}
-_AREAS = {
-    "recording": "Recording a run",
-    "norm_log": "Run directories and norms from elsewhere",
-    "leakage": "Reconstruction",
-    "accountant": "The accountant",
-    "attacks": "Attacks",
-    "audit": "Audits",
-    "analysis": "Groups and statistics",
-    "release": "Releases and statements",
-    "integrations": "Other trainers and trackers",
-    "report": "Reports",
-    "cli": "The command line",
-    "": "Common checks and tables",
-}
-
-
-def refusals() -> str:
-    """What every InputError or EvidenceError is about, by area, from the source."""
-    return _refusals(_AREAS)
-
-
-def experiments_and_refusals() -> str:
-    """Every command of the experiments, and what they refuse."""
-    return f"{experiments()}\n{_refusals(_EXPERIMENTS)}"
-
-
-def _refusals(areas: Mapping[str, str]) -> str:
-    parts = []
-    for folder, title in areas.items():
-        files = sorted((PACKAGE / folder).rglob("*.py") if folder else PACKAGE.glob("*.py"))
-        found = {message for file in files for message in _messages(file)}
-        of_area = (one.texts for one in templates("refusal").values() if one.group == folder)
-        found |= {_filled_in(text) for texts in of_area for text in texts.values()}
-        for file in (PACKAGE / folder).rglob("hindrances.toml") if folder else ():
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
-            found |= {_text(text).format("*layer*", "*other layer*") for text in content.values()}
-        if found:
-            fault = sorted(one for one in set(map(_fault, found)) if _says_why(one))
-            parts.append(f"## {title}\n\n" + "\n".join(f"- {one}" for one in fault) + "\n")
-    return "\n".join(parts)
-
-
-def _words(message: str) -> int:
-    """How many words of a message are its own, not filled in."""
-    return len(re.sub(r"\*[^*]+\*", "", message).split())
-
-
-def _fault(message: str) -> str:
-    """What a message finds wrong; the rest of it says what to do."""
-    fault = re.split(
-        r"; |[.:] (?=[A-Z])|: (?:pass|give|use|write|call)\b|, (?:e\.g\.|so) ", message
-    )[0]
-    return re.sub(r" \([^()]*\)?(?= |,|$)", "", fault).rstrip("…:, ")
-
-
-_PLAIN = re.compile(
-    r"is (?:not|neither|below|more than|of type|no) (?:in\b|known|positive|an? |true|\.|nume|\*|\[)"
-    r"|shape|dtype|damaged|\blacks?\b|cannot be read|was changed|must be|missing|at least 0|twice"
-    r"|are needed|holds? (?:no|lists)\b|no (?:column|example table|such file|metadata)|not exist"
-)
-
-
-def _says_why(fault: str) -> bool:
-    """Whether it says more than that a value, a shape or a file is another than expected."""
-    words = _words(fault)
-    return words > 9 or (words > 3 and not _PLAIN.search(fault))
-
-
-def _filled_in(content: str) -> str:
-    """A text of a TOML file as readers meet it, with what is filled in as *name*."""
-    return "".join(
-        _text(said) + (f"*{name.replace('_', ' ')}*" if name else "")
-        for said, name, _, _ in string.Formatter().parse(content)
-    )
-
-
-def _messages(file: Path) -> Iterator[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    texts = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-            continue
-        if node.func.id in ("InputError", "EvidenceError") and node.args:
-            text = _display(node.args[0], texts)
-            if len(text.split()) > 3:  # others only pass on a message that stands elsewhere
-                yield text
-
-
-def _display(node: ast.expr, texts: Mapping[str, Any]) -> str:
-    """A text as readers meet it, with what is filled in as *name*; `texts` are constants."""
-    if isinstance(node, ast.Constant):
-        return _text(str(node.value))
-    if isinstance(node, ast.Name) and node.id in texts:
-        return _text(str(texts[node.id]))
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_display(value, texts) for value in node.values)
-    if isinstance(node, ast.FormattedValue):
-        if isinstance(node.value, ast.Name) and node.value.id in texts:
-            return _display(node.value, texts)
-        parts = (part for part in ast.walk(node.value))
-        names = [
-            n.attr if isinstance(n, ast.Attribute) else n.id
-            for n in parts
-            if isinstance(n, ast.Attribute | ast.Name)
-        ]
-        return f"*{names[0].strip('_').replace('_', ' ') if names else '…'}*"
-    if isinstance(node, ast.BinOp):
-        return _display(node.left, texts) + _display(node.right, texts)
-    return _display(node.body, texts) if isinstance(node, ast.IfExp) else "…"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -382,10 +264,9 @@ def _text(text: str) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
-    "experiments": experiments_and_refusals,
+    "experiments": experiments,
     "audit-file": audit_file,
     "audit-json": audit_json,
-    "refusals": refusals,
     "lint-rules": lint_rules,
     "checks": checks,
 }

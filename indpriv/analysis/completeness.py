@@ -28,9 +28,9 @@ Exactness: Any = record("exactness")
 _LIBRARIES = ("indpriv", "numpy", "scipy", "pandas", "pyarrow")
 # Words in a column's name that suggest it says whose row each is.
 _LIKELY = re.compile(
-    r"(^|_)(user|person|people|patient|client|customer|subject|owner|household|participant|speaker|"
-    r"author|member)s?(_|$)"
-    r"|(^|_)(uuid|ssn|email|name)$|.+_id$",
+    r"(?!.*_(size|type|count|income|age|status|role)$)"  # which many people share
+    r"((^|_)(user|person|people|patient|client|customer|subject|owner|household|participant|speaker|"
+    r"author|member)s?(_|$)|(^|_)(uuid|ssn|email|name)$|.+_id$)",
     re.IGNORECASE,
 )
 _MOST_REPEATED = 1 << 17  # rows with a repeated hash that are compared

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -118,9 +118,10 @@ def _first_screen(audit: Audit, values: Mapping[str, Any], report: str) -> dict[
     ]
     points = [text for text in dict.fromkeys(points) if text != formats.shorten(why, _ROOM)]
     more = f"{report} | --verbose" if report else "--verbose"
-    texts = {"group_lines": _group_lines(values), "evidence_line": _evidence(audit), "more": more}
-    for most in range(160, 20, -20):
-        texts |= {"why": formats.shorten(why, most).rstrip("."), "looks": []}
+    texts = {"evidence_line": _evidence(audit), "more": more, "looks": []}
+    for groupings, most in product((3, 2, 1), range(160, 20, -20)):
+        texts |= {"why": formats.shorten(why, most).rstrip(".")}
+        texts |= {"group_lines": _group_lines(values, groupings)}
         room = _SCREEN - _height({**values, **texts})
         if room >= 2:
             break
@@ -157,36 +158,45 @@ def _brief(text: str, n_rows: int, key: str = "line") -> str:
     return text
 
 
-def _group_lines(values: Mapping[str, Any]) -> list[str]:
-    """At most four lines on groups, the grouping with the largest ratio first."""
+def _group_lines(values: Mapping[str, Any], most: int) -> list[str]:
+    """Lines on at most so many groupings, that with the largest ratio first, and on the others."""
     compared, small = values["compared"], values["small"]
-    lines = [_group_line(*ends) for ends in compared[:3]]
+    lines = [line for ends in compared[:most] for line in _group_line(*ends)]
     rest = []
     if small:
         rest.append(f"too few to compare: {formats.shorten(formats.listed(small, 2), 40)}")
-    if len(compared) > 3:
-        rest.append(f"{formats.counted(len(compared) - 3, 'more grouping')} in the report")
+    if len(compared) > most:
+        rest.append(f"{formats.counted(len(compared) - most, 'more grouping')} in the report")
     if values["groups"] and not compared and not small:
         rest.append("no two groups are large enough to compare")
     return [*lines, formats.shorten("; ".join(rest), _ROOM)] if rest else lines
 
 
-def _group_line(table: Any, best: Any, worst: Any) -> str:
-    """Two groups with their means, sizes and ratio; names are cut to the room there is."""
+def _group_line(table: Any, best: Any, worst: Any) -> list[str]:
+    """Two groups with their means, sizes and ratio; on two lines before the column is cut."""
     reversed_in = table.reversed_labels(beyond_chance=True)
     named = f" ! reversed among {quoted(reversed_in[0], 12)}" if reversed_in else ""
     marks = (named, " ! reversed", " !") if named else ("",)
-    line = ""
-    for mark, most, and_ in product(marks, range(24, 3, -1), (" vs ", ", ")):
-        line = (
-            f"{formats.shorten(table.by, most)} {quoted(worst.name, most)} "
-            f"{shown(worst, 'mean')}"
-            f" (n {_size(worst.n)}){and_}{quoted(best.name, most)} {shown(best, 'mean')}"
-            f" ({_size(best.n)}) x{shown(table.ratio, 'value')}{mark}"
+    pairs = [
+        (
+            f"{quoted(worst.name, most)} {shown(worst, 'mean')} (n {_size(worst.n)})",
+            f"{quoted(best.name, most)} {shown(best, 'mean')} ({_size(best.n)}) "
+            f"x{shown(table.ratio, 'value')}",
         )
-        if cell_len(clean(line)) <= _ROOM:
-            return line
-    return formats.shorten(line, _ROOM)
+        for most in range(24, 3, -1)
+    ]
+    together = product(marks, pairs[:13], (" vs ", ", "))
+    if line := _fitting(f"{table.by} {a}{and_}{b}{mark}" for mark, (a, b), and_ in together):
+        return [line]
+    columns = (formats.shorten(table.by, most) for most in range(40, 3, -1))
+    return [
+        _fitting(f"{column} {first} vs" for column, (first, _) in product(columns, pairs[:17])),
+        _fitting(f"{second}{mark}" for mark, (_, second) in product(marks, pairs)),
+    ]
+
+
+def _fitting(lines: Iterable[str]) -> str:
+    return next((line for line in lines if cell_len(clean(line)) <= _ROOM), "")
 
 
 def _size(n: int) -> str:
@@ -222,6 +232,7 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
     """What the templates of a report show: all that the audit found, and what follows from it."""
     quote = "" if audit.guarantee.publishable else " This run has no guarantee to quote."
     compared = [of for of in map(_ends, audit.groups) if of is not None]
+    worst = audit.guarantee.worst_case_epsilon
     return {
         **{key: getattr(audit, key) for key in keys()},
         "audit": audit,
@@ -231,7 +242,10 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "points": [_brief(text, audit.run.n_examples, "page") for text in notes],
         "disclaimer": DISCLAIMER + quote,
         "disclosed": {one.key: one for one in audit.disclosures},
-        "worst_case_drawn": _worst_case_drawn(audit),
+        # That of the largest unit may be far off the scale of figures.
+        "worst_case_drawn": None
+        if audit.unit_sizes and worst > audit.individual.edges[-1]
+        else worst,
         "compared": sorted(compared, key=lambda of: -of[0].ratio.value),
         "small": _too_small(audit),
         "membership": (attacks := attack_values(audit)),
@@ -305,7 +319,7 @@ def attack_values(found: Audit) -> dict[str, Any]:
     by_group = achieved(rates, model="dp")
     return {
         "every": ours,
-        "rows": attack_rows(found),
+        "rows": [*tried, *_ceilings(found)],
         "baseline": list(_tried(found, "non_dp")),
         "above": found.attacks.loc[found.attacks["above_worst_case"], "title"].tolist(),
         "ladder": _ladder(found),
@@ -324,11 +338,6 @@ def attack_values(found: Audit) -> dict[str, Any]:
         "best": tried[0] if tried and any(one.references for one in ours) else None,
         "success": overall.get("success"),
     }
-
-
-def attack_rows(found: Audit) -> list[dict[str, Any]]:
-    """Rates of the attacks on the audited model, and their ceilings."""
-    return [*_tried(found, "dp"), *_ceilings(found)]
 
 
 def _row(**values: Any) -> dict[str, Any]:
@@ -375,12 +384,9 @@ def _ladder(found: Audit) -> list[dict[str, Any]]:
 def _success_rates(found: Audit, by: str) -> dict[str, Any]:
     """Success rates of the threshold in all examples together, then in each group of a column."""
     every = achieved(found.rates, attack=formats.CONSTANTS["by_loss"], rate="success")
-    ours = [row for row in every if row["by"] in ("", by) and row["model"] == "dp"]
-    baseline = {
-        (row["by"], row["part"]): row
-        for row in every
-        if row["by"] in ("", by) and row["model"] == "non_dp"
-    }
+    every = [row for row in every if row["by"] in ("", by)]
+    ours = [row for row in every if row["model"] == "dp"]
+    baseline = {(row["by"], row["part"]): row for row in every if row["model"] == "non_dp"}
     ours.sort(key=lambda row: (row["by"], -(row["success"] or 0.0), row["part"]))
     groups = [row for row in ours if row["by"]]
     tried = [row for row in groups if row["success_n"]][: formats.MOST_ROWS]
@@ -401,12 +407,6 @@ def _success_rates(found: Audit, by: str) -> dict[str, Any]:
         ],
         "skipped": len(groups) - len(tried),
     }
-
-
-def _worst_case_drawn(audit: Audit) -> float | None:
-    """The worst case that figures show; None if that of the largest unit is far off their scale."""
-    worst: float = audit.guarantee.worst_case_epsilon
-    return None if audit.unit_sizes and worst > audit.individual.edges[-1] else worst
 
 
 def print_sensitive(template: Template, console: Console, **values: Any) -> None:

@@ -205,6 +205,8 @@ def test_people_behind_several_rows_are_found():
     twice = NormLog.from_arrays(norms, np.arange(5), **run)
     found = undeclared_people(twice, train)
     assert any("patient_id seems to say whose row each is" in text for text in found)
+    shared = small_run(40, 5)[1].train.assign(household_size=np.arange(40) % 4)
+    assert not any("household_size" in text for text in undeclared_people(twice, shared))
     assert any("2 rows repeat each other" in text and "4 = 9" in text for text in found)
     same = NormLog.from_arrays(
         norms, np.arange(5), unit="user", unit_ids=np.r_[0:9, 4, 10:40], **run

@@ -97,7 +97,8 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
     comparable = [one for one in tables if one["ratio"]]
     if comparable:
         largest = max(one["ratio"]["value"] for one in comparable)
-        first = next(line for line in lines if line.startswith("Worst-off groups"))
+        at = next(k for k, line in enumerate(lines) if line.startswith("Worst-off groups"))
+        first = " ".join(lines[at : at + 1 + lines[at].endswith(" vs")])
         assert f"x{largest:.2f}" in first
         assert re.search(r"\(n [\d,.]+( M)?\)(?: vs|,) .* \([\d,.]+( M)?\)", first)
     # What makes the guarantee void or unproven is the first line itself.
@@ -132,6 +133,29 @@ def test_the_reason_and_the_remedy_stand_in_it(audits, name, said):
     text = screen(audits[name])
     assert said.lower() in words(text).lower()
     assert len(text.splitlines()) <= 16
+
+
+@pytest.mark.parametrize(
+    ("by", "names", "groups"),
+    [
+        ("household_size", ["6 or more", "one"], ['"6 or more0" ', '"one1" ']),
+        (
+            "highest_education_of_both",
+            ["never went to a school", "university"],
+            ['" ', '"university1" '],
+        ),
+    ],
+)
+def test_a_column_keeps_its_name_and_its_sizes(audits, with_content, by, names, groups):
+    table = audits["plain"].to_json()["groups"][1]
+    one = renamed(table, by, names, [24_720, 7_841], 2.4)
+    lines = screen(with_content(audits["plain"], groups=[one])).splitlines()
+    at = next(k for k, line in enumerate(lines) if line.startswith("Worst-off groups"))
+    shown = " ".join(line[18:] for line in lines[at : at + 2])
+    assert shown.startswith(f'{by} "{names[0][:5]}'), shown
+    assert "(n 24,720)" in shown, shown
+    assert "(7,841) x2.40" in shown, shown
+    assert all(name in shown for name in groups), shown
 
 
 def test_the_verdict_of_an_audit_without_alarm_has_none(audits):
