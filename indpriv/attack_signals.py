@@ -169,7 +169,7 @@ class AttackSignals:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
         ids = {"example_ids": self.example_ids, "unit_ids": self.unit_ids}
         facts = np.array(json.dumps(self.facts))
-        _write_arrays(path, signal=self.signal, member=self.member, **ids, facts=facts)
+        write_arrays(path, signal=self.signal, member=self.member, **ids, facts=facts)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def new_folder(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists and holds no signals; choose another folder")
     make_folder(path)
-    _write_arrays(path / _IDS, example_ids=example_ids, unit_ids=unit_ids)
+    write_arrays(path / _IDS, example_ids=example_ids, unit_ids=unit_ids)
     content = {"schema": _SCHEMA, "sensitive": "for the curator only", "facts": facts}
     _files.write_json(path / _JSON, content | {"settings": settings or {}, "models": []})
 
@@ -343,7 +343,7 @@ def _rows(path: Path, name: str, models: Sequence[Mapping[str, Any]], n: int) ->
     return found
 
 
-def _write_arrays(path: Path, **arrays: NDArray[Any] | None) -> None:
+def write_arrays(path: Path, **arrays: NDArray[Any] | None) -> None:
     """Write those that there are as an .npz without pickles, which only its owner can read."""
     buffer = io.BytesIO()
     known: dict[str, Any] = {name: one for name, one in arrays.items() if one is not None}

@@ -8,6 +8,7 @@ Advantage" (arXiv:2410.06186), whose heuristic bounds nothing.
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from scipy import optimize, special, stats
 from indpriv._checks import check_delta
 from indpriv._columns import to_floats
 from indpriv._facts import refused
+from indpriv._reading import named, read_npz
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import from_losses
+from indpriv.attack_signals import from_losses, write_arrays
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.fields import StepSettings
 
@@ -52,6 +54,25 @@ class ReleasedModel:
     products: FloatArray
     inputs: NDArray[Any] | None = None
 
+    def save(self, path: Path) -> None:
+        """Write what lies beside the examples, and their losses, for the owner of the run only."""
+        arrays = {name: value for name, value in vars(self).items() if name != "examples"}
+        write_arrays(path, loss=self.column("loss"), **arrays)
+
+    @classmethod
+    def open(cls, path: Path, examples: ExampleTable) -> "ReleasedModel | None":
+        """What `save` wrote, if it is there and of these losses; EvidenceError if damaged."""
+        if not path.is_file():
+            return None
+        arrays = read_npz(path)
+        with named(path):
+            loss, known = arrays.pop("loss"), cls(examples, **arrays)
+            rows, h = len(loss), len(known.columns)
+            each = [value for name, value in arrays.items() if name != "columns"]
+            if any(len(one) != rows for one in each) or known.products.shape[1] != h + 1:
+                raise ValueError("arrays of different lengths")
+        return known if np.array_equal(loss, known.column("loss"), equal_nan=True) else None
+
     def column(self, name: str) -> NDArray[Any]:
         """(n,) a column of training and then of test examples; ids as they are, else numbers."""
         parts = [part[name] for part in (self.examples.train, self.examples.test)]
@@ -81,9 +102,10 @@ def gradient_scores(released: ReleasedModel) -> AttackScores:
     Noise and an early end of training weaken the attack.
     """
     n, h = len(released.examples.train), len(released.columns)
-    towards = released.products[:, -1]  # g . m; m is the mean over the hold-out
+    products = released.products.astype(np.float64)
+    towards = products[:, -1]  # g . m; m is the mean over the hold-out
     square = float(towards[released.holdout].mean())  # m . m
-    along = released.products[:, :-1] - towards[:, None] - towards[released.columns] + square
+    along = products[:, :-1] - towards[:, None] - towards[released.columns] + square
     along /= np.sqrt(h)  # A (g - m), where F is A' A, damped
     lengths = released.norms**2 - 2 * towards + square
     gram = along[released.columns] / np.sqrt(h)

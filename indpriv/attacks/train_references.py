@@ -43,6 +43,7 @@ from indpriv.attack_signals import (
     from_losses,
     is_signals,
     new_folder,
+    open_signals,
     plain_ids,
     read_folder,
 )
@@ -91,9 +92,12 @@ class Pool:
         return np.flatnonzero(inside)
 
 
-def pool_of_run(examples: ExampleTable, fingerprint: str = "") -> Pool:
+def pool_of_run(
+    examples: ExampleTable, fingerprint: str = "", more: Mapping[str, FloatArray] | None = None
+) -> Pool:
     """Training and test examples of a run, in this order, with what its final losses say of them.
 
+    more: other signals of the run's model by name, (n,) each.
     InputError without test examples, or for units of several rows: coins are of single rows.
     """
     train, test = examples.train, examples.test
@@ -109,7 +113,7 @@ def pool_of_run(examples: ExampleTable, fingerprint: str = "") -> Pool:
         plain_ids(ids),
         share=len(train) / n,
         fingerprint=fingerprint,
-        audited=({CONFIDENCE: from_losses(to_floats(losses))}, member),
+        audited=({CONFIDENCE: from_losses(to_floats(losses)), **(more or {})}, member),
     )
 
 
@@ -208,10 +212,11 @@ def train_references(
         done = _models_of(path, pool, dict(settings or {}))
         if pool.audited is not None and not done:
             add_model(path, _named(pool.audited[0]), pool.audited[1])
+        last = open_signals(path)[CONFIDENCE].signal[-1] if done else None
         done = max(0, done - int(pool.audited is not None))
         report(TRAINING, done, n_models)
         started, numbers = time.monotonic(), range(done, n_models)
-        train, last = partial(_train_one, train_fn, signal_fn, pool, seed), None
+        train = partial(_train_one, train_fn, signal_fn, pool, seed)
         for number, trained in zip(numbers, _all_of(train, numbers, workers), strict=True):
             before, last = last, trained[0][CONFIDENCE]
             if before is not None and np.array_equal(before, last):
@@ -267,4 +272,10 @@ def _models_of(path: Path, pool: Pool, settings: Mapping[str, Any]) -> int:
     keys = sorted({*settings, *earlier})
     if changed := [key for key in keys if earlier.get(key) != settings.get(key)]:
         raise refused("refusal.signals", "settings", path=path, names=", ".join(changed))
+    if content["models"] and pool.audited is not None:
+        found, (signals, member) = open_signals(path), pool.audited
+        own, known = found[CONFIDENCE], np.asarray(signals[CONFIDENCE], np.float32)
+        same = np.array_equal(own.signal[0], known, equal_nan=True)
+        if found.keys() != signals.keys() or not (same and np.array_equal(own.member[0], member)):
+            raise refused("refusal.signals", "another_run", path=path)
     return len(content["models"])

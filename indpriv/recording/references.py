@@ -1,12 +1,15 @@
 """Reference models for a recorded run, trained by its owner's own function. Sensitive.
 
 The run directory holds the final losses of the run on its training and test examples, which are the
-signals of the attacked model; an AuditSpec says how to take the same of a reference.
+signals of the attacked model; an AuditSpec says how to take the same of a reference. Of a model
+that was kept, the norms of final gradients are signals too, and attacks on it alone need no
+reference.
 """
 
 import hashlib
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -18,23 +21,30 @@ from torch import nn
 from indpriv._columns import to_floats
 from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, StageProgress
-from indpriv.attack_signals import AttackSignals, from_losses, plain_ids
+from indpriv.attack_signals import CONFIDENCE, GRADIENTS, AttackSignals, from_losses, plain_ids
+from indpriv.attacks.released import ReleasedModel
 from indpriv.attacks.train_references import pool_of_run, train_references
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import (
     EXAMPLES,
     EXAMPLES_NON_DP,
+    MODEL,
+    MODEL_NON_DP,
     REFERENCES,
     REFERENCES_NON_DP,
+    RELEASED,
     data_fingerprint,
 )
 from indpriv.recording.checkpoints.replay import AuditSpec, checked_spec, load_name
-from indpriv.recording.checkpoints.safe_files import kept_model
-from indpriv.recording.norms.batches import tensors_of
+from indpriv.recording.checkpoints.safe_files import keep_model, kept_model
+from indpriv.recording.norms.batches import call, precise_losses, tensors_of
+from indpriv.recording.norms.shadow_model import standard_module
+from indpriv.recording.random_states import kept_random_state
+from indpriv.recording.released import gradient_norms, released_model
 
 _EXAMPLE = "path/to/train.py:fit, a file that also has a spec = AuditSpec(...)"
-_BATCH = 4096
+_BATCH, _FEW = 4096, 256
 _TOLERANCE = 0.02, 0.01  # of a loss, relative and absolute, on another machine or precision
 
 FitFn = Callable[[IntArray, int], nn.Module]
@@ -58,39 +68,54 @@ def references_for_run(
     A call that was interrupted goes on where it ended, and n_models may be raised later.
 
     Args:
-        run_dir: the run, recorded with a test_set; with keep_model=True, inputs are compared too.
+        run_dir: the run, recorded with a test_set; with keep_model=True, inputs are compared too,
+            and what the model itself tells is written beside it, for attacks on it.
         fit: fit(indices, seed) returns a model that was trained on these examples with the noise,
             steps and sampling rate of the run; indices count through spec.dataset, then
             spec.test_set. "train.py:fit" stands for a function in a file that also has `spec`.
         n_models: number of reference models in all.
         spec: model, data sets and loss of the run, where fit is a function.
         baseline: fit trains without privacy. Unless run_dir has a baseline, one is trained on the
-            run's training examples, and its losses are written there; references are for it.
+            run's training examples, and kept there with its losses; references are for it.
         output: a new folder or that of an earlier call; by default `references` in run_dir, or
             `references-non-dp`, where `indpriv attack` and `indpriv audit` find it.
         workers: number of processes; above 1, fit is one of a file or of a module.
         progress: called as progress(stage, done, total) after each model.
-        tell: called with an estimate of the time that is left, after the first model.
+        tell: called with an estimate of the time that is left, after the first model, and with
+            what is missing for attacks on the model itself.
 
     Raises:
         InputError: data sets that are not those of the run or change when they are read again, a
-            fit that returns another model, or a run without test examples.
+            fit that returns another model, a run without test examples, or references that are
+            there already and belong to another run or fit.
     """
     run_dir = Path(run_dir)
     examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
     pool_of_run(examples)  # which says what cannot be attacked
     models = OwnModels(fit, spec)
-    data = data_fingerprint(run_dir) if models.check_is_of_run(examples, run_dir) else ""
-    if baseline and not (run_dir / EXAMPLES_NON_DP).is_file():
-        models.losses_without_dp(examples).to_parquet(run_dir / EXAMPLES_NON_DP)
-    attacked = run_dir / (EXAMPLES_NON_DP if baseline else EXAMPLES)
+    attacked = models.kept(examples, run_dir, MODEL)
+    data = "" if attacked is None else data_fingerprint(run_dir)
+    if baseline:
+        if not (run_dir / EXAMPLES_NON_DP).is_file():
+            models.train_baseline(examples, run_dir)
+        examples = ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP)
+        attacked = models.kept(examples, run_dir, MODEL_NON_DP)
+    more = {}
+    if attacked is not None:
+        path = (run_dir / (MODEL_NON_DP if baseline else MODEL)).with_name(RELEASED)
+        try:
+            more[GRADIENTS] = _signal(models.released(attacked, examples, path).norms)
+        except InputError as error:
+            if tell is not None:
+                tell(f"no attacks on the model itself: {error}")
+    models.gradients = bool(more)
     return train_references(
         models.trained,
         n_models,
-        signal_fn=models.confidences,
-        pool=pool_of_run(ExampleTable.from_parquet(attacked), data),
+        signal_fn=models.signals,
+        pool=pool_of_run(examples, data, more),
         output=output or run_dir / (REFERENCES_NON_DP if baseline else REFERENCES),
-        settings={"data": models.fingerprint},
+        settings={"data": models.fingerprint, "fit": models.said.rpartition(":")[2]},
         workers=workers,
         progress=progress,
         tell=tell,
@@ -111,7 +136,7 @@ class OwnModels:
         if (spec is None) != isinstance(fit, str):
             raise InputError("pass fit as a function with spec=, or as FILE.py:NAME without it")
         self._fit, self._spec = fit, spec
-        self.said = fit if isinstance(fit, str) else "fit"
+        self.said, self.gradients = fit if isinstance(fit, str) else "fit", False
         try:
             inspect.signature(self.code[0]).bind(0, 0)
         except TypeError as error:
@@ -126,37 +151,58 @@ class OwnModels:
         return self._fit, cast(AuditSpec, self._spec)
 
     def trained(self, indices: IntArray, seed: int) -> nn.Module:
-        """A model trained on some examples, without Opacus's wrapper, if it is like the run's."""
+        """The run's model with parameters that were trained on some examples, in eval mode."""
         fit, spec = self.code
         found: Any = fit(indices, seed)
-        model = getattr(found, "_module", found)
-        if not isinstance(model, nn.Module):
-            kind = type(model).__name__
+        if not isinstance(found, nn.Module):
+            kind = type(found).__name__
             raise refused("refusal.signals", "no_model", said=self.said, kind=kind)
+        model, module = standard_module(found).eval(), spec.model()
         own, wanted = (
             {name: tuple(value.shape) for name, value in one.state_dict().items()}
-            for one in (model, spec.model())
+            for one in (model, module)
         )
         for name in {**wanted, **own}:
             if own.get(name) != wanted.get(name):
                 shapes = {"found": own.get(name, "absent"), "wanted": wanted.get(name, "none")}
                 raise refused("refusal.signals", "other_model", said=self.said, name=name, **shapes)
-        return model
+        module.load_state_dict(model.state_dict())
+        module = module.to(device := next(model.parameters()).device).eval()
+        inputs, targets = next(spec.examples(spec.collate_fn, device)[0].batches(_FEW))
+        with torch.no_grad(), kept_random_state():
+            losses = [
+                precise_losses(spec.loss_fn, call(one, inputs), targets) for one in (model, module)
+            ]
+        if n := int((~torch.isclose(*losses, *_TOLERANCE, equal_nan=True)).sum()):
+            raise refused("refusal.signals", "other_outputs", said=self.said, n=n)
+        return module
 
-    def confidences(self, model: nn.Module, _: IntArray | None = None) -> FloatArray:
-        """(n,) of all examples, those of the training set first."""
+    def signals(self, module: nn.Module, _: IntArray | None = None) -> dict[str, FloatArray]:
+        """Of all examples, those of the training set first, (n,) each."""
         self._check_data()
-        return from_losses(self._table(model).frame["loss"])
+        found = {CONFIDENCE: from_losses(self._table(module).frame["loss"])}
+        if self.gradients:
+            found[GRADIENTS] = _signal(gradient_norms(module, self.code[1]))
+        return found
 
-    def check_is_of_run(self, examples: ExampleTable, run_dir: Path) -> bool:
-        """Raise InputError unless ids and labels are those of the run, in its order.
+    def released(self, module: nn.Module, examples: ExampleTable, path: Path) -> ReleasedModel:
+        """What a model tells, from the file where that lies, or computed and written there."""
+        known = ReleasedModel.open(path, examples)
+        if known is None:
+            known = replace(released_model(module, self.code[1]), examples=examples)
+            known.save(path)
+        return known
 
-        Inputs are compared, by losses of the run's model, if it was kept; whether they were.
+    def kept(self, examples: ExampleTable, run_dir: Path, name: str) -> nn.Module | None:
+        """The model that a run kept by this name, None if it kept none.
+
+        InputError unless ids and labels are those of the run, in its order, and inputs too, by the
+        losses of that model.
         """
         self._check_data()
         of = {"said": self.said, "run_dir": run_dir}
         model = self.code[1].model()
-        kept = kept_model(run_dir, model)
+        kept = kept_model(run_dir, model, name)
         table = self._table(model)
         for split in ("train", "test"):
             found, wanted = (getattr(one, split) for one in (table, examples))
@@ -170,17 +216,17 @@ class OwnModels:
             own, known = (to_floats(part["loss"]) for part in (found, wanted))
             if kept and (n := int((~np.isclose(own, known, *_TOLERANCE, equal_nan=True)).sum())):
                 raise refused("refusal.signals", "other_inputs", n=n, split=split, **of)
-        return kept
+        return model if kept else None
 
-    def losses_without_dp(self, examples: ExampleTable) -> ExampleTable:
-        """The examples of a run with losses of a model that was trained on those of its training.
-
-        The model is trained here, by a function that adds no noise.
-        """
+    def train_baseline(self, examples: ExampleTable, run_dir: Path) -> None:
+        """Train a model on the training examples of a run, without noise; keep it and its losses."""
         seed = int(np.random.default_rng().integers(2**63))
-        found = self._table(self.trained(np.arange(examples.n_train), seed)).frame
+        module = self.trained(np.arange(examples.n_train), seed)
+        keep_model(module, run_dir, MODEL_NON_DP)
+        found = self._table(module).frame
         losses = {name: found[name].array for name in ("loss", "correct")}
-        return ExampleTable(examples.frame.assign(**losses))
+        baseline = ExampleTable(examples.frame.assign(**losses))
+        baseline.to_parquet(run_dir / EXAMPLES_NON_DP)
 
     def _table(self, model: nn.Module) -> ExampleTable:
         spec, device = self.code[1], next(model.parameters()).device
@@ -198,3 +244,9 @@ class OwnModels:
                 for tensor in tensors_of(batch):
                     found.update(tensor.contiguous().numpy().tobytes())
         return found.hexdigest()
+
+
+def _signal(norms: FloatArray) -> FloatArray:
+    """Minus the logarithm of norms; infinity for 0."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(-np.log(norms))

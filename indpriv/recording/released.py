@@ -7,15 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from indpriv._facts import refused
+from indpriv._types import FloatArray
 from indpriv.attacks.released import LEAST, ReleasedModel
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.replay import AuditSpec
 from indpriv.recording.norms.batches import Batch
-from indpriv.recording.norms.norm_pass import FunctorchNorms
+from indpriv.recording.norms.norm_pass import FunctorchNorms, NormPass
 from indpriv.recording.norms.shadow_model import ModelInTraining
+from indpriv.recording.training_data import norms_of
 
 _AT_ONCE = 1 << 24  # values of gradients that are computed together
 _KEPT = 1 << 28  # values of gradients of hold-out examples: 1 GB
+_CHECKED = 256  # examples on which norms are checked
 _SEED = 0  # of the half of the test examples that the attacker fits on
 
 
@@ -76,9 +79,18 @@ def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -
         norms=torch.cat(norms).cpu().numpy(),
         holdout=np.isin(np.arange(len(train) + len(test)), test_rows[order]),
         columns=test_rows[columns],
-        products=torch.cat(products).double().cpu().numpy(),
+        products=torch.cat(products).cpu().numpy(),
         inputs=None if any(one is None for one in inputs) else np.concatenate(inputs),
     )
+
+
+def gradient_norms(module: nn.Module, spec: AuditSpec) -> FloatArray:
+    """(n,) norms of the gradients of all examples at a model in eval mode."""
+    device = next(module.parameters()).device
+    parts = [one for one in spec.examples(spec.collate_fn, device) if one is not None]
+    with NormPass(module, spec.loss_fn, *next(parts[0].batches(_CHECKED))) as norm_pass:
+        taken = [norms_of(norm_pass, part, np.arange(len(part))).norms for part in parts]
+    return np.concatenate(taken)
 
 
 def _flat(inputs: Any) -> np.ndarray | None:

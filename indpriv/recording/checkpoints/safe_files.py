@@ -355,21 +355,21 @@ def load_into(model: nn.Module, path: Path, load: LoadFn | None = None) -> dict[
     return state
 
 
-def keep_model(model: nn.Module, run_dir: Path) -> None:
+def keep_model(model: nn.Module, run_dir: Path, name: str = MODEL) -> None:
     """Write the final parameters and buffers of a run into its directory, for its owner only."""
-    make_folder(run_dir, Path(MODEL).parent.name)
+    make_folder(run_dir, Path(name).parent.name)
     state = model.state_dict()
     plain = {name: one.detach().cpu().contiguous().clone() for name, one in state.items()}
-    write_atomically(run_dir / MODEL, save(plain))  # clones, as no two may share memory
+    write_atomically(run_dir / name, save(plain))  # clones, as no two may share memory
 
 
-def kept_model(run_dir: Path, model: nn.Module) -> bool:
+def kept_model(run_dir: Path, model: nn.Module, name: str = MODEL) -> bool:
     """Load the final parameters of a run into a model like its own; whether the run kept them.
 
     InputError if they do not fit the model.
     """
-    if kept := (run_dir / MODEL).is_file():
-        load_into(model, run_dir / MODEL)
+    if kept := (run_dir / name).is_file():
+        load_into(model, run_dir / name)
     return kept
 
 
