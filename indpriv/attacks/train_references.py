@@ -212,14 +212,15 @@ def train_references(
         done = _models_of(path, pool, dict(settings or {}))
         if pool.audited is not None and not done:
             add_model(path, _named(pool.audited[0]), pool.audited[1])
+            done = 1
         last = open_signals(path)[CONFIDENCE].signal[-1] if done else None
-        done = max(0, done - int(pool.audited is not None))
+        done -= int(pool.audited is not None)
         report(TRAINING, done, n_models)
         started, numbers = time.monotonic(), range(done, n_models)
         train = partial(_train_one, train_fn, signal_fn, pool, seed)
         for number, trained in zip(numbers, _all_of(train, numbers, workers), strict=True):
             before, last = last, trained[0][CONFIDENCE]
-            if before is not None and np.array_equal(before, last):
+            if before is not None and np.allclose(before, last, 1e-4, 1e-4, equal_nan=True):
                 raise refused("refusal.signals", "same_model", n=number + 1)
             add_model(path, *trained)
             report(TRAINING, number + 1, n_models)

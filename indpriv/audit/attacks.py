@@ -19,6 +19,7 @@ from indpriv.analysis.summary import Audit
 from indpriv.attack_signals import CONFIDENCE, AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.references import finite_signal, scores_of_target
+from indpriv.attacks.released import last_iterate_epsilon
 from indpriv.audit.pipeline import method_of_run, read_run
 from indpriv.errors import InputError
 from indpriv.norm_log import run_files
@@ -59,13 +60,7 @@ def results_of_run(
     Raises:
         InputError: an unknown attack, one whose needs are not met, or signals of something else.
     """
-    table, baseline = example_table.ExampleTable.from_parquet, run_dir / run_files.EXAMPLES_NON_DP
-    run = RecordedRun(
-        examples=table(run_dir / run_files.EXAMPLES),
-        non_dp=table(baseline) if baseline.is_file() else None,
-        attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
-    )
-    run = recorded_runs.with_references(run, run_dir, signals, None)
+    run = _known(run_dir, signals)
     remedy = "; indpriv.attacks.train_references takes them, for --signals"
     _check_needs(
         names, membership.materials(run)["dp"], "this run and its signals do not have", remedy
@@ -74,6 +69,37 @@ def results_of_run(
         membership.scored_attacks(run, names), guarantee or guarantee_of_run(run_dir), 0
     )
     return found.replace(unchecked=run.unchecked)
+
+
+def _known(run_dir: Path, signals: Path | None) -> RecordedRun:
+    """What attacks may use of a run."""
+    table, baseline = example_table.ExampleTable.from_parquet, run_dir / run_files.EXAMPLES_NON_DP
+    run = RecordedRun(
+        examples=table(run_dir / run_files.EXAMPLES),
+        non_dp=table(baseline) if baseline.is_file() else None,
+        attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
+    )
+    return recorded_runs.with_references(run, run_dir, signals, None)
+
+
+def model_itself(run_dir: Path, signals: Path | None, delta: float) -> dict[str, Any]:
+    """What else is to say of attackers who have the final model of a run.
+
+    "lacking": what attacks on its gradients and inputs lack -> their names; "last_iterate": the
+    heuristic epsilon of `indpriv.attacks.released.last_iterate_epsilon`, None where it is not
+    defined.
+    """
+    known, lacking = membership.materials(_known(run_dir, signals))["dp"], dict[str, list[str]]()
+    for attack in ATTACKS.values():
+        if attack.sees == "model" or attack.need == "released":
+            if (need := attack.lacks(known)) is not None:
+                lacking.setdefault(need, []).append(attack.title)
+    heuristic = None
+    if run_files.holds_log(run_dir):
+        log = NormLog.open(run_dir)
+        if log.sampler == "poisson" and log.unit_ids is None and log.settings.distinct()[0] is None:
+            heuristic = last_iterate_epsilon(log.settings, delta=delta)
+    return {"lacking": lacking, "last_iterate": heuristic}
 
 
 def _check_needs(names: Collection[str], known: Material, whose: str, remedy: str = "") -> None:

@@ -25,7 +25,13 @@ from indpriv.attack_signals import CONFIDENCE, is_signals, open_signals
 from indpriv.attacks import ATTACKS
 from indpriv.audit import read_audit
 from indpriv.audit.accounts import advise_on_run, check_question, compose_runs, write_composition
-from indpriv.audit.attacks import attack_study, attributes_of_run, guarantee_of_run, results_of_run
+from indpriv.audit.attacks import (
+    attack_study,
+    attributes_of_run,
+    guarantee_of_run,
+    model_itself,
+    results_of_run,
+)
 from indpriv.cli.common import (
     check_folder,
     checked_run,
@@ -88,7 +94,9 @@ def attack(
             attributes = attributes[:0]
         shown = ("rates", "attacks", "fitted", "attack_seed", "unchecked")
         content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
-        values = {"m": report.attack_values(results), **content}
+        content |= {} if attacks else model_itself(run_dir, signals, guarantee[1])
+        more = {"lacking": {}, "last_iterate": None, "accounted": guarantee[0]}
+        values = {"m": report.attack_values(results), **more, **content}
         show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)
 
 

@@ -27,7 +27,7 @@ from indpriv.recording.opacus.draws import TruncatedPoissonSampler
 from indpriv.recording.random_states import private_generator
 from indpriv.recording.recorder import Recorder
 from indpriv.recording.references import references_for_run
-from indpriv.recording.released import released_model
+from indpriv.recording.released import crafted_canaries, released_model
 
 __all__ = [
     "AdaClip",
@@ -44,6 +44,7 @@ __all__ = [
     "TruncatedPoissonSampler",
     "WhiteBox",
     "attach_dptrainer",
+    "crafted_canaries",
     "per_example_gradient_norms",
     "private_generator",
     "references_for_run",

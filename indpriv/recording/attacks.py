@@ -450,7 +450,8 @@ class InsertedCanaries(MislabelledCanaries):
 
     For a language model they are texts that nothing else predicts, such as a sentence with a random
     number (Carlini et al. 2019, arXiv:1802.08232): `indpriv.attacks.language_scores` attacks them
-    with the same coins, and `indpriv.attacks.extraction` tells whether they come out.
+    with the same coins, and `indpriv.attacks.extraction` tells whether they come out. For a small
+    model on numbers, `indpriv.recording.crafted_canaries` makes them.
     """
 
     method = "final loss of inserted canaries"

@@ -1,17 +1,18 @@
-"""What a final model tells of each example by its gradients, for attacks on it. Sensitive."""
+"""What a final model tells of each example by its gradients, and canaries for it. Sensitive."""
 
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from indpriv._facts import refused
 from indpriv._types import FloatArray
 from indpriv.attacks.released import LEAST, ReleasedModel
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.replay import AuditSpec
-from indpriv.recording.norms.batches import Batch
+from indpriv.recording.norms.batches import Batch, LossFn
 from indpriv.recording.norms.norm_pass import FunctorchNorms, NormPass
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.training_data import norms_of
@@ -19,6 +20,7 @@ from indpriv.recording.training_data import norms_of
 _AT_ONCE = 1 << 24  # values of gradients that are computed together
 _KEPT = 1 << 28  # values of gradients of hold-out examples: 1 GB
 _CHECKED = 256  # examples on which norms are checked
+_LONG = 1.5  # max_grad_norms that gradients of crafted canaries should have
 _SEED = 0  # of the half of the test examples that the attacker fits on
 
 
@@ -82,6 +84,56 @@ def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -
         products=torch.cat(products).cpu().numpy(),
         inputs=None if any(one is None for one in inputs) else np.concatenate(inputs),
     )
+
+
+def crafted_canaries(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: LossFn,
+    *,
+    max_grad_norm: float = 1.0,
+    steps: int = 50,
+) -> TensorDataset:
+    """Inputs crafted so that the final model shows which were trained on, for `InsertedCanaries`.
+
+    After Yoon, Jeung and No 2024 (arXiv:2412.01756), with many canaries in one run instead of one
+    in many runs. Adam moves the inputs until their gradients at this model are as orthogonal as it
+    gets, and longer than max_grad_norm: clipping then leaves each canary a direction of its own,
+    along which the others do not move the model. Every feature stays in its range over inputs.
+    Coins are flipped afterwards, so bounds hold whatever was crafted.
+
+    Args:
+        model: as the run starts or, better, trained like it on public examples; not changed.
+        inputs: (n, ...) floats to begin with, e.g. of test examples, or random.
+        targets: (n,) their targets, e.g. wrong labels.
+        loss_fn, max_grad_norm: of the run.
+        steps: number of steps of Adam.
+
+    Returns:
+        the n crafted inputs and their targets.
+
+    Raises:
+        InputError: inputs that are no floats, or gradients of all of them that exceed 1 GB.
+    """
+    passes = FunctorchNorms(ModelInTraining(model, loss_fn))
+    passes.shadow.eval()
+    values = len(inputs) * sum(p.numel() for p in passes.shadow.parameters() if p.requires_grad)
+    if not inputs.is_floating_point() or not 0 < values <= _KEPT:
+        raise refused("refusal.attacks", "not_crafted", kind=inputs.dtype, n=values)
+    low, high = inputs.amin(0), inputs.amax(0)
+    place = ((inputs - low) / (high - low).clamp(min=1e-12)).requires_grad_()  # in the range
+    optimizer = torch.optim.Adam([place], lr=0.05)
+    for _ in range(steps):
+        gradients, _ = passes.gradients(Batch(low + place * (high - low), targets))
+        flat = torch.cat([g.flatten(1) for g in gradients], dim=1)
+        norms = torch.linalg.vector_norm(flat, dim=1)
+        unit = flat / norms[:, None].clamp(min=1e-12)
+        short = (_LONG - norms / max_grad_norm).clamp(min=0)
+        place.grad = torch.autograd.grad((unit @ unit.T).square().sum() + short @ short, place)[0]
+        optimizer.step()
+        place.data.clamp_(0, 1)
+    return TensorDataset((low + place * (high - low)).detach(), targets)
 
 
 def gradient_norms(module: nn.Module, spec: AuditSpec) -> FloatArray:

@@ -21,7 +21,8 @@ from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals, from_losses, open_signals
 from indpriv.audit import audit
 from indpriv.audit.attacks import results_of_run
-from indpriv.errors import InputError
+from indpriv.attacks.released import ReleasedModel
+from indpriv.errors import EvidenceError, InputError
 from indpriv.recording import AuditSpec, references_for_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Opacus's
@@ -94,7 +95,68 @@ def test_one_command_trains_references_and_attacks_the_run(script, capsys):
     assert {"lira", "rmia"} <= set(results_of_run(run, None, (), (8.0, 1e-3)).rates["attack"])
     found = audit(run, script / "audit")
     assert {"lira", "rmia"} <= set(found.rates["attack"])
-    assert read_json(run / "references/signals.json")["settings"].keys() == {"data"}
+    # The run kept its model, so attacks on the model itself run too, by its gradients and inputs.
+    of_model = {"gradient_lira", "gradient_norm", "gradient_ratio", "input_quantile"}
+    assert of_model <= set(found.rates["attack"])
+    assert "heuristic of the last iterate" in out
+    assert "Not run" not in out
+    assert read_json(run / "references/signals.json")["settings"].keys() == {"data", "fit"}
+
+
+def test_what_attacks_on_the_model_itself_lack_is_said(script, tmp_path, capsys):
+    run = shutil.copytree(script / "runs/own", tmp_path / "run")
+    for name in ("final", "references"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    assert run_command(["attack", run]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Not run: norm of the final gradient, likelihood ratio of final gradients" in out
+    assert "keep_model=True" in out
+    assert run_command(["attack", run, "--attack", "gradient_norm"]) == 2
+    assert "keep_model=True" in capsys.readouterr().err
+    references_for_run(run, "train.py:plain", 1)  # of a model that was not kept: losses alone
+    assert open_signals(run / "references").keys() == {"confidence"}
+
+
+def test_what_a_model_tells_is_kept_while_its_losses_are_those_of_the_run(script, tmp_path):
+    run = shutil.copytree(script / "runs/own", tmp_path / "run")
+    shutil.rmtree(run / "references", ignore_errors=True)
+    references_for_run(run, "train.py:plain", 1)
+    file, table = run / "final/released.npz", run / "examples.parquet"
+    known = ReleasedModel.open(run / "final", table)
+    assert known.norms == pytest.approx(np.exp(-open_signals(run / "references")["gradients"].signal[0]), rel=1e-4)
+    assert file.stat().st_mode & 0o77 == 0
+    first = file.read_bytes()
+    references_for_run(run, "train.py:plain", 2)
+    assert file.read_bytes() == first
+    replace(known, norms=known.norms[1:]).save(run / "final")
+    with pytest.raises(EvidenceError, match="different lengths"):
+        ReleasedModel.open(run / "final", table)
+    frame = pd.read_parquet(table)
+    frame.assign(loss=frame["loss"] * 2).to_parquet(table)
+    known.save(run / "final")
+    assert ReleasedModel.open(run / "final", table) is None
+
+
+def test_references_of_another_run_or_fit_are_refused_before_training(script, tmp_path):
+    run = shutil.copytree(script / "runs/own", tmp_path / "run")
+    shutil.rmtree(run / "final")
+    references_for_run(run, "train.py:plain", 1, output=tmp_path / "s")
+    with pytest.raises(InputError, match="trained with another fit"):
+        references_for_run(run, "train.py:fit", 2, output=tmp_path / "s")
+    frame = pd.read_parquet(run / "examples.parquet")
+    frame.assign(loss=frame["loss"] * 2).to_parquet(run / "examples.parquet")
+    with pytest.raises(InputError, match="references for another run"):
+        references_for_run(run, "train.py:plain", 2, output=tmp_path / "s")
+    assert AttackSignals.open(tmp_path / "s").n_models == 2
+
+
+def test_the_attacked_model_is_no_reference(script, tmp_path):
+    """A fit that returns the kept model is refused at the first reference."""
+    whole = "    from safetensors.torch import load_file\n    model = build_model()\n"
+    whole += "    model.load_state_dict(load_file('runs/own/final/parameters.safetensors'))\n"
+    name = variant(script, "same.py", (RESULT, whole + RESULT))
+    with pytest.raises(InputError, match="the very signals of the one before"):
+        references_for_run(script / "runs/own", name, 1, output=tmp_path / "s")
 
 
 def test_a_run_without_delta_is_told_before_references_are_trained(script, tmp_path, capsys):
@@ -126,6 +188,10 @@ def test_the_signals_are_those_of_the_models(script, tmp_path):
         chosen.append(indices)
         return models[-1]
 
+    def loss_of(parameters, x, y):
+        outputs = torch.func.functional_call(build_model(), parameters, (x[None],))
+        return nn.functional.cross_entropy(outputs, y[None])
+
     parts = {"dataset": Subset(every, range(80)), "test_set": Subset(every, range(80, 160))}
     spec = AuditSpec(model=build_model, loss_fn=loss_fn, **parts)
     found = references_for_run(script / "runs/own", fit, 3, spec=spec, output=tmp_path / "s")
@@ -133,6 +199,12 @@ def test_the_signals_are_those_of_the_models(script, tmp_path):
         with torch.no_grad():
             loss = loss_fn(model(inputs), every.tensors[1])
         assert found.signal[row] == pytest.approx(from_losses(loss), abs=1e-5)
+        gradients = torch.func.vmap(torch.func.grad(loss_of), (None, 0, 0))(
+            dict(model.named_parameters()), inputs, every.tensors[1]
+        )
+        norms = sum(g.flatten(1).square().sum(1) for g in gradients.values()).sqrt()
+        signal = open_signals(tmp_path / "s")["gradients"].signal[row]
+        assert signal == pytest.approx(-norms.log().detach(), abs=1e-3)
         assert np.array_equal(np.flatnonzero(found.member[row]), indices)
     with pytest.raises(InputError, match="pass fit as a function with spec="):
         references_for_run(script / "runs/own", fit, 3, output=tmp_path / "s")
@@ -159,6 +231,7 @@ RANDOM = (
     [
         ([(RESULT, "    model[2] = nn.Linear(16, 3)\n" + RESULT)], r"whose parameter 2.weight is \(3, 16\)"),
         ([(RESULT, "    return nn.Sequential(model)\n\n\nif __name__")], "0.weight is absent"),
+        ([(RESULT, "    model[1] = nn.ReLU()\n" + RESULT)], "losses on .* are not those of spec.model"),
         ([(RESULT, "    return None\n\n\nif __name__")], "returned a NoneType; it returns the trained"),
         ([("    model = build_model()\n    optimizer = torch", "    torch.manual_seed(0)\n    model = build_model()\n    optimizer = torch"), ("data[indices]", "data[:]")], "the very signals of the one before"),
         ([("plain(indices, seed)", "plain(indices)")], r"no function fit\(indices, seed\)"),
@@ -209,7 +282,10 @@ def test_a_baseline_and_a_study_and_who_is_vulnerable(script, tmp_path, capsys):
     assert signals.signal[0] == pytest.approx(from_losses(plain["loss"]), rel=1e-6)
     assert run_command(["attack", run, "--json"]) == 0  # finds all of this again
     content = json.loads(capsys.readouterr().out)
+    of_both = {(row["model"], row["attack"]) for row in content["attacks"]}
     assert {row["model"] for row in content["attacks"]} == {"dp", "non_dp"}
+    of_model = {"gradient_lira", "gradient_norm", "gradient_ratio", "input_quantile"}
+    assert {(model, name) for model in ("dp", "non_dp") for name in of_model} <= of_both
     accuracy = plain[plain["split"] == "test"]["correct"].mean()
     assert content["fitted"][1]["test_accuracy"] == pytest.approx(accuracy)
 
@@ -259,8 +335,8 @@ def test_a_baseline_is_trained_once_and_never_by_the_references_alone(script, tm
         (["--attack", "nonsense"], "nonsense"),
     ],
 )
-def test_options_that_do_not_fit(script, capsys, words, message):
-    reference = ["--references", f"{script / 'train.py'}:plain"]
+def test_options_that_do_not_fit(script, tmp_path, capsys, words, message):
+    reference = ["--references", f"{script / 'train.py'}:plain", "--signals", tmp_path / "s"]
     assert run_command(["attack", script / "runs/own", *reference, *words]) == 2
     assert message in capsys.readouterr().err
 
