@@ -188,8 +188,10 @@ def test_the_signals_are_those_of_the_models(script, tmp_path):
         chosen.append(indices)
         return models[-1]
 
+    plain = build_model()
+
     def loss_of(parameters, x, y):
-        outputs = torch.func.functional_call(build_model(), parameters, (x[None],))
+        outputs = torch.func.functional_call(plain, parameters, (x[None],))
         return nn.functional.cross_entropy(outputs, y[None])
 
     parts = {"dataset": Subset(every, range(80)), "test_set": Subset(every, range(80, 160))}
