@@ -17,20 +17,23 @@ from torch.utils.data import DataLoader
 
 from audits.training.datasets.topics import ALPHABET, encode, pieces_of, topics
 from indpriv.analysis.attacks.canaries import measure_attack
-from indpriv.analysis.attacks.rates import interval
+from indpriv.analysis.attacks.rates import interval, rates_on_updates
 from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks import extraction, language_scores
-from indpriv.audit import audit
-from indpriv.norm_log.run_files import CANARIES
+from indpriv.norm_log.run_files import CANARIES, GRADIENT_CANARIES
 from indpriv.recording import (
     CausalLMLoss,
+    GradientCanaries,
     InsertedCanaries,
     Recorder,
+    per_example_gradient_norms,
     private_generator,
     with_position_ids,
 )
-from reports.shared.recorded import not_verified
+from indpriv.recording.norms.batches import unpacked
+from reports.shared.rates import RATES
+from reports.shared.recorded import not_verified, worst_case_of
 
 LENGTH = 24  # characters of a text, each a token
 PUBLIC, TEXTS, SECRETS, DIGITS = 4000, 1000, 1000, 4  # half of the secrets are inserted, each once
@@ -163,9 +166,12 @@ def with_adapters(model: transformers.GPT2LMHeadModel) -> Any:
 
 def fine_tune(
     setting: Setting, base: transformers.GPT2LMHeadModel, private: np.ndarray, secrets: np.ndarray,
-    folder: Path,
+    folder: Path, updates: bool = False,
 ) -> tuple[Any, np.ndarray, dict[str, Any]]:  # fmt: skip
-    """The model, the coins, and what the audit says of the worst case."""
+    """The model, the coins, and what the audit says of the worst case.
+
+    updates: attack every noisy update by gradient canaries, instead of the final model.
+    """
     canaries = InsertedCanaries(_items(private), _items(secrets))  # type: ignore[arg-type]
     options: dict[str, Any] = {"collate_fn": with_position_ids(collate)}
     loader = canaries.loader(BATCH, generator=private_generator(), **options)
@@ -187,14 +193,19 @@ def fine_tune(
         max_grad_norm=1.0, noise_generator=private_generator(),
     )  # fmt: skip
     recorder = Recorder(
-        folder, dataset=canaries.train_set, loss_fn=CausalLMLoss(), every="once", attack=canaries,
+        folder, dataset=canaries.train_set, loss_fn=CausalLMLoss(), every="once",
+        attack=GradientCanaries(SECRETS) if updates else canaries,
         start="a model of public texts", run_info={"delta": DELTA},
     )  # fmt: skip
     with recorder.attach(model, optimizer, loader):
         _train(model, optimizer, loader, setting.epochs)
+    about = {**worst_case_of(folder), "noise_multiplier": sigma}
+    if updates:
+        scores = AttackScores.from_file(folder / GRADIENT_CANARIES)
+        # Of its attack "epsilon" is a lower bound.
+        about = {"worst_case" if name == "epsilon" else name: of for name, of in about.items()}
+        return model._module, scores.member, about | of_attack(scores)
     member = AttackScores.from_file(folder / CANARIES).member  # as the run has it
-    found = audit(folder, folder / "audit")
-    about = {"epsilon": found.guarantee.worst_case_epsilon, "noise_multiplier": sigma}
     return model._module, member, {**about, "not_verified": not_verified(folder)}
 
 
@@ -209,14 +220,12 @@ def measured(
     scores = language_scores(
         model, ids, member, texts=sentences, reference=base, fair_coins=True
     )  # without recall: a prefix needs positions that the model was not trained on
-    attacks = {}
-    for name, each in scores.items():
-        rows = measure_attack(each, delta=DELTA).overall
-        ends = interval(rows["auc"])
-        attacks[name] = {
-            "auc": rows["auc"].value, "low": ends.low, "high": ends.high,
-            **{key: rows[key].value for key in ("epsilon", "epsilon_fdp", "epsilon_gaussian")},
-        }  # fmt: skip
+    norms = [
+        per_example_gradient_norms(model, CausalLMLoss(), *unpacked(batch, None))
+        for batch in map(with_position_ids(collate), _parts(_items(secrets)))
+    ]
+    scores["gradient"] = AttackScores(-torch.cat(norms).numpy(), member, "", fair_coins=True)
+    attacks = {name: of_attack(each) for name, each in scores.items()}
     sides = {}
     found = {n: extraction(model, ids, START, samples=n) for n in SAMPLES}
     for side, chosen in (("members", member), ("others", ~member)):
@@ -235,5 +244,24 @@ def measured(
         guess = [min(1.0, n / 10**DIGITS) for n in SAMPLES]
         limits = [true_positive_bound(about["epsilon"], DELTA, rate) for rate in guess]
         ceilings = dict(zip(map(str, SAMPLES), limits, strict=True))
+    if setting.epsilon is not None:
+        folder = folder.with_name(f"{folder.name}-updates")
+        attacks["updates"] = fine_tune(setting, base, private, secrets, folder, updates=True)[2]
     settings = {"title": setting.title, "target": setting.epsilon, "epochs": setting.epochs}
     return {**settings, **about, "attacks": attacks, "extraction": sides, "ceilings": ceilings}
+
+
+def of_attack(scores: AttackScores) -> dict[str, Any]:
+    """Rates of one attack, and lower bounds on epsilon."""
+    rows = measure_attack(scores, delta=DELTA).overall
+    ends = interval(rows["auc"])
+    rates = rates_on_updates(scores).set_index("rate")["value"]
+    return {
+        "auc": rows["auc"].value, "low": ends.low, "high": ends.high,
+        "tpr_at_fpr": {rate: float(rates[f"tpr_{rate}"]) for rate in RATES},
+        **{key: rows[key].value for key in ("epsilon", "epsilon_fdp", "epsilon_gaussian")},
+    }  # fmt: skip
+
+
+def _parts(items: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]

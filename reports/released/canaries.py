@@ -22,11 +22,11 @@ from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.attacks.rates import rates_on_updates
 from indpriv.analysis.statistics import student_interval
 from indpriv.attack_scores import AttackScores
-from indpriv.audit import audit
 from indpriv.norm_log.run_files import CANARIES, GRADIENT_CANARIES
 from indpriv.recording import GradientCanaries, InsertedCanaries, Recorder, crafted_canaries
 from reports.attacks.training import BASELINE, DP, SEED, Task
 from reports.shared.rates import RATES
+from reports.shared.recorded import worst_case_of
 
 COUNT, RUNS = 300, 3
 WRONG, CRAFTED, UPDATES = "mislabelled", "crafted", "updates"
@@ -66,7 +66,7 @@ def figures(task: Task, folder: Path) -> dict[str, Any]:
 
 
 def start(task: Task, data: Dataset) -> nn.Module:
-    """The model that every run here starts from, and that of the public examples."""
+    """The model that every run here starts from, and canaries are crafted for."""
     return first_parameters(task.config.model, data.input_shape, data.n_classes, SEED)
 
 
@@ -76,18 +76,16 @@ def tensors(part: Any, rows: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def of_kinds(task: Task, data: Dataset, folder: Path) -> dict[str, TensorDataset]:
-    """Test examples with wrong labels, as they are and crafted for a model of other test examples."""
+    """Test examples with wrong labels, and random inputs with these labels, crafted at the start."""
     rng = np.random.default_rng([SEED, 45])
-    order = rng.permutation(len(data.test))
-    inputs, targets = tensors(data.test, order[:COUNT])
+    inputs, targets = tensors(data.test, rng.permutation(len(data.test))[:COUNT])
     shifts = torch.from_numpy(rng.integers(1, data.n_classes, COUNT))
     wrong = TensorDataset(inputs, (targets + shifts) % data.n_classes)
     path = folder / f"{task.name}-crafted.npy"
     if not path.is_file():
-        torch.manual_seed(SEED)
-        public = TensorDataset(*tensors(data.test, order[COUNT:]))
-        model = trained(task, start(task, data), public)
-        made = crafted_canaries(model, *wrong.tensors, LOSS)
+        low, high = inputs.amin(0), inputs.amax(0)
+        noise = low + torch.from_numpy(rng.random(inputs.shape, np.float32)) * (high - low)
+        made = crafted_canaries(start(task, data), noise, wrong.tensors[1], LOSS)
         folder.mkdir(parents=True, exist_ok=True)
         np.save(path, made.tensors[0].numpy())
     return {WRONG: wrong, CRAFTED: TensorDataset(torch.from_numpy(np.load(path)), wrong.tensors[1])}
@@ -150,15 +148,8 @@ def private(
     )  # fmt: skip
     with recorder.attach(model, optimizer, loader):
         steps(model, optimizer, loader, training.epochs)
-    found = audit(folder, folder / "audit")
     scores = AttackScores.from_file(folder / (GRADIENT_CANARIES if items is None else CANARIES))
-    content = found.to_json()
-    return {
-        "epsilon": content["guarantee"]["worst_case_epsilon"],
-        "meaning": content["meaning"],
-        "ceiling": content["ceilings"]["worst_case"],
-        **of_scores(scores, training.delta),
-    }
+    return {**worst_case_of(folder), **of_scores(scores, training.delta)}
 
 
 def of_scores(scores: AttackScores, delta: float) -> dict[str, Any]:

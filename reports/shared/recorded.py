@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from indpriv._facts import REFUTED
+from indpriv.analysis.guarantee import ceilings_of
+from indpriv.audit import audit, read_audit, read_summary
 from indpriv.norm_log.evidence import NOT_COMPARED, lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
@@ -20,6 +22,18 @@ def not_verified(run: Path) -> list[str]:
     header = opened.state.header["run"]
     lines = lines_of(verify(opened), header)
     return [line.key for line in lines if line in unverified(lines) or line.status == REFUTED]
+
+
+def worst_case_of(run: Path) -> dict[str, Any]:
+    """Audit a run: its epsilon, what it means, and the true-positive rates that no attack exceeds."""
+    audit(run, run / "audit")
+    table, content = read_audit(run / "audit")[0], read_summary(run / "audit")
+    ceilings = ceilings_of(open_run(run).log, table)
+    return {
+        "epsilon": table.worst_case_epsilon,
+        "meaning": content["meaning"],
+        "ceiling": None if ceilings is None else dict(ceilings.worst_case),
+    }
 
 
 def status_of(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
