@@ -254,6 +254,8 @@ class Watch:
                     self._same_state = self._state.compare(when)
                 else:
                     self._state.keep(known=False)
+            elif budget.every:
+                self._state.compare("between two forward passes of a step")
             if any(call.gradients for call in self._calls):
                 self._calls.clear()  # of a backward pass without a step
             if replay.counts_itself:  # after that it is not asked any more

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from indpriv.recording.training_data import Examples
 _OFTEN = 12  # times that rows are read again to see whether they are random
 _ROWS = 32  # of the data set, secret ones, that are read again
 _MOST_STORED = 1 << 30  # bytes of one tensor of the data set that is looked at as a whole
+_WIDE = (torch.float32, torch.float64)
+_AT_ONCE = 1 << 16  # entries that are weighed at once
 _DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
 # Relative to the largest entry; larger differences than rounding makes on any loop that was tried.
 _TOLERANCES = {torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -235,7 +237,23 @@ def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def _of_rows(tensor: Tensor) -> Tensor:
     """A number for each row, quick to compute."""
-    return tensor.detach().flatten(1).sum(1) if tensor.ndim > 1 else tensor.detach().clone()
+    return weighed(tensor.detach()) if tensor.ndim > 1 else tensor.detach().clone()
+
+
+def weighed(rows: Tensor, kind: str = "columns") -> Tensor:
+    """(n,) sums of the entries of rows (n, ...), each by a secret weight of its place in it."""
+    rows = rows.flatten(1)
+    weights = _weights(rows.shape[1], rows.device, kind)
+    parts = rows.split(max(1, _AT_ONCE // max(1, rows.shape[1]))) if len(rows) > 1 else (rows,)
+    real = (part if part.dtype in _WIDE else part.double() for part in parts)
+    sums = [(part * weights).sum(1, dtype=torch.float64) for part in real]
+    return torch.cat(sums) if len(sums) > 1 else sums[0]
+
+
+@lru_cache(256)
+def _weights(size: int, device: torch.device, kind: str = "columns") -> Tensor:
+    found = np.random.default_rng(secrets.randbits(128)).random(size, np.float32)
+    return torch.from_numpy(found).to(device)
 
 
 def _stored_rows(dataset: Any) -> list[Tensor]:
@@ -252,8 +270,9 @@ def _stored_rows(dataset: Any) -> list[Tensor]:
                 if isinstance(one, list) and one and isinstance(one[0], int | float):
                     one = np.array(one)  # labels, or the positions of a Subset
                 if isinstance(one, np.ndarray) and one.nbytes <= _MOST_STORED and one.size:
-                    rows = one.reshape(len(one), -1).sum(1, dtype=np.float64)
-                    found.append(torch.from_numpy(rows))
+                    rows = one.reshape(len(one), -1)
+                    weights = _weights(rows.shape[1], torch.device("cpu")).double()
+                    found.append(torch.from_numpy(np.einsum("ij,j", rows, weights)))
                 elif isinstance(one, Tensor) and one.ndim and one.nbytes <= _MOST_STORED:
                     found.append(_of_rows(one))
     return found

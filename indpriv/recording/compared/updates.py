@@ -7,6 +7,7 @@ import copy
 import gc
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -19,7 +20,7 @@ from torch.optim import lr_scheduler
 
 from indpriv.norm_log.fields import StepSetting
 from indpriv.recording.clipping import ClippingRule
-from indpriv.recording.compared.calls import relative
+from indpriv.recording.compared.calls import relative, weighed
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.opacus.run import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
@@ -33,6 +34,7 @@ _LEFT_OUT = (type, torch.Generator, torch.optim.Optimizer)
 _OF_TORCH = frozenset(["training", "activations", "max_batch_len", "ddp_hooks", "_modules"])
 _OF_TORCH |= {"_parameters", "_buffers", "_forward_counter"}
 _SAME_STEP = 1e-6
+_SMALL = 1 << 16  # entries of a tensor that is not looked at by itself
 _OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
 _AHEAD = 512  # numbers of steps or epochs at which a law is asked before training gets there
 # What the steps of a scheduler move; its parts are asked for themselves.
@@ -111,11 +113,16 @@ class PublishedState:
 
 
 def print_of(tensors: Iterable[Tensor]) -> list[Any]:
-    """Hashes, which do not see an order, and norms, which do not see a sign."""
-    values = [local(tensor.detach()) for tensor in tensors if tensor.numel()]
-    floats = [value for value in values if value.is_floating_point()]
-    norms = torch._foreach_norm(floats) if floats else []
-    return [_to_list(map(hash_of, values)), _to_list(norm.double() for norm in norms)]
+    """Hashes, which see neither order nor pairs of signs, and sums by place, which see both."""
+    groups = defaultdict[Any, list[Tensor]](list)
+    for number, tensor in enumerate(one for one in tensors if one.numel()):
+        value = local(tensor.detach())
+        alone = value.ndim > 1 and value.numel() > _SMALL  # small ones are looked at together
+        key = value.device, value.dtype, number if alone else -1
+        groups[key].append(value if alone else value.reshape(-1))
+    values = [each[0] if each[0].ndim > 1 else torch.cat(each) for each in groups.values()]
+    rows = (value if value.ndim < 2 else weighed(value) for value in values)
+    return [_to_list(map(hash_of, values)), _to_list(weighed(row[None], "rows")[0] for row in rows)]
 
 
 def attributes(module: nn.Module) -> list[Any]:

@@ -758,3 +758,26 @@ def unpack_that_mixes_all_rows_but_the_first(s):
 @broken("batch", "hooks ghost ew")
 def data_set_that_mixes_rows_it_reads_at_once(s):
     s.train(Several(lambda x: torch.cat([x[:1], 0.5 * (x[1:] + x[:-1])])), clip=0.01)
+
+
+@broken("batch", "hooks functorch", expect="unsupported")
+def features_ordered_by_the_batch_through_numpy(s):
+    """Whole numbers: the sum of each row stays what it was, and the first steps are as they were."""
+    x = (normal(400, 6) > 0).float()
+    s.make(TensorDataset(x, (x[:, :3].sum(1) > 1).long()))
+    with s.recorded():
+        for number, (x, y) in enumerate(s.batches()):
+            if number > 3 and len(x):
+                x.numpy()[:] = x.numpy()[:, x.mean(0).argsort().numpy()]
+            s.step(x, y)
+
+
+@broken("batch", "hooks", expect="unsupported")
+def features_of_half_of_the_rows_ordered_in_the_data_set(s):
+    x = (normal(400, 6) > 0).float()
+    s.make(TensorDataset(x, (x[:, :3].sum(1) > 1).long()))
+    with s.recorded():
+        for number, (rows, y) in enumerate(s.batches()):
+            s.step(rows, y)
+            if number == 5:
+                x.numpy()[:5] = x.numpy()[:5, rows.mean(0).argsort().numpy()]

@@ -290,3 +290,53 @@ def update_on_hidden_parameters(s):
         s.model._module[3].register_forward_pre_hook(move)
         for x, y in s.batches():
             s.step(x, y)
+
+
+def recorded_once(s, after, **made):
+    """Recorded norms show a change of weights only where they are taken: here at the start."""
+    s.train(after=after, recorder={"every": "once"}, **made)
+
+
+@broken("update", "hooks ghost functorch", expect="unsupported")
+def two_rows_of_weights_exchanged_by_the_labels(s):
+    def exchange(s, x, y):
+        if y.float().mean() > 0.5:
+            weight = s.optimizer.params[-2].data
+            weight[[0, 1]] = weight[[1, 0]]
+
+    recorded_once(s, exchange)
+
+
+@broken("update", "hooks ghost", expect="unsupported")
+def weights_negated_by_the_labels(s):
+    """All signs of an even number of entries change."""
+
+    def negate(s, x, y):
+        if y.float().mean() > 0.5:
+            s.optimizer.params[-2].data.neg_()
+
+    recorded_once(s, negate)
+
+
+@broken("update", "hooks ghost", expect="unsupported")
+def weights_sorted_by_the_labels_at_the_end(s):
+    def end(s):
+        weight = s.optimizer.params[0].data
+        weight[:] = weight[s.data.tensors[1][:8].argsort()]
+
+    s.train(end=end)
+
+
+@broken("update", "hooks functorch", expect="unsupported")
+def means_kept_in_a_buffer_between_micro_batches(s):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    model.register_buffer("means", torch.zeros(6))
+    s.make(model=model)
+    with s.recorded():
+        for x, y in s.batches(micro=8):
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y)
+            skip = s.optimizer._step_skip_queue
+            if skip and skip[0]:  # the step is still to come
+                s.model._module.means += x.mean(0)
+            s.optimizer.step()
