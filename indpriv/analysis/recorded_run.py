@@ -25,6 +25,7 @@ from indpriv.analysis.summary import KINDS, Audit, finding_of, keys
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, AttackSignals, from_losses, is_signals, open_signals
 from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
+from indpriv.attacks.released import ReleasedModel
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
@@ -140,6 +141,7 @@ class RecordedRun:
         references: signals of the run and of reference models, by name (see
             `indpriv.attacks.train_references`); empty where there are none.
         baseline_references: the same for the non-private baseline.
+        released: what kept models tell, "dp" and "non_dp" (see `ReleasedModel`).
         attributes: what speaks for each value of attributes of the examples; None where the run
             did not say.
         baseline_attributes: the same for the non-private baseline.
@@ -159,6 +161,7 @@ class RecordedRun:
     holdout: NormLog | None = None
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
+    released: Mapping[str, ReleasedModel | None] = field(default_factory=dict)
     unchecked: Sequence[str] = ()
     attributes: tuple[AttributeKnowledge, ...] | None = None
     baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
@@ -188,7 +191,8 @@ class RecordedRun:
 
     def attacked(self, seed: int) -> tuple[IntArray | None, IntArray | None]:
         """Increasing positions of the members and of the others of `for_attacks`; None if all."""
-        examples, signals = self.examples, (*self.references, *self.baseline_references)
+        examples = self.examples
+        signals = (*self.references, *self.baseline_references, *self.released)
         if examples is None or signals or examples.n_train <= statistics.MOST_EXACT:
             return None, None
         if not examples.has_unit_for_each_row:
@@ -268,7 +272,14 @@ def with_references(
     ours, without_dp = (folder if is_signals(folder) else None for folder in kept)
     found, unchecked = read_references(signals or ours, path, recorded.examples)
     baseline, more = read_references(baseline_signals or without_dp, path, recorded.non_dp)
-    known = replace(recorded, references=found, baseline_references=baseline)
+    models = {"dp": (run_files.MODEL, run_files.EXAMPLES)}
+    models["non_dp"] = run_files.MODEL_NON_DP, run_files.EXAMPLES_NON_DP
+    released = {
+        model: known
+        for model, (file, examples) in models.items()
+        if (known := ReleasedModel.open((path / file).parent, path / examples)) is not None
+    }
+    known = replace(recorded, references=found, baseline_references=baseline, released=released)
     return replace(known, unchecked=tuple(dict.fromkeys((*unchecked, *more))))
 
 

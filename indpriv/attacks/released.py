@@ -23,6 +23,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import from_losses, write_arrays
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.fields import StepSettings
+from indpriv.norm_log.run_files import RELEASED
 
 LEAST = 20  # hold-out examples that the attacker fits on
 _QUANTILES = (0.5, 0.84)  # a median, and one standard deviation above it
@@ -54,19 +55,23 @@ class ReleasedModel:
     products: FloatArray
     inputs: NDArray[Any] | None = None
 
-    def save(self, path: Path) -> None:
-        """Write what lies beside the examples, and their losses, for the owner of the run only."""
+    def save(self, folder: Path) -> None:
+        """Write all but the examples, and their losses, beside a model of a run."""
         arrays = {name: value for name, value in vars(self).items() if name != "examples"}
-        write_arrays(path, loss=self.column("loss"), **arrays)
+        write_arrays(folder / RELEASED, loss=self.column("loss"), **arrays)
 
     @classmethod
-    def open(cls, path: Path, examples: ExampleTable) -> "ReleasedModel | None":
-        """What `save` wrote, if it is there and of these losses; EvidenceError if damaged."""
-        if not path.is_file():
+    def open(cls, folder: Path, examples: Path) -> "ReleasedModel | None":
+        """What `save` wrote, if it is there and of the losses in a file of examples.
+
+        EvidenceError if it is damaged.
+        """
+        path = folder / RELEASED
+        if not (path.is_file() and examples.is_file()):
             return None
         arrays = read_npz(path)
         with named(path):
-            loss, known = arrays.pop("loss"), cls(examples, **arrays)
+            loss, known = arrays.pop("loss"), cls(ExampleTable.from_parquet(examples), **arrays)
             rows, h = len(loss), len(known.columns)
             each = [value for name, value in arrays.items() if name != "columns"]
             if any(len(one) != rows for one in each) or known.products.shape[1] != h + 1:

@@ -33,7 +33,6 @@ from indpriv.norm_log.run_files import (
     MODEL_NON_DP,
     REFERENCES,
     REFERENCES_NON_DP,
-    RELEASED,
     data_fingerprint,
 )
 from indpriv.recording.checkpoints.replay import AuditSpec, checked_spec, load_name
@@ -95,16 +94,20 @@ def references_for_run(
     models = OwnModels(fit, spec)
     attacked = models.kept(examples, run_dir, MODEL)
     data = "" if attacked is None else data_fingerprint(run_dir)
+    name, table = (MODEL_NON_DP, EXAMPLES_NON_DP) if baseline else (MODEL, EXAMPLES)
     if baseline:
-        if not (run_dir / EXAMPLES_NON_DP).is_file():
+        if not (run_dir / table).is_file():
             models.train_baseline(examples, run_dir)
-        examples = ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP)
-        attacked = models.kept(examples, run_dir, MODEL_NON_DP)
-    more = {}
+        examples = ExampleTable.from_parquet(run_dir / table)
+        attacked = models.kept(examples, run_dir, name)
+    more, folder = dict[str, FloatArray](), (run_dir / name).parent
     if attacked is not None:
-        path = (run_dir / (MODEL_NON_DP if baseline else MODEL)).with_name(RELEASED)
         try:
-            more[GRADIENTS] = _signal(models.released(attacked, examples, path).norms)
+            known = ReleasedModel.open(folder, run_dir / table)
+            if known is None:
+                known = replace(released_model(attacked, models.code[1]), examples=examples)
+                known.save(folder)
+            more[GRADIENTS] = _signal(known.norms)
         except InputError as error:
             if tell is not None:
                 tell(f"no attacks on the model itself: {error}")
@@ -184,14 +187,6 @@ class OwnModels:
         if self.gradients:
             found[GRADIENTS] = _signal(gradient_norms(module, self.code[1]))
         return found
-
-    def released(self, module: nn.Module, examples: ExampleTable, path: Path) -> ReleasedModel:
-        """What a model tells, from the file where that lies, or computed and written there."""
-        known = ReleasedModel.open(path, examples)
-        if known is None:
-            known = replace(released_model(module, self.code[1]), examples=examples)
-            known.save(path)
-        return known
 
     def kept(self, examples: ExampleTable, run_dir: Path, name: str) -> nn.Module | None:
         """The model that a run kept by this name, None if it kept none.

@@ -77,6 +77,7 @@ def materials(run: RecordedRun) -> dict[str, Material]:
         model: Material(
             losses=None if examples is None or examples.test.empty else examples,
             attributes=attributes,
+            released=run.released.get(model),
             **references,
         )
         for model, (examples, attributes, references) in found.items()
