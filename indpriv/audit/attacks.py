@@ -91,9 +91,9 @@ def model_itself(run_dir: Path, signals: Path | None, delta: float) -> dict[str,
     """
     known, lacking = membership.materials(_known(run_dir, signals))["dp"], dict[str, list[str]]()
     for attack in ATTACKS.values():
-        if attack.sees == "model" or attack.need == "released":
-            if (need := attack.lacks(known)) is not None:
-                lacking.setdefault(need, []).append(attack.title)
+        of_model = attack.sees == "model" or attack.need == "released"
+        if of_model and (need := attack.lacks(known)) is not None:
+            lacking.setdefault(need, []).append(attack.title)
     heuristic = None
     if run_files.holds_log(run_dir):
         log = NormLog.open(run_dir)

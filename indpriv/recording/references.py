@@ -214,7 +214,7 @@ class OwnModels:
         return model if kept else None
 
     def train_baseline(self, examples: ExampleTable, run_dir: Path) -> None:
-        """Train a model on the training examples of a run, without noise; keep it and its losses."""
+        """Train a model on the examples of a run, without noise; keep it and its losses."""
         seed = int(np.random.default_rng().integers(2**63))
         module = self.trained(np.arange(examples.n_train), seed)
         keep_model(module, run_dir, MODEL_NON_DP)

@@ -122,9 +122,7 @@ def without_dp(task: Task, data: Dataset, items: TensorDataset) -> dict[str, Any
     )
 
 
-def private(
-    task: Task, data: Dataset, items: TensorDataset | None, folder: Path
-) -> dict[str, Any]:
+def private(task: Task, data: Dataset, items: TensorDataset | None, folder: Path) -> dict[str, Any]:
     """One run with DP, with canaries that are items, or gradients if there are none."""
     training = task.config.training
     sigma = float(trainer_of(task.config, data, without_dp=False).settings["noise_multiplier"])
@@ -171,7 +169,9 @@ def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
             found["tpr_at_fpr"][rate] = float(values.mean())
             found["tpr_at_fpr_intervals"][rate] = span
     found["bounds"] = pd.DataFrame([one["bounds"] for one in runs]).mean().to_dict()
-    return found | {key: runs[0][key] for key in ("epsilon", "meaning", "ceiling") if key in runs[0]}
+    return found | {
+        key: runs[0][key] for key in ("epsilon", "meaning", "ceiling") if key in runs[0]
+    }
 
 
 def rows_of(runs: list[dict[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:

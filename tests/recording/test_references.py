@@ -19,9 +19,9 @@ from command_lines import run as run_command
 from indpriv._files import read_json, write_json
 from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals, from_losses, open_signals
+from indpriv.attacks.released import ReleasedModel
 from indpriv.audit import audit
 from indpriv.audit.attacks import results_of_run
-from indpriv.attacks.released import ReleasedModel
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording import AuditSpec, references_for_run
 
@@ -123,7 +123,9 @@ def test_what_a_model_tells_is_kept_while_its_losses_are_those_of_the_run(script
     references_for_run(run, "train.py:plain", 1)
     file, table = run / "final/released.npz", run / "examples.parquet"
     known = ReleasedModel.open(run / "final", table)
-    assert known.norms == pytest.approx(np.exp(-open_signals(run / "references")["gradients"].signal[0]), rel=1e-4)
+    assert known.norms == pytest.approx(
+        np.exp(-open_signals(run / "references")["gradients"].signal[0]), rel=1e-4
+    )
     assert file.stat().st_mode & 0o77 == 0
     first = file.read_bytes()
     references_for_run(run, "train.py:plain", 2)
