@@ -25,7 +25,7 @@ from indpriv.analysis.summary import KINDS, Audit, finding_of, keys
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, AttackSignals, from_losses, is_signals, open_signals
 from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
-from indpriv.attacks.released import ReleasedModel
+from indpriv.attacks.released import ReleasedModel, released_of_run
 from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
@@ -161,7 +161,7 @@ class RecordedRun:
     holdout: NormLog | None = None
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
-    released: Mapping[str, ReleasedModel | None] = field(default_factory=dict)
+    released: Mapping[str, ReleasedModel] = field(default_factory=dict)
     unchecked: Sequence[str] = ()
     attributes: tuple[AttributeKnowledge, ...] | None = None
     baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
@@ -272,15 +272,9 @@ def with_references(
     ours, without_dp = (folder if is_signals(folder) else None for folder in kept)
     found, unchecked = read_references(signals or ours, path, recorded.examples)
     baseline, more = read_references(baseline_signals or without_dp, path, recorded.non_dp)
-    models = {"dp": (run_files.MODEL, run_files.EXAMPLES)}
-    models["non_dp"] = run_files.MODEL_NON_DP, run_files.EXAMPLES_NON_DP
-    released = {
-        model: known
-        for model, (file, examples) in models.items()
-        if (known := ReleasedModel.open((path / file).parent, path / examples)) is not None
-    }
-    known = replace(recorded, references=found, baseline_references=baseline, released=released)
-    return replace(known, unchecked=tuple(dict.fromkeys((*unchecked, *more))))
+    known = replace(recorded, references=found, baseline_references=baseline)
+    unchecked = tuple(dict.fromkeys((*unchecked, *more)))
+    return replace(known, unchecked=unchecked, released=released_of_run(path))
 
 
 def with_units(

@@ -23,7 +23,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import from_losses, write_arrays
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.fields import StepSettings
-from indpriv.norm_log.run_files import RELEASED
+from indpriv.norm_log.run_files import KEPT, RELEASED
 
 LEAST = 20  # hold-out examples that the attacker fits on
 _QUANTILES = (0.5, 0.84)  # a median, and one standard deviation above it
@@ -55,28 +55,11 @@ class ReleasedModel:
     products: FloatArray
     inputs: NDArray[Any] | None = None
 
-    def save(self, folder: Path) -> None:
-        """Write all but the examples, and their losses, beside a model of a run."""
+    def save(self, run_dir: Path, model: str) -> None:
+        """Write all but the examples, and their losses, beside a model that a run kept."""
         arrays = {name: value for name, value in vars(self).items() if name != "examples"}
-        write_arrays(folder / RELEASED, loss=self.column("loss"), **arrays)
-
-    @classmethod
-    def open(cls, folder: Path, examples: Path) -> "ReleasedModel | None":
-        """What `save` wrote, if it is there and of the losses in a file of examples.
-
-        EvidenceError if it is damaged.
-        """
-        path = folder / RELEASED
-        if not (path.is_file() and examples.is_file()):
-            return None
-        arrays = read_npz(path)
-        with named(path):
-            loss, known = arrays.pop("loss"), cls(ExampleTable.from_parquet(examples), **arrays)
-            rows, h = len(loss), len(known.columns)
-            each = [value for name, value in arrays.items() if name != "columns"]
-            if any(len(one) != rows for one in each) or known.products.shape[1] != h + 1:
-                raise ValueError("arrays of different lengths")
-        return known if np.array_equal(loss, known.column("loss"), equal_nan=True) else None
+        path = (run_dir / KEPT[model][0]).with_name(RELEASED)
+        write_arrays(path, loss=self.column("loss"), **arrays)
 
     def column(self, name: str) -> NDArray[Any]:
         """(n,) a column of training and then of test examples; ids as they are, else numbers."""
@@ -89,6 +72,26 @@ class ReleasedModel:
         member = np.arange(len(scores)) < len(self.examples.train)
         ids = self.column("example_id")[used]
         return AttackScores(scores[used], member[used], "", example_ids=ids)
+
+
+def released_of_run(run_dir: Path) -> dict[str, ReleasedModel]:
+    """What lies beside the models that a run kept, "dp" and "non_dp", if it is of their losses.
+
+    EvidenceError if it is damaged.
+    """
+    found = {}
+    for model, (file, table) in KEPT.items():
+        path = (run_dir / file).with_name(RELEASED)
+        if path.is_file() and (run_dir / table).is_file():
+            arrays, examples = read_npz(path), ExampleTable.from_parquet(run_dir / table)
+            with named(path):
+                loss, known = arrays.pop("loss"), ReleasedModel(examples, **arrays)
+                known.products[:, len(arrays.pop("columns"))]  # that of the mean
+                if any(len(one) != len(loss) for one in arrays.values()):
+                    raise ValueError("arrays of different lengths")
+            if np.array_equal(loss, known.column("loss"), equal_nan=True):
+                found[model] = known
+    return found
 
 
 def norm_scores(released: ReleasedModel) -> AttackScores:

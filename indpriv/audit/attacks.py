@@ -85,21 +85,20 @@ def _known(run_dir: Path, signals: Path | None) -> RecordedRun:
 def model_itself(run_dir: Path, signals: Path | None, delta: float) -> dict[str, Any]:
     """What else is to say of attackers who have the final model of a run.
 
-    "lacking": what attacks on its gradients and inputs lack -> their names; "last_iterate": the
-    heuristic epsilon of `indpriv.attacks.released.last_iterate_epsilon`, None where it is not
-    defined.
+    "lacking": attacks on its gradients and inputs that lack something; "last_iterate": the
+    heuristic epsilon of `indpriv.attacks.released.last_iterate_epsilon`, None where it has none.
     """
-    known, lacking = membership.materials(_known(run_dir, signals))["dp"], dict[str, list[str]]()
-    for attack in ATTACKS.values():
-        of_model = attack.sees == "model" or attack.need == "released"
-        if of_model and (need := attack.lacks(known)) is not None:
-            lacking.setdefault(need, []).append(attack.title)
-    heuristic = None
-    if run_files.holds_log(run_dir):
-        log = NormLog.open(run_dir)
-        if log.sampler == "poisson" and log.unit_ids is None and log.settings.distinct()[0] is None:
-            heuristic = last_iterate_epsilon(log.settings, delta=delta)
-    return {"lacking": lacking, "last_iterate": heuristic}
+    known = membership.materials(_known(run_dir, signals))["dp"]
+    lacking = [
+        {"attack": attack.title, "needs": need}
+        for attack in ATTACKS.values()
+        if (attack.sees == "model" or attack.need == "released") and (need := attack.lacks(known))
+    ]
+    log = NormLog.open(run_dir) if run_files.holds_log(run_dir) else None
+    defined = log and log.sampler == "poisson" and log.unit_ids is None
+    if log is None or not defined or log.settings.distinct()[0] is not None:
+        return {"lacking": lacking, "last_iterate": None}
+    return {"lacking": lacking, "last_iterate": last_iterate_epsilon(log.settings, delta=delta)}
 
 
 def _check_needs(names: Collection[str], known: Material, whose: str, remedy: str = "") -> None:

@@ -95,8 +95,8 @@ def attack(
         shown = ("rates", "attacks", "fitted", "attack_seed", "unchecked")
         content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
         content |= {} if attacks else model_itself(run_dir, signals, guarantee[1])
-        more = {"lacking": {}, "last_iterate": None, "accounted": guarantee[0]}
-        values = {"m": report.attack_values(results), **more, **content}
+        values: dict[str, Any] = {"lacking": (), "last_iterate": None, "accounted": guarantee[0]}
+        values |= {"m": report.attack_values(results), **content}
         show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)
 
 

@@ -33,6 +33,7 @@ RUN_JSON = "run.json"
 EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
 MODEL_NON_DP = "non-dp/parameters.safetensors"  # in a folder: models of the run lie outside it
 MODEL = "final/parameters.safetensors"  # of the run itself, where its Recorder kept it
+KEPT = {"dp": (MODEL, EXAMPLES), "non_dp": (MODEL_NON_DP, EXAMPLES_NON_DP)}
 RELEASED = "released.npz"  # beside either model: what it tells attackers of each example
 RESUME = "resume.state"  # of a run that has not ended; its suffix is that of no model
 CANARIES, GRADIENT_CANARIES = "canaries.parquet", "gradient-canaries.parquet"

@@ -22,7 +22,7 @@ from indpriv._columns import to_floats
 from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, StageProgress
 from indpriv.attack_signals import CONFIDENCE, GRADIENTS, AttackSignals, from_losses, plain_ids
-from indpriv.attacks.released import ReleasedModel
+from indpriv.attacks.released import released_of_run
 from indpriv.attacks.train_references import pool_of_run, train_references
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -94,19 +94,18 @@ def references_for_run(
     models = OwnModels(fit, spec)
     attacked = models.kept(examples, run_dir, MODEL)
     data = "" if attacked is None else data_fingerprint(run_dir)
-    name, table = (MODEL_NON_DP, EXAMPLES_NON_DP) if baseline else (MODEL, EXAMPLES)
+    more, model = dict[str, FloatArray](), "non_dp" if baseline else "dp"
     if baseline:
-        if not (run_dir / table).is_file():
+        if not (run_dir / EXAMPLES_NON_DP).is_file():
             models.train_baseline(examples, run_dir)
-        examples = ExampleTable.from_parquet(run_dir / table)
-        attacked = models.kept(examples, run_dir, name)
-    more, folder = dict[str, FloatArray](), (run_dir / name).parent
+        examples = ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP)
+        attacked = models.kept(examples, run_dir, MODEL_NON_DP)
     if attacked is not None:
         try:
-            known = ReleasedModel.open(folder, run_dir / table)
+            known = released_of_run(run_dir).get(model)
             if known is None:
                 known = replace(released_model(attacked, models.code[1]), examples=examples)
-                known.save(folder)
+                known.save(run_dir, model)
             more[GRADIENTS] = _signal(known.norms)
         except InputError as error:
             if tell is not None:
@@ -173,10 +172,11 @@ class OwnModels:
         module = module.to(device := next(model.parameters()).device).eval()
         inputs, targets = next(spec.examples(spec.collate_fn, device)[0].batches(_FEW))
         with torch.no_grad(), kept_random_state():
-            losses = [
-                precise_losses(spec.loss_fn, call(one, inputs), targets) for one in (model, module)
-            ]
-        if n := int((~torch.isclose(*losses, *_TOLERANCE, equal_nan=True)).sum()):
+            losses, own_losses = (
+                precise_losses(spec.loss_fn, call(one, inputs), targets).cpu()
+                for one in (module, model)
+            )
+        if n := int((~np.isclose(own_losses, losses, *_TOLERANCE, equal_nan=True)).sum()):
             raise refused("refusal.signals", "other_outputs", said=self.said, n=n)
         return module
 
@@ -214,7 +214,7 @@ class OwnModels:
         return model if kept else None
 
     def train_baseline(self, examples: ExampleTable, run_dir: Path) -> None:
-        """Train a model on the examples of a run, without noise; keep it and its losses."""
+        """Train a model on the training examples of a run; keep it and its losses."""
         seed = int(np.random.default_rng().integers(2**63))
         module = self.trained(np.arange(examples.n_train), seed)
         keep_model(module, run_dir, MODEL_NON_DP)

@@ -107,7 +107,8 @@ def crafted_canaries(
         model: as the run starts or, better, trained like it on public examples; not changed.
         inputs: (n, ...) floats to begin with, e.g. of test examples, or random.
         targets: (n,) their targets, e.g. wrong labels.
-        loss_fn, max_grad_norm: of the run.
+        loss_fn: per-example losses, as of `Recorder`.
+        max_grad_norm: of the run.
         steps: number of steps of Adam.
 
     Returns:

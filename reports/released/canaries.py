@@ -102,6 +102,7 @@ def trained(task: Task, model: nn.Module, dataset: Any) -> nn.Module:
 
 
 def steps(model: nn.Module, optimizer: Any, loader: Any, epochs: int) -> None:
+    """Steps of SGD, as a user writes them."""
     for _ in range(epochs):
         for inputs, targets in loader:
             optimizer.zero_grad()

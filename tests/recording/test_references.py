@@ -19,7 +19,7 @@ from command_lines import run as run_command
 from indpriv._files import read_json, write_json
 from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals, from_losses, open_signals
-from indpriv.attacks.released import ReleasedModel
+from indpriv.attacks.released import released_of_run
 from indpriv.audit import audit
 from indpriv.audit.attacks import results_of_run
 from indpriv.errors import EvidenceError, InputError
@@ -122,7 +122,7 @@ def test_what_a_model_tells_is_kept_while_its_losses_are_those_of_the_run(script
     shutil.rmtree(run / "references", ignore_errors=True)
     references_for_run(run, "train.py:plain", 1)
     file, table = run / "final/released.npz", run / "examples.parquet"
-    known = ReleasedModel.open(run / "final", table)
+    known = released_of_run(run)["dp"]
     assert known.norms == pytest.approx(
         np.exp(-open_signals(run / "references")["gradients"].signal[0]), rel=1e-4
     )
@@ -130,13 +130,14 @@ def test_what_a_model_tells_is_kept_while_its_losses_are_those_of_the_run(script
     first = file.read_bytes()
     references_for_run(run, "train.py:plain", 2)
     assert file.read_bytes() == first
-    replace(known, norms=known.norms[1:]).save(run / "final")
-    with pytest.raises(EvidenceError, match="different lengths"):
-        ReleasedModel.open(run / "final", table)
+    for wrong in ({"norms": known.norms[1:]}, {"products": known.products[:, 1:]}):
+        replace(known, **wrong).save(run, "dp")
+        with pytest.raises(EvidenceError, match=r"released.npz is damaged"):
+            released_of_run(run)
     frame = pd.read_parquet(table)
     frame.assign(loss=frame["loss"] * 2).to_parquet(table)
-    known.save(run / "final")
-    assert ReleasedModel.open(run / "final", table) is None
+    known.save(run, "dp")
+    assert released_of_run(run) == {}
 
 
 def test_references_of_another_run_or_fit_are_refused_before_training(script, tmp_path):
