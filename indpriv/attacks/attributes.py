@@ -70,13 +70,11 @@ class AttributeKnowledge:
 
     def marginal(self) -> FloatArray:
         """(k,) log-share of each value in the population, as imputation has it for others."""
-        shares: FloatArray = np.log(np.exp(self.prior[~self.member]).mean(axis=0))
-        return shares
+        return np.asarray(np.log(np.exp(self.prior[~self.member]).mean(axis=0)))
 
     def log_posterior(self) -> FloatArray:
         """(n, k) of each value: imputation from the other columns times the model's likelihood."""
-        found: FloatArray = log_softmax(self.prior + self.likelihood, axis=1)
-        return found
+        return np.asarray(log_softmax(self.prior + self.likelihood, axis=1))
 
     def of_truth(self, logs: FloatArray) -> FloatArray:
         """(n,) the column of the true value."""
@@ -146,19 +144,14 @@ def read_knowledge(path: Path) -> tuple[AttributeKnowledge, ...]:
 
 
 def _one(name: str, rows: pd.DataFrame, path: Path) -> AttributeKnowledge:
-    values = tuple(rows["value"].drop_duplicates())
-    k = len(values)
-    true = rows["true"].to_numpy(bool)
-    if (
-        len(rows) % k
-        or (rows["value"].to_numpy().reshape(-1, k) != np.array(values)).any()
-        or (true.reshape(-1, k).sum(axis=1) != 1).any()
-    ):
+    k = len(values := tuple(rows["value"].drop_duplicates()))
+    whole = len(rows) % k == 0 and (rows["value"] == np.resize(np.array(values), len(rows))).all()
+    if not whole or (rows["true"].to_numpy(bool).reshape(-1, k).sum(axis=1) != 1).any():
         raise EvidenceError(f"{path}: {name} does not have one row for each example and value")
     return AttributeKnowledge(
         name,
         values,
-        true.reshape(-1, k).argmax(axis=1),
+        rows["true"].to_numpy(bool).reshape(-1, k).argmax(axis=1),
         rows["member"].to_numpy(bool)[::k],
         rows["example_id"].to_numpy()[::k],
         **{log: rows[log].to_numpy(np.float64).reshape(-1, k) for log in _LOGS},

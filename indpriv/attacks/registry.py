@@ -18,10 +18,10 @@ from indpriv._columns import groupable_columns, grouping_of, to_floats
 from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, NDArray
 from indpriv.attack_scores import AttackScores
-from indpriv.attack_signals import AttackSignals, from_losses
+from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import references, released
 from indpriv.attacks.attributes import AttributeKnowledge, attribute_scores
-from indpriv.attacks.released import ReleasedModel
+from indpriv.attacks.released import ReleasedModel, column, finite_confidences, scores_of
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
@@ -169,8 +169,8 @@ def loss_scores(examples: ExampleTable) -> AttackScores:
     >>> loss_scores(ExampleTable(frame)).scores
     array([-0.1, -0.9])
     """
-    scores = -_column(examples, "loss")
-    return _scores(examples, scores, ~np.isnan(scores))
+    scores = -column(examples, "loss")
+    return scores_of(examples, scores, ~np.isnan(scores))
 
 
 def label_scores(examples: ExampleTable) -> AttackScores:
@@ -178,14 +178,14 @@ def label_scores(examples: ExampleTable) -> AttackScores:
 
     Their AUC is 1/2 plus half the gap between training and test accuracy.
     """
-    scores = _column(examples, "correct")
-    return _scores(examples, scores, ~np.isnan(scores))
+    scores = column(examples, "correct")
+    return scores_of(examples, scores, ~np.isnan(scores))
 
 
-def lacks(examples: ExampleTable, column: str) -> str | None:
+def lacks(examples: ExampleTable, name: str) -> str | None:
     """What the attack on a column lacks: correct is not known in a task without accuracy."""
-    known = all(split[column].notna().any() for split in (examples.train, examples.test))
-    return None if known else _SIDES[column]
+    known = all(split[name].notna().any() for split in (examples.train, examples.test))
+    return None if known else _SIDES[name]
 
 
 def quantile_scores(examples: ExampleTable) -> AttackScores:
@@ -197,19 +197,17 @@ def quantile_scores(examples: ExampleTable) -> AttackScores:
     random half of the test examples gives the regression; the scores are of the training examples
     and of the other half.
     """
-    confidence = from_losses(_column(examples, "loss"))
+    confidence = finite_confidences(examples)
     known, n_train = ~np.isnan(confidence), len(examples.train)
     fitting = _half(examples.test["example_id"].to_numpy(), known[n_train:])
     fitting = np.concatenate([np.zeros(n_train, dtype=bool), fitting])
-    finite = confidence[np.isfinite(confidence)]
-    confidence = np.clip(confidence, finite.min(), finite.max())
     columns = groupable_columns(examples.frame)
     splits = [examples.train[columns], examples.test[columns]]
     features = _centred(_features(pd.concat(splits, ignore_index=True)), fitting)
     mean = _fit(features, confidence, fitting)
     residual = np.log(np.abs(confidence - mean) + 1e-6)
     scale = np.exp(_fit(features, residual, fitting))
-    return _scores(examples, (confidence - mean) / scale, known & ~fitting)
+    return scores_of(examples, (confidence - mean) / scale, known & ~fitting)
 
 
 def lacks_for_regression(examples: ExampleTable) -> str | None:
@@ -221,18 +219,6 @@ def lacks_for_regression(examples: ExampleTable) -> str | None:
     if fitted >= 2 * _LEAST:
         return lacks(examples, "loss")
     return f"{2 * _LEAST} test examples with a finite loss above 0 (there are {fitted})"
-
-
-def _column(examples: ExampleTable, name: str) -> FloatArray:
-    """A column of training and then of test examples."""
-    return np.concatenate([to_floats(split[name]) for split in (examples.train, examples.test)])
-
-
-def _scores(examples: ExampleTable, scores: FloatArray, used: BoolArray) -> AttackScores:
-    """Scores of the examples that are used, from those of all, training examples first."""
-    ids = np.concatenate([examples.train["example_id"], examples.test["example_id"]])[used]
-    member = (np.arange(len(scores)) < len(examples.train))[used]
-    return AttackScores(scores[used], member, "", example_ids=ids)
 
 
 def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:
@@ -286,8 +272,8 @@ def _fit(x: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:
 _RMIA = (references.rmia, references.lacks_for_rmia)
 # The function of each attack, and what it lacks; texts and needs stand in attacks.toml.
 _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | None]]] = {
-    "loss_threshold": (loss_scores, partial(lacks, column="loss")),
-    "label_gap": (label_scores, partial(lacks, column="correct")),
+    "loss_threshold": (loss_scores, partial(lacks, name="loss")),
+    "label_gap": (label_scores, partial(lacks, name="correct")),
     "quantile": (quantile_scores, lacks_for_regression),
     "attributes": (attribute_scores, lambda known: None if known else "an attribute"),
     "rmia": _RMIA,

@@ -59,19 +59,30 @@ class ReleasedModel:
         """Write all but the examples, and their losses, beside a model that a run kept."""
         arrays = {name: value for name, value in vars(self).items() if name != "examples"}
         path = (run_dir / KEPT[model][0]).with_name(RELEASED)
-        write_arrays(path, loss=self.column("loss"), **arrays)
-
-    def column(self, name: str) -> NDArray[Any]:
-        """(n,) a column of training and then of test examples; ids as they are, else numbers."""
-        parts = [part[name] for part in (self.examples.train, self.examples.test)]
-        return np.concatenate(parts if name == "example_id" else [to_floats(one) for one in parts])
+        write_arrays(path, loss=column(self.examples, "loss"), **arrays)
 
     def scored(self, scores: FloatArray) -> AttackScores:
         """Scores of all but the hold-out and those that are NaN."""
-        used = ~self.holdout & ~np.isnan(scores)
-        member = np.arange(len(scores)) < len(self.examples.train)
-        ids = self.column("example_id")[used]
-        return AttackScores(scores[used], member[used], "", example_ids=ids)
+        return scores_of(self.examples, scores, ~self.holdout & ~np.isnan(scores))
+
+
+def column(examples: ExampleTable, name: str) -> NDArray[Any]:
+    """(n,) a column of training and then of test examples; ids as they are, else numbers."""
+    parts = [part[name] for part in (examples.train, examples.test)]
+    return np.concatenate(parts if name == "example_id" else [to_floats(one) for one in parts])
+
+
+def scores_of(examples: ExampleTable, scores: FloatArray, used: BoolArray) -> AttackScores:
+    """Scores of the examples that are used, from those of all, training examples first."""
+    member, ids = np.arange(len(scores)) < examples.n_train, column(examples, "example_id")
+    return AttackScores(scores[used], member[used], "", example_ids=ids[used])
+
+
+def finite_confidences(examples: ExampleTable) -> FloatArray:
+    """(n,) of losses; infinite ones are those of the largest and smallest finite loss."""
+    confidence = from_losses(column(examples, "loss"))
+    finite = confidence[np.isfinite(confidence)]
+    return np.asarray(np.clip(confidence, finite.min(), finite.max()))
 
 
 def released_of_run(run_dir: Path) -> dict[str, ReleasedModel]:
@@ -89,7 +100,7 @@ def released_of_run(run_dir: Path) -> dict[str, ReleasedModel]:
                 known.products[:, len(arrays.pop("columns"))]  # that of the mean
                 if any(len(one) != len(loss) for one in arrays.values()):
                     raise ValueError("arrays of different lengths")
-            if np.array_equal(loss, known.column("loss"), equal_nan=True):
+            if np.array_equal(loss, column(examples, "loss"), equal_nan=True):
                 found[model] = known
     return found
 
@@ -126,9 +137,9 @@ def gradient_scores(released: ReleasedModel) -> AttackScores:
     return released.scored(-(first + second / (2 * n)) / damping)
 
 
-def lacks_for_gradients(released: ReleasedModel | None) -> str | None:
+def lacks_for_gradients(released: ReleasedModel) -> str | None:
     """What is missing for `gradient_scores`; None if nothing."""
-    known = 0 if released is None else len(released.columns)
+    known = len(released.columns)
     return None if known >= LEAST else f"gradients of {LEAST} hold-out examples (there are {known})"
 
 
@@ -141,13 +152,12 @@ def input_scores(released: ReleasedModel) -> AttackScores:
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    confidence = from_losses(released.column("loss"))
-    finite = confidence[np.isfinite(confidence)]
-    confidence = np.clip(confidence, finite.min(), finite.max())
-    features = np.column_stack([np.asarray(released.inputs, np.float32), released.column("label")])
+    confidence, labels = finite_confidences(released.examples), column(released.examples, "label")
+    features = np.column_stack([np.asarray(released.inputs, np.float32), labels])
     fitted = np.flatnonzero(released.holdout & ~np.isnan(confidence))
     # In the order of their ids, as sums of floats depend on the order.
-    fitted = fitted[np.argsort(released.column("example_id")[fitted], kind="stable")]
+    ids = column(released.examples, "example_id")[fitted]
+    fitted = fitted[np.argsort(ids, kind="stable")]
     low, high = (
         HistGradientBoostingRegressor(loss="quantile", quantile=quantile, **_TREES)
         .fit(features[fitted], confidence[fitted])
@@ -158,13 +168,13 @@ def input_scores(released: ReleasedModel) -> AttackScores:
     return released.scored((confidence - low) / np.maximum(spread, np.median(spread) / 10 + 1e-12))
 
 
-def lacks_for_inputs(released: ReleasedModel | None) -> str | None:
+def lacks_for_inputs(released: ReleasedModel) -> str | None:
     """What is missing for `input_scores`; None if nothing."""
-    if released is None or released.inputs is None:
+    if released.inputs is None:
         return "inputs that are one tensor of numbers"
     if find_spec("sklearn") is None:
         return "scikit-learn: pip install 'indpriv[attacks]'"
-    losses = released.column("loss")
+    losses = column(released.examples, "loss")
     if (losses < 0).any():
         return "cross-entropy losses, none of them below 0"
     known = int(np.isfinite(losses[released.holdout]).sum())

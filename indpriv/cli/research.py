@@ -23,15 +23,9 @@ from indpriv.analysis.summary import SENSITIVE
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, is_signals, open_signals
 from indpriv.attacks import ATTACKS
+from indpriv.audit import attacks as of_runs
 from indpriv.audit import read_audit
 from indpriv.audit.accounts import advise_on_run, check_question, compose_runs, write_composition
-from indpriv.audit.attacks import (
-    attack_study,
-    attributes_of_run,
-    guarantee_of_run,
-    model_itself,
-    results_of_run,
-)
 from indpriv.cli.common import (
     check_folder,
     checked_run,
@@ -86,15 +80,15 @@ def attack(
         _measure(path, as_json, **settings)
     else:
         run_dir = checked_run(path, "attack")
-        guarantee = guarantee_of_run(run_dir, settings.pop("delta", None))
+        guarantee = of_runs.guarantee_of_run(run_dir, settings.pop("delta", None))
         _train_references(run_dir, references, models, attacks, signals, **settings)
-        results = results_of_run(run_dir, signals, attacks, guarantee)
-        attributes = attributes_of_run(run_dir)
+        results = of_runs.results_of_run(run_dir, signals, attacks, guarantee)
+        attributes = of_runs.attributes_of_run(run_dir)
         if attacks and "attributes" not in attacks:
             attributes = attributes[:0]
         shown = ("rates", "attacks", "fitted", "attack_seed", "unchecked")
         content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
-        content |= {} if attacks else model_itself(run_dir, signals, guarantee[1])
+        content |= {} if attacks else of_runs.model_itself(run_dir, signals, guarantee[1])
         values: dict[str, Any] = {"lacking": (), "last_iterate": None, "accounted": guarantee[0]}
         values |= {"m": report.attack_values(results), **content}
         show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)
@@ -162,7 +156,7 @@ def show_study(
     epsilon: audit directory of a run trained like the study.
     """
     found = open_signals(folder)
-    rates = attack_study(found, attacks, unit_rule=unit_rule)
+    rates = of_runs.attack_study(found, attacks, unit_rule=unit_rule)
     effects = None
     if epsilon is not None:
         table, examples = read_audit(epsilon)

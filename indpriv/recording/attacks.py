@@ -159,11 +159,12 @@ class GradientCanaries(RunAttack):
         added[draw.canaries] = setting.max_grad_norm
         added *= self._canaries.lengths * self._canaries.member
         self._before = self._read("summed_grad")
-        if self._clip is None:
-            self._add(added)
-        else:
+        if self._clip is not None:
             longer = np.where(self._canaries.lengths == 1, _TOO_LONG, 1.0)
             self._add_clipped(added * longer, self._clip)
+            return
+        for p, canaries, index in self._places:
+            p.summed_grad[index] += torch.as_tensor(added[canaries]).to(p.summed_grad)
 
     def _read(self, name: str) -> FloatArray:
         """Values (n_canaries,) of the parameters' summed_grad or grad at the coordinates."""
@@ -171,11 +172,6 @@ class GradientCanaries(RunAttack):
         for p, canaries, index in self._places:
             seen[canaries] = getattr(p, name).detach()[index].double().cpu().numpy()
         return seen
-
-    def _add(self, added: FloatArray) -> None:
-        """Add to the clipped sum at the coordinates."""
-        for p, canaries, index in self._places:
-            p.summed_grad[index] += torch.as_tensor(added[canaries]).to(p.summed_grad)
 
     def _add_clipped(self, added: FloatArray, clip: Callable[[], None]) -> None:
         """Let the optimizer clip gradients of norms (n_canaries,), in batches of their own."""
@@ -491,9 +487,6 @@ class _Mislabelled(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], shifts: dict[int, int], n_classes: int) -> None:
         self._dataset, self._shifts, self._n_classes = dataset, shifts, n_classes
-
-    def __len__(self) -> int:
-        return length(self._dataset, "dataset")
 
     def __getitem__(self, position: int) -> tuple[Any, Any]:
         inputs, target = self._dataset[position]

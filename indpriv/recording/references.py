@@ -37,13 +37,13 @@ from indpriv.norm_log.run_files import (
 )
 from indpriv.recording.checkpoints.replay import AuditSpec, checked_spec, load_name
 from indpriv.recording.checkpoints.safe_files import keep_model, kept_model
-from indpriv.recording.norms.batches import call, precise_losses, tensors_of
+from indpriv.recording.norms.batches import tensors_of
 from indpriv.recording.norms.shadow_model import standard_module
-from indpriv.recording.random_states import kept_random_state
 from indpriv.recording.released import gradient_norms, released_model
 
 _EXAMPLE = "path/to/train.py:fit, a file that also has a spec = AuditSpec(...)"
-_BATCH, _FEW = 4096, 256
+_BATCH = 4096
+_LEAST = 1e-300  # norm, whose logarithm is taken
 _TOLERANCE = 0.02, 0.01  # of a loss, relative and absolute, on another machine or precision
 
 FitFn = Callable[[IntArray, int], nn.Module]
@@ -94,7 +94,7 @@ def references_for_run(
     models = OwnModels(fit, spec)
     attacked = models.kept(examples, run_dir, MODEL)
     data = "" if attacked is None else data_fingerprint(run_dir)
-    more, model = dict[str, FloatArray](), "non_dp" if baseline else "dp"
+    more = dict[str, FloatArray]()
     if baseline:
         if not (run_dir / EXAMPLES_NON_DP).is_file():
             models.train_baseline(examples, run_dir)
@@ -102,11 +102,11 @@ def references_for_run(
         attacked = models.kept(examples, run_dir, MODEL_NON_DP)
     if attacked is not None:
         try:
-            known = released_of_run(run_dir).get(model)
+            known = released_of_run(run_dir).get(model := "non_dp" if baseline else "dp")
             if known is None:
                 known = replace(released_model(attacked, models.code[1]), examples=examples)
                 known.save(run_dir, model)
-            more[GRADIENTS] = _signal(known.norms)
+            more[GRADIENTS] = -np.log(np.maximum(known.norms, _LEAST))
         except InputError as error:
             if tell is not None:
                 tell(f"no attacks on the model itself: {error}")
@@ -159,24 +159,17 @@ class OwnModels:
         if not isinstance(found, nn.Module):
             kind = type(found).__name__
             raise refused("refusal.signals", "no_model", said=self.said, kind=kind)
-        model, module = standard_module(found).eval(), spec.model()
-        own, wanted = (
-            {name: tuple(value.shape) for name, value in one.state_dict().items()}
-            for one in (model, module)
-        )
-        for name in {**wanted, **own}:
-            if own.get(name) != wanted.get(name):
-                shapes = {"found": own.get(name, "absent"), "wanted": wanted.get(name, "none")}
+        model, module = standard_module(found), spec.model()
+        states = [one.state_dict() for one in (module, model)]
+        for name in {**states[0], **states[1]}:
+            wanted, own = (tuple(one[name].shape) if name in one else "absent" for one in states)
+            if own != wanted:
+                shapes = {"found": own, "wanted": wanted}
                 raise refused("refusal.signals", "other_model", said=self.said, name=name, **shapes)
         module.load_state_dict(model.state_dict())
-        module = module.to(device := next(model.parameters()).device).eval()
-        inputs, targets = next(spec.examples(spec.collate_fn, device)[0].batches(_FEW))
-        with torch.no_grad(), kept_random_state():
-            losses, own_losses = (
-                precise_losses(spec.loss_fn, call(one, inputs), targets).cpu()
-                for one in (module, model)
-            )
-        if n := int((~np.isclose(own_losses, losses, *_TOLERANCE, equal_nan=True)).sum()):
+        module = module.to(next(model.parameters()).device)
+        losses = [self._table(one).frame["loss"] for one in (model, module)]
+        if n := int((~np.isclose(*losses, *_TOLERANCE, equal_nan=True)).sum()):
             raise refused("refusal.signals", "other_outputs", said=self.said, n=n)
         return module
 
@@ -185,7 +178,8 @@ class OwnModels:
         self._check_data()
         found = {CONFIDENCE: from_losses(self._table(module).frame["loss"])}
         if self.gradients:
-            found[GRADIENTS] = _signal(gradient_norms(module, self.code[1]))
+            norms = gradient_norms(module, self.code[1])
+            found[GRADIENTS] = -np.log(np.maximum(norms, _LEAST))
         return found
 
     def kept(self, examples: ExampleTable, run_dir: Path, name: str) -> nn.Module | None:
@@ -200,17 +194,17 @@ class OwnModels:
         kept = kept_model(run_dir, model, name)
         table = self._table(model)
         for split in ("train", "test"):
-            found, wanted = (getattr(one, split) for one in (table, examples))
-            own, ids = (plain_ids(part["example_id"]).astype(str) for part in (found, wanted))
+            both = [getattr(one, split) for one in (table, examples)]
+            own, ids = (plain_ids(part["example_id"]).astype(str) for part in both)
             if not np.array_equal(own, ids):
                 n = len(np.setxor1d(own, ids)) or len(ids)
                 raise refused("refusal.signals", "other_ids", n=n, split=split, **of)
-            labels, known = (to_floats(part["label"]) for part in (found, wanted))
-            if n := int((labels != known)[~np.isnan(known)].sum()):
-                raise refused("refusal.signals", "other_labels", n=n, split=split, **of)
-            own, known = (to_floats(part["loss"]) for part in (found, wanted))
-            if kept and (n := int((~np.isclose(own, known, *_TOLERANCE, equal_nan=True)).sum())):
-                raise refused("refusal.signals", "other_inputs", n=n, split=split, **of)
+            labels, known = (to_floats(part["label"]) for part in both)
+            losses = [to_floats(part["loss"]) for part in both]
+            differ = {"other_labels": (labels != known) & ~np.isnan(known)}
+            differ["other_inputs"] = kept & ~np.isclose(*losses, *_TOLERANCE, equal_nan=True)
+            for case, n in ((case, int(one.sum())) for case, one in differ.items() if one.any()):
+                raise refused("refusal.signals", case, n=n, split=split, **of)
         return model if kept else None
 
     def train_baseline(self, examples: ExampleTable, run_dir: Path) -> None:
@@ -239,9 +233,3 @@ class OwnModels:
                 for tensor in tensors_of(batch):
                     found.update(tensor.contiguous().numpy().tobytes())
         return found.hexdigest()
-
-
-def _signal(norms: FloatArray) -> FloatArray:
-    """Minus the logarithm of norms; infinity for 0."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(-np.log(norms))

@@ -93,19 +93,19 @@ def crafted_canaries(
     loss_fn: LossFn,
     *,
     max_grad_norm: float = 1.0,
-    steps: int = 50,
+    steps: int = 30,
 ) -> TensorDataset:
     """Inputs crafted so that the final model shows which were trained on, for `InsertedCanaries`.
 
-    After Yoon, Jeung and No 2024 (arXiv:2412.01756), with many canaries in one run instead of one
-    in many runs. Adam moves the inputs until their gradients at this model are as orthogonal as it
-    gets, and longer than max_grad_norm: clipping then leaves each canary a direction of its own,
-    along which the others do not move the model. Every feature stays in its range over inputs.
-    Coins are flipped afterwards, so bounds hold whatever was crafted.
+    After Yoon, Jeung and No 2024 (arXiv:2412.01756), with many canaries in one run, not one in many
+    runs. Adam makes their gradients at this model as orthogonal as it can, and longer than
+    max_grad_norm: clipping then leaves each a direction of its own. Features stay in their ranges
+    over inputs. Coins are flipped afterwards, so bounds hold whatever was crafted.
 
     Args:
-        model: as the run starts or, better, trained like it on public examples; not changed.
-        inputs: (n, ...) floats to begin with, e.g. of test examples, or random.
+        model: as the run starts, or trained like it on public examples; not changed.
+        inputs: (n, ...) floats to begin with: random ones in the range of the data are stronger
+            than examples.
         targets: (n,) their targets, e.g. wrong labels.
         loss_fn: per-example losses, as of `Recorder`.
         max_grad_norm: of the run.

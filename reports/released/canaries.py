@@ -28,7 +28,7 @@ from reports.attacks.training import BASELINE, DP, SEED, Task
 from reports.shared.rates import RATES
 from reports.shared.recorded import worst_case_of
 
-COUNT, RUNS = 300, 3
+COUNT, RUNS = 300, 2
 WRONG, CRAFTED, UPDATES = "mislabelled", "crafted", "updates"
 TITLES = {
     WRONG: "loss of mislabelled canaries",
