@@ -191,8 +191,8 @@ class RecordedRun:
 
     def attacked(self, seed: int) -> tuple[IntArray | None, IntArray | None]:
         """Increasing positions of the members and of the others of `for_attacks`; None if all."""
-        examples = self.examples
         signals = (*self.references, *self.baseline_references, *self.released)
+        examples = self.examples
         if examples is None or signals or examples.n_train <= statistics.MOST_EXACT:
             return None, None
         if not examples.has_unit_for_each_row:

@@ -33,10 +33,7 @@ from indpriv._types import (
     silent,
 )
 from indpriv.attack_signals import (
-    CHECKPOINTS,
     CONFIDENCE,
-    GRADIENTS,
-    LABELS,
     SERIES,
     AttackSignals,
     add_model,
@@ -92,9 +89,7 @@ class Pool:
         return np.flatnonzero(inside)
 
 
-def pool_of_run(
-    examples: ExampleTable, fingerprint: str = "", more: Mapping[str, FloatArray] | None = None
-) -> Pool:
+def pool_of_run(examples: ExampleTable, fingerprint: str = "", **more: FloatArray) -> Pool:
     """Training and test examples of a run, in this order, with what its final losses say of them.
 
     more: other signals of the run's model by name, (n,) each.
@@ -113,7 +108,7 @@ def pool_of_run(
         plain_ids(ids),
         share=len(train) / n,
         fingerprint=fingerprint,
-        audited=({CONFIDENCE: from_losses(to_floats(losses)), **(more or {})}, member),
+        audited=({CONFIDENCE: from_losses(to_floats(losses)), **more}, member),
     )
 
 
@@ -254,10 +249,8 @@ def _all_of(
 def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float32]]:
     found = signals if isinstance(signals, Mapping) else {CONFIDENCE: signals}
     if CONFIDENCE not in found or not found.keys() <= SERIES.keys():
-        raise InputError(
-            f"signal_fn returned {', '.join(found)}; it returns {CONFIDENCE} and optionally "
-            f"{LABELS}, {CHECKPOINTS} and {GRADIENTS}"
-        )
+        names, known = ", ".join(found), ", ".join(list(SERIES)[1:])
+        raise refused("refusal.signals", "signal_fn", names=names, first=CONFIDENCE, known=known)
     return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
 
 
@@ -273,10 +266,4 @@ def _models_of(path: Path, pool: Pool, settings: Mapping[str, Any]) -> int:
     keys = sorted({*settings, *earlier})
     if changed := [key for key in keys if earlier.get(key) != settings.get(key)]:
         raise refused("refusal.signals", "settings", path=path, names=", ".join(changed))
-    if content["models"] and pool.audited is not None:
-        found, (signals, member) = open_signals(path), pool.audited
-        own, known = found[CONFIDENCE], np.asarray(signals[CONFIDENCE], np.float32)
-        same = np.array_equal(own.signal[0], known, equal_nan=True)
-        if found.keys() != signals.keys() or not (same and np.array_equal(own.member[0], member)):
-            raise refused("refusal.signals", "another_run", path=path)
     return len(content["models"])

@@ -115,9 +115,14 @@ def references_for_run(
         models.trained,
         n_models,
         signal_fn=models.signals,
-        pool=pool_of_run(examples, data, more),
+        pool=pool_of_run(examples, data, **more),
         output=output or run_dir / (REFERENCES_NON_DP if baseline else REFERENCES),
-        settings={"data": models.fingerprint, "fit": models.said.rpartition(":")[2]},
+        settings={
+            "data": models.fingerprint,
+            "fit": models.said.rpartition(":")[2],
+            "run": hashlib.sha256(to_floats(examples.frame["loss"]).tobytes()).hexdigest(),
+            "signals": [CONFIDENCE, *more],
+        },
         workers=workers,
         progress=progress,
         tell=tell,
@@ -162,14 +167,16 @@ class OwnModels:
         model, module = standard_module(found), spec.model()
         states = [one.state_dict() for one in (module, model)]
         for name in {**states[0], **states[1]}:
-            wanted, own = (tuple(one[name].shape) if name in one else "absent" for one in states)
-            if own != wanted:
-                shapes = {"found": own, "wanted": wanted}
+            shape, own_shape = (
+                tuple(one[name].shape) if name in one else "absent" for one in states
+            )
+            if shape != own_shape:
+                shapes = {"found": own_shape, "wanted": shape}
                 raise refused("refusal.signals", "other_model", said=self.said, name=name, **shapes)
         module.load_state_dict(model.state_dict())
         module = module.to(next(model.parameters()).device)
-        losses = [self._table(one).frame["loss"] for one in (model, module)]
-        if n := int((~np.isclose(*losses, *_TOLERANCE, equal_nan=True)).sum()):
+        own, wanted = (self._table(one).frame["loss"] for one in (model, module))
+        if n := int((~np.isclose(own, wanted, *_TOLERANCE, equal_nan=True)).sum()):
             raise refused("refusal.signals", "other_outputs", said=self.said, n=n)
         return module
 
@@ -200,9 +207,9 @@ class OwnModels:
                 n = len(np.setxor1d(own, ids)) or len(ids)
                 raise refused("refusal.signals", "other_ids", n=n, split=split, **of)
             labels, known = (to_floats(part["label"]) for part in both)
-            losses = [to_floats(part["loss"]) for part in both]
+            now, then = (to_floats(part["loss"]) for part in both)
             differ = {"other_labels": (labels != known) & ~np.isnan(known)}
-            differ["other_inputs"] = kept & ~np.isclose(*losses, *_TOLERANCE, equal_nan=True)
+            differ["other_inputs"] = kept & ~np.isclose(now, then, *_TOLERANCE, equal_nan=True)
             for case, n in ((case, int(one.sum())) for case, one in differ.items() if one.any()):
                 raise refused("refusal.signals", case, n=n, split=split, **of)
         return model if kept else None

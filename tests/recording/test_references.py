@@ -100,7 +100,12 @@ def test_one_command_trains_references_and_attacks_the_run(script, capsys):
     assert of_model <= set(found.rates["attack"])
     assert "heuristic of the last iterate" in out
     assert "Not run" not in out
-    assert read_json(run / "references/signals.json")["settings"].keys() == {"data", "fit"}
+    assert read_json(run / "references/signals.json")["settings"].keys() == {
+        "data",
+        "fit",
+        "run",
+        "signals",
+    }
 
 
 def test_what_attacks_on_the_model_itself_lack_is_said(script, tmp_path, capsys):
@@ -148,7 +153,7 @@ def test_references_of_another_run_or_fit_are_refused_before_training(script, tm
         references_for_run(run, "train.py:fit", 2, output=tmp_path / "s")
     frame = pd.read_parquet(run / "examples.parquet")
     frame.assign(loss=frame["loss"] * 2).to_parquet(run / "examples.parquet")
-    with pytest.raises(InputError, match="references for another run"):
+    with pytest.raises(InputError, match="trained with another run"):
         references_for_run(run, "train.py:plain", 2, output=tmp_path / "s")
     assert AttackSignals.open(tmp_path / "s").n_models == 2
 

@@ -3,13 +3,21 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from indpriv.recording import GradientCanaries, MislabelledCanaries, Recorder, WhiteBox
+from indpriv.recording import (
+    GradientCanaries,
+    InsertedCanaries,
+    MislabelledCanaries,
+    Recorder,
+    WhiteBox,
+    crafted_canaries,
+)
 
 inputs = torch.randn(1200, 20)
 labels = (inputs[:, 0] > 0).long()
 train_set = TensorDataset(inputs[:1000], labels[:1000])
 test_set = TensorDataset(inputs[1000:], labels[1000:])
 loss_fn = nn.CrossEntropyLoss(reduction="none")
+model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 2))
 
 
 def train(run_dir, train_set, attack, loader=None):
