@@ -44,11 +44,14 @@ def test_the_page_is_written_from_its_figures(known):
 def test_the_page_on_the_released_model_is_written_from_its_figures(known):
     found = read_json(REPORTS / "released" / "released.json")
     page = (REPORTS / "released" / "README.md").read_text(encoding="utf-8")
-    assert page == released.render(found, known)
+    assert page == released.render(found, known, read_json(REPORTS / "language" / "language.json"))
     for name, part in found.items():  # no attacker of a model with DP exceeds the worst case
         worst = known[name]["run"]["ceilings"]["worst_case"]
         for one in part[DP]["attacks"].values():
             assert all(one["tpr_at_fpr"][rate] < limit for rate, limit in worst.items())
+        for one in part.get("canaries", {DP: {}})[DP].values():
+            assert one["bounds"]["epsilon_fdp"] < one["epsilon"]
+            assert "add/remove" in one["meaning"] or "zero out" in one["meaning"]
 
 
 def test_one_run_of_adult_is_on_every_page(known):

@@ -1,9 +1,10 @@
 """reports/released/README.md and released.json beside it: attackers of the released model only.
 
-python -m reports.released [--write-only]
+python -m reports.released [--canaries] [--write-only]
 
-Everything is trained by this command and goes on where it was stopped, in reports/runs/released.
-MNIST is read from the folder in INDPRIV_DATA. All takes a quarter of an hour on one core.
+Everything is trained by this command and goes on where it was stopped, in reports/runs/released;
+--canaries leaves the studies as they are in released.json. MNIST is read from the folder in
+INDPRIV_DATA. The studies take a quarter of an hour on one core, canaries ten minutes.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from indpriv.recording.released import released_model
 from reports import REPORTS
 from reports.attacks.figures import figures_of
 from reports.attacks.training import BASELINE, DP, SEED, TASKS, Task
+from reports.released.canaries import CRAFTED, UPDATES, WRONG
+from reports.released.canaries import figures as figures_of_canaries
 from reports.shared.markdown_table import table
 from reports.shared.rates import HEAD, RATES, rates
 
@@ -171,15 +174,12 @@ def figures(task: Task) -> dict[str, Any]:
 
 def share(found: Mapping[str, Any], ceiling: float) -> str:
     """How much of the way from chance to the ceiling the true-positive rate at 1 % goes."""
-    low, value, high = (
+    span = found["tpr_at_fpr_intervals"]["0.01"]
+    value, *ends = (
         100 * (rate - 0.01) / (ceiling - 0.01)
-        for rate in (
-            found["tpr_at_fpr_intervals"]["0.01"]["low"],
-            found["tpr_at_fpr"]["0.01"],
-            found["tpr_at_fpr_intervals"]["0.01"]["high"],
-        )
+        for rate in (found["tpr_at_fpr"]["0.01"], *((span["low"], span["high"]) if span else ()))
     )
-    return f"{value:.0f} ({low:.0f} to {high:.0f})"
+    return f"{value:.0f}" + (f" ({ends[0]:.0f} to {ends[1]:.0f})" if ends else "")
 
 
 SEES = {
@@ -191,10 +191,134 @@ SEES = {
 
 
 MORE = {"gradient_lira": ", 7 references", "input_quantile": " and inputs"}
+BLACK_BOX = ("labels", "losses", "references")
+LADDER_HEAD = (
+    "attacker",
+    "attack",
+    "AUC",
+    "TPR at 1 % FPR, %",
+    "share of the ceiling, %",
+    "epsilon of at least",
+)
+LANGUAGE = {
+    "loss": "the final model",
+    "gradient": "the final model's parameters",
+    "updates": "every update",
+}
 
 
-def render(found: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
-    """The page; earlier: the figures of attacks.json, which has the ceilings."""
+def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
+    """The strongest attack of each attacker, by task with DP."""
+    lines = [
+        "## The ladder",
+        "",
+        "With DP, from the attacker who sees least to the one who sees every noisy update. Of the attacks in the tables below, the",
+        "one with the largest AUC stands for its attacker: it was chosen after seeing them. Canaries are another question: how much an",
+        "example *can* leave that was made to be found. The epsilon is the lower bound from one run in f-DP, which assumes nothing but",
+        "the coins, the mean over runs; 0 means that nothing was shown.",
+        "",
+    ]
+    for part in found.values():
+        made, attacks = part.get("canaries"), part[DP]["attacks"]
+        if made is None:
+            continue
+        ceiling = made[DP][UPDATES]["ceiling"]["0.01"]
+        rows = [
+            ("black box", best["title"], best, None) for best in [strongest(attacks, BLACK_BOX)]
+        ]
+        rows += [
+            ("its parameters", best["title"], best, None)
+            for best in [strongest(attacks, ("model",))]
+        ]
+        rows += [
+            (who, one["title"], one, one["bounds"]["epsilon_fdp"])
+            for who, name in (
+                ("black box", WRONG),
+                ("black box", CRAFTED),
+                ("every update", UPDATES),
+            )
+            for one in [made[DP][name]]
+        ]
+        meant = made[DP][UPDATES]
+        lines += [
+            f"### {part['title']}",
+            "",
+            table(LADDER_HEAD, [ladder_row(*row, ceiling) for row in rows]),
+            "",
+        ]
+        lines += [
+            f"{made['count']} canaries in each of {made['runs']} runs, mislabelled test examples or random inputs crafted with the same labels",
+            f"for the parameters of the start, and {made['gradients']:,} gradient canaries in one run. Epsilon {meant['epsilon']:.2f} at: {meant['meaning']}.",
+            "Runs of canaries are not seeded.",
+            "Without DP: "
+            + "; ".join(
+                f"{one['title']}, AUC {one['auc']:.3f}, TPR {100 * one['tpr_at_fpr']['0.01']:.1f} % at 1 %, epsilon of at least {one['bounds']['epsilon_fdp']:.2f}"
+                for one in (made[BASELINE][WRONG], made[BASELINE][CRAFTED])
+            )
+            + ".",
+            "",
+        ]
+    for model in language["models"]:
+        if (updates := model["attacks"].get("updates")) is None:
+            continue
+        rows = [
+            ladder_row(
+                who,
+                one_title,
+                model["attacks"][name],
+                model["attacks"][name]["epsilon_fdp"],
+                updates["ceiling"]["0.01"],
+            )
+            for name, who in LANGUAGE.items()
+            for one_title in [TEXTS[name]]
+        ]
+        lines += [
+            f"### Language model, {model['title']}",
+            "",
+            table(LADDER_HEAD, rows),
+            "",
+            f"The secrets of [the page on language models](../language/README.md) are the canaries: tokens cannot be crafted by gradients. Epsilon {updates['worst_case']:.2f} at: {updates['meaning']}.",
+            "",
+        ]
+    return lines
+
+
+TEXTS = {
+    "loss": "loss of inserted secrets",
+    "gradient": "norm of the final gradient of inserted secrets",
+    "updates": "likelihood ratio of gradient canaries",
+}
+
+
+def strongest(attacks: Mapping[str, Any], sees: tuple[str, ...]) -> Mapping[str, Any]:
+    """The attack with the largest AUC among those of some attackers."""
+    chosen: Mapping[str, Any] = max(
+        (one for one in attacks.values() if one["sees"] in sees), key=lambda one: one["auc"]
+    )
+    return chosen
+
+
+def ladder_row(
+    who: str, title: str, one: Mapping[str, Any], bound: float | None, ceiling: float
+) -> tuple[str, ...]:
+    """One row of the ladder."""
+    spans = one.get("tpr_at_fpr_intervals", {"0.01": None})
+    of = {"tpr_at_fpr": one["tpr_at_fpr"], "tpr_at_fpr_intervals": spans}
+    shown = "–" if bound is None else f"{bound:.2f}"
+    return (
+        who,
+        title,
+        f"{one['auc']:.3f}",
+        f"{100 * one['tpr_at_fpr']['0.01']:.2f}",
+        share(of, ceiling),
+        shown,
+    )
+
+
+def render(
+    found: Mapping[str, Any], earlier: Mapping[str, Any], language: Mapping[str, Any]
+) -> str:
+    """The page; earlier: attacks.json, which has the ceilings; language: language.json."""
     lines = [
         "# Attackers of the released model only",
         "",
@@ -208,6 +332,7 @@ def render(found: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
         "over models. The share of the ceiling is how far the true-positive rate at 1 % false positives goes from 1 % towards the",
         "worst case. All seeds were fixed before the first result. Models are trained from chosen seeds: none has a guarantee.",
         "",
+        *ladder(found, language),
     ]
     for name, part in found.items():
         ceiling = earlier[name]["run"]["ceilings"]["worst_case"]
@@ -249,14 +374,16 @@ def main() -> None:
     parser.add_argument(
         "--write-only", action="store_true", help="write the page from released.json"
     )
-    if not parser.parse_args().write_only:
-        found = {}
+    parser.add_argument("--canaries", action="store_true", help="leave the studies as they are")
+    options, path = parser.parse_args(), HERE / "released.json"
+    if not options.write_only:
+        found = read_json(path) if options.canaries else {}
         for task in TASKS:
-            found[task.name] = figures(task)
-            write_json(HERE / "released.json", found)
-    page = render(
-        read_json(HERE / "released.json"), read_json(REPORTS / "attacks" / "attacks.json")
-    )
+            found[task.name] = found.get(task.name) or figures(task)
+            found[task.name]["canaries"] = figures_of_canaries(task, FOLDER)
+            write_json(path, found)
+    others = (read_json(REPORTS / name / f"{name}.json") for name in ("attacks", "language"))
+    page = render(read_json(path), *others)
     (HERE / "README.md").write_text(page, encoding="utf-8")
 
 

@@ -28,7 +28,8 @@ from reports.attacks.training import BASELINE, DP, SEED, Task
 from reports.shared.rates import RATES
 from reports.shared.recorded import worst_case_of
 
-COUNT, RUNS = 300, 2
+COUNT, RUNS = 300, 2  # of items; gradients in one run, as they cost nothing
+GRADIENTS = 1000
 WRONG, CRAFTED, UPDATES = "mislabelled", "crafted", "updates"
 TITLES = {
     WRONG: "loss of mislabelled canaries",
@@ -43,12 +44,12 @@ def figures(task: Task, folder: Path) -> dict[str, Any]:
     """What canaries of each kind show, with DP and without; what is in the folder is not done again."""
     data = task.dataset()
     items = of_kinds(task, data, folder)
-    found: dict[str, Any] = {"count": COUNT, "runs": RUNS}
+    found: dict[str, Any] = {"count": COUNT, "runs": RUNS, "gradients": GRADIENTS}
     for kind in (DP, BASELINE):
         found[kind] = {}
         for name in TITLES if kind == DP else (WRONG, CRAFTED):
             each = []
-            for row in range(RUNS):
+            for row in range(1 if name == UPDATES else RUNS):
                 path = folder / f"{task.name}-{kind}-{name}-{row}"
                 if not path.with_suffix(".json").is_file():
                     shutil.rmtree(path, ignore_errors=True)  # an interrupted run
@@ -128,7 +129,7 @@ def private(task: Task, data: Dataset, items: TensorDataset | None, folder: Path
     training = task.config.training
     sigma = float(trainer_of(task.config, data, without_dp=False).settings["noise_multiplier"])
     dataset: Any = TensorDataset(*tensors(data.train, np.arange(len(data.train))))
-    attack: Any = GradientCanaries(COUNT) if items is None else InsertedCanaries(dataset, items)
+    attack: Any = GradientCanaries(GRADIENTS) if items is None else InsertedCanaries(dataset, items)
     dataset = dataset if items is None else attack.train_set
     batch = {"batch_size": training.batch_size}
     model = start(task, data)
