@@ -157,28 +157,14 @@ def _nothing(_: Any) -> None:
 # --- attacks by the losses of the final model
 
 
-def loss_scores(examples: ExampleTable) -> AttackScores:
-    """Minus the loss of each example that has one; an infinite loss is never a member's.
+def column_scores(examples: ExampleTable, name: str, sign: float) -> AttackScores:
+    """A column with a sign, of each example where it is known.
 
-    A model has a small loss on what it has memorised.
-
-    >>> import pandas as pd
-    >>> from indpriv.example_table import ExampleTable
-    >>> frame = pd.DataFrame({"example_id": [0, 0], "unit_id": [0, 0], "split": ["train", "test"],
-    ...                       "label": [1, 1], "loss": [0.1, 0.9], "correct": [True, False]})
-    >>> loss_scores(ExampleTable(frame)).scores
-    array([-0.1, -0.9])
+    Minus the loss, as a model has a small one on what it has memorised; an infinite loss is never a
+    member's. Or whether the model gets the label right: 1/2 plus half the gap between training and
+    test accuracy is the AUC.
     """
-    scores = -column(examples, "loss")
-    return scores_of(examples, scores, ~np.isnan(scores))
-
-
-def label_scores(examples: ExampleTable) -> AttackScores:
-    """1 or 0 for each example: whether the model gets its label right, where that is known.
-
-    Their AUC is 1/2 plus half the gap between training and test accuracy.
-    """
-    scores = column(examples, "correct")
+    scores = sign * column(examples, name)
     return scores_of(examples, scores, ~np.isnan(scores))
 
 
@@ -272,8 +258,8 @@ def _fit(x: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:
 _RMIA = (references.rmia, references.lacks_for_rmia)
 # The function of each attack, and what it lacks; texts and needs stand in attacks.toml.
 _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | None]]] = {
-    "loss_threshold": (loss_scores, partial(lacks, name="loss")),
-    "label_gap": (label_scores, partial(lacks, name="correct")),
+    "loss_threshold": (partial(column_scores, name="loss", sign=-1), partial(lacks, name="loss")),
+    "label_gap": (partial(column_scores, name="correct", sign=1), partial(lacks, name="correct")),
     "quantile": (quantile_scores, lacks_for_regression),
     "attributes": (attribute_scores, lambda known: None if known else "an attribute"),
     "rmia": _RMIA,

@@ -2,9 +2,9 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any, Self
 
 import numpy as np
@@ -249,9 +249,10 @@ class WhiteBox(RunAttack):
             unexplained = self._unexplained(setting.max_grad_norm, draw)
             drawn = np.isin(self._members, draw.positions)
             drawn = np.pad(drawn, (0, len(self._others)))  # no test example is ever drawn
-            start = 0
-            for batch in self._attacked_batches():
-                part = slice(start, start := start + len(batch))
+            start, attacked, size = 0, self._attacked, self._attacked.norm_pass.batch_size
+            others = attacked.test.batches(size, self._others) if attacked.test else ()
+            for rows in chain(attacked.train.batches(size, self._members), others):
+                part = slice(start, start := start + len(batch := Batch(*rows)))
                 self._evidence[part] += self._ratio(batch, unexplained, setting, drawn[part])
 
     def scores(self, model: nn.Module) -> AttackScores:
@@ -265,12 +266,6 @@ class WhiteBox(RunAttack):
             example_ids=np.concatenate([ids, others]),
             adversary="full",
         )
-
-    def _attacked_batches(self) -> Iterator[Batch]:
-        attacked, size = self._attacked, self._attacked.norm_pass.batch_size
-        yield from starmap(Batch, attacked.train.batches(size, self._members))
-        if attacked.test is not None:
-            yield from starmap(Batch, attacked.test.batches(size, self._others))
 
     def _norms(self, batch: Batch) -> FloatArray:
         """Gradient norms (n,) before clipping."""
@@ -287,16 +282,13 @@ class WhiteBox(RunAttack):
             if not len(batch):
                 continue
             factors = _clip_factors(self._norms(batch), max_grad_norm)
-            for value, added in zip(left, self._gradient(batch, factors), strict=True):
+            with torch.enable_grad():
+                losses = self._model.losses(self._shadow, batch)
+                total = losses @ torch.as_tensor(factors).to(losses)
+            gradients = torch.autograd.grad(total, self._parameters, materialize_grads=True)
+            for value, added in zip(left, gradients, strict=True):
                 value -= added
         return left
-
-    def _gradient(self, batch: Batch, weights: FloatArray) -> Sequence[Tensor]:
-        """Gradient of the weighted sum of losses."""
-        with torch.enable_grad():
-            losses = self._model.losses(self._shadow, batch)
-            total = losses @ torch.as_tensor(weights).to(losses)
-        return torch.autograd.grad(total, self._parameters, materialize_grads=True)
 
     def _products(self, batch: Batch, direction: Sequence[Tensor]) -> FloatArray:
         """Inner products (n,) of each example's gradient, before clipping, with a direction v.

@@ -28,7 +28,7 @@ from reports.attacks.training import BASELINE, DP, SEED, Task
 from reports.shared.rates import RATES
 from reports.shared.recorded import worst_case_of
 
-COUNT, RUNS = 300, 2  # of items; gradients in one run, as they cost nothing
+COUNT, RUNS = 300, 4  # of items; gradients in one run, as many of them fit
 GRADIENTS = 1000
 WRONG, CRAFTED, UPDATES = "mislabelled", "crafted", "updates"
 TITLES = {
@@ -37,7 +37,7 @@ TITLES = {
     UPDATES: "likelihood ratio of gradient canaries",
 }
 BOUNDS = ("epsilon", "epsilon_fdp", "epsilon_gaussian")
-LOSS = nn.CrossEntropyLoss(reduction="none")
+LOSS, MEAN = nn.CrossEntropyLoss(reduction="none"), nn.CrossEntropyLoss()
 
 
 def figures(task: Task, folder: Path) -> dict[str, Any]:
@@ -102,12 +102,14 @@ def trained(task: Task, model: nn.Module, dataset: Any) -> nn.Module:
     return model.eval()
 
 
-def steps(model: nn.Module, optimizer: Any, loader: Any, epochs: int) -> None:
+def steps(
+    model: nn.Module, optimizer: Any, loader: Any, epochs: int, mean_loss: Any = MEAN
+) -> None:
     """Steps of SGD, as a user writes them."""
     for _ in range(epochs):
         for inputs, targets in loader:
             optimizer.zero_grad()
-            LOSS(model(inputs), targets).mean().backward()
+            mean_loss(model(inputs), targets).backward()
             optimizer.step()
 
 
@@ -133,7 +135,7 @@ def private(task: Task, data: Dataset, items: TensorDataset | None, folder: Path
     dataset = dataset if items is None else attack.train_set
     batch = {"batch_size": training.batch_size}
     model = start(task, data)
-    model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
+    model, optimizer, mean_loss, loader = PrivacyEngine(accountant="rdp").make_private(
         module=model,
         optimizer=torch.optim.SGD(
             model.parameters(), lr=training.learning_rate, momentum=training.momentum
@@ -141,30 +143,34 @@ def private(task: Task, data: Dataset, items: TensorDataset | None, folder: Path
         data_loader=DataLoader(dataset, **batch) if items is None else attack.loader(**batch),
         noise_multiplier=sigma,
         max_grad_norm=training.max_grad_norm,
+        criterion=nn.CrossEntropyLoss(),
+        grad_sample_mode="ghost",
     )
     recorder = Recorder(
         folder, dataset=dataset, loss_fn=LOSS, every="once", attack=attack, start="random",
         run_info={"delta": training.delta},
     )  # fmt: skip
     with recorder.attach(model, optimizer, loader):
-        steps(model, optimizer, loader, training.epochs)
+        steps(model, optimizer, loader, training.epochs, mean_loss)
     scores = AttackScores.from_file(folder / (GRADIENT_CANARIES if items is None else CANARIES))
     return {**worst_case_of(folder), **of_scores(scores, training.delta)}
 
 
 def of_scores(scores: AttackScores, delta: float) -> dict[str, Any]:
     """Rates and lower bounds of one run."""
-    values = rates_on_updates(scores).set_index("rate")["value"].to_dict()
+    found = rates_on_updates(scores).set_index("rate")
+    ends = found[["low", "high"]].dropna().to_dict("index")
     bounds = measure_attack(scores, delta=delta).overall
-    return {"rates": values, "bounds": {name: bounds[name].value for name in BOUNDS}}
+    return {"rates": found["value"].to_dict(), "ends": ends, "bounds": {name: bounds[name].value for name in BOUNDS}}
 
 
 def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over runs with Student's intervals; bounds are means, as each run has its own."""
+    """Means over runs with Student's intervals, of one run with its own; means of its bounds."""
     found: dict[str, Any] = {"tpr_at_fpr": {}, "tpr_at_fpr_intervals": {}}
     for rate, values in rows_of(runs):
         ends = student_interval(values, 0.0, 1.0)
-        span = None if ends is None else vars(ends)
+        key = rate if rate == "auc" else f"tpr_{rate}"
+        span = runs[0].get("ends", {}).get(key) if ends is None else vars(ends)
         if rate == "auc":
             found |= {"auc": float(values.mean()), "auc_interval": span}
         else:
