@@ -1,6 +1,7 @@
 """Attacks on language models: scores equal a slow twin, extraction equals enumeration and sampling."""
 
 import itertools
+import json
 import math
 import zlib
 from types import SimpleNamespace
@@ -187,6 +188,28 @@ def test_a_model_that_memorised_its_members_gives_them_away(tmp_path, capsys):
     assert METHODS["reference"] in capsys.readouterr().out
     inside, outside = (extraction(model, ids[side], 2) for side in (member, ~member))
     assert inside["chance"].mean() > 0.2 > 100 * outside["chance"].mean()
+
+
+def test_a_file_of_scores_keeps_all_that_the_command_line_needs(tmp_path, capsys):
+    ids, member = texts(60, seed=8), coins(60)
+    about = {"fair_coins": True, "groups": np.arange(60) % 2, "example_ids": np.arange(60)}
+    found = language_scores(Tiny(), ids, member, texts=[str(row) for row in ids], **about)
+    for name, scores in found.items():
+        scores.to_parquet(tmp_path / f"{name}.parquet")
+        read = AttackScores.from_file(tmp_path / f"{name}.parquet")
+        assert (read.scores == scores.scores).all()
+        assert (read.member == member).all()
+        assert (read.example_ids == np.arange(60)).all()
+        assert read.fair_coins
+        assert indpriv(["attack", str(tmp_path / f"{name}.parquet"), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert "independent fair coins" in told["method"]
+        rates = {row["rate"]: row["value"] for row in told["rates"] if not row["by"]}
+        assert rates == pytest.approx(values_of(measure_attack(scores)))
+
+
+def values_of(measures):
+    return {name: row.value for name, row in measures.overall.items()}
 
 
 class Memory(nn.Module):

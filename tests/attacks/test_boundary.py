@@ -1,0 +1,83 @@
+"""Distances to the decision boundary, by labels only."""
+
+import numpy as np
+import pytest
+
+from indpriv import InputError
+from indpriv.analysis.attacks.rates import separation
+from indpriv.attacks import boundary_scores
+
+RNG = np.random.default_rng
+
+
+def linear(weights):
+    return lambda x: (x.reshape(len(x), -1) @ weights > 0).astype(int)
+
+
+def test_distances_of_a_linear_model_are_those_on_the_way_and_in_their_order():
+    """Never below the exact one, |w . x| / |w|; 0 where the label is wrong."""
+    x, weights = RNG(0).normal(size=(800, 5)), np.arange(1.0, 6.0)
+    exact = np.abs(x @ weights) / np.linalg.norm(weights)
+    labels = linear(weights)(x)
+    labels[:40] = 1 - labels[:40]
+    scores = boundary_scores(linear(weights), x, labels, np.ones(800, bool)).scores
+    assert (scores[:40] == 0).all()
+    assert (scores[40:] > 0.999 * exact[40:]).all()
+    assert np.corrcoef(scores[40:], exact[40:])[0, 1] > 0.9
+    more = boundary_scores(linear(weights), x, labels, np.ones(800, bool), moves=400).scores
+    assert (more <= scores).all()
+    assert np.median(more[40:] / exact[40:]) < np.median(scores[40:] / exact[40:])
+
+
+def test_who_was_a_member_decides_no_score():
+    x, labels = RNG(1).normal(size=(200, 3)), np.arange(200) % 3
+    model = lambda points: np.argmax(points, axis=1)  # noqa: E731
+    found = [boundary_scores(model, x, labels, RNG(k).random(200) < 0.5).scores for k in (0, 1)]
+    assert (found[0] == found[1]).all()
+
+
+def test_labels_that_a_model_memorised_give_members_away():
+    rng, member = RNG(2), np.arange(400) < 200
+    x, labels = rng.normal(size=(400, 8)), rng.integers(0, 2, 400)
+
+    def nearest(points):
+        return labels[:200][((points[:, None] - x[None, :200]) ** 2).sum(axis=2).argmin(axis=1)]
+
+    scores = boundary_scores(nearest, x, labels, member, moves=5, example_ids=np.arange(400))
+    rates = {row["rate"]: row for row in separation(scores.scores[member], scores.scores[~member])}
+    assert rates["auc"]["low"] > 0.8
+    assert scores.example_ids[-1] == 399
+
+
+def test_models_get_images_and_integers_as_floats():
+    x = RNG(3).integers(0, 255, (30, 1, 4, 4), dtype=np.uint8)
+
+    def model(images):
+        assert images.shape[1:] == (1, 4, 4)
+        assert images.dtype == np.float32
+        return (images.mean(axis=(1, 2, 3)) > 127).astype(int)
+
+    labels = model(x.astype(np.float32))
+    scores = boundary_scores(model, x, labels, np.ones(30, bool), moves=100).scores
+    assert np.isfinite(scores).all()
+    assert (scores > 0).all()
+
+
+def test_a_model_that_is_always_wrong_and_inputs_that_are_alike():
+    x, y = np.repeat(np.eye(4), 2, axis=0), np.arange(8) % 2
+    model = linear(np.array([-1.0, 1, -1, 1]))
+    assert (boundary_scores(model, x, 1 - model(x), y == 1).scores == 0).all()
+    assert (boundary_scores(model, x, y, y == 1).scores[model(x) == y] > 0).all()
+
+
+def test_bad_input_is_refused():
+    x, y, model = np.eye(4), np.array([0, 1, 0, 1]), linear(np.array([-1.0, 1, -1, 1]))
+    for arguments, options, message in (
+        ((model, x, y[:3], y == 1), {}, "4 inputs, 3 labels and 4 members"),
+        ((model, x[:0], y[:0], y[:0]), {}, "0 inputs"),
+        ((lambda points: np.ones(len(points)), x, y, y == 1), {}, "all inputs the label 1"),
+        ((model, x, y, y == 1), {"moves": 0}, "moves=0"),
+        ((lambda points: points, x, y, y == 1), {}, r"\(4, 4\) values for 4 inputs"),
+    ):
+        with pytest.raises(InputError, match=message):
+            boundary_scores(*arguments, **options)
