@@ -8,10 +8,13 @@ RATES = ("0.01", "0.001")  # of false positives
 HEAD = ("AUC", "TPR at 1 % FPR, %", "TPR at 0.1 % FPR, %")
 
 
-def number(value: float, interval: Figures | None, *, percent: bool = False) -> str:
+def number(
+    value: float, interval: Figures | None, *, percent: bool = False, digits: int | None = None
+) -> str:
     """A figure with its interval."""
-    scale, digits = (100, 2) if percent else (1, 4)
-    shown = f"{scale * value:.{digits}f}"
+    scale, usual = (100, 2) if percent else (1, 4)
+    digits = usual if digits is None else digits
+    shown = f"{round(scale * value, digits) + 0.0:.{digits}f}"  # never -0.00
     if interval is None:
         return shown
     return (
@@ -19,10 +22,10 @@ def number(value: float, interval: Figures | None, *, percent: bool = False) -> 
     )
 
 
-def rates(found: Figures) -> tuple[str, ...]:
-    """AUC and true-positive rates of one attack, as cells."""
+def rates(found: Figures, *, digits: int | None = None) -> tuple[str, ...]:
+    """AUC, with these digits, and true-positive rates of one attack, as cells."""
     spans = found["tpr_at_fpr_intervals"]
     return (
-        number(found["auc"], found["auc_interval"]),
+        number(found["auc"], found["auc_interval"], digits=digits),
         *(number(found["tpr_at_fpr"][rate], spans.get(rate), percent=True) for rate in RATES),
     )
