@@ -43,10 +43,10 @@ CLAIMS = {
 RULE = (
     f"a row is back where its error is below {CLOSE:g}. Type 2: reproduced where 5 of {PICTURES} rows or more are back "
     "without DP, which Fed-SDP leaves as they are, and none from Fed-CDP with noise on each row; differs otherwise. Types 0 "
-    "and 1, success: reproduced where 5 of 6 are back without DP, differs where as many are only told from 99 others; "
+    "and 1, success: reproduced where 5 of 6 are back without DP, differs where as many are only told from other pictures of their label; "
     "failure: not judged where there was no success, else reproduced where no attack brings any row back. Order: reproduced where the "
     "median errors of the published attack rise in this order, for each type and data set, differs where none falls by more than "
-    "0.02. Pruned: reproduced where 5 of 6 are back at each share up to 30 %, differs where at some. Types 0 and 1 on LFW are not run"
+    "0.02. Pruned: reproduced where 5 of 6 are back at each share up to 30 %, differs where at some"
 )
 
 
@@ -88,14 +88,26 @@ def leakage(names: tuple[str, ...] = DATA, pictures: int = PICTURES) -> list[dic
     ]
     return ordinary + [
         {"type": kind, "system": system, **row}
-        for gallery in (Gallery.of(name, pictures) for name in names)
-        for (kind, system), observation in seen().items()
-        if gallery.data == DATA[0] or observation.share == 1
+        for name in names
+        for kind in (BATCHES, ROWS)
+        for gallery in [gallery_of(name, kind, pictures)]
+        for (its_kind, system), observation in seen().items()
+        if its_kind == kind and (name == DATA[0] or observation.share == 1)
         for row in gallery.attacked(
             observation,
             ["as published"] if observation.max_grad_norm is None else ["as published", "informed"],
         )
     ]
+
+
+def gallery_of(name: str, kind: str, pictures: int = PICTURES) -> Gallery:
+    """The pictures that are attacked, of a type, and those that they are told from.
+
+    In a batch, whose labels are known, these are of the same label: of LFW all that are left, since
+    few persons have two among 100 pictures.
+    """
+    everyone = kind == BATCHES and name != DATA[0]
+    return Gallery.of(name, pictures, candidates=None if everyone else CANDIDATES)
 
 
 def verdicts_of_leakage(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -189,9 +201,10 @@ def leakage_section(rows: list[dict[str, Any]]) -> Iterator[str]:
         "Errors of the paper, whatever succeeded:",
         *printed,
         f"Types 0 and 1 read the gradient of a batch of {BATCH}, or the update it makes; type 2 that of",
-        "one row. A server that adds the noise of Fed-SDP itself reads what has no DP. One picture among",
-        f"{CANDIDATES} candidates is identified by chance in 1 % of the cases; at most: the share that no",
-        f"attack can pass on average. An attack stops after {ITERATIONS} iterations. The informed attack",
+        "one row. A server that adds the noise of Fed-SDP itself reads what has no DP. A row's picture among",
+        f"{CANDIDATES} candidates is identified by chance in 1 % of the cases; one of a batch, whose labels the attacker",
+        "knows, among those of its label, more often: there are about ten of a digit, and of LFW all others",
+        f"of the person. At most: the share that no attack can pass on average. An attack stops after {ITERATIONS} iterations. The informed attack",
         "knows the candidates. Noise once a batch, as in the published code, leaves the gradient of a",
         "row clipped and nothing else. Pruned: the smallest coordinates are not sent. The attacked",
         "network is smooth, untrained, and drawn far wider than any that is trained: drawn as PyTorch",

@@ -54,11 +54,18 @@ class Gallery:
     candidates: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, name: str, pictures: int, *, drawn_wide: bool = True) -> Gallery:
-        """Drawn at random, by a fixed seed; drawn_wide: see `network`."""
+    def of(
+        cls,
+        name: str,
+        pictures: int,
+        *,
+        drawn_wide: bool = True,
+        candidates: int | None = CANDIDATES,
+    ) -> Gallery:
+        """Drawn at random, by a fixed seed; drawn_wide: see `network`; candidates: None for all."""
         data = load_dataset(name)
         order = np.random.default_rng(0).permutation(len(data.train))
-        chosen = order[: pictures + CANDIDATES - 1]
+        chosen = order[: None if candidates is None else pictures + candidates - 1]
         inputs = torch.from_numpy(data.train.inputs[chosen] + 1) / 2
         targets = torch.from_numpy(data.train.targets[chosen])
         others = inputs[pictures:], targets[pictures:]

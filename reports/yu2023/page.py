@@ -39,7 +39,9 @@ _NO_REPORT = (
     "digits",
     "cifar10_public",
     "cifar10_clip",
-)  # for trying things out; parts of other runs; swept
+    "mnist_label_dp",
+    "mnist_weight_decay",
+)  # for trying things out; parts of other runs; swept; varied by pages of their own
 _TRIED = "Tried "  # begins a paragraph in the head of an audit file
 _WIDTH = 125  # of lines in that page
 _RECIPE = ("epochs", "batch_size", "learning_rate", "weight_decay", "schedule", "max_grad_norm")
