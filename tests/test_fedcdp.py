@@ -273,3 +273,8 @@ def test_batches_and_rows_are_attacked_as_each_system_shows_them():
             assert observation.noise_std / paper.NOISE == pytest.approx(
                 6.0 if "decay" in system else 4.0
             )
+
+
+def test_a_worst_case_is_never_shown_smaller_than_it_is(figures):
+    assert figures["accounts"]["cancer_copies"] > 3.94
+    assert "3.95 after three rounds" in render(figures)

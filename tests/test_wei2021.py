@@ -238,3 +238,17 @@ def test_what_clipping_fools_names_both_attacks(known):
         row["close"] = {"as published": 1 / 6, "lbfgs": 5 / 6}.get(row["attack"], 1.0)
     text = " ".join(" ".join(what_clipping_fools(rows)).split())
     assert "attack finds 2 of 12 pictures, and 10 of 12 when" in text
+
+
+def test_a_worst_case_is_never_shown_smaller_than_it_is(known):
+    """0.65915 by RDP is 0.66, as the tool has it."""
+    text = " ".join(render(known).split())
+    assert "with flat clipping: 0.66 by RDP and 0.61 by loss distributions" in text
+    assert "with 5 layers (1.65 by RDP)" in text
+
+
+def test_what_is_not_attacked_is_named_with_its_command(known):
+    rows = [row for row in known["leakage"] if row["protection"] != "adaclip"]
+    text = " ".join(render({**known, "leakage": rows}).split())
+    assert "Table III: " in text
+    assert "AdaClip, sigma = 6 of lfw_people" in text

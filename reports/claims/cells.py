@@ -18,7 +18,12 @@ _SYSTEMS = {
     "adaclip": "AdaClip",
     "moving_exponential": "dyn[S,sigma], not private",
 }
-_NAMES = {"mnist": "MNIST", "lfw_people": "LFW"}
+_NAMES = {
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "lfw_people": "LFW",
+}
 _FEDERATED = ("no DP", "Fed-SDP", "Fed-CDP", "Fed-CDP(decay)")
 
 
@@ -42,12 +47,19 @@ def ours(name: str, item: str, known: Mapping[str, Any]) -> Cells:
 
 
 def _pictures(known: Mapping[str, Any]) -> Cells:
-    titles = {"none": "without privacy", "baseline": "DP-baseline"}
+    titles = {
+        "none": "without privacy",
+        "baseline": "DP-baseline",
+        "quantile": "quantile clipping",
+        "adaclip": "AdaClip",
+        "dyn[S,sigma]": "dyn[S,sigma]",
+    }
     return {
         (f"{_NAMES[row['data']]}, {titles[row['protection']]}", place): row[key]
         for row in known["leakage"]
         if row["protection"] in titles and row["attack"] == "as published"
         for place, key in enumerate(("iterations", "success", "error"))
+        if row[key] is not None
     }
 
 

@@ -503,9 +503,9 @@ def _what_does_not_hold(accounts: Figures) -> Iterator[str]:
         "  0.01 with noise multiplier 1, are accounted as 100 steps of rate 0.0005: "
         f"{coins['moments'][0]:.2f} by the moments",
         f"  accountant, where the same rule gives {coins['moments'][1]:.2f} with one coin; "
-        f"{coins['pld'][0]:.3f} against {coins['pld'][1]:.3f} by loss distributions.",
+        f"{_epsilon(coins['pld'][0])} against {_epsilon(coins['pld'][1])} by loss distributions.",
         "- **The epsilon of a row is not that of its client.** The client puts B clipped rows into",
-        f"  each of L steps: {_epsilon(mnist['client_one_round'])} for one round of MNIST and {mnist['client']:.0f} for ten, where "
+        f"  each of L steps: {_epsilon(mnist['client_one_round'])} for one round of MNIST and {_epsilon(mnist['client'])} for ten, where "
         f"{printed[1]:.4f}",
         f"  is printed; {_epsilon(mnist['client_one_round_one_step'])} for one round of one local step.",
         "- **Fed-SDP does protect a row**: changing one replaces its client's update, which is twice as",
@@ -516,16 +516,16 @@ def _what_does_not_hold(accounts: Figures) -> Iterator[str]:
         "- **The code draws a fixed number of clients, and the accountant assumes independent coins.**",
         "  At the rate 0.1 in 100 rounds, a client who is added or removed by coins has "
         + " and ".join(
-            f"{coin:.2f} at sigma {float(noise):g}" for noise, (coin, _) in fixed.items()
+            f"{_epsilon(coin)} at sigma {float(noise):g}" for noise, (coin, _) in fixed.items()
         )
         + ";",
         "  what is proven of a fixed number, where a client is replaced by another, is "
-        + " and ".join(f"{drawn:.2f}" for _, drawn in fixed.values())
+        + " and ".join(_epsilon(drawn) for _, drawn in fixed.values())
         + ".",
         "- **Copies are not more rows.** The published code deals 50,000 images to 1,000 (10,000) clients",
         "  of 500, so that each lies in 10 (100). An image of which every copy takes part in ten rounds,",
-        f"  never two in the same, has {copies['10']:.1f} ({copies['100']:.0f}) where {printed[1]:.4f} is printed. For cancer every client",
-        f"  holds every row: {accounts['cancer_copies']:.2f} after three rounds of ten clients, where "
+        f"  never two in the same, has {_epsilon(copies['10'])} ({_epsilon(copies['100'])}) where {printed[1]:.4f} is printed. For cancer every client",
+        f"  holds every row: {_epsilon(accounts['cancer_copies'])} after three rounds of ten clients, where "
         f"{paper.TABLE_6['cancer'][1]:.4f} is printed.",
         "- **Noise that the published code does not add.** There, the noise of Fed-SDP is multiplied by 0",
         "  and its updates are not clipped, the line that adds the noise of Fed-CDP is commented out,",

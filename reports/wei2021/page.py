@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -17,9 +18,15 @@ from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reports.wei2021 import paper
 from reports.wei2021.cost import RULE as COST_RULE
 from reports.wei2021.cost import cost_section, verdict_of_cost
+from reports.wei2021.leakage import (
+    ALL_DATA,
+    PROTECTIONS,
+    leakage_section,
+    verdicts_of_leakage,
+    what_clipping_fools,
+)
 from reports.wei2021.leakage import CLAIMS as LEAKAGE_CLAIMS
 from reports.wei2021.leakage import RULE as LEAKAGE_RULE
-from reports.wei2021.leakage import leakage_section, verdicts_of_leakage, what_clipping_fools
 from reports.wei2021.training import (
     FIXED_STD,
     METHODS,
@@ -65,7 +72,7 @@ def render(known: Figures) -> str:
         *_at_accuracy(known.get("runs", {})),
         *cost_section(known.get("cost", {})),
         *leakage_section(known.get("leakage", [])),
-        *_not_run(),
+        *_not_run(known.get("leakage", [])),
         *_what_does_not_hold(known),
         "## Rules",
         "",
@@ -144,11 +151,11 @@ def _table_5(accounts: Figures) -> Iterator[str]:
     flat, per_layer = accounts["worst_case"], accounts["per_layer"]
     yield from ("## Table V: five accountants", "", table(["steps", "", *paper.RULES], rows), "")
     yield from (
-        f"What the first row is worth with flat clipping: {flat['rdp']:.3f} by RDP and",
-        f"{flat['pld']:.3f} by loss distributions. The paper clips each of M layers at C and adds",
+        f"What the first row is worth with flat clipping: {format_epsilon(flat['rdp'])} by RDP and",
+        f"{format_epsilon(flat['pld'])} by loss distributions. The paper clips each of M layers at C and adds",
         "noise of sigma C to each, which is the noise multiplier sigma / sqrt(M) of the whole:",
         " and ".join(
-            f"{found['moments']:.2f} by its own rule with {layers} layers ({found['rdp']:.2f} by RDP)"
+            f"{found['moments']:.2f} by its own rule with {layers} layers ({format_epsilon(found['rdp'])} by RDP)"
             for layers, found in per_layer.items()
         )
         + ",",
@@ -250,8 +257,8 @@ def _runs(runs: Figures) -> Iterator[str]:
                 of_table_11 = paper.MOVING if method in MOVING else paper.TABLE_11.get(method.name)
                 printed = printed or of_table_11
             epsilons = [
-                _spread([run["worst_case"] for run in found][:1]),
-                _spread([run["median_epsilon"] for run in found]),
+                _epsilons([run["worst_case"] for run in found][:1]),
+                _epsilons([run["median_epsilon"] for run in found]),
                 _spread([100 * run["at_worst_case"] for run in found], "{:.0f}"),
             ]
             rows.append(
@@ -290,6 +297,11 @@ def _spread(values: Sequence[float], form: str = "{:.3f}") -> str:
     if len(values) == 1:
         return found
     return f"{found} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def _epsilons(values: Sequence[float]) -> str:
+    """The same of epsilons, rounded up."""
+    return _spread([math.ceil(1000 * value * (1 - 1e-9)) / 1000 for value in values])
 
 
 def curve_of(run: Figures) -> Curve:
@@ -358,15 +370,21 @@ def _row_at_accuracy(
     epsilons, n = _found_at_accuracy(runs, name)
     if _is_not_private(title):
         return [title, fixed, shown, "none", NOT_RUN if not n else "–"]
-    return [title, fixed, shown, _spread(epsilons), f"{len(epsilons)} of {n}"]
+    return [title, fixed, shown, _epsilons(epsilons), f"{len(epsilons)} of {n}"]
 
 
-def _not_run() -> Iterator[str]:
+def _not_run(rows: Sequence[Figures]) -> Iterator[str]:
+    attacked = {(row["data"], row["protection"]) for row in rows}
+    lacking = [
+        f"{PROTECTIONS[one]} of {data}"
+        for data in ALL_DATA
+        for one in PROTECTIONS
+        if (data, one) not in attacked
+    ]
+    yield from ("## Not run", "")
+    if lacking:
+        yield f"- Table III: {'; '.join(lacking)}. About half an hour of a core by `make wei2021`."
     yield from (
-        "## Not run",
-        "",
-        "- Table III of quantile clipping, AdaClip and dyn[S,sigma], and of Fashion-MNIST and CIFAR-10:",
-        "  about three hours of a core by `make wei2021` with these systems in `reports/wei2021/leakage.py`.",
         "- Table IV at C = 2, 8 and 16, and Table VII at C = 8: copy audits/mnist.toml, set",
         "  `max_grad_norm` or `noise_std` (48 at C = 8) in it, and compare its run with the baseline's:",
         "  `indpriv show RUN RUN --set at_accuracy=0.96`.",
@@ -408,7 +426,7 @@ def _what_does_not_hold(known: Figures) -> Iterator[str]:
         "",
         "- **Noise scaled by the largest clipped norm in the batch betrays its largest member.** One",
         f"  update of a network on MNIST, C = 32, sigma = 6, where one step claims epsilon "
-        f"{attack['claimed_epsilon']:.2f}:",
+        f"{format_epsilon(attack['claimed_epsilon'])}:",
         f"  the length of the update alone tells in {attack['hits']} of {attack['trials']} updates that the",
         f"  member is there, and in {attack['false_alarms']} of {attack['trials']} without it that it is; the",
         f"  attacker knows both scales, {attack['largest']:.2f} with the member and "

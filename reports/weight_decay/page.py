@@ -8,6 +8,7 @@ from typing import Any
 
 from scipy import stats
 
+from indpriv._formatting import format_epsilon
 from reports.shared.markdown_table import table
 from reports.shared.recorded import status_of
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
@@ -57,7 +58,7 @@ def render(known: Figures) -> str:
         "Made by `python -m reports.weight_decay` from [weight_decay.json](weight_decay.json): `audits/mnist_weight_decay.toml`, a",
         "fifth of MNIST, three runs of each weight decay. Jarmul 2025 advises to set it higher than normal, since noise adds variance.",
         "",
-        f"Worst case of each run: epsilon {worst:.2f} of one example at delta 1e-5 (add/remove, Poisson sampling, RDP).",
+        f"Worst case of each run: epsilon {format_epsilon(worst)} of one example at delta 1e-5 (add/remove, Poisson sampling, RDP).",
         "",
         *status_of(runs),
         table(["weight decay", "test accuracy", "runs"], rows),
