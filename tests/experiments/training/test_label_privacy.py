@@ -115,3 +115,18 @@ def test_what_would_draw_other_labels_is_refused(run, tmp_path):
         AuditConfig.from_dict(tables)
     with pytest.raises(InputError, match="label_epsilon"):
         config(label_epsilon=0.0)
+
+
+def test_labels_that_were_drawn_without_a_seed_are_not_drawn_again(tmp_path):
+    plan = replace(config(), checkpoints=replace(config().checkpoints, every=1))
+
+    def crash(stage, done, total):
+        if done == 3:
+            raise RuntimeError("crash")
+
+    for seed in (None, 2):
+        with pytest.raises(RuntimeError, match="crash"):
+            train(plan, tmp_path / f"{seed}", seed=seed, progress=crash)
+    with pytest.raises(InputError, match="labels drawn anew by label_epsilon"):
+        train(plan, tmp_path / "None", resume=True)
+    assert train(plan, tmp_path / "2", seed=2, resume=True).steps > 3
