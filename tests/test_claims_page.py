@@ -12,6 +12,7 @@ from reports.claims.register import (
     PAPERS,
     cells_of,
     claims_of,
+    figures_of,
     judged,
     paper,
     render,
@@ -108,6 +109,14 @@ def test_words_of_pages_become_the_four_words():
 def test_accuracies_by_norm_and_by_noise(accuracies, interior, falls):
     assert cells.interior(accuracies) == interior
     assert cells.falls(accuracies) == falls
+
+
+@pytest.mark.parametrize(("client", "word"), [(1.5, "not reproduced"), (1.0, "reproduced")])
+def test_a_client_whose_epsilon_lies_above_that_of_its_row_refutes_the_lemma(client, word):
+    known = copy.deepcopy(figures_of("fedcdp"))
+    for each in known["accounts"]["honest"].values():
+        each["client"] = client * each["row"]
+    assert cells.verdicts_of_fedcdp(known)["client"] == word
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from reports.wei2021.page import (
     render,
     verdict_at_accuracy,
     verdict_of_accuracy,
+    verdict_of_moving,
     verdict_of_table_5,
     verdict_of_table_8,
 )
@@ -252,3 +253,11 @@ def test_what_is_not_attacked_is_named_with_its_command(known):
     text = " ".join(render({**known, "leakage": rows}).split())
     assert "Table III: " in text
     assert "AdaClip, sigma = 6 of lfw_people" in text
+
+
+def test_laws_of_moving_parameters_that_differ_are_said_to(known):
+    runs = runs_of("baseline", 0.9) | runs_of("moving_linear", 0.95)
+    assert verdict_of_moving(runs | runs_of("moving_exponential", 0.95)) == "reproduced"
+    assert verdict_of_moving(runs | runs_of("moving_exponential", 0.85)) == "differs"
+    lower = runs_of("moving_linear", 0.85) | runs_of("moving_exponential", 0.85)
+    assert verdict_of_moving(runs | lower) == "not reproduced"
