@@ -238,7 +238,7 @@ def test_what_clipping_fools_names_both_attacks(known):
     for row in rows:
         row["close"] = {"as published": 1 / 6, "lbfgs": 5 / 6}.get(row["attack"], 1.0)
     text = " ".join(" ".join(what_clipping_fools(rows)).split())
-    assert "attack finds 2 of 12 pictures, and 10 of 12 when" in text
+    assert "attack finds 4 of 24 pictures, and 20 of 24 when" in text
 
 
 def test_a_worst_case_is_never_shown_smaller_than_it_is(known):
