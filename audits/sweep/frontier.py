@@ -46,11 +46,11 @@ def frontier(settings: Sequence[SettingResult], name: str = "frontier") -> str:
         return figures.to_svg(
             figure,
             name,
-            "Accuracy and epsilon of several settings",
+            "Accuracy and epsilon of several settings\n"
             f"Left: test accuracy of {len(settings)} settings against the worst-case epsilon at "
             "checkpoints. Right: test accuracy against the median individual epsilon at the end, "
             "with intervals over seeds.",
-            [setting.name for setting in settings],
+            texts=[setting.name for setting in settings],
         )
 
 

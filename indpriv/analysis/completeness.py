@@ -157,11 +157,13 @@ def _made(run: AuditedRun) -> dict[str, Any]:
 def _missing(run: AuditedRun) -> dict[str, Any]:
     """What the audit lacks, in sentences."""
     found, recorded, account = [], run.recorded, run.epsilons.account
-    if recorded.examples is None:
+    examples, groups = recorded.examples, run.audit.groups
+    test = None if examples is None else examples.rows("test")
+    if test is None:
         of_rounds = recorded.recorder.get("rounds")
         why = text("sentence.missing", "rounds" if of_rounds else "ended_early")
         found.append(text("sentence.missing", "examples", why=why))
-    elif not len(recorded.examples.rows("test")):
+    elif not len(test):
         found.append(text("sentence.missing", "test"))
     elif recorded.non_dp is None:
         found.append(text("sentence.missing", "baseline"))
@@ -169,28 +171,19 @@ def _missing(run: AuditedRun) -> dict[str, Any]:
     if assumes_norms and not run.audit.fidelity and run.audit.batch_norms is None:
         found.append(text("sentence.missing", "exact_values"))
     if run.rows is not None:
-        found += [*undeclared_people(run.log, run.rows), *run.grouping[1], *_of_groups(run)]
-    return {"missing": tuple(found)}
-
-
-def _of_groups(run: AuditedRun) -> list[str]:
-    """What a reader of the group tables must know about them."""
-    account, groups = run.epsilons.account, run.audit.groups
-    examples, notes = run.recorded.examples, list[str]()
-    if examples is None:
-        return notes
-    test = examples.rows("test")
+        found += [*undeclared_people(run.log, run.rows), *run.grouping[1]]
     if groups and (account.rows_per_unit or 1) > 1:
-        notes.append(text("sentence.missing", "differs", account=account, missing=_columns.MISSING))
-    lacking = [
-        name
-        for name in dict.fromkeys(name for found in groups for name in found.columns)
-        if name not in test.columns
-        or all(frame[name].isna().all() for frame in _columns.frames_of(test, [name]))
-    ]
-    if lacking and len(test):
-        notes.append(text("sentence.missing", "columns", lacking=", ".join(lacking)))
-    return notes
+        found.append(text("sentence.missing", "differs", account=account, missing=_columns.MISSING))
+    if test is not None and len(test):
+        lacking = [
+            name
+            for name in dict.fromkeys(name for table in groups for name in table.columns)
+            if name not in test.columns
+            or all(frame[name].isna().all() for frame in _columns.frames_of(test, [name]))
+        ]
+        if lacking:
+            found.append(text("sentence.missing", "columns", lacking=", ".join(lacking)))
+    return {"missing": tuple(found)}
 
 
 FINDINGS = (

@@ -267,17 +267,15 @@ def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
         same_n = "same_n" if account.neighbouring != "add_remove" else ""
         status = _facts.FAILED if divisor.tells_n and not same_n else _facts.VERIFIED
         found.append(fact("hazard.divisor", status, same_n, found=divisor.describe()))
-    promise = "guarantee" if guarantee.publishable else "withheld"
-    found.append(
-        fact("hazard.individual_epsilon", _facts.NOT_COVERED, promise, guarantee=guarantee)
+    promise, said = "guarantee" if guarantee.publishable else "withheld", " ".join(caveats)
+    cases = {"individual_epsilon": promise, "disclosure": ""} | ({"attack": ""} if said else {})
+    cases |= {"beside_updates": ""} if run.recorder.get("rounds") else {}
+    cases |= {"other_uses": "", "access": ""}
+    values: dict[str, Any] = {"guarantee": guarantee, "caveats": said}
+    beyond = (
+        fact(f"hazard.{key}", _facts.NOT_COVERED, case, **values) for key, case in cases.items()
     )
-    found.append(fact("hazard.disclosure", _facts.NOT_COVERED))
-    if said := " ".join(caveats):
-        found.append(fact("hazard.attack", _facts.NOT_COVERED, caveats=said))
-    if run.recorder.get("rounds"):
-        found.append(fact("hazard.beside_updates", _facts.NOT_COVERED))
-    found.append(fact("hazard.other_uses", _facts.NOT_COVERED))
-    return (*found, fact("hazard.access", _facts.NOT_COVERED))
+    return (*found, *beyond)
 
 
 def delta_is_too_large(delta: float, n_examples: int) -> bool:
@@ -298,38 +296,28 @@ def assumptions(
     """
     said = run.declared.on_trust.items()
     declared = {item.lower().replace(" ", "_"): (item, words) for item, words in said}
-    found = []
-    for hazard in _assumed(run, delta, checks, lines, known):
-        if words := declared.pop(hazard.key, ("", ""))[1]:
-            status = _facts.DECLARED if hazard.status == _facts.UNKNOWN else hazard.status
+    found, source = list[Fact](), word_of(lines, "source")
+    too_large = delta is not None and delta_is_too_large(delta, run.n_examples)
+    fitted = _facts.DECLARED if run.declared.preprocessing else _facts.UNKNOWN
+    for key, status in {
+        **({"delta": _facts.FAILED} if too_large else {}),
+        "participation" if known else "sampler": word_of(lines, "batch"),
+        "norms": status_of(checks, "norm_pass", "norm_precision"),
+        "seeds": source,
+        "random_generator": source,
+        "duplicates": _facts.UNKNOWN if run.n_units is None else _facts.DECLARED,
+        "tuning": _facts.NOT_COVERED,
+        "preprocessing": fitted,
+    }.items():
+        hazard = fact(f"hazard.{key}", status)
+        if words := declared.pop(key, ("", ""))[1]:
+            status = _facts.DECLARED if status == _facts.UNKNOWN else status
             hazard = replace(hazard, status=status, detail=f"Declared: {sentence(words)}")
         found.append(hazard)
     return found + [
         Fact(key, _facts.ASSUMPTION, capitalised(item), _facts.DECLARED, sentence(words))
         for key, (item, words) in declared.items()
     ]
-
-
-def _assumed(
-    run: RunFacts,
-    delta: float | None,
-    checks: Sequence[Fact],
-    lines: Sequence[Fact],
-    known: bool,
-) -> Iterator[Fact]:
-    """Each assumption with its status."""
-    source = word_of(lines, "source")
-    if delta is not None and delta_is_too_large(delta, run.n_examples):
-        yield fact("hazard.delta", _facts.FAILED)
-    yield fact("hazard.participation" if known else "hazard.sampler", word_of(lines, "batch"))
-    yield fact("hazard.norms", status_of(checks, "norm_pass", "norm_precision"))
-    yield fact("hazard.seeds", source)
-    yield fact("hazard.random_generator", source)
-    yield fact("hazard.duplicates", _facts.UNKNOWN if run.n_units is None else _facts.DECLARED)
-    yield fact("hazard.tuning", _facts.NOT_COVERED)
-    yield fact(
-        "hazard.preprocessing", _facts.DECLARED if run.declared.preprocessing else _facts.UNKNOWN
-    )
 
 
 # --- findings

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._columns import Rows, to_floats
-from indpriv._types import BoolArray, FloatArray, IntArray
+from indpriv._types import BoolArray, FloatArray
 from indpriv.accountant import Method, cap_rows
 from indpriv.analysis import statistics
 from indpriv.analysis.recorded_run import AuditedRun
@@ -201,7 +201,8 @@ def _correlation(
 
     loss: (n_pairs,) above 0.
     """
-    epsilon, weights, log_loss = pairs["epsilon"].to_numpy(), _weights(pairs), np.log(loss)
+    epsilon, weights = pairs["epsilon"].to_numpy(), pairs["weight"].to_numpy()
+    log_loss = np.log(loss)
     r = None if constant_loss else statistics.pearson(epsilon, log_loss, weights)
     edges, losses = pairs["edge_epsilon"].to_numpy(), pairs["edge_loss"].to_numpy()
     rank = statistics.spearman(edges, losses, weights) if len(loss) else None
@@ -213,10 +214,6 @@ def _correlation(
     names = ("intercept", "slope")
     fitted = dict(zip(names, statistics.line(log_loss, epsilon, weights), strict=True))
     return found, {**fitted, **{f"{name}_interval": ends.get(name) for name in names}}
-
-
-def _weights(pairs: pd.DataFrame) -> IntArray:
-    return pairs["weight"].to_numpy()
 
 
 def _why_undefined(pairs: pd.DataFrame, loss: FloatArray) -> str:
@@ -260,7 +257,7 @@ def _pearson_error(pairs: pd.DataFrame) -> float:
     bins is missing from the variances and from the covariance alike, and has at most a quarter of
     the squared range as its variance (Popoviciu 1935).
     """
-    weights, shares, spreads = _weights(pairs), [], []
+    weights, shares, spreads = pairs["weight"].to_numpy(), list[float](), list[float]()
     mean, low, high = (
         np.log(np.maximum(pairs[name].to_numpy(), _SMALLEST_LOSS))
         for name in ("loss", "least_loss", "largest_loss")
@@ -282,7 +279,7 @@ def _spearman_error(pairs: pd.DataFrame) -> float:
     examples have at most the variance p^2 / 12, over the squared number of examples; by Cauchy and
     Schwarz that is what the correlation can lose.
     """
-    weights, lost = _weights(pairs), []
+    weights, lost = pairs["weight"].to_numpy(), []
     for name in ("epsilon", "loss"):
         edge = f"edge_{name}"
         bins = pairs.groupby(edge).agg(

@@ -50,9 +50,8 @@ class _Reversal:
     @property
     def beyond_chance(self: Any) -> bool:
         """Whether the test supports it at 95 % confidence."""
-        return bool(
-            self.p_value <= 1 - statistics.CONFIDENCE + 1e-12
-        )  # 1 - 0.95 is not exactly 0.05
+        most = 1 - statistics.CONFIDENCE + 1e-12  # 1 - 0.95 is not exactly 0.05
+        return bool(self.p_value <= most)
 
 
 Reversal: Any = record("reversal", _Reversal)
@@ -256,19 +255,12 @@ def _cells(
     columns = [*groups.columns, "label", "correct"]
     kept = statistics.Condensed("epsilon", n=len(epsilons))
     for table, frame in beside(epsilons, train, _columns.known_columns(train, [*columns, "loss"])):
-        codes, loss, correct = (
-            codes_of(frame),
-            _columns.to_floats(frame["loss"]),
-            _columns.to_floats(frame["correct"]),
-        )
+        codes = codes_of(frame)
+        loss, correct = (_columns.to_floats(frame[name]) for name in ("loss", "correct"))
         finite, known = np.isfinite(loss), np.isfinite(correct)
-        add(codes, n=np.ones(len(codes)), n_worst=table.at_worst_case, n_losses=finite)
-        add(
-            codes,
-            loss=np.where(finite, loss, 0),
-            n_known=known,
-            correct=np.where(known, correct, 0),
-        )
+        add(codes, n=np.ones(len(codes)), n_worst=table.at_worst_case)
+        add(codes, n_losses=finite, n_known=known)
+        add(codes, loss=np.where(finite, loss, 0), correct=np.where(known, correct, 0))
         kept.add(codes, table.epsilon)
     for frame in _columns.frames_of(test, _columns.known_columns(test, columns)):
         codes, correct = codes_of(frame), _columns.to_floats(frame["correct"])
@@ -298,10 +290,7 @@ def _described(
         to_best = mean / np.tile(
             np.where((best > 0) & (best < np.inf), best, np.nan), size // n_labels
         )
-        shares = {
-            "share_at_worst_case": sums["n_worst"] / n,
-            "mean_loss": sums["loss"] / sums["n_losses"],
-        }
+        at_worst_case, loss = sums["n_worst"] / n, sums["loss"] / sums["n_losses"]
     return {
         "n": n,
         "n_test": sums["n_test"],
@@ -311,7 +300,8 @@ def _described(
         "ratio_to_best": to_best,
         **dict(zip(_QUANTILES, quantiles.T, strict=True)),
         "max": np.where(n > 0, largest, np.nan),
-        **shares,
+        "share_at_worst_case": at_worst_case,
+        "mean_loss": loss,
         "losses_left_out": n - sums["n_losses"],
         **_share("train_accuracy", sums["correct"], sums["n_known"]),
         **_share("test_accuracy", sums["test_correct"], sums["n_test_known"]),
@@ -436,7 +426,7 @@ def _within(
     for code, label in enumerate(labels):
         own = {name: values[code :: len(labels)] for name, values in every.items()}
         pair = _ends(_ascending(own["mean"], names, ~own["too_small"]))
-        ratio = _ratio(pair, names, own["mean"], means.every(len(labels), code))
+        ratio = _ratio(pair, names, own["mean"], means.take(slice(code, None, len(labels))))
         found.append(WithinLabel(label, _frame(own, names, order), ratio))
     return tuple(found)
 

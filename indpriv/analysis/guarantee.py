@@ -428,11 +428,10 @@ def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
     if log.unit_ids is not None or not has_risk_curve(table.account):
         return None
     limits, advantage, _ = worst_case_limits(log, table, FALSE_POSITIVE_RATES)
-    worst, individual = {}, {}
-    for limit, rate in zip(limits.tolist(), FALSE_POSITIVE_RATES, strict=True):
-        worst[f"{rate:g}"] = limit
-        individual[f"{rate:g}"] = min(individual_ceiling(log, table, rate), limit)
-    return Ceilings(worst, individual, advantage)
+    worst = dict(zip(FALSE_POSITIVE_RATES, limits.tolist(), strict=True))
+    own = {rate: min(individual_ceiling(log, table, rate), most) for rate, most in worst.items()}
+    by_name = ({f"{rate:g}": most for rate, most in one.items()} for one in (worst, own))
+    return Ceilings(*by_name, advantage)
 
 
 def individual_ceiling(log: NormLog, table: EpsilonTable, rate: float) -> float:

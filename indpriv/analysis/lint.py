@@ -126,7 +126,10 @@ def facts_of_run(
     delta = declared.delta if delta is None else delta
     run, steps = run_facts(log, None, recorder, declared), log.settings.distinct()[1]
     found = assumptions(run, delta, checks, lines_of(checks, recorder), False)
-    first, plan = steps.at(0), None
+    first, plan, epsilon_cap = steps.at(0), None, None
+    if log.filtered is not None and delta is not None:
+        cap = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap)
+        epsilon_cap = cap.epsilon(delta=delta) + log.clipping_norm_epsilon
     if len(steps) == 1:
         noise, rate = first.noise_multiplier, first.sample_rate
         plan = Plan(noise, rate, log.total_steps, log.clipping_norm_epsilon)
@@ -135,20 +138,13 @@ def facts_of_run(
         delta=delta,
         plan=plan,
         max_grad_norm=None if plan is None else first.max_grad_norm,
-        epsilon_cap=_epsilon_cap(log, delta),
+        epsilon_cap=epsilon_cap,
         sgd=_sgd(recorder, declared.content),
         layers=_counted(recorder, declared.content),
         views=_views(declared.content),
         clipped=np.empty(0) if recorder.get("clipping") in CONTRIBUTIONS else _clipped_shares(log),
         hazards={hazard.key: hazard for hazard in found},
     )
-
-
-def _epsilon_cap(log: NormLog, delta: float | None) -> float | None:
-    if log.filtered is None or delta is None:
-        return None
-    cap = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap).epsilon(delta=delta)
-    return cap + log.clipping_norm_epsilon
 
 
 def _clipped_shares(log: NormLog) -> FloatArray:
@@ -257,11 +253,6 @@ def _confirmed(facts: TrainingFacts, hazard: str) -> Judged:
 
 
 # What a rule needs, in rules.toml, is there when it is asked: hence facts without a type.
-def _small_delta(facts: Any) -> Judged:
-    limit = facts.n_examples**-1.1
-    return facts.delta <= limit, {"limit": limit}
-
-
 def _epsilon(facts: Any) -> Judged:
     if facts.epsilon_cap is not None:
         return facts.epsilon_cap <= _REASONABLE_EPSILON, {"case": "capped"}
@@ -357,7 +348,10 @@ RULES: Mapping[str, Callable[[Any], Judged]] = {
         _hazard(facts, "delta") != _facts.FAILED,
         {"limit": 1 / facts.n_examples},
     ),
-    "small_delta": _small_delta,
+    "small_delta": lambda facts: (
+        facts.delta <= facts.n_examples**-1.1,
+        {"limit": facts.n_examples**-1.1},
+    ),
     "sampler": partial(_confirmed, hazard="sampler"),
     "seeds": partial(_confirmed, hazard="seeds"),
     "epsilon": _epsilon,

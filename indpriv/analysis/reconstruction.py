@@ -18,7 +18,7 @@ from indpriv._facts import refused, text
 from indpriv._plain import shown
 from indpriv._types import BoolArray, FloatArray
 from indpriv.analysis.recorded_run import AuditedRun, attacked_table
-from indpriv.analysis.statistics import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.statistics import CONFIDENCE, clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
@@ -59,7 +59,6 @@ def reconstruction_of(
     chance = float(facts["chance"].mean())
     parts = () if epsilon is None else _parts(epsilon)
     level = 1 - (1 - CONFIDENCE) / (tests * (1 + len(parts)))
-    whole = _compared(named, mu, chance, level)
     known = facts["label_found"][~np.isnan(facts["label_found"])]
     median = float(np.median(errors))
     return Reconstruction(
@@ -67,17 +66,14 @@ def reconstruction_of(
         step=int(facts["step"][0]) if "step" in facts else None,
         n_examples=len(named),
         chance=chance,
-        identified=whole[0],
-        interval=whole[1],
-        ceiling=whole[2],
-        above_ceiling=whole[3],
+        **_compared(named, mu, chance, level),
         label_found=float(known.mean()) if len(known) else None,
         error=median if np.isfinite(median) else None,
         close=float(np.mean(errors < CLOSE)),
         close_by_chance=float(np.mean(others < CLOSE)),
         iterations=float(np.median(facts["iterations"])),
         bins=tuple(
-            ReconstructionBin(low, high, n, *_compared(named[inside], mu[inside], most, level))
+            ReconstructionBin(low, high, n, **_compared(named[inside], mu[inside], most, level))
             for low, high, inside in parts
             for n in [int(inside.sum())]
             for most in [min(1.0, len(named) / n * chance)]
@@ -146,14 +142,13 @@ def identification_ceiling(mu: FloatArray, chance: float) -> float:
     return float(min(1.0, (sure.sum() + ndtr(best + rest).sum()) / len(mu) + 1e-9))
 
 
-def _compared(
-    named: BoolArray, mu: FloatArray, chance: float, level: float
-) -> tuple[float, Interval, float, bool]:
+def _compared(named: BoolArray, mu: FloatArray, chance: float, level: float) -> dict[str, Any]:
     """The share named, its interval, its ceiling, and whether it is above that."""
     hits, n = int(named.sum()), len(named)
     ceiling = identification_ceiling(mu, chance)
-    above = clopper_pearson(hits, n, level).low > ceiling
-    return hits / n, clopper_pearson(hits, n), ceiling, bool(above)
+    above = bool(clopper_pearson(hits, n, level).low > ceiling)
+    found = {"identified": hits / n, "interval": clopper_pearson(hits, n)}
+    return found | {"ceiling": ceiling, "above_ceiling": above}
 
 
 def _parts(epsilon: FloatArray) -> tuple[tuple[float, float, BoolArray], ...]:

@@ -52,7 +52,7 @@ class Condensed:
         """Begin without examples; each of the n to come has one or two columns of numbers."""
         self._names, self._in_bins = names, n > MOST_EXACT
         self._shift, self._code_bits = _SIGNIFICAND - bits, _EXPONENT + bits
-        self._parts: list[dict[str, NDArray[Any]]] = []
+        self._parts: list[pd.DataFrame] = []
 
     def add(self, cell: IntArray, *columns: FloatArray) -> None:
         """Add the next (n,) examples, with columns in the order of the names.
@@ -61,26 +61,26 @@ class Condensed:
         columns are finite and at least 0.
         """
         if not self._in_bins:
-            self._parts.append(dict(zip(self._names, columns, strict=True)) | {"cell": cell})
+            own = dict(zip(self._names, columns, strict=True)) | {"cell": cell}
+            self._parts.append(pd.DataFrame(own))
             return
         for start in range(0, max(len(cell), 1), BLOCK):
             block = slice(start, start + BLOCK)
             part = _merged(self._keyed(cell[block], [column[block] for column in columns]))
             self._parts = [_merged(*self._parts, part)]
 
-    def _keyed(self, cell: IntArray, columns: Sequence[FloatArray]) -> dict[str, NDArray[Any]]:
+    def _keyed(self, cell: IntArray, columns: Sequence[FloatArray]) -> pd.DataFrame:
         """Examples one by one, as they are counted; key: the cell, then the bin of each column."""
         key = cell.astype(np.int64)
         numbers = [np.abs(column, dtype=np.float64) for column in columns]  # -0.0 is 0.0
         for values in numbers:
             key = (key << self._code_bits) | (values.view(np.int64) >> self._shift)
-        order = np.argsort(key, kind="stable")  # in order, all that follows is twice as fast
-        rows = {"key": key[order], "weight": np.ones(len(key), np.int64)}
-        for name, values in zip(self._names, (values[order] for values in numbers), strict=True):
+        rows: dict[str, NDArray[Any]] = {"key": key, "weight": np.ones(len(key), np.int64)}
+        for name, values in zip(self._names, numbers, strict=True):
             rest = values.view(np.int64) & ((1 << self._shift) - 1)
             rows |= {f"least_{name}": values, f"largest_{name}": values}
             rows |= {f"upper_{name}": rest >> _HALF, f"lower_{name}": rest & ((1 << _HALF) - 1)}
-        return rows
+        return pd.DataFrame(rows)
 
     def frame(self) -> pd.DataFrame:
         """One row for each example, or for each bin of a cell.
@@ -90,10 +90,10 @@ class Condensed:
         these examples and the lower edge of their bin.
         """
         if not self._in_bins:
-            found = pd.concat(map(pd.DataFrame, self._parts), ignore_index=True)
+            found = pd.concat(self._parts, ignore_index=True)
             same = {f"{what}_{name}": found[name] for what in _ENDS for name in self._names}
             return found.assign(weight=np.ones(len(found), np.int64), **same)
-        (rows,) = self._parts
+        rows = {str(name): column.to_numpy() for name, column in self._parts[0].items()}
         key, weight = rows["key"], rows["weight"]
         for name in reversed(self._names):
             code, key = key & ((1 << self._code_bits) - 1), key >> self._code_bits
@@ -104,17 +104,11 @@ class Condensed:
         return pd.DataFrame(rows | {"cell": key})
 
 
-def _merged(*parts: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _merged(*parts: pd.DataFrame) -> pd.DataFrame:
     """The rows of all parts, those of one key added up, in the order of the keys."""
-    rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    order = np.argsort(rows["key"], kind="stable")
-    keys = rows["key"][order]
-    starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1))
-    how = {"key": np.minimum, "least": np.minimum, "largest": np.maximum}
-    return {
-        name: how.get(name.partition("_")[0], np.add).reduceat(column[order], starts)
-        for name, column in rows.items()
-    }
+    how = {"least": "min", "largest": "max"}
+    of = {name: how.get(name.partition("_")[0], "sum") for name in parts[0].columns.drop("key")}
+    return pd.concat(parts).groupby("key", as_index=False).agg(of)
 
 
 def quantiles_by_cell(
@@ -445,12 +439,10 @@ class Resampled:
         ends = zip(lows.tolist(), highs.tolist(), usable, strict=True)
         return [Interval(first, second) if known else None for first, second, known in ends]
 
-    def every(self, step: int, first: int) -> "Resampled":
-        """Every step-th estimate, from position first on."""
-        take = slice(first, None, step)
-        return Resampled(
-            self.estimate[take], self.error[take], self.draws[:, take], self.draw_errors[:, take]
-        )
+    def take(self, which: slice | list[int]) -> "Resampled":
+        """Some of the estimates."""
+        own, drawn = (self.estimate, self.error), (self.draws, self.draw_errors)
+        return Resampled(*(one[which] for one in own), *(one[:, which] for one in drawn))
 
     def ratio(self, worst: int, best: int) -> Interval | None:
         """Interval of one estimate over another; None unless both are positive.
@@ -458,17 +450,15 @@ class Resampled:
         It does not account for choosing these two groups as the extremes; the permutation test
         does.
         """
-        pair = [worst, best]
-        means, errors = self.estimate[pair], self.error[pair]
-        draws, draw_errors = self.draws[:, pair], self.draw_errors[:, pair]
-        if not (means > 0).all():
+        of = self.take([worst, best])
+        if not (of.estimate > 0).all():
             return None
         with np.errstate(all="ignore"):
             (found,) = Resampled(
-                np.log(means[:1] / means[1:]),
-                np.hypot(*(errors / means))[None],
-                np.log(draws[:, :1] / draws[:, 1:]),
-                np.hypot(*(draw_errors / draws).T)[:, None],
+                np.log(of.estimate[:1] / of.estimate[1:]),
+                np.hypot(*(of.error / of.estimate))[None],
+                np.log(of.draws[:, :1] / of.draws[:, 1:]),
+                np.hypot(*(of.draw_errors / of.draws).T)[:, None],
             ).intervals(high=700.0)
         return found and Interval(float(np.exp(found.low)), float(np.exp(found.high)))
 

@@ -57,30 +57,22 @@ def views_of(
 
 def _of_clients(log: NormLog, table: EpsilonTable, place: str, pruned: bool) -> tuple[View, ...]:
     """Updates of clients are clipped; rows are protected as parts of them."""
-    delta, least = table.account.delta, float(log.settings.noise_multiplier.min())
-    outside = View(
-        CLIENT,
-        OBSERVERS[0],
-        least,
-        table.account.participation,
-        table.worst_case_epsilon,
-        float(np.median(table.epsilon)),
-        "",
-    )
-    found = [(outside, _replaced_row(log, delta, OBSERVERS[0]))]
+    account, least = table.account, float(log.settings.noise_multiplier.min())
+    worst, middle = table.worst_case_epsilon, float(np.median(table.epsilon))
+    outsider, update, gradient = OBSERVERS
+    outside = View(CLIENT, outsider, least, account.participation, worst, middle, "")
+    found = {outsider: (outside, _replaced_row(log, account.delta, outsider))}
+    bare = {gradient: "gradients have no noise"}
     if place == "server":
-        late = "the server adds noise after it has read the updates"
-        found.append((_nothing(CLIENT, OBSERVERS[1], late), _nothing(ROW, OBSERVERS[1], late)))
+        bare[update] = "the server adds noise after it has read the updates"
     else:  # the log has the noise of all who came, of whom each added the same
-        came = np.ones(log.total_steps) if pruned else _participants(log)
+        came = np.ones(log.total_steps) if pruned else _batches(log, np.arange(log.n_examples))[0]
         own = noisier(log, 1 / np.sqrt(came))
-        found.append(
-            (_known(own, delta, CLIENT, OBSERVERS[1]), _replaced_row(own, delta, OBSERVERS[1]))
-        )
-    plain = "gradients have no noise"
-    found.append((_nothing(CLIENT, OBSERVERS[2], plain), _nothing(ROW, OBSERVERS[2], plain)))
-    clients, rows = zip(*found, strict=True)
-    return (*clients, *rows)
+        known = _known(own, account.delta, CLIENT, update)
+        found[update] = known, _replaced_row(own, account.delta, update)
+    for observer, why in bare.items():
+        found[observer] = _nothing(CLIENT, observer, why), _nothing(ROW, observer, why)
+    return tuple(found[observer][unit] for unit in (0, 1) for observer in OBSERVERS)
 
 
 def _of_rows(log: NormLog, delta: float, place: str, adds_up: bool) -> tuple[View, ...]:
@@ -126,16 +118,11 @@ def _nothing(unit: str, observer: str, reason: str) -> View:
     return View(unit, observer, None, "known", None, None, reason)
 
 
-def _participants(log: NormLog) -> FloatArray:
-    """(total_steps,) number of clients in each step, 1 where none came."""
-    if log.batch_norms is None:
-        return np.ones(log.total_steps)
-    steps = log.batch_norms.read(0, log.n_examples).step
-    return np.maximum(np.bincount(steps, minlength=log.total_steps), 1).astype(np.float64)
-
-
 def _batches(log: NormLog, owners: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(total_steps,) numbers of clients, and of rows in their smallest and largest batch."""
+    """(total_steps,) numbers of clients, and of rows in their smallest and largest batch; from 1.
+
+    owners: (n_examples,) the number of each row's client.
+    """
     clients, smallest, largest = np.ones((3, log.total_steps))
     if log.batch_norms is None:
         return clients, smallest, largest

@@ -117,17 +117,12 @@ def compose_runs(
     paths: Sequence[Path],
     *,
     by: str = "example_id",
-    delta: float | None = None,
-    accountant: str = "rdp",
-    conversion: str = "canonne2020",
-    between_records: str = "last",
-    participation: str | None = None,
-    neighbouring: str | None = None,
     tuning: Tuning | None = None,
     same_run: bool = False,
     progress: StageProgress | None = None,
+    **method: Unpack[pipeline.MethodOptions],
 ) -> guarantees.Composition:
-    """Account for recorded runs together; arguments not named here as of `accountant.compose`.
+    """Account for recorded runs together; tuning and method as of `accountant.compose`.
 
     `by` is "example_id", "unit_id", or a metadata column that names the owner of each row. Default
     are the delta of the runs, the participation of each run's audit, and the neighbouring relation
@@ -143,6 +138,7 @@ def compose_runs(
     if not same_run:
         _check_distinct(paths, [recorded for _, recorded in opened])
     logs, tell = [log for log, _ in opened], progress or silent
+    participation, delta = method.pop("participation", None), method.get("delta")
     if delta is None:
         deltas = [recorded.declared.delta for _, recorded in opened]
         if None in deltas or len(set(deltas)) > 1:
@@ -153,13 +149,8 @@ def compose_runs(
         participation or own.declared.participation or guarantees.usual_participation(log, None)
         for log, own in opened
     ]
-    shared: dict[str, Any] = {
-        "delta": delta,
-        "accountant": accountant,
-        "conversion": conversion,
-        "between_records": between_records,
-        "neighbouring": neighbouring or _common_relation(paths, opened),
-    }
+    relation = method.get("neighbouring") or _common_relation(paths, opened)
+    shared: dict[str, Any] = {**method, "delta": delta, "neighbouring": relation}
     table = compose(
         logs,
         by="example_id" if by == "example_id" else "unit_id",
@@ -170,8 +161,8 @@ def compose_runs(
     )
     alone, statuses, reasons = [], [], list[str]()
     methods = methods_of(logs, Method(**shared), each)
-    for path, (log, recorded), method in zip(paths, opened, methods, strict=True):
-        own, run = pipeline.accounted(log, recorded, method)
+    for path, (log, recorded), alike in zip(paths, opened, methods, strict=True):
+        own, run = pipeline.accounted(log, recorded, alike)
         if own.account.participation == "known":
             table = pipeline.as_checked(table, run.recorded.checks)
         guarantee = guarantees.guarantee_of_run(run)

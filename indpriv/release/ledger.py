@@ -76,15 +76,11 @@ class Ledger:
     @property
     def spent(self) -> Budget:
         """What all releases cost together."""
-        return sum(map(_cost, self._releases), Budget())
+        return sum(map(_cost, self.releases), Budget())
 
     @property
-    def n_releases(self) -> int:
-        """The number of releases."""
-        return len(self._releases)
-
-    @property
-    def _releases(self) -> list[dict[str, Any]]:
+    def releases(self) -> list[dict[str, Any]]:
+        """The lines of all releases."""
         return [entry for entry in self._entries if entry["kind"] == "release"]
 
     def set_budget(self, budget: Budget) -> None:
@@ -100,7 +96,7 @@ class Ledger:
     def stored(self, request: Request) -> dict[str, Any] | None:
         """Figures of the last release that answered the same request, None if there was none."""
         wanted = request.to_json()
-        same = [entry["figures"] for entry in self._releases if entry["request"] == wanted]
+        same = [entry["figures"] for entry in self.releases if entry["request"] == wanted]
         return same[-1] if same else None
 
     def check_affordable(self, cost: Budget) -> None:

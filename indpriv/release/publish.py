@@ -129,7 +129,7 @@ def _content(
         "shares": {name: 1 / len(shares) for name in shares},
         "public_n": request.public_n,
         "spent": {
-            "releases": ledger.n_releases,
+            "releases": len(ledger.releases),
             **ledger.spent.to_json(),
             "training": None if training is None else training.to_json(),
             "with_training": None if training is None else (training + ledger.spent).to_json(),

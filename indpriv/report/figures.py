@@ -78,23 +78,18 @@ def _font(match: re.Match[str]) -> str:
 
 
 def to_svg(
-    figure: Figure,
-    name: str,
-    title: str,
-    description: str,
-    texts: Sequence[str] = (),
-    tips: Sequence[str] = (),
+    figure: Figure, name: str, words: str, *, texts: Sequence[str] = (), tips: Sequence[str] = ()
 ) -> str:
     """A figure as an inline SVG element.
 
     Args:
         figure: drawn in the colours of this module, inside `style()`.
         name: unique on the page; prefixes every id.
-        title: its accessible name.
-        description: alternative text: what the figure shows.
+        words: its accessible name in a line, and alternative text: what the figure shows.
         texts: what placeholder(0), placeholder(1), ... stand for.
         tips: what is shown where the pointer is on the part with the gid tip0, tip1, ...
     """
+    title, _, description = words.partition("\n")
 
     def tip(match: re.Match[str]) -> str:
         return f'<g class="tip"><title>{escape(tips[int(match[1])])}</title>'
@@ -129,12 +124,6 @@ def to_svg(
     return head + svg[svg.index(">") + 1 :].strip()
 
 
-def drawn(figure: Figure, name: str, words: str, **marks: Sequence[str]) -> str:
-    """A figure as SVG; words: its title in a line, and what it shows. marks: as of `to_svg`."""
-    title, _, description = words.partition("\n")
-    return to_svg(figure, name, title, description, **marks)
-
-
 _MOST_GROUPS = 14  # bars that can be read; of more groups, the worst and the best are drawn
 _MOST_LABELS = 3  # panels within label that fit beside each other
 _LEFT, _GAP, _RIGHT = 0.2, 0.018, 0.985  # of the panels of groups, as fractions of the figure
@@ -146,10 +135,7 @@ PER_CENT = ticker.PercentFormatter(1.0, decimals=0, symbol=" %")
 
 
 def epsilon_histogram(
-    individual: Distribution,
-    worst_case_epsilon: float | None,
-    plural: str = "examples",
-    name: str = "histogram",
+    individual: Distribution, worst_case_epsilon: float | None, plural: str = "examples"
 ) -> str:
     """Histogram with the median marked, and the worst case unless it is None (far beyond)."""
     edges, counts = np.array(individual.edges), np.array(individual.counts)
@@ -185,7 +171,7 @@ def epsilon_histogram(
         about |= {"share": share, "bins": str(len(counts)), "last": format_epsilon(edges[-1])}
         about["line"] = f" of {worst}, marked by a line" if worst_case_epsilon is not None else ""
         words = text("sentence.figures", "histogram", plural=plural, **about)
-        return drawn(figure, name, words, tips=tips)
+        return to_svg(figure, "histogram", words, tips=tips)
 
 
 def _above(axes: Axes, x: float, text: str, colour: str, align: str, row: int = 0) -> None:
@@ -235,7 +221,7 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
         if worst_case_epsilon is not None:
             worst = format_epsilon(worst_case_epsilon)
             about["line"] = f"; a line marks the worst case of {worst}"
-        return drawn(figure, name, text("sentence.figures", "groups", **about), texts=texts)
+        return to_svg(figure, name, text("sentence.figures", "groups", **about), texts=texts)
 
 
 def _bars(axes: Axes, values: "pd.Series[float]", limit: float, colour: str) -> None:
@@ -253,10 +239,7 @@ def _bars(axes: Axes, values: "pd.Series[float]", limit: float, colour: str) -> 
 
 
 def epsilon_against_loss(
-    loss: LossRelation,
-    worst_case_epsilon: float | None,
-    plural: str = "examples",
-    name: str = "loss",
+    loss: LossRelation, worst_case_epsilon: float | None, plural: str = "examples"
 ) -> str:
     """Counts by loss and epsilon, with quartiles and the fitted logarithm; "" where undefined."""
     bins, intercept, slope = loss.bins, loss.intercept, loss.slope
@@ -296,10 +279,10 @@ def epsilon_against_loss(
         axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
         about: dict[str, Any] = {"n": shown(loss, "n"), "plural": plural, "bins": len(counts)}
         words = text("sentence.figures", "loss", r=shown(loss, "pearson_log_loss"), **about)
-        return drawn(figure, name, words)
+        return to_svg(figure, "loss", words)
 
 
-def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]], name: str = "roc") -> str:
+def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """ROC of all examples, of this model and of the one trained without DP; "" without a curve."""
     found = []
     for model, label, colour in (("dp", "this model", ACCENT), ("non_dp", "without DP", SECOND)):
@@ -324,10 +307,10 @@ def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]], name: str = 
         axes.grid(axis="x")
         axes.legend(loc="lower right", handlelength=1.8)
         models = " and ".join(line[1] for line in found)
-        return drawn(figure, name, text("sentence.figures", "roc", models=models))
+        return to_svg(figure, "roc", text("sentence.figures", "roc", models=models))
 
 
-def schedule(found: ScheduleFindings, name: str = "schedule") -> str:
+def schedule(found: ScheduleFindings) -> str:
     """Noise standard deviation and clipping norm by step, and accuracy at checkpoints.
 
     Returns "" with fewer than two steps.
@@ -351,10 +334,10 @@ def schedule(found: ScheduleFindings, name: str = "schedule") -> str:
             axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
             axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
             axes.yaxis.set_major_formatter(PER_CENT if is_share else "{x:g}")
-        return drawn(figure, name, text("sentence.figures", "schedule"))
+        return to_svg(figure, "schedule", text("sentence.figures", "schedule"))
 
 
-def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
+def norms_over_training(drivers: Drivers) -> str:
     """Median norm by class and share of clipped examples over training.
 
     Returns "" with fewer than two records, without classes or with too many of them.
@@ -389,12 +372,10 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
             norms.minorticks_off()
         about = {"classes": len(drivers.classes), "records": len(drivers.steps)}
         words = text("sentence.figures", "norms", **about)
-        return drawn(figure, name, words, texts=drivers.classes)
+        return to_svg(figure, "drivers", words, texts=drivers.classes)
 
 
-def fidelity_against_k(
-    rows: Sequence[Fidelity], plural: str = "examples", name: str = "fidelity"
-) -> str:
+def fidelity_against_k(rows: Sequence[Fidelity], plural: str = "examples") -> str:
     """Errors and share under-reported against K, one colour a rule; "" with fewer than two K."""
     rows = sorted((row for row in rows if not row.is_this_log), key=lambda row: row.every)
     if len({row.every for row in rows}) < 2:
@@ -429,7 +410,7 @@ def fidelity_against_k(
         share.set_ylim(0, 1)
         share.yaxis.set_major_formatter(PER_CENT)
         error.yaxis.set_major_locator(ticker.MaxNLocator(5))
-        return drawn(figure, name, text("sentence.figures", "fidelity", plural=plural))
+        return to_svg(figure, "fidelity", text("sentence.figures", "fidelity", plural=plural))
 
 
 # By the name that a template gives.

@@ -15,14 +15,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import pandas as pd
-from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
-from jinja2.bccache import Bucket
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
@@ -160,20 +160,34 @@ def _finalized(value: object) -> str:
 # --- templates
 
 
-class _Compiled(BytecodeCache):
-    """Templates that this process has compiled, which takes most of the time of a short page."""
-
-    def __init__(self) -> None:
-        self.codes: dict[tuple[str, str], Any] = {}
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        bucket.code = self.codes.get((bucket.key, bucket.checksum))
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        self.codes[bucket.key, bucket.checksum] = bucket.code
+_RENDERED: ContextVar[_Rendering] = ContextVar("rendered")  # the page whose template is filled
 
 
-_COMPILED = _Compiled()
+@cache  # compiling templates takes most of the time of a short page
+def environment(*folders: Path) -> Environment:
+    """Of the templates, here or in these folders, with filters and blocks."""
+    made = _Environment(
+        loader=FileSystemLoader([*folders, TEMPLATES]),
+        undefined=StrictUndefined,
+        finalize=_finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    forms = FORMATS | {"format": made.filters["format"]}
+    made.filters.update({name: _by_hand(form) for name, form in forms.items()} | WORDS)
+    made.filters.update(text=_text, md=Safe, merged=_merged)
+    made.filters.update(edges=format_edges, records=records, shown_rows=shown_rows)
+    for name in ("table", "figure", "folded", "section", "block"):
+        made.globals[name] = made.filters[name] = partial(_block, name)
+    made.globals.update(
+        CONSTANTS | {"interval": _interval, "code": _code, "typed": _typed, "zip": zip}
+    )
+    return made
+
+
+def _block(kind: str, *values: Any, **options: Any) -> Any:
+    """A block of the page whose template is filled."""
+    return getattr(_RENDERED.get(), kind)(*values, **options)
 
 
 class _Rendering:
@@ -187,32 +201,11 @@ class _Rendering:
         self.sections: list[tuple[str, str]] = []  # id, and name in the contents
         self.end = ""  # of the section that is open
 
-    def environment(self, *folders: Path) -> Environment:
-        """Of the templates, here or in these folders, with the filters and blocks of this page."""
-        made = _Environment(
-            loader=FileSystemLoader([*folders, TEMPLATES]),
-            bytecode_cache=_COMPILED,
-            undefined=StrictUndefined,
-            finalize=_finalized,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        forms = FORMATS | {"format": made.filters["format"]}
-        made.filters.update({name: _by_hand(form) for name, form in forms.items()} | WORDS)
-        made.filters.update(text=_text, table=self.table, md=Safe, merged=_merged)
-        made.filters.update(edges=format_edges, records=records, shown_rows=shown_rows)
-        names = ("table", "figure", "folded", "section", "block")
-        own = {name: getattr(self, name) for name in names}
-        made.globals.update(
-            own | CONSTANTS | {"interval": _interval, "code": _code, "typed": _typed, "zip": zip}
-        )
-        return made
-
     def text(self, template: Template, values: Mapping[str, Any]) -> str:
         """The Markdown of a template."""
         path = TEMPLATES / template  # a path that is absolute stays what it is
-        environment = self.environment(path.parent)
-        text = environment.get_template(f"{path.name}.md.j2").render(**values)
+        _RENDERED.set(self)
+        text = environment(path.parent).get_template(f"{path.name}.md.j2").render(**values)
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
     def block(self, kind: str, **values: Any) -> Safe:

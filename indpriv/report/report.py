@@ -231,8 +231,8 @@ def _evidence(audit: Audit) -> str:
 def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
     """What the templates of a report show: all that the audit found, and what follows from it."""
     quote = "" if audit.guarantee.publishable else " This run has no guarantee to quote."
+    worst, last = audit.guarantee.worst_case_epsilon, audit.individual.edges[-1]
     compared = [of for of in map(_ends, audit.groups) if of is not None]
-    worst = audit.guarantee.worst_case_epsilon
     return {
         **{key: getattr(audit, key) for key in keys()},
         "audit": audit,
@@ -242,12 +242,15 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "points": [_brief(text, audit.run.n_examples, "page") for text in notes],
         "disclaimer": DISCLAIMER + quote,
         "disclosed": {one.key: one for one in audit.disclosures},
-        # That of the largest unit may be far off the scale of figures.
-        "worst_case_drawn": None
-        if audit.unit_sizes and worst > audit.individual.edges[-1]
-        else worst,
+        # In figures; not where that of the largest unit is far off their scale
+        "worst_case_drawn": None if audit.unit_sizes and worst > last else worst,
         "compared": sorted(compared, key=lambda of: -of[0].ratio.value),
-        "small": _too_small(audit),
+        "small": [
+            f"{row.name} ({shown(row, 'n')})"
+            for table in audit.groups
+            for row in records(table.rows)
+            if row.too_small and row.n
+        ],
         "membership": (attacks := attack_values(audit)),
         "strongest": attacks["best"],
         "success": attacks["success"],
@@ -295,15 +298,6 @@ def _ends(table: Any) -> tuple[Any, Any, Any] | None:
     return table, rows[table.ratio.best], rows[table.ratio.worst]
 
 
-def _too_small(audit: Audit) -> list[str]:
-    return [
-        f"{row.name} ({shown(row, 'n')})"
-        for table in audit.groups
-        for row in records(table.rows)
-        if row.too_small and row.n
-    ]
-
-
 # --- rows of tables
 
 
@@ -320,9 +314,9 @@ def attack_values(found: Audit) -> dict[str, Any]:
     return {
         "every": ours,
         "rows": [*tried, *_ceilings(found)],
-        "baseline": list(_tried(found, "non_dp")),
+        "baseline": (baseline := list(_tried(found, "non_dp"))),
         "above": found.attacks.loc[found.attacks["above_worst_case"], "title"].tolist(),
-        "ladder": _ladder(found),
+        "ladder": _ladder(found, tried, baseline),
         "on_updates": bool(parts(rates, by="", part=UPDATES)),
         "accused": [row for row in by_group if "accused" in row and "auc" in row][
             : formats.MOST_ROWS
@@ -365,14 +359,15 @@ def _ceilings(found: Audit) -> Iterator[dict[str, Any]]:
         yield _row(title=title, sees=sees, control=_row(), **most)
 
 
-def _ladder(found: Audit) -> list[dict[str, Any]]:
+def _ladder(found: Audit, tried: Sequence[Any], baseline: Sequence[Any]) -> list[dict[str, Any]]:
     """The strongest attack of every attacker, from the one who sees least; then the ceilings."""
-    strongest = {one["sees"]: one for one in reversed(list(_tried(found, "dp")))}
-    controls = {one["attack"]: one for one in _tried(found, "non_dp")}
-    rows = []
-    for sees in RUNGS:
-        if row := strongest.get(sees):
-            rows.append(row | {"control": controls.get(row["attack"], _row())})
+    strongest = {one["sees"]: one for one in reversed(tried)}
+    controls = {one["attack"]: one for one in baseline}
+    rows = [
+        row | {"control": controls.get(row["attack"], _row())}
+        for sees in RUNGS
+        if (row := strongest.get(sees))
+    ]
     if not rows:
         return []
     for row in achieved(found.rates, by="", part=UPDATES):
@@ -383,10 +378,12 @@ def _ladder(found: Audit) -> list[dict[str, Any]]:
 
 def _success_rates(found: Audit, by: str) -> dict[str, Any]:
     """Success rates of the threshold in all examples together, then in each group of a column."""
-    every = achieved(found.rates, attack=formats.CONSTANTS["by_loss"], rate="success")
-    every = [row for row in every if row["by"] in ("", by)]
-    ours = [row for row in every if row["model"] == "dp"]
-    baseline = {(row["by"], row["part"]): row for row in every if row["model"] == "non_dp"}
+    of = found.rates[found.rates["by"].isin(("", by))]
+    ours, others = (
+        achieved(of, attack=formats.CONSTANTS["by_loss"], rate="success", model=model)
+        for model in ("dp", "non_dp")
+    )
+    baseline = {(row["by"], row["part"]): row for row in others}
     ours.sort(key=lambda row: (row["by"], -(row["success"] or 0.0), row["part"]))
     groups = [row for row in ours if row["by"]]
     tried = [row for row in groups if row["success_n"]][: formats.MOST_ROWS]
@@ -435,9 +432,9 @@ def attack_document(measures: AttackMeasures) -> dict[str, Any]:
 
 def print_attack(measures: AttackMeasures, console: Console) -> None:
     """Print what the scores of one attack prove."""
-    rows = [(ALL, measures.overall), *parts(measures.rates, by="group").items()]
-    values = {"rows": rows, "measures": measures, "overall": measures.overall}
-    print_sensitive("attack", console, **values)
+    overall = measures.overall
+    rows = [(ALL, overall), *parts(measures.rates, by="group").items()]
+    print_sensitive("attack", console, rows=rows, measures=measures, overall=overall)
 
 
 def advice_page(found: Advice, template: Template = "advice") -> Page:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from indpriv.analysis.summary import findings
 from indpriv.report.formats import TEMPLATES
-from indpriv.report.page import _Rendering
+from indpriv.report.page import environment
 from indpriv.report.report import markdown_audit, print_audit, render_audit
 
 pytestmark = pytest.mark.slow  # tracing takes a minute
@@ -69,9 +69,9 @@ def met(audits):
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_branch_is_rendered(met, name):
-    environment = _Rendering("html", {}).environment()
-    template = environment.get_template(name)
-    written = environment.compile((TEMPLATES / name).read_text(encoding="utf-8"), raw=True)
+    templates = environment()
+    template = templates.get_template(name)
+    written = templates.compile((TEMPLATES / name).read_text(encoding="utf-8"), raw=True)
     # Each piece of output is a line of the compiled template, inside a macro too.
     output = re.compile(r"\s*(yield (?!None)|t_\d+\()")
     lines = {k for k, line in enumerate(written.split("\n"), 1) if output.match(line)}
