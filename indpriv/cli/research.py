@@ -26,15 +26,7 @@ from indpriv.attacks import ATTACKS
 from indpriv.audit import attacks as of_runs
 from indpriv.audit import read_audit
 from indpriv.audit.accounts import advise_on_run, check_question, compose_runs, write_composition
-from indpriv.cli.common import (
-    check_folder,
-    checked_run,
-    errors,
-    progress_bar,
-    say,
-    show_result,
-    typed,
-)
+from indpriv.cli import common
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.report import report
@@ -79,7 +71,7 @@ def attack(
     elif path is not None and path.is_file():
         _measure(path, as_json, **settings)
     else:
-        run_dir = checked_run(path, "attack")
+        run_dir = common.checked_run(path, "attack")
         guarantee = of_runs.guarantee_of_run(run_dir, settings.pop("delta", None))
         _train_references(run_dir, references, models, attacks, signals, **settings)
         results = of_runs.results_of_run(run_dir, signals, attacks, guarantee)
@@ -91,7 +83,7 @@ def attack(
         content |= {} if attacks else of_runs.model_itself(run_dir, signals, guarantee[1])
         values: dict[str, Any] = {"lacking": (), "last_iterate": None, "accounted": guarantee[0]}
         values |= {"m": report.attack_values(results), **content}
-        show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)
+        common.show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)
 
 
 def _train_references(
@@ -115,9 +107,9 @@ def _train_references(
             raise refused("refusal.signals", "few_models", attack=name, least=least, n=models)
     from indpriv.recording.references import references_for_run
 
-    with progress_bar() as progress:
+    with common.progress_bar() as progress:
         more: dict[str, Any] = {"progress": progress, "workers": 1 if workers is None else workers}
-        more["tell"] = lambda text: errors().print(escape(text))
+        more["tell"] = lambda text: common.errors().print(escape(text))
         for private, fit in ((True, references), (False, baseline)):
             if fit is not None:
                 place = output if private else None
@@ -140,7 +132,7 @@ def _measure(
         _show_reconstruction([found], as_json)
         return
     measures = measure_attack(found, delta=delta, seed=seed)
-    show_result(as_json, report.attack_document(measures), report.print_attack, measures)
+    common.show_result(as_json, report.attack_document(measures), report.print_attack, measures)
 
 
 def show_study(
@@ -163,15 +155,15 @@ def show_study(
         effects = membership_effects(found[CONFIDENCE], table, examples=examples)
     content = {"rates": to_json(rates), "effects": to_json(effects)}
     rows = [parts(rates, attack=attack)[ALL] for attack in rates["attack"].unique()]
-    show_result(as_json, content, report.print_sensitive, "study", rows=rows)
+    common.show_result(as_json, content, report.print_sensitive, "study", rows=rows)
     if effects is not None and not as_json:
         print_page("effects", Console(), found=effects)
 
 
 def _show_reconstruction(scores: Sequence[AttackScores], as_json: bool) -> None:
-    found = reconstructions_of(scores)
-    content = {"sensitive": SENSITIVE, "reconstruction": to_json(found)}
-    show_result(as_json, content, report.print_sensitive, "reconstructions", reconstruction=found)
+    values = {"reconstruction": reconstructions_of(scores)}
+    content = {"sensitive": SENSITIVE, **to_json(values)}
+    common.show_result(as_json, content, report.print_sensitive, "reconstructions", **values)
 
 
 def leak(
@@ -203,7 +195,7 @@ def leak(
     elif said := [key for key, value in training.items() if value is not None]:
         raise InputError(f"--set {said[0]}: the run has its own; leave it out, or pass --spec")
     elif subject is None:
-        command = typed("leak", folder, "python -m audits")
+        command = common.typed("leak", folder, "python -m audits")
         raise refused("refusal.commands", "no_spec", typed=command)
     else:
         rebuilt = subject(folder, plan)
@@ -212,7 +204,7 @@ def leak(
         if (path := folder / LEAKAGE / f"{stem}.parquet").exists():
             raise InputError(f"{path} exists; choose another name with --set name=NAME")
     model_and_data, observation_at = rebuilt
-    with progress_bar() as progress:
+    with common.progress_bar() as progress:
         more: dict[str, Any] = {"progress": progress, "pictures": pictures, "step_of": step_of}
         for attack, stem in names.items():
             scores, pairs = leak_run(model_and_data, folder, observation_at, plan, attack, **more)
@@ -279,14 +271,14 @@ def compose(
         raise refused("refusal.commands", "tuning", shape=shape)
     tuning = None if mean is None else Tuning(mean, shape)
     for run in runs:
-        checked_run(run, "compose")
+        common.checked_run(run, "compose")
     if output_dir is not None:
-        check_folder("--output-dir", output_dir)
-    with progress_bar() as progress:
+        common.check_folder("--output-dir", output_dir)
+    with common.progress_bar() as progress:
         found = compose_runs(runs, by=by, tuning=tuning, progress=progress, **settings)
     if output_dir is not None:
         write_composition(found, output_dir)
-    show_result(as_json, found.to_json(), report.print_sensitive, "composition", found=found)
+    common.show_result(as_json, found.to_json(), report.print_sensitive, "composition", found=found)
 
 
 def advise(
@@ -300,13 +292,13 @@ def advise(
     """Say how much noise or which clipping norm would bring each group to a target epsilon."""
     settings = {"quantile": 0.95} | settings
     check_question(target, settings["quantile"])
-    run_dir = checked_run(run_dir, "advise")
+    run_dir = common.checked_run(run_dir, "advise")
     folder = output_dir or run_dir / ADVICE
-    check_folder("--output-dir", folder)
-    with progress_bar() as progress:
+    common.check_folder("--output-dir", folder)
+    with common.progress_bar() as progress:
         found = advise_on_run(run_dir, target=target, by=by, progress=progress, **settings)
     page = report.advice_page(found)
     write_page(page, folder, ADVICE, found.to_json())
-    show_result(as_json, found.to_json(), report.print_whole, page)
+    common.show_result(as_json, found.to_json(), report.print_whole, page)
     if not as_json:
-        say(f"\n{folder / f'{ADVICE}.html'}")
+        common.say(f"\n{folder / f'{ADVICE}.html'}")
