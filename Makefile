@@ -26,6 +26,7 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
+	$(MAKE) test-opacus15
 
 # The tests with the lowest versions that pyproject.toml names. On Linux the lowest torch is a CUDA build of
 # gigabytes; where download.pytorch.org can be reached, UV_TORCH_BACKEND=cpu takes the CPU build.
@@ -37,14 +38,14 @@ test-lowest:
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct -e ".[dev]"
 	$(PYTEST) -m "not slow"
 
-# The recording tests with Opacus 1.5.4, on the other libraries of the environment.
+# The recording tests and the README's block with Opacus 1.5.4, on the other libraries of the environment.
 OPACUS15 = .venv-opacus15
 SITE = -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 test-opacus15: $(VENV)/.installed-dev
 	$(PYTHON) -m venv $(OPACUS15)
 	$(OPACUS15)/bin/pip install --quiet --disable-pip-version-check --no-deps opacus==1.5.4
 	$(BIN)/python $(SITE) > "$$($(OPACUS15)/bin/python $(SITE))/libraries.pth"
-	OMP_NUM_THREADS=1 $(OPACUS15)/bin/python -m pytest --numprocesses auto --maxprocesses 4 -m "not slow" tests/recording tests/test_cli_replay.py
+	PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 $(OPACUS15)/bin/python -m pytest --numprocesses auto --maxprocesses 4 -m "not slow" tests/recording tests/test_cli_replay.py "tests/test_docs.py::test_a_page_runs[README.md]"
 
 # Wheel and source archive in dist/, as an index would take them.
 dist:

@@ -610,7 +610,8 @@ def table(rows: list[tuple[str, list[Cell], str, str]]) -> str:
 
 
 def kind_of(refusal: str) -> str:
-    """A refusal, without the names of the layers that it is about."""
+    """A refusal, without the names of the layers that it is about, and without torch's error."""
+    refusal = re.sub(r" \(\w+Error: [^;]*\)(?=;)", "", refusal)
     return re.sub(r"\w+ '[^']+'(?: and \w+ '[^']+')*", "*layer*", refusal)
 
 

@@ -25,7 +25,7 @@ OF_CLONES = sorted(
     (ROOT / "audits/docs").glob("*.md")
 )  # about experiments, which are not installed
 RUN = [*PAGES, *OF_CLONES]
-WORDS = 35_200  # of README.md and all of docs/, as `wc -w` counts them
+WORDS = 35_000  # of README.md and all of docs/, as `wc -w` counts them
 WORDS_OF_A_PAGE = 1_500
 WORDS_GENERATED = 19400  # on pages of commands, audit.json, Python and checks
 SITE_TOOLS = ("mkdocs", "material", "mkdocstrings")
@@ -140,10 +140,9 @@ def test_blocks_share_names_files_and_outputs(tmp_path):
 
 
 def test_the_site_can_be_read_to_the_end():
-    """No page but that of every step of every proof takes more than ten minutes."""
+    """No page takes more than ten minutes."""
     words = {name_of(page): len(page.read_text(encoding="utf-8").split()) for page in PAGES}
     assert sum(words.values()) <= WORDS
-    del words["docs/explanation/proofs.md"]
     assert {page: n for page, n in words.items() if n > WORDS_OF_A_PAGE} == {}
 
 
@@ -174,14 +173,14 @@ def test_what_the_page_says_of_class_weights():
         log = NormLog.from_arrays([[1.0]], [0], noise_multiplier=4.0 / moved, **settings)
         return f"{moved:.2f}", f"{account(log, delta=1e-5, accountant='pld').epsilon[0]:.2f}"
 
-    page = (DOCS / "explanation/sharp-edges.md").read_text("utf-8")
+    page = " ".join((DOCS / "explanation/sharp-edges.md").read_text("utf-8").split())
     assert moved_and_epsilon(lambda outputs, labels: single(outputs, labels).mean()) == (
         "1.00",
         "0.93",
     )
     moved, epsilon = moved_and_epsilon(by_torch)
     assert f"by {moved} clipping norms, which costs epsilon {epsilon} at delta 1e-5" in page
-    assert "the account states\n0.93" in page
+    assert "the account states 0.93" in page
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)

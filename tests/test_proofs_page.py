@@ -1,13 +1,14 @@
-"""docs/explanation/proofs.md and the accountant's code cite each other's numbers."""
+"""The pages of proofs and the accountant's code cite each other's numbers."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/explanation/proofs.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs/explanation").glob("proofs*.md"))
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 CODE = sorted((ROOT / "indpriv/accountant").rglob("*.py"))
 LINES = set(re.findall(r"^\*\*\[(\d\.\d)\]", PAGE, re.MULTILINE))
-SECTIONS = set(re.findall(r"^## (\d)\. ", PAGE, re.MULTILINE))
+SECTIONS = set(re.findall(r"^(?:## |# Proofs, section )(\d)[.:] ", PAGE, re.MULTILINE))
 CITED = {
     file.name: set(re.findall(r"(?<!\S)\[(\d(?:\.\d)?)\]", text))
     for file in CODE
