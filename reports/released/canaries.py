@@ -161,7 +161,11 @@ def of_scores(scores: AttackScores, delta: float) -> dict[str, Any]:
     found = rates_on_updates(scores).set_index("rate")
     ends = found[["low", "high"]].dropna().to_dict("index")
     bounds = measure_attack(scores, delta=delta).overall
-    return {"rates": found["value"].to_dict(), "ends": ends, "bounds": {name: bounds[name].value for name in BOUNDS}}
+    return {
+        "rates": found["value"].to_dict(),
+        "ends": ends,
+        "bounds": {name: bounds[name].value for name in BOUNDS},
+    }
 
 
 def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
