@@ -255,6 +255,12 @@ def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
     return state
 
 
+def counts_at(state: LogState, step: int) -> Mapping[str, Any]:
+    """The counts that a session logged after so many steps of the run; nothing if none did."""
+    found = (line.get("evidence") or {} for line in reversed(state.steps))
+    return next((one for one in found if one["from_step"] + one.get("steps", 0) == step), {})
+
+
 def _add(state: LogState, line: Line) -> None:
     kind = line["kind"]
     if kind == "close":

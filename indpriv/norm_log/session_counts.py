@@ -80,6 +80,10 @@ class TrainingCounts(_Counts):
     # batch norms, or several ranks trained.
     took_part: str | None = None
     compared: ComparedTraining | None = None  # None in logs from before it was
+    # Fingerprints after its last step of parameters and buffers, None if they are sharded or in
+    # older logs, and of the inner optimizer's state, if it has any.
+    weights: str | None = None
+    moments: str | None = None
 
     steps: Whole = 0  # parameter updates
     undrawn_steps: Whole = 0  # without a batch that was drawn

@@ -194,6 +194,7 @@ class Recorder:
             policy, state, every=every, reference_examples=few, batch_norms=batch_norms
         )
         self._reference_positions = self._chosen_reference(state)
+        self._counts_before = {} if state is None else journal_state.counts_at(state, step or 0)
         self._levels = Levels(rounding, rounding_mode)
         self._rounding, self._rounding_mode = float(rounding), rounding_mode
         self._individual_clipping = individual_clipping
@@ -413,6 +414,7 @@ class Recorder:
             self._ranks,
             public_settings=self._public_settings,
             steps_before=self._first,
+            counts_before=self._counts_before,
             attack=self._started,
         )
 

@@ -8,11 +8,12 @@ it, the state between steps, the update and the settings. Nothing here may chang
 random state is put back, and an error in a comparison is a finding, "not compared". Sensitive.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import is_dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,10 @@ class Watch:
         *,
         public_settings: updates.PublicSettings | None = None,
         steps_before: int = 0,
+        counts_before: Mapping[str, Any] = MappingProxyType({}),
         attack: RunAttack | None = None,
     ) -> None:
-        """Prepare to watch a run; the log of a resumed one has `steps_before` steps already."""
+        """Prepare to watch a run; the log of a resumed one has steps, and counts at the last."""
         self._run, self._ranks, self._steps_before, self._attack = run, ranks, steps_before, attack
         optimizer, parameters = run.optimizer, run.optimizer.params
         self.tally = Tally(run.n_examples)
@@ -94,6 +96,8 @@ class Watch:
         self._state = updates.PublishedState(
             run.module, optimizer.original_optimizer, self.findings
         )
+        if steps_before:
+            self._state.compare_weights(counts_before, steps_before)
         places = {id(p): k for k, p in enumerate(run.module.parameters())}
         in_module = [places[id(p)] for p in parameters]
         self._replay = Replay(self.findings, loss_fn, parameters, in_module, run.is_ghost)
@@ -552,6 +556,7 @@ class Watch:
             setattr(training, name, getattr(training, name) + total)
         training.guessable_seed |= run.sources.is_guessable
         training.source = str(run.sources)
+        training.weights, training.moments = self._state.fingerprints()
         training.earlier_steps = max(0, history.steps_before - self._steps_before)
         training.accountant_steps = history.steps
         training.accountant_settings_match = history.matches(

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import lr_scheduler
 
 from indpriv.norm_log.fields import StepSetting
+from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.clipping import ClippingRule
 from indpriv.recording.compared.calls import relative, weighed
 from indpriv.recording.compared.findings import Findings
@@ -84,6 +86,27 @@ class PublishedState:
         ]
         return *prints, plain, more
 
+    def fingerprints(self) -> tuple[str | None, str | None]:
+        """Of parameters and buffers, and of the optimizer's state; None of what nobody holds."""
+        params = (p for group in self._inner.param_groups for p in group["params"])
+        held = [one for p in params for one in self._inner.state.get(p, {}).values()]
+        theirs = {f"{place:09d}": one for place, one in enumerate(held)}
+        both = self._module.state_dict(), theirs
+        weights, moments = (
+            {name: one for name, one in each.items() if isinstance(one, Tensor)} for each in both
+        )
+        if any(isinstance(one, DTensor) for one in weights.values()):  # each rank has a shard
+            return None, None
+        return fingerprint_of(weights), fingerprint_of(moments) if moments else None
+
+    def compare_weights(self, logged: Mapping[str, Any], step: int) -> None:
+        """Those that a resumed session begins with, beside those that the log had at the step."""
+        weights, moments = self.fingerprints()
+        if logged.get("weights") is None:
+            self._findings.add("state", "not_known", step=step)
+        elif weights != logged["weights"] or moments not in (None, logged.get("moments")):
+            self._findings.add("state", "other_weights", step=step)
+
     def copy_optimizer(self) -> None:
         """Prepare to repeat the coming step from its gradient."""
         self._copy, self._random = copy.deepcopy(self._inner), random_state()
@@ -114,14 +137,15 @@ class PublishedState:
 
 def print_of(tensors: Iterable[Tensor]) -> list[Any]:
     """Hashes, which see neither order nor pairs of signs, and sums by place, which see both."""
-    groups = defaultdict[Any, list[Tensor]](list)
-    for number, tensor in enumerate(one for one in tensors if one.numel()):
+    small, values = defaultdict[Any, list[Tensor]](list), list[Tensor]()
+    for tensor in tensors:
         value = local(tensor.detach())
-        alone = value.ndim > 1 and value.numel() > _SMALL  # small ones are looked at together
-        key = value.device, value.dtype, number if alone else -1
-        groups[key].append(value if alone else value.reshape(-1))
-    values = [each[0] if each[0].ndim > 1 else torch.cat(each) for each in groups.values()]
-    rows = (value if value.ndim < 2 else weighed(value) for value in values)
+        if value.ndim > 1 and value.numel() > _SMALL:
+            values.append(value)
+        elif value.numel():  # these are looked at together
+            small[value.device, value.dtype].append(value.reshape(-1))
+    rows = [*map(torch.cat, small.values()), *map(weighed, values)]
+    values += rows[: len(small)]
     return [_to_list(map(hash_of, values)), _to_list(weighed(row[None], "rows")[0] for row in rows)]
 
 
@@ -162,7 +186,7 @@ def held_in(value: Any, deep: int = _DEEP, seen: set[int] | None = None) -> Any:
 
 def _to_list(values: Iterable[Tensor]) -> list[Any]:
     found = list(values)
-    same = len({(value.device, value.dtype) for value in found}) == 1
+    same = len(found) > 1 and len({(value.device, value.dtype) for value in found}) == 1
     return torch.stack(found).tolist() if same else [value.item() for value in found]
 
 

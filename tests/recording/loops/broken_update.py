@@ -340,3 +340,45 @@ def means_kept_in_a_buffer_between_micro_batches(s):
             if skip and skip[0]:  # the step is still to come
                 s.model._module.means += x.mean(0)
             s.optimizer.step()
+
+
+@broken("update", "hooks ghost", expect="unsupported")
+def plain_updates_between_two_sessions(s):
+    s.make()
+    with s.recorded() as recorder:
+        for x, y in s.batches(1):
+            s.step(x, y)
+        saved = recorder.state_dict()
+    for _ in range(20):
+        plain_update(s, *s.data.tensors)
+    with s.recorded(resume_at=saved):
+        for x, y in s.batches(1):
+            s.step(x, y)
+
+
+@broken("update", "hooks", expect="unsupported")
+def resumed_with_the_weights_of_a_later_step(s):
+    """What the steps in between published is in no account."""
+    s.make()
+    with s.recorded() as recorder:
+        for number, (x, y) in enumerate(s.batches(1)):
+            s.step(x, y)
+            if number == 5:
+                saved = recorder.state_dict()
+    with s.recorded(resume_at=saved):
+        for x, y in s.batches(1):
+            s.step(x, y)
+
+
+@broken("update", "hooks", expect="unsupported")
+def momentum_written_between_two_sessions(s):
+    s.make(opt=momentum)
+    with s.recorded() as recorder:
+        for x, y in s.batches(1):
+            s.step(x, y)
+        saved = recorder.state_dict()
+    for p, g in zip(s.optimizer.params, s.gradients(*s.data.tensors), strict=True):
+        s.inner.state[p]["momentum_buffer"].copy_(g)
+    with s.recorded(resume_at=saved):
+        for x, y in s.batches(1):
+            s.step(x, y)
