@@ -61,10 +61,8 @@ def compare_tables(
     )
     groups = []
     for column in by:
-        ours, theirs = (
-            grouping_of(train, tests[0], column),
-            grouping_of(other_train, tests[1], column),
-        )
+        ours = grouping_of(train, tests[0], column)
+        theirs = grouping_of(other_train, tests[1], column)
         own = ours.codes(train)
         matching = pd.Series(own, theirs.codes(other_train))  # their codes as ours
         matching = matching[~matching.index.duplicated()].reindex(theirs.codes(tests[1]))
@@ -122,10 +120,7 @@ def _same_examples(
         example = f", e.g. id {only.tolist()[0]!r} is in the first only" if len(only) else ""
         said = {"n": len(ids), "others": len(others), "example": example}
         raise refused("refusal.compared", "examples", **said)
-    train, other_train = (
-        examples.aligned(table.example_ids),
-        other_examples.aligned(table.example_ids),
-    )
+    train, other_train = (one.aligned(table.example_ids) for one in (examples, other_examples))
     for column in ["label", *examples.metadata_columns]:
         if column not in other_train:
             continue

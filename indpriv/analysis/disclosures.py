@@ -187,11 +187,8 @@ def _training(audit: Audit) -> _Decided:
 def _provenance(audit: Audit) -> _Decided:
     run, declared, checks = audit.run, audit.run.declared, audit.checks
     yield "audit_versions", _facts.VERIFIED, ""
-    yield (
-        "training_versions",
-        _facts.VERIFIED if run.recorder.get("versions") else _facts.UNKNOWN,
-        "",
-    )
+    versions = run.recorder.get("versions")
+    yield "training_versions", _facts.VERIFIED if versions else _facts.UNKNOWN, ""
     yield "code_commit", _facts.DECLARED if declared.code_commit else _facts.UNKNOWN, ""
     data = "and_data" if declared.data_fingerprint else ""
     yield "data_fingerprint", status_of(checks, "records"), data

@@ -140,11 +140,8 @@ def relation_of(
             median losses in bins of 0.1 %.
         top: upper edge of the figure's bins of epsilon.
     """
-    together, alone = (
-        statistics.Condensed("loss", "epsilon", n=n, bits=statistics.PAIR_BITS),
-        statistics.Condensed("loss", n=n),
-    )
-    left_out = 0
+    together = Condensed("loss", "epsilon", n=n, bits=statistics.PAIR_BITS)
+    alone, left_out = Condensed("loss", n=n), 0
     for epsilon, at_worst_case, loss in parts:
         usable = np.isfinite(loss) & (loss >= 0)
         below = (~at_worst_case[usable]).astype(np.int64)

@@ -16,7 +16,7 @@ decided by coins that its norm does not depend on. Two things follow.
   epsilons at each example's own best order is not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -140,32 +140,22 @@ def compare_with_exact(
         between_records=estimated.account.between_records,
         median_exact=float(np.median(exact.epsilon)),
         **differences(estimate, exact.epsilon),
-        groups=tuple(
-            row
-            for by, found in (groups or {}).items()
-            for row in _by_group(by, found, estimate, exact.epsilon)
-        ),
+        groups=tuple(_by_group(groups or {}, estimate, exact.epsilon)),
     )
 
 
 def _by_group(
-    by: str, groups: Coded, estimate: FloatArray, exact: FloatArray
-) -> list[GroupFidelity]:
-    (names, codes), rows = groups, []
-    for code in np.unique(codes).tolist():
-        mine = codes == code
-        found = differences(estimate[mine], exact[mine])
-        rows.append(
-            GroupFidelity(
-                by=by,
-                name=names[code],
-                too_small=found["n"] < MIN_GROUP,
-                mean_exact=float(exact[mine].mean()),
-                **_some(found, "n", "signed_bias", "mean_absolute", "largest_absolute"),
-                **_some(found, "share_under_1_percent"),
-            )
-        )
-    return sorted(rows, key=lambda row: (-row.mean_exact, row.name))
+    groups: Mapping[str, Coded], estimate: FloatArray, exact: FloatArray
+) -> Iterator[GroupFidelity]:
+    same = ("n", "signed_bias", "mean_absolute", "largest_absolute", "share_under_1_percent")
+    for by, (names, codes) in groups.items():
+        rows = []
+        for code in np.unique(codes).tolist():
+            mine = codes == code
+            found, mean = differences(estimate[mine], exact[mine]), float(exact[mine].mean())
+            own = {"by": by, "name": names[code], "too_small": found["n"] < MIN_GROUP}
+            rows.append(GroupFidelity(**own, mean_exact=mean, **_some(found, *same)))
+        yield from sorted(rows, key=lambda row: (-row.mean_exact, row.name))
 
 
 def check_same_meaning(
@@ -187,7 +177,7 @@ def compared_positions(log: NormLog) -> IntArray | None:
 def compared_groups(run: AuditedRun) -> dict[str, Coded]:
     """Groups by each column of the examples whose estimates are compared with exact values.
 
-    None without exact values, and for units of several rows.
+    Empty without exact values, and for units of several rows.
     """
     log, rows = run.log, run.rows
     exact = log.coverage == 1 or log.reference_positions is not None

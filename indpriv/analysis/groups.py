@@ -12,7 +12,7 @@ the same order within each label too, so a test of the reverse order errs on the
 nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -88,15 +88,10 @@ def group_tables(
         corrected = statistics.holm([spread.p_value for spread in spreads])
         for index, spread, p_value in zip(tested, spreads, corrected, strict=True):
             found[index] = replace(found[index], **{name: replace(spread, corrected=p_value)})
-    return tuple(
-        replace(
-            table,
-            reversals=tuple(
-                Reversal(one.label, min(1.0, one.p_value * len(found))) for one in table.reversals
-            ),
-        )
-        for table in found
-    )
+    for index, table in enumerate(found):
+        each = (replace(one, p_value=min(1.0, one.p_value * len(found))) for one in table.reversals)
+        found[index] = replace(table, reversals=tuple(each))
+    return tuple(found)
 
 
 def group_table(
@@ -296,7 +291,7 @@ def _described(
         "n_test": sums["n_test"],
         "too_small": small,
         "mean": mean,
-        "mean_interval": _where(~small, means.intervals(0.0, top)),
+        "mean_interval": means.intervals(0.0, top, ~small),
         "ratio_to_best": to_best,
         **dict(zip(_QUANTILES, quantiles.T, strict=True)),
         "max": np.where(n > 0, largest, np.nan),
@@ -313,12 +308,6 @@ def _frame(columns: dict[str, Any], names: Sequence[str], order: list[int]) -> p
     """A table of the groups with these columns (n_groups,) in that order."""
     found = GROUPS.frame({"name": list(names), **columns}, len(names))
     return found.iloc[order].reset_index(drop=True)
-
-
-def _where(
-    chosen: Iterable[bool], intervals: Iterable[statistics.Interval | None]
-) -> list[statistics.Interval | None]:
-    return [one if mine else None for mine, one in zip(chosen, intervals, strict=True)]
 
 
 def _share(name: str, hits: FloatArray, trials: FloatArray) -> dict[str, Any]:
@@ -344,7 +333,7 @@ def _standardised(
     least = own.min(axis=1)
     return {
         "standardised_mean": np.where(least > 0, means.estimate, np.nan),
-        "standardised_interval": _where(least >= min_size, means.intervals(0.0, top)),
+        "standardised_interval": means.intervals(0.0, top, least >= min_size),
         "lacks_labels": [tuple(labels[code] for code in present[one == 0]) for one in own],
         "smallest_label_count": least,
     }

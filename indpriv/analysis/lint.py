@@ -218,11 +218,8 @@ Judged = tuple[bool, dict[str, Any]] | None
 def lint(facts: TrainingFacts) -> tuple[Fact, ...]:
     """What every rule finds: failed ones first, errors before warnings before notes."""
     found = [_judged(rule, facts) for rule in templates("rule").values()]
-    return tuple(
-        sorted(
-            found, key=lambda one: (_STATUSES.index(one.status), _facts.SEVERITIES.index(one.kind))
-        )
-    )
+    found.sort(key=lambda one: (_STATUSES.index(one.status), _facts.SEVERITIES.index(one.kind)))
+    return tuple(found)
 
 
 def _judged(rule: Template, facts: TrainingFacts) -> Fact:
@@ -230,10 +227,8 @@ def _judged(rule: Template, facts: TrainingFacts) -> Fact:
     if judged is None:
         return fact(f"rule.{rule.key}", _facts.NOT_CHECKED)
     holds, values = judged
-    case = values.pop("case", "")
-    return fact(
-        f"rule.{rule.key}", _facts.PASSED if holds else _facts.FAILED, case, facts=facts, **values
-    )
+    status, case = _facts.PASSED if holds else _facts.FAILED, values.pop("case", "")
+    return fact(f"rule.{rule.key}", status, case, facts=facts, **values)
 
 
 def _is_known(value: Any, path: str) -> bool:

@@ -251,8 +251,7 @@ def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDE
     """
     if not 0 <= successes <= trials:
         raise InputError(f"{successes:g} successes in {trials:g} trials is not a possible outcome")
-    outcome = np.array([successes], np.float64), np.array([trials], np.float64)
-    (low,), (high,) = binomial_ends(*outcome, confidence)
+    low, high = binomial_ends(np.array(successes), np.array(trials), confidence)
     return Interval(float(low), float(high))
 
 
@@ -421,8 +420,13 @@ class Resampled:
     draws: FloatArray
     draw_errors: FloatArray
 
-    def intervals(self, low: float = -np.inf, high: float = np.inf) -> list[Interval | None]:
-        """Bootstrap-t intervals inside [low, high]; None without spread or enough defined draws."""
+    def intervals(
+        self, low: float = -np.inf, high: float = np.inf, chosen: NDArray[np.bool_] | bool = True
+    ) -> list[Interval | None]:
+        """Bootstrap-t intervals inside [low, high].
+
+        None without spread or enough defined draws, and of what is not chosen.
+        """
         estimate, error, draws = self.estimate, self.error, self.draws
         with np.errstate(invalid="ignore", divide="ignore"):
             # Without spread in a draw: infinite, which widens the interval.
@@ -432,7 +436,7 @@ class Resampled:
         t = np.sort(t, axis=0)  # NaN last
         last, columns = np.maximum(count - 1, 0), np.arange(t.shape[1])
         tail = np.floor((1 - CONFIDENCE) / 2 * last).astype(np.int64)
-        usable = np.isfinite(estimate) & (error > 0) & (count >= _LEAST_DRAWS // 2)
+        usable = np.isfinite(estimate) & (error > 0) & (count >= _LEAST_DRAWS // 2) & chosen
         with np.errstate(invalid="ignore"):
             lows = np.maximum(low, estimate - t[last - tail, columns] * error)
             highs = np.minimum(high, estimate - t[tail, columns] * error)
@@ -501,20 +505,17 @@ def resample_means(
     runs, size = _Runs(values - centre, weights, groups * n_strata + strata), n_groups * n_strata
     n_draws = int(np.clip(_WORK // len(runs.size), _LEAST_DRAWS, _MOST_DRAWS))
     exact = _summaries(runs.sums(runs.size[None].astype(np.float64), size), n_groups, shares)
-    kept: list[list[tuple[FloatArray, FloatArray]]] = []
-    at_once = max(1, int(_CHUNK // max(len(runs.size), size)))
+    at_once, kept = max(1, int(_CHUNK // max(len(runs.size), size))), []
     for start in range(0, n_draws, at_once):
         drawn = _poisson_weights(runs.size, min(at_once, n_draws - start), rng)
-        summaries = _summaries(runs.sums(drawn, size), n_groups, shares)
-        kept.append(summaries if with_cells else summaries[:2])
-    made = []
-    for number in range(len(kept[0])):
-        mean, error = exact[number]
-        draws, draw_errors = (
-            np.concatenate([part[number][which] for part in kept]) for which in (0, 1)
-        )
-        made.append(Resampled(mean[0] + centre, error[0], draws + centre, draw_errors))
-    return ResampledMeans(made[0], made[1], made[2] if with_cells else None, n_draws)
+        kept.append(_summaries(runs.sums(drawn, size), n_groups, shares)[: 3 if with_cells else 2])
+
+    def made(which: int) -> Resampled:
+        (mean, error), parts = exact[which], zip(*(part[which] for part in kept), strict=True)
+        draws, draw_errors = map(np.concatenate, parts)
+        return Resampled(mean[0] + centre, error[0], draws + centre, draw_errors)
+
+    return ResampledMeans(made(0), made(1), made(2) if with_cells else None, n_draws)
 
 
 class _Runs:
@@ -538,11 +539,9 @@ class _Runs:
     def sums(self, weights: FloatArray, n_cells: int) -> list[FloatArray]:
         """Sums of weights, weighted values and weighted squares, each (n_draws, n_cells)."""
         made = []
-        for factor in (None, self.mean, self.square):
-            dense, each = np.zeros((len(weights), n_cells)), weights
-            if factor is not None:
-                each = weights * factor
-            dense[:, self.present] = np.add.reduceat(each, self.starts, axis=1)
+        for factor in (np.float64(1), self.mean, self.square):
+            dense = np.zeros((len(weights), n_cells))
+            dense[:, self.present] = np.add.reduceat(weights * factor, self.starts, axis=1)
             made.append(dense)
         return made
 

@@ -63,13 +63,8 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
         tables = audit.groups
     values = {"tables": tables, "audit": summary, "raw": "within" not in settings}
     values["vulnerability"] = audit.vulnerability
-    common.show_result(
-        as_json,
-        audit_directory.groups_json(tables, summary),
-        print_sensitive,
-        "group_tables",
-        **values,
-    )
+    content = audit_directory.groups_json(tables, summary)
+    common.show_result(as_json, content, print_sensitive, "group_tables", **values)
 
 
 @dataclass
@@ -294,11 +289,10 @@ def quantiles(
     limit = parse_budget(budget) if budget else None
     published = publish.release(path, request, budget=limit, spend=spend, ledger_dir=ledger)
     common.show_result(as_json, published.content, publish.print_release, published.content)
-    source = "stored answer, shown at no further cost; --spend draws again"
+    stored = "stored answer, shown at no further cost; --spend draws again"
     if not as_json:
-        common.say(
-            f"\n{published.folder} ({'drawn now and paid for' if published.fresh else source})"
-        )
+        source = "drawn now and paid for" if published.fresh else stored
+        common.say(f"\n{published.folder} ({source})")
 
 
 def _refuse_other_figures(path: Path, norms: bool) -> None:
