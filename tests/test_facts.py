@@ -304,3 +304,11 @@ def test_advice_is_given_where_something_is_to_be_done():
     assert line.fact("verified", "x").found == "x"
     assert line.fact("declared", "x").found == f"x; to verify it, {line.advice}"
     assert Fact("some_key", "check", "title", "passed", "x").short == "some key"
+
+
+@pytest.mark.parametrize(("steps", "shown"), [(6, "27"), (20, "1.2"), (30, "0.13"), (1, "80")])
+def test_the_chance_of_missing_a_fault_is_never_shown_smaller_than_it_is(steps, shown):
+    values = {"steps": 3000, "compared": steps, "missed": 100 * 0.8**steps, "note": ""}
+    assert f" {shown} % of runs" in text("check.fed", "drawn", **values)
+    said = text("sentence.challenge", "missed", compared="", missed=100 * 0.8**steps)
+    assert f" {shown} % of challenges" in said

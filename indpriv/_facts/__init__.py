@@ -10,6 +10,7 @@ import string
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -39,6 +40,7 @@ ASSUMPTION, READING, SCOPE = "assumption", "reading", "scope"
 # A failed rule of lint: no guarantee worth the name; it costs accuracy or privacy; worth trying.
 SEVERITIES = ERROR, WARNING, NOTE = ("error", "warning", "note")
 _KINDS = ("check", "line", "disclosure", ASSUMPTION, READING, SCOPE, *SEVERITIES)
+_TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)  # of what a check may miss
 _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")  # of a page
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "delta": format_delta,
@@ -46,6 +48,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "number": format_number,
     "percent": lambda share: f"{100 * share:.2g} %",
     "share": format_share,
+    "up": lambda value: f"{float(_TWO_DIGITS_UP.create_decimal(value * (1 - 1e-9))):g}",
     "words": lambda name: str(name).replace("_", " "),
 }
 
