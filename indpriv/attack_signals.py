@@ -38,6 +38,7 @@ KINDS = {
 _SEEN = ("final_model", "checkpoints")  # adversaries that a signal of a model can belong to
 _MOST_ALIKE = 0.5  # correlation of two memberships; independent coins give 0 +- 1 / sqrt(n)
 _DEVIATIONS = 5.0  # of that, so that few examples are not refused by chance
+_MOST_APART = 0.3  # relative difference of numbers of references; 1/4 for 8 models in equal halves
 _FACTS = ("kind", "audited", "coins", "share", "fingerprint", "adversary")
 
 CONFIDENCE, LABELS, CHECKPOINTS, GRADIENTS = "confidence", "labels", "checkpoints", "gradients"
@@ -150,12 +151,17 @@ class AttackSignals:
         return len(self.example_ids)
 
     def check_references(self, target: int, least: int) -> None:
-        """Raise InputError unless `least` references of other data are left beside the target."""
+        """Raise InputError unless `least` references are left, of independent data.
+
+        Attacks count references with an example, and without it. Where these numbers follow from
+        the memberships of the target, as in cross-validation, they give them away.
+        """
         if self.n_models - 1 < least:
             n = self.n_models - 1
             raise refused("refusal.signals", "few" if least > 1 else "none", n=n, least=least)
-        limit = max(_MOST_ALIKE, _DEVIATIONS / np.sqrt(self.n_examples))
-        mine = self.member[target]
+        n = self.n_examples if self.unit_ids is None else len(np.unique(self.unit_ids))
+        noise, mine = _DEVIATIONS / np.sqrt(n), self.member[target]
+        limit = max(_MOST_ALIKE, noise)
         for model in set(range(self.n_models)) - {target}:
             other = self.member[model]
             if other.all():
@@ -164,6 +170,12 @@ class AttackSignals:
                 shared = float(np.mean(other == mine))
                 values = {"model": model, "target": target, "shared": shared}
                 raise refused("refusal.signals", "same_examples", **values)
+        having, spread = self.member.sum(axis=0) - mine, np.sqrt(mine.mean() * (1 - mine.mean()))
+        for count in (having, self.n_models - 1 - having) if spread else ():
+            inside, outside = float(count[mine].mean()), float(count[~mine].mean())
+            by_chance = noise * count.std() / spread
+            if abs(inside - outside) > max(_MOST_APART * max(inside, outside), by_chance):
+                raise refused("refusal.signals", "dependent", target=target)
 
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""

@@ -203,3 +203,42 @@ def test_references_on_nearly_the_same_examples_are_refused():
     mostly_in = signals_with_effect(1.0, 9, 200, share=0.95)  # alike by chance only
     for target in range(9):
         mostly_in.check_references(target, 8)
+
+
+def draw_alike(n, k, rng):
+    """Each example in exactly half of k models, as in the code of Carlini et al."""
+    return rng.random((k, n)).argsort(axis=0).argsort(axis=0) < k // 2
+
+
+@pytest.mark.parametrize("units", [None, 40])
+@pytest.mark.parametrize(
+    ("memberships", "refused"),
+    [
+        (lambda fold, rng: rng.random((9, len(fold))) < 0.5, False),
+        (lambda fold, rng: rng.random((2, len(fold))) < 0.9, False),
+        (lambda fold, rng: draw_alike(len(fold), 16, rng), False),
+        (lambda fold, rng: np.stack([fold < 5, fold >= 5]), True),  # one is the other's rest
+        (lambda fold, rng: np.stack([fold // 2 != k for k in range(5)]), True),  # cross-validation
+        (lambda fold, rng: np.stack([fold != k for k in range(10)]), True),
+        (lambda fold, rng: np.stack([fold == k for k in range(10)]), True),
+    ],
+)
+def test_references_whose_examples_follow_from_those_of_the_target_are_refused(
+    memberships, refused, units
+):
+    """How many references have an example would tell whether the target has it: in cross-validation
+    LiRA has AUC 1 for a target that leaks nothing."""
+    rng = np.random.default_rng(0)
+    for _ in range(1 if refused else 25):
+        n = 1000 if units is None else units
+        member = memberships(rng.permutation(n) % 10, rng)
+        of = None if units is None else np.repeat(np.arange(units), 25)
+        member = member if of is None else member[:, of]
+        signals = AttackSignals.from_arrays(rng.normal(size=member.shape), member, unit_ids=of)
+        if refused and units is None:
+            with pytest.raises(
+                InputError, match="follows from whether the attacked model 0 has it"
+            ):
+                signals.check_references(0, 1)
+        elif not refused:
+            signals.check_references(0, 1)

@@ -31,6 +31,7 @@ EffectBin: Any = record("effect_bin")
 VulnerabilityBy: Any = record("vulnerability_by")
 MembershipEffects: Any = record("membership_effects")
 LEAST_MODELS = 8  # with fewer, effects are too large by a quarter to a third
+_LEAST = 20  # examples
 _RESAMPLES = 400
 _HALVINGS = 20  # of the models, for errors of shares
 MOST_VULNERABLE, LOOKED_AT = 0.05, 0.2  # share that is to be found among the share looked at
@@ -59,6 +60,10 @@ def membership_effects(
     rng = np.random.default_rng([seed, _PURPOSE])
     epsilon, mu = table.epsilon[rows], mu_of(table)[rows]
     found = _effects(values, member)
+    if (n := int(np.isfinite(found.effect).sum())) < _LEAST:
+        raise InputError(
+            f"{n} examples have both an epsilon and models with and without them; take {_LEAST}"
+        )
     codes = _bins(epsilon, table.at_worst_case[rows], bins)
     actual, null = _statistics(found, codes, mu), np.empty((redraws, int(codes.max()) + 3))
     for draw in range(redraws):
@@ -70,7 +75,9 @@ def membership_effects(
     largest = np.abs(null[:, 2:]).max(axis=1)
     each = []
     for code, z in enumerate(actual[2:]):
-        inside = codes == code
+        inside = (codes == code) & np.isfinite(found.effect)
+        if not inside.any():  # every model has them, or none
+            continue
         mean, error = _weighted(found.effect[inside], 1 / found.error[inside])
         of_bin = float(epsilon[inside].mean()), float(mu[inside].mean()), int(inside.sum())
         each.append(EffectBin(*of_bin, mean, error, _p_value(largest, abs(float(z)))))
@@ -140,18 +147,17 @@ def _statistics(found: Effects, codes: IntArray, mu: FloatArray) -> FloatArray:
     known = np.isfinite(found.effect)
     weight = np.where(known, 1 / found.error, 0.0)
     effect = np.where(known, found.effect, 0.0)
-    centred = mu - np.average(mu, weights=weight)
+    total = max(float(weight.sum()), 1e-300)
+    centred = mu - weight @ mu / total
     slope = (weight * centred) @ effect / max(float((weight * centred) @ centred), 1e-300)
     z = np.bincount(codes, weight * effect) / np.sqrt(
         np.maximum(np.bincount(codes, weight), 1e-300)
     )
-    return np.concatenate([[np.average(effect, weights=weight), slope], z])
+    return np.concatenate([[weight @ effect / total, slope], z])
 
 
 def _weighted(effect: FloatArray, weight: FloatArray) -> tuple[float, float]:
-    """Weighted mean and its robust ("sandwich") error, without unknown effects."""
-    known = np.isfinite(effect)
-    effect, weight = effect[known], weight[known]
+    """Weighted mean and its robust ("sandwich") error."""
     mean = float(np.average(effect, weights=weight))
     return mean, float(np.sqrt(((weight * (effect - mean)) ** 2).sum()) / weight.sum())
 
@@ -175,7 +181,7 @@ def _correlations(
 
     def measured(rows: FloatArray) -> tuple[float, float]:
         r = _pearson(rows)
-        reliability = 2 * r[2, 3] / (1 + r[2, 3])
+        reliability = 2 * r[2, 3] / max(1 + r[2, 3], 1e-12)
         return reliability, r[0, 1] / np.sqrt(max(reliability, 1e-12))
 
     reliability, corrected = measured(table)
@@ -228,7 +234,8 @@ def _vulnerability(
     figures = {name: of for name, of in figures.items() if np.isfinite(of).any()}
     known = np.isfinite(np.stack(list(figures.values()))).all(axis=0)
     figures = {name: of[known] for name, of in figures.items() if len(np.unique(of[known])) > 1}
-    if "epsilon" not in figures:
+    effect = _effects(values, member).effect[known]
+    if "epsilon" not in figures or np.isfinite(effect).sum() < _LEAST:
         return ()
     values, member, n = values[:, known], member[:, known], len(values)
 

@@ -27,6 +27,7 @@ from indpriv.errors import InputError
 
 SIGNIFICANCE = 1e-3  # of all identities together
 _TELLING = 6.0  # standard errors that decide, with enough runs
+_ONE_RUN = "members, or others, are of one run, whose noise they share; pass several runs"
 _ONE_SIDE = "the evidence has no members, or no others; both sides are compared"
 
 
@@ -52,9 +53,7 @@ class Evidence:
                 f"{lengths}; pass one row for each example of each run"
             )
         if len(np.unique(self.run)) < 2:
-            raise InputError(
-                "the evidence is of one run, whose noise all examples share; pass several runs"
-            )
+            raise InputError(_ONE_RUN)
 
     def take(self, rows: IntArray | BoolArray) -> "Evidence":
         """Some of the rows."""
@@ -65,6 +64,8 @@ class Evidence:
         """Of a sum of centred values (of these rows), from the spread of its parts by run."""
         run = self.run if rows is None else self.run[rows]
         by_run = np.bincount(np.unique(run, return_inverse=True)[1], weights=excess)
+        if len(by_run) < 2:
+            raise InputError(_ONE_RUN)
         return float(np.sqrt(len(by_run) / (len(by_run) - 1) * np.sum(by_run**2)))
 
 
@@ -75,7 +76,7 @@ class _Identity:
 
         If the account holds, about Student's t with n_runs - 1 degrees of freedom.
         """
-        return float((self.mean - self.expected) / self.standard_error)
+        return float((self.mean - self.expected) / max(self.standard_error, 1e-300))
 
 
 Identity: Any = record("identity", _Identity)

@@ -127,6 +127,20 @@ def test_refusals():
         identities(evidence.take(evidence.member))
 
 
+def test_a_side_of_one_run_and_evidence_without_spread_are_defined():
+    names = ["with_example", "without_example", "separation", 2.0]
+    predicted = pd.DataFrame(np.zeros((8, 4)), columns=names)
+    run, member = np.repeat([0, 1], 4), np.arange(8) % 2 == 0
+    for side in (member & (run == 0), member | (run == 0)):
+        with pytest.raises(InputError, match="of one run"):
+            identities(Evidence(np.arange(8.0), side, run, predicted))
+    found = identities(Evidence(np.zeros(8), member, run, predicted))  # nobody took part
+    assert [one.z for one in found] == [0.0] * len(found)
+    assert agree(found)
+    off = identities(Evidence(np.ones(8), member, run, predicted))
+    assert not agree(off)
+
+
 def test_few_runs_are_said_to_decide_nothing_and_how_many_would():
     found = identities(study(np.random.default_rng(4), runs=2, targets=40))
     runs, needed, enough = too_few_runs(found)

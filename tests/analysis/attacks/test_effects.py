@@ -215,3 +215,23 @@ def test_intervals_of_vulnerability_cover_what_other_models_give(effect, shock):
     if not effect:
         assert np.abs(truth[[0, 1, 3, 4]]).max() < 0.02
         assert truth[[2, 5]] == pytest.approx(0.2, abs=0.03)
+
+
+def test_few_examples_and_examples_that_every_model_has_are_no_division_by_zero():
+    rng = np.random.default_rng(0)
+    for n in (1, 3, 19):
+        member = rng.random((8, n)) < 0.5
+        few = AttackSignals.from_arrays(rng.normal(size=(8, n)), member, coins=True)
+        with pytest.raises(InputError, match=r"^\d+ examples have both"):
+            membership_effects(few, TABLE, redraws=9)
+        assert vulnerable(few, TABLE) == ()
+    member = rng.random((8, 30)) < 0.5
+    member[:, -1] = True  # the only one at the worst case
+    table = epsilon_table(np.append(np.linspace(0.2, 2.5, 29), 3.0), worst_case=3.0)
+    signals = AttackSignals.from_arrays(rng.normal(size=(8, 30)), member, coins=True)
+    found = membership_effects(signals, table, redraws=9)
+    assert sum(part.n_examples for part in found.bins) == 29
+    nobody = AttackSignals.from_arrays(signals.signal, np.zeros_like(member), coins=True)
+    with pytest.raises(InputError, match=r"^0 examples have"):
+        membership_effects(nobody, table, redraws=9)
+    assert vulnerable(nobody, table) == ()
