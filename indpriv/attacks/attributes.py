@@ -76,10 +76,6 @@ class AttributeKnowledge:
         """(n, k) of each value: imputation from the other columns times the model's likelihood."""
         return np.asarray(log_softmax(self.prior + self.likelihood, axis=1))
 
-    def of_truth(self, logs: FloatArray) -> FloatArray:
-        """(n,) the column of the true value."""
-        return logs[np.arange(len(logs)), self.truth]
-
 
 class Guesser(NamedTuple):
     """A rule that guesses the value with the largest of (n, k) scores, and its paper."""
@@ -172,5 +168,5 @@ def attribute_scores(known: Sequence[AttributeKnowledge]) -> AttackScores:
             and np.array_equal(one.member, first.member)
         ):
             raise InputError(f"{one.name} is of other examples than {first.name}")
-        total += one.of_truth(one.log_posterior()) - one.of_truth(one.imputed)
+        total += (one.log_posterior() - one.imputed)[np.arange(len(total)), one.truth]
     return AttackScores(total, first.member, "", example_ids=first.example_ids)

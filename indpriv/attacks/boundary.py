@@ -25,9 +25,8 @@ def boundary_scores(
 ) -> AttackScores:
     """Score examples by how far their inputs move until the model changes its label.
 
-    After Choquette-Choo, Tramer, Carlini and Papernot 2021 (arXiv:2007.14321), who look for the
-    nearest point of the boundary by HopSkipJump (Chen et al. 2020, arXiv:1904.02144). Here an input
-    moves towards the nearest inputs with another label, and the shortest of these moves counts:
+    Choquette-Choo et al. 2021 (arXiv:2007.14321) look for the nearest point of the boundary. Here
+    an input moves towards the nearest inputs with another label, and the shortest move counts:
     longer distances, of about the same order. An example with a wrong label scores 0.
 
     Args:
@@ -35,11 +34,8 @@ def boundary_scores(
         inputs: (n, ...) numbers; distances are Euclidean, so scale the columns of a table.
         labels: (n,) the right ones.
         member: (n,) bool, whether the model was trained on each.
-        moves: number of moves of each input, at least 1.
+        moves: number of moves of each input.
         about: further fields of `AttackScores`: groups, example_ids, fair_coins.
-
-    Raises:
-        InputError: not one label and member for each input, or a model with a single label.
     """
     given, right, kept = np.asarray(inputs), np.asarray(labels), np.asarray(member, dtype=bool)
     if not len(given) == len(right) == len(kept) > 0:

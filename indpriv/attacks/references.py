@@ -92,13 +92,10 @@ def finite_signal(signals: AttackSignals, model: int) -> FloatArray:
     A loss that is 0 in the precision of training has an infinite signal; its true value lies
     somewhere above the largest finite one.
     """
-    signal = np.array(signals.signal[model], dtype=np.float64)
-    infinite = np.isinf(signal)
-    if infinite.any():
-        finite = signal[np.isfinite(signal)]
-        low, high = (finite.min(), finite.max()) if len(finite) else (-1.0, 1.0)
-        signal[infinite] = np.where(signal[infinite] > 0, high, low)
-    return np.asarray(signal)
+    signal = np.asarray(signals.signal[model], dtype=np.float64)
+    finite = signal[np.isfinite(signal)]
+    ends = (finite.min(), finite.max()) if len(finite) else (-1.0, 1.0)
+    return np.asarray(np.clip(signal, *ends))
 
 
 def moments(signals: AttackSignals, target: int | None = None) -> Moments:

@@ -87,7 +87,7 @@ class Attack:
     Attributes:
         name: identifies the attack in code and files.
         attack: from what `need` holds to scores; of signals, from them and the audited row.
-        lacking: what the attack needs of that and it lacks, in words; None if nothing.
+        lacking: what the attack needs of that and it lacks, in words; None of one that takes all.
         title: in a few words, for reports; also the method of its scores.
         source: the paper that it follows.
         caveat: what a reader must know about its results.
@@ -99,7 +99,7 @@ class Attack:
 
     name: str
     attack: Callable[..., AttackScores]
-    lacking: Callable[[Any], str | None]
+    lacking: Callable[[Any], str | None] | None
     title: str
     source: str
     caveat: str
@@ -127,8 +127,9 @@ class Attack:
     def lacks(self, material: Material) -> str | None:
         """What the attack needs and does not have, in words; None if it can run."""
         known = getattr(material, self.need)
+        lacking = self.lacking(known) if self.lacking and known is not None else None
         if not self.references:
-            return _NEEDED[self.need] if known is None else self.lacking(known)
+            return _NEEDED[self.need] if known is None else lacking
         if known is None or known.audited is None or known.n_models <= self.references:
             models = f"the audited model and of reference models, {self.references} at least"
             return f"the signal {self.need!r} of {models}"
@@ -137,21 +138,12 @@ class Attack:
             return "two members and two non-members with a signal of the attacked model"
         if self.beside and not self._signals_beside(material):
             return f"the signal {' or '.join(map(repr, self.beside))} of the same models"
-        return self.lacking(known)
+        return lacking
 
     def _signals_beside(self, material: Material) -> list[AttackSignals]:
         member = getattr(material, self.need).member
         every = [getattr(material, name) for name in self.beside]
         return [one for one in every if one is not None and np.array_equal(one.member, member)]
-
-    def references_in(self, material: Material) -> int:
-        """Number of reference models among what the attack uses."""
-        used = getattr(material, self.need)
-        return used.n_models - 1 if isinstance(used, AttackSignals) else 0
-
-
-def _nothing(_: Any) -> None:
-    """What attacks lack that take whatever there is."""
 
 
 # --- attacks by the losses of the final model
@@ -257,27 +249,27 @@ def _fit(x: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:
 
 _RMIA = (references.rmia, references.lacks_for_rmia)
 # The function of each attack, and what it lacks; texts and needs stand in attacks.toml.
-_FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | None]]] = {
+_FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | None] | None]] = {
     "loss_threshold": (partial(column_scores, name="loss", sign=-1), partial(lacks, name="loss")),
     "label_gap": (partial(column_scores, name="correct", sign=1), partial(lacks, name="correct")),
     "quantile": (quantile_scores, lacks_for_regression),
     "attributes": (attribute_scores, lambda known: None if known else "an attribute"),
     "rmia": _RMIA,
     "rmia_offline": (partial(_RMIA[0], offline=True), partial(_RMIA[1], offline=True)),
-    "lira": (references.lira, _nothing),
-    "lira_plain": (references.plain_lira, _nothing),
-    "lira_fixed": (partial(references.plain_lira, fixed=True), _nothing),
-    "lira_offline": (references.offline_lira, _nothing),
-    "calibrated": (references.calibrated, _nothing),
+    "lira": (references.lira, None),
+    "lira_plain": (references.plain_lira, None),
+    "lira_fixed": (partial(references.plain_lira, fixed=True), None),
+    "lira_offline": (references.offline_lira, None),
+    "calibrated": (references.calibrated, None),
     "label_rmia": _RMIA,
-    "label_robustness": (references.calibrated, _nothing),
-    "several_lira": (references.lira, _nothing),
-    "gradient_lira": (references.lira, _nothing),
-    "gradient_norm": (released.norm_scores, _nothing),
+    "label_robustness": (references.calibrated, None),
+    "several_lira": (references.lira, None),
+    "gradient_lira": (references.lira, None),
+    "gradient_norm": (released.norm_scores, None),
     "gradient_ratio": (released.gradient_scores, released.lacks_for_gradients),
     "input_quantile": (released.input_scores, released.lacks_for_inputs),
     "trajectory_rmia": _RMIA,
-    "trajectory_lira": (references.lira, _nothing),
+    "trajectory_lira": (references.lira, None),
 }
 _TEXTS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
 ATTACKS = {name: Attack(name, *_FUNCTIONS[name], **texts) for name, texts in _TEXTS.items()}

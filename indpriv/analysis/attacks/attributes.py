@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr
 
+from indpriv._facts import refused
 from indpriv._plain import records
-from indpriv._types import BoolArray, FloatArray, NDArray
+from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.analysis.attacks import membership, rates
 from indpriv.analysis.guarantee import Ceilings, mu_of
 from indpriv.analysis.recorded_run import AuditedRun
@@ -137,14 +138,22 @@ def _epsilons(
     if members is None or members.account.rows_per_unit is not None:
         return {}
     inside, ids = known.member, known.example_ids
-    mine = pd.Index(members.example_ids).get_indexer(ids[inside])
+    mine = _places(members, ids[inside])
     mu, epsilon = np.full(len(ids), np.nan), np.empty(len(ids))
     mu[inside] = mu_of(members)[mine]
     if holdout is None:
         return {"mu": mu}
-    others = pd.Index(holdout.example_ids).get_indexer(ids[~inside])
+    others = _places(holdout, ids[~inside])
     epsilon[inside], epsilon[~inside] = members.epsilon[mine], holdout.epsilon[others]
     return {"mu": mu, "bins": (epsilon, membership.epsilon_edges(members))}
+
+
+def _places(table: EpsilonTable, ids: NDArray[np.generic]) -> IntArray:
+    """Rows of these examples in a table, either of which may have its ids as texts."""
+    rows = pd.Index(table.example_ids.astype(str)).get_indexer(ids.astype(str))
+    if (rows < 0).any():
+        raise refused("refusal.signals", "other_data", n=int((rows < 0).sum()))
+    return np.asarray(rows)
 
 
 def _find(run: AuditedRun) -> dict[str, Any]:

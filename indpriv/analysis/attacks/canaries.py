@@ -45,11 +45,6 @@ EACH_BY_ITSELF = (
 )
 
 
-_OF_INDEPENDENT = {
-    "epsilon_rates": lower_bound.rates_bound,
-    "epsilon_gaussian": lower_bound.gaussian_bound,
-}
-
 # --- any attack
 
 
@@ -123,8 +118,8 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         if name is None:
             f_dp = bounded(rng=generator_of(seed, name), proof="mahloujifar2024")
             more = {"epsilon_fdp": (f_dp.epsilon, f_dp.tried)}
-            for rate, bound_of in _OF_INDEPENDENT.items():
-                more[rate] = bound_of(values, member, delta), lower_bound.THRESHOLDS_TRIED[rate]
+            for rate, (bound_of, tried) in lower_bound.OF_INDEPENDENT.items():
+                more[rate] = bound_of(values, member, delta), tried
             rows += [key | n | {"rate": k, "value": x, "n": of} for k, (x, of) in more.items()]
     method, table = ONE_RUN if fair else BALANCED, summary.table(summary.RATES, rows)
     return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))

@@ -78,7 +78,9 @@ def membership_effects(
         inside = (codes == code) & np.isfinite(found.effect)
         if not inside.any():  # every model has them, or none
             continue
-        mean, error = _weighted(found.effect[inside], 1 / found.error[inside])
+        effect, weight = found.effect[inside], 1 / found.error[inside]
+        mean = float(effect @ weight / weight.sum())
+        error = float(np.sqrt(((weight * (effect - mean)) ** 2).sum()) / weight.sum())  # sandwich
         of_bin = float(epsilon[inside].mean()), float(mu[inside].mean()), int(inside.sum())
         each.append(EffectBin(*of_bin, mean, error, _p_value(largest, abs(float(z)))))
     order = rng.permutation(len(values))
@@ -154,12 +156,6 @@ def _statistics(found: Effects, codes: IntArray, mu: FloatArray) -> FloatArray:
         np.maximum(np.bincount(codes, weight), 1e-300)
     )
     return np.concatenate([[weight @ effect / total, slope], z])
-
-
-def _weighted(effect: FloatArray, weight: FloatArray) -> tuple[float, float]:
-    """Weighted mean and its robust ("sandwich") error."""
-    mean = float(np.average(effect, weights=weight))
-    return mean, float(np.sqrt(((weight * (effect - mean)) ** 2).sum()) / weight.sum())
 
 
 def _p_value(null: FloatArray, actual: float) -> float:

@@ -32,7 +32,6 @@ _LARGEST_EPSILON = 100.0
 _LARGEST_MU = 10.0
 _OTHERS_ACCUSED = (1 / 32, 1 / 8, 1 / 2)  # by the thresholds of `gaussian_bound`
 _ACCUSED = (1 / 2048, 1 / 512, 1 / 128, *_OTHERS_ACCUSED)  # of one side, by those of `rates_bound`
-THRESHOLDS_TRIED = {"epsilon_rates": 2 * len(_ACCUSED), "epsilon_gaussian": len(_OTHERS_ACCUSED)}
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
 NULL_TRIALS = 1000
 
@@ -280,3 +279,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if mu <= 0:
         return 0.0
     return float(gaussian_epsilons(np.array([mu]), delta)[0][0])
+
+
+# Bounds that take scores to be independent, and how many thresholds each tries.
+OF_INDEPENDENT = {
+    "epsilon_rates": (rates_bound, 2 * len(_ACCUSED)),
+    "epsilon_gaussian": (gaussian_bound, len(_OTHERS_ACCUSED)),
+}

@@ -134,7 +134,9 @@ def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: 
         n = int(scores.member.sum())
         row = {name: getattr(attack, name) for name in ("sees", "source", "caveat")}
         row |= {"attack": attack.name, "title": scores.method, "adversary": scores.adversary}
-        row |= {"model": each.model, "references": attack.references_in(each.material)}
+        row |= {"model": each.model, "references": 0}
+        if attack.references:
+            row["references"] = getattr(each.material, attack.need).n_models - 1
         row |= {"n_members": n, "n_others": len(scores.member) - n}
         row["above_worst_case"] = rates.exceeds(scores, guarantee, tests=tests, seed=seed) and ours
         rows.append(((not ours, -auc, attack.name), row))

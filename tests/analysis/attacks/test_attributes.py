@@ -1,11 +1,14 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from indpriv.analysis.attacks.attributes import BY_EPSILON, measure_attribute
+from indpriv.analysis.attacks.attributes import BY_EPSILON, attribute_attacks, measure_attribute
 from indpriv.analysis.attacks.membership import epsilon_edges
+from indpriv.attacks import Material
 from indpriv.attacks.attributes import GUESSERS, guesses
+from indpriv.errors import InputError
 from synthetic import epsilon_table, knowledge
 
 
@@ -87,3 +90,20 @@ def test_groups_and_bins_take_members_and_others_apart():
     assert ceilings.is_monotonic_increasing
     assert ceilings.max() <= 0.4
     assert measured(known)["by"].tolist() == [""]
+
+
+def test_ids_of_the_hold_out_may_be_texts_and_others_are_refused():
+    """An id that is not found must not stand for the last example."""
+    known, half = knowledge(), 2000
+    members = epsilon_table(np.linspace(0.1, 3.0, half))
+    sides = {"dp": Material(attributes=(known,))}
+    holdouts = [
+        epsilon_table(np.linspace(3.0, 0.1, half), ids=np.arange(half).astype(kind))
+        for kind in (np.int64, str)
+    ]
+    whole, texts = (attribute_attacks(sides, members=members, holdout=of) for of in holdouts)
+    pd.testing.assert_frame_equal(whole, texts)
+    few = epsilon_table(np.linspace(0.1, 3.0, half - 1))
+    for wrong in ({"members": few, "holdout": holdouts[0]}, {"members": members, "holdout": few}):
+        with pytest.raises(InputError, match="1 attacked examples are not"):
+            attribute_attacks(sides, **wrong)
