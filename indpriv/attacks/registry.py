@@ -181,7 +181,7 @@ def quantile_scores(examples: ExampleTable) -> AttackScores:
     fitting = np.concatenate([np.zeros(n_train, dtype=bool), fitting])
     columns = groupable_columns(examples.frame)
     splits = [examples.train[columns], examples.test[columns]]
-    features = _centred(_features(pd.concat(splits, ignore_index=True)), fitting)
+    features = _features(pd.concat(splits, ignore_index=True), fitting)
     mean = _fit(features, confidence, fitting)
     residual = np.log(np.abs(confidence - mean) + 1e-6)
     scale = np.exp(_fit(features, residual, fitting))
@@ -207,8 +207,13 @@ def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:
     return np.asarray(np.isin(np.arange(len(ids)), order[chosen]))
 
 
-def _features(frame: pd.DataFrame) -> FloatArray:
-    """Indicators of texts and standardised numbers; a number that is not finite is the mean."""
+def _features(frame: pd.DataFrame, used: BoolArray) -> FloatArray:
+    """Indicators of texts and standardised numbers; a number that is not finite is the mean.
+
+    They are cut off at the range of the used rows, less their means: an example unlike all of these
+    rows then gets their mean. Otherwise values that only training examples have, as of a split by
+    year, would give members away without the model.
+    """
     columns = [np.empty((0, len(frame)))]
     for name in groupable_columns(frame):
         values = frame[name]
@@ -219,15 +224,7 @@ def _features(frame: pd.DataFrame) -> FloatArray:
             finite = np.isfinite(numbers)
             numbers = np.where(finite, numbers, numbers[finite].mean() if finite.any() else 0.0)
             columns.append((numbers - numbers.mean())[None] / (numbers.std() or 1.0))
-    return np.ascontiguousarray(np.concatenate(columns).T)
-
-
-def _centred(features: FloatArray, used: BoolArray) -> FloatArray:
-    """Features, changed in place: cut off at the range of the used rows, less their means.
-
-    An example unlike all of these rows then gets their mean. Otherwise values that only training
-    examples have, as of a split by year, would give members away without the model.
-    """
+    features = np.ascontiguousarray(np.concatenate(columns).T)
     fitted = features[used]
     np.clip(features, fitted.min(axis=0), fitted.max(axis=0), out=features)
     features -= fitted.mean(axis=0)

@@ -94,11 +94,12 @@ def model_itself(run_dir: Path, signals: Path | None, delta: float) -> dict[str,
         for attack in ATTACKS.values()
         if (attack.sees == "model" or attack.need == "released") and (need := attack.lacks(known))
     ]
+    found: dict[str, Any] = {"lacking": lacking, "last_iterate": None}
     log = NormLog.open(run_dir) if run_files.holds_log(run_dir) else None
     defined = log and log.sampler == "poisson" and log.unit_ids is None
-    if log is None or not defined or log.settings.distinct()[0] is not None:
-        return {"lacking": lacking, "last_iterate": None}
-    return {"lacking": lacking, "last_iterate": last_iterate_epsilon(log.settings, delta=delta)}
+    if log is not None and defined and log.settings.distinct()[0] is None:
+        found["last_iterate"] = last_iterate_epsilon(log.settings, delta=delta)
+    return found
 
 
 def _check_needs(names: Collection[str], known: Material, whose: str, remedy: str = "") -> None:

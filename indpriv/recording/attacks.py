@@ -159,12 +159,11 @@ class GradientCanaries(RunAttack):
         added[draw.canaries] = setting.max_grad_norm
         added *= self._canaries.lengths * self._canaries.member
         self._before = self._read("summed_grad")
-        if self._clip is not None:
+        if self._clip is None:
+            self._add(added)
+        else:
             longer = np.where(self._canaries.lengths == 1, _TOO_LONG, 1.0)
             self._add_clipped(added * longer, self._clip)
-            return
-        for p, canaries, index in self._places:
-            p.summed_grad[index] += torch.as_tensor(added[canaries]).to(p.summed_grad)
 
     def _read(self, name: str) -> FloatArray:
         """Values (n_canaries,) of the parameters' summed_grad or grad at the coordinates."""
@@ -172,6 +171,11 @@ class GradientCanaries(RunAttack):
         for p, canaries, index in self._places:
             seen[canaries] = getattr(p, name).detach()[index].double().cpu().numpy()
         return seen
+
+    def _add(self, added: FloatArray) -> None:
+        """Add to the clipped sum at the coordinates."""
+        for p, canaries, index in self._places:
+            p.summed_grad[index] += torch.as_tensor(added[canaries]).to(p.summed_grad)
 
     def _add_clipped(self, added: FloatArray, clip: Callable[[], None]) -> None:
         """Let the optimizer clip gradients of norms (n_canaries,), in batches of their own."""

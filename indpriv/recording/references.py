@@ -80,13 +80,13 @@ def references_for_run(
             `references-non-dp`, where `indpriv attack` and `indpriv audit` find it.
         workers: number of processes; above 1, fit is one of a file or of a module.
         progress: called as progress(stage, done, total) after each model.
-        tell: called with an estimate of the time that is left, after the first model, and with
-            what is missing for attacks on the model itself.
+        tell: called with what is missing for attacks on the model itself, and with an estimate of
+            the time that is left.
 
     Raises:
         InputError: data sets that are not those of the run or change when they are read again, a
-            fit that returns another model, a run without test examples, or references that are
-            there already and belong to another run or fit.
+            fit that returns another model, a run without test examples, or earlier references of
+            another run or fit.
     """
     run_dir = Path(run_dir)
     examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
@@ -196,8 +196,7 @@ class OwnModels:
         losses of that model.
         """
         self._check_data()
-        of = {"said": self.said, "run_dir": run_dir}
-        model = self.code[1].model()
+        of, model = {"said": self.said, "run_dir": run_dir}, self.code[1].model()
         kept = kept_model(run_dir, model, name)
         table = self._table(model)
         for split in ("train", "test"):
@@ -221,8 +220,7 @@ class OwnModels:
         keep_model(module, run_dir, MODEL_NON_DP)
         found = self._table(module).frame
         losses = {name: found[name].array for name in ("loss", "correct")}
-        baseline = ExampleTable(examples.frame.assign(**losses))
-        baseline.to_parquet(run_dir / EXAMPLES_NON_DP)
+        ExampleTable(examples.frame.assign(**losses)).to_parquet(run_dir / EXAMPLES_NON_DP)
 
     def _table(self, model: nn.Module) -> ExampleTable:
         spec, device = self.code[1], next(model.parameters()).device

@@ -74,7 +74,8 @@ def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -
         found = of_each(*rows)
         norms.append(torch.linalg.vector_norm(found.double(), dim=1))
         products.append(found @ spanning.T)
-        inputs.append(_flat(rows[0]))
+        plain = isinstance(rows[0], Tensor)
+        inputs.append(rows[0].flatten(1).float().cpu().numpy() if plain else None)
     test_rows = np.arange(len(test)) + len(train)
     return ReleasedModel(
         examples=spec.example_table(module, train, test),
@@ -144,8 +145,3 @@ def gradient_norms(module: nn.Module, spec: AuditSpec) -> FloatArray:
     with NormPass(module, spec.loss_fn, *next(parts[0].batches(_CHECKED))) as norm_pass:
         taken = [norms_of(norm_pass, part, np.arange(len(part))).norms for part in parts]
     return np.concatenate(taken)
-
-
-def _flat(inputs: Any) -> np.ndarray | None:
-    """(batch, k) numbers; None if inputs are more than one tensor."""
-    return inputs.flatten(1).float().cpu().numpy() if isinstance(inputs, Tensor) else None

@@ -28,7 +28,7 @@ from reports.attacks.training import BASELINE, DP, SEED, Task
 from reports.shared.rates import RATES
 from reports.shared.recorded import worst_case_of
 
-COUNT, RUNS = 300, 4  # of items; gradients in one run, as many of them fit
+COUNT, RUNS = 300, {"adult": 2, "mnist": 4}  # of items; gradients in one run, as many of them fit
 GRADIENTS = 1000
 WRONG, CRAFTED, UPDATES = "mislabelled", "crafted", "updates"
 TITLES = {
@@ -44,12 +44,12 @@ def figures(task: Task, folder: Path) -> dict[str, Any]:
     """What canaries of each kind show, with DP and without; what is in the folder is not done again."""
     data = task.dataset()
     items = of_kinds(task, data, folder)
-    found: dict[str, Any] = {"count": COUNT, "runs": RUNS, "gradients": GRADIENTS}
+    found: dict[str, Any] = {"count": COUNT, "runs": RUNS[task.name], "gradients": GRADIENTS}
     for kind in (DP, BASELINE):
         found[kind] = {}
         for name in TITLES if kind == DP else (WRONG, CRAFTED):
             each = []
-            for row in range(1 if name == UPDATES else RUNS):
+            for row in range(1 if name == UPDATES else RUNS[task.name]):
                 path = folder / f"{task.name}-{kind}-{name}-{row}"
                 if not path.with_suffix(".json").is_file():
                     shutil.rmtree(path, ignore_errors=True)  # an interrupted run
