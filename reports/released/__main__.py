@@ -196,8 +196,8 @@ LADDER_HEAD = (
     "attacker",
     "attack",
     "AUC",
+    "share of every update, %",
     "TPR at 1 % FPR, %",
-    "share of the ceiling, %",
     "epsilon of at least",
 )
 LANGUAGE = {
@@ -214,15 +214,17 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
         "",
         "With DP, from the attacker who sees least to the one who sees every noisy update. Of the attacks in the tables below, the",
         "one with the largest AUC stands for its attacker: it was chosen after seeing them. Canaries are another question: how much an",
-        "example *can* leave that was made to be found. The epsilon is the lower bound from one run in f-DP, which assumes nothing but",
-        "the coins, the mean over runs; 0 means that nothing was shown.",
+        "example *can* leave that was made to be found. The share is how far the AUC goes from 1/2 towards that of gradient canaries at the",
+        "clipping norm, which meet the worst case: true-positive rates at 1 % are of too few canaries for that. The epsilon is the lower bound",
+        "from one run in f-DP, which assumes nothing but the coins, the mean over runs; 0 means that nothing was shown. Intervals are over",
+        "models or runs; of one run, over its canaries.",
         "",
     ]
     for part in found.values():
         made, attacks = part.get("canaries"), part[DP]["attacks"]
         if made is None:
             continue
-        ceiling = made[DP][UPDATES]["ceiling"]["0.01"]
+        most = made[DP][UPDATES]["auc"]
         rows = [
             ("black box", best["title"], best, None) for best in [strongest(attacks, BLACK_BOX)]
         ]
@@ -243,7 +245,7 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
         lines += [
             f"### {part['title']}",
             "",
-            table(LADDER_HEAD, [ladder_row(*row, ceiling) for row in rows]),
+            table(LADDER_HEAD, [ladder_row(*row, most) for row in rows]),
             "",
         ]
         lines += [
@@ -267,7 +269,7 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
                 one_title,
                 model["attacks"][name],
                 model["attacks"][name]["epsilon_fdp"],
-                updates["ceiling"]["0.01"],
+                updates["auc"],
             )
             for name, who in LANGUAGE.items()
             for one_title in [TEXTS[name]]
@@ -299,19 +301,17 @@ def strongest(attacks: Mapping[str, Any], sees: tuple[str, ...]) -> Mapping[str,
 
 
 def ladder_row(
-    who: str, title: str, one: Mapping[str, Any], bound: float | None, ceiling: float
+    who: str, title: str, one: Mapping[str, Any], bound: float | None, most: float
 ) -> tuple[str, ...]:
-    """One row of the ladder."""
-    spans = one.get("tpr_at_fpr_intervals", {"0.01": None})
-    of = {"tpr_at_fpr": one["tpr_at_fpr"], "tpr_at_fpr_intervals": spans}
-    shown = "–" if bound is None else f"{bound:.2f}"
+    """One row of the ladder; most: the AUC of the attacker of every update."""
+    span = one.get("auc_interval") or {key: one[key] for key in ("low", "high")}
     return (
         who,
         title,
-        f"{one['auc']:.3f}",
-        f"{100 * one['tpr_at_fpr']['0.01']:.2f}",
-        share(of, ceiling),
-        shown,
+        f"{one['auc']:.3f} ({span['low']:.3f} to {span['high']:.3f})",
+        f"{100 * (one['auc'] - 0.5) / (most - 0.5):.0f}",
+        f"{100 * one['tpr_at_fpr']['0.01']:.1f}",
+        "–" if bound is None else f"{bound:.2f}",
     )
 
 
