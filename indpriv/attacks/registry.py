@@ -177,8 +177,10 @@ def quantile_scores(examples: ExampleTable) -> AttackScores:
     """
     confidence = finite_confidences(examples)
     known, n_train = ~np.isnan(confidence), len(examples.train)
-    fitting = _half(examples.test["example_id"].to_numpy(), known[n_train:])
-    fitting = np.concatenate([np.zeros(n_train, dtype=bool), fitting])
+    # The random half depends on the ids of test examples and not on their order.
+    order = n_train + np.argsort(examples.test["example_id"].to_numpy(), kind="stable")
+    order = np.random.default_rng(_SEED).permutation(order[known[order]])
+    fitting = np.isin(np.arange(len(known)), order[: len(order) // 2])
     columns = groupable_columns(examples.frame)
     splits = [examples.train[columns], examples.test[columns]]
     features = _features(pd.concat(splits, ignore_index=True), fitting)
@@ -197,14 +199,6 @@ def lacks_for_regression(examples: ExampleTable) -> str | None:
     if fitted >= 2 * _LEAST:
         return lacks(examples, "loss")
     return f"{2 * _LEAST} test examples with a finite loss above 0 (there are {fitted})"
-
-
-def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:
-    """A random half of the known examples, which depends on their ids and not on their order."""
-    order = np.argsort(ids, kind="stable")
-    order = order[known[order]]
-    chosen = np.random.default_rng(_SEED).permutation(len(order))[: len(order) // 2]
-    return np.asarray(np.isin(np.arange(len(ids)), order[chosen]))
 
 
 def _features(frame: pd.DataFrame, used: BoolArray) -> FloatArray:

@@ -89,12 +89,12 @@ def model_itself(run_dir: Path, signals: Path | None, delta: float) -> dict[str,
     heuristic epsilon of `indpriv.attacks.released.last_iterate_epsilon`, None where it has none.
     """
     known = membership.materials(_known(run_dir, signals))["dp"]
-    lacking = [
+    found: dict[str, Any] = {"last_iterate": None}
+    found["lacking"] = [
         {"attack": attack.title, "needs": need}
         for attack in ATTACKS.values()
         if (attack.sees == "model" or attack.need == "released") and (need := attack.lacks(known))
     ]
-    found: dict[str, Any] = {"lacking": lacking, "last_iterate": None}
     log = NormLog.open(run_dir) if run_files.holds_log(run_dir) else None
     defined = log and log.sampler == "poisson" and log.unit_ids is None
     if log is not None and defined and log.settings.distinct()[0] is None:

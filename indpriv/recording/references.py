@@ -43,7 +43,6 @@ from indpriv.recording.released import gradient_norms, released_model
 
 _EXAMPLE = "path/to/train.py:fit, a file that also has a spec = AuditSpec(...)"
 _BATCH = 4096
-_LEAST = 1e-300  # norm, whose logarithm is taken
 _TOLERANCE = 0.02, 0.01  # of a loss, relative and absolute, on another machine or precision
 
 FitFn = Callable[[IntArray, int], nn.Module]
@@ -106,7 +105,7 @@ def references_for_run(
             if known is None:
                 known = replace(released_model(attacked, models.code[1]), examples=examples)
                 known.save(run_dir, model)
-            more[GRADIENTS] = -np.log(np.maximum(known.norms, _LEAST))
+            more[GRADIENTS] = -np.log(np.maximum(known.norms, 1e-300))
         except InputError as error:
             if tell is not None:
                 tell(f"no attacks on the model itself: {error}")
@@ -186,7 +185,7 @@ class OwnModels:
         found = {CONFIDENCE: from_losses(self._table(module).frame["loss"])}
         if self.gradients:
             norms = gradient_norms(module, self.code[1])
-            found[GRADIENTS] = -np.log(np.maximum(norms, _LEAST))
+            found[GRADIENTS] = -np.log(np.maximum(norms, 1e-300))
         return found
 
     def kept(self, examples: ExampleTable, run_dir: Path, name: str) -> nn.Module | None:

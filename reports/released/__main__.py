@@ -191,6 +191,7 @@ SEES = {
 
 
 MORE = {"gradient_lira": ", 7 references", "input_quantile": " and inputs"}
+NOTHING = " Even without DP nothing was shown of them: this model does not memorise, and a bound of 0 is no evidence of privacy."
 BLACK_BOX = ("labels", "losses", "references")
 LADDER_HEAD = (
     "attacker",
@@ -257,7 +258,8 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
                 f"{one['title']}, AUC {one['auc']:.3f}, TPR {100 * one['tpr_at_fpr']['0.01']:.1f} % at 1 %, epsilon of at least {one['bounds']['epsilon_fdp']:.2f}"
                 for one in (made[BASELINE][WRONG], made[BASELINE][CRAFTED])
             )
-            + ".",
+            + "."
+            + NOTHING * (made[BASELINE][CRAFTED]["bounds"]["epsilon_fdp"] == 0),
             "",
         ]
     for model in language["models"]:
