@@ -131,9 +131,7 @@ def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{about['delta']:g}: of Steinke et al. 2023 and in f-DP, which assume nothing but the coins, and with a "
         "Gaussian trade-off and independent scores. Each holds with 95 % confidence by itself. The attack that "
         "decides, the loss, was chosen in a trial run with other coins. ReCaLL is not here: a prefix would need positions that this model "
-        "was not trained on. Norms of the final gradient are for an attacker who has the adapters. Gradient canaries "
-        "are made-up gradients in another run with the same settings, for an attacker who sees every update: the "
-        "bounds of that row are what the others could reach at best.",
+        "was not trained on.",
         "",
         *_meant(models),
     )
@@ -210,7 +208,14 @@ def _status(models: list[Mapping[str, Any]]) -> list[str]:
 
 def _meant(models: list[Mapping[str, Any]]) -> list[str]:
     named = sorted({model["meaning"] for model in models if "meaning" in model})
-    return [f"Every epsilon of an audit is at: {'; '.join(named)}.", ""] if named else []
+    if not named:
+        return []
+    return [
+        "Norms of the final gradient are for an attacker who has the adapters. Gradient canaries are made-up gradients "
+        "in another run with the same settings, for an attacker who sees every update: that row is what the others "
+        f"could reach at best. Every epsilon of an audit is at: {'; '.join(named)}.",
+        "",
+    ]
 
 
 def _epsilon(model: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from audits.training.datasets import Dataset
 from audits.training.models import first_parameters
 from audits.training.shadows import trainer_of
 from indpriv._files import read_json, write_json
+from indpriv._formatting import format_epsilon
 from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
@@ -201,11 +202,7 @@ LADDER_HEAD = (
     "TPR at 1 % FPR, %",
     "epsilon of at least",
 )
-LANGUAGE = {
-    "loss": "the final model",
-    "gradient": "the final model's parameters",
-    "updates": "every update",
-}
+LANGUAGE = {"loss": "black box", "gradient": "its parameters", "updates": "every update"}
 
 
 def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
@@ -251,7 +248,7 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
         ]
         lines += [
             f"{made['count']} canaries in each of {made['runs']} runs, mislabelled test examples or random inputs crafted with the same labels",
-            f"for the parameters of the start, and {made['gradients']:,} gradient canaries in one run. Epsilon {meant['epsilon']:.2f} at: {meant['meaning']}.",
+            f"for the parameters of the start, and {made['gradients']:,} gradient canaries in one run. Epsilon {format_epsilon(meant['epsilon'])} at: {meant['meaning']}.",
             "Runs of canaries are not seeded.",
             "Without DP: "
             + "; ".join(
@@ -263,25 +260,23 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
             "",
         ]
     for model in language["models"]:
-        if (updates := model["attacks"].get("updates")) is None:
+        if model["epsilon"] is None:
             continue
+        attacks, updates = model["attacks"], model["attacks"].get("updates")
         rows = [
-            ladder_row(
-                who,
-                one_title,
-                model["attacks"][name],
-                model["attacks"][name]["epsilon_fdp"],
-                updates["auc"],
-            )
+            ladder_row(who, TEXTS[name], one, one["epsilon_fdp"], updates and updates["auc"])
             for name, who in LANGUAGE.items()
-            for one_title in [TEXTS[name]]
+            if (one := attacks.get(name))
         ]
+        at = f" at: {model['meaning']}" if "meaning" in model else ""
         lines += [
             f"### Language model, {model['title']}",
             "",
             table(LADDER_HEAD, rows),
             "",
-            f"The secrets of [the page on language models](../language/README.md) are the canaries: tokens cannot be crafted by gradients. Epsilon {updates['worst_case']:.2f} at: {updates['meaning']}.",
+            "The secrets of [the page on language models](../language/README.md) are the canaries: tokens cannot be crafted by gradients.",
+            f"Epsilon {format_epsilon(model['epsilon'])}{at}."
+            + " Every update was not attacked." * (updates is None),
             "",
         ]
     return lines
@@ -303,7 +298,7 @@ def strongest(attacks: Mapping[str, Any], sees: tuple[str, ...]) -> Mapping[str,
 
 
 def ladder_row(
-    who: str, title: str, one: Mapping[str, Any], bound: float | None, most: float
+    who: str, title: str, one: Mapping[str, Any], bound: float | None, most: float | None
 ) -> tuple[str, ...]:
     """One row of the ladder; most: the AUC of the attacker of every update."""
     span = one.get("auc_interval") or {key: one[key] for key in ("low", "high")}
@@ -311,8 +306,8 @@ def ladder_row(
         who,
         title,
         f"{one['auc']:.3f} ({span['low']:.3f} to {span['high']:.3f})",
-        f"{100 * (one['auc'] - 0.5) / (most - 0.5):.0f}",
-        f"{100 * one['tpr_at_fpr']['0.01']:.1f}",
+        "–" if most is None else f"{100 * (one['auc'] - 0.5) / (most - 0.5):.0f}",
+        f"{100 * one['tpr_at_fpr']['0.01']:.1f}" if "tpr_at_fpr" in one else "–",
         "–" if bound is None else f"{bound:.2f}",
     )
 
