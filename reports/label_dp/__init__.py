@@ -1,1 +1,1 @@
-"""Label differential privacy on MNIST: accuracy, and a guess of labels below its ceiling."""
+"""Label differential privacy on Adult: accuracy, and a guess of labels below its ceiling."""

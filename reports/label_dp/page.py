@@ -15,10 +15,11 @@ from reports.shared.markdown_table import table
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 Figures = Mapping[str, Any]
-EPSILONS, RUNS, CLASSES = (1.0, 2.0, 4.0), 3, 10
+EPSILONS, RUNS, CLASSES = (0.5, 1.0, 2.0), 3, 2
 NONE, RESPONSE, PRIOR = "none", "randomised response", "with a prior"
 METHODS = (NONE, RESPONSE, PRIOR)
-PICTURES, GUESSED, PASSES, SETTINGS = 4000, 800, 40, 3  # of the guesses
+ROWS, GUESSED, PASSES, MODELS, REFERENCES = 2000, 800, 200, 3, 2  # of the guesses
+POWER = 0.75
 CLOSE = 0.02  # points of accuracy, as of the printed cells of other papers
 CLAIM = "label-DP is close to training without privacy"
 RULE = (
@@ -27,18 +28,18 @@ RULE = (
 )
 RULE_OF_GUESSES = (
     "a share of guesses contradicts the guarantee where the 95 % Clopper-Pearson interval of all models together lies above "
-    "the ceiling e^epsilon / (e^epsilon + 9), by Bonferroni over the three; the attack has power where its interval "
-    "without label-DP lies above 50 %"
+    "the ceiling e^epsilon / (e^epsilon + 1), by Bonferroni over the three; the attack has power where its interval "
+    f"without label-DP lies above {POWER:.0%}"
 )
 
 
-def guess(found: FloatArray) -> IntArray:
-    """(models, n) the class whose log probability lies furthest above the mean of the other models'.
+def guess(found: FloatArray, without: FloatArray) -> IntArray:
+    """(models, n) the class whose log probability lies furthest above the references' mean.
 
-    found: (models, n, k) log probabilities; the secret labels of the models are independent.
+    found: (models, n, k) log probabilities; without: (references, n, k) those of models that were
+    trained without these rows.
     """
-    others = (found.sum(axis=0) - found) / (len(found) - 1)
-    return np.asarray((found - others).argmax(axis=2))
+    return np.asarray((found - without.mean(axis=0)).argmax(axis=2))
 
 
 def verdict(known: Figures) -> str:
@@ -79,12 +80,12 @@ def _lines(known: Figures) -> Iterator[str]:
     yield from (
         "# Label differential privacy",
         "",
-        "Made by `python -m reports.label_dp` from [label_dp.json](label_dp.json), with MNIST and the network and rates of",
-        "`audits/mnist_label_dp.toml`. Jarmul 2025 names it where inputs are known and labels are secret, says that Ghazi et al. 2021",
+        "Made by `python -m reports.label_dp` from [label_dp.json](label_dp.json), with Adult and the network and rates of",
+        "`audits/adult_label_dp.toml`. Jarmul 2025 names it where inputs are known and labels are secret, says that Ghazi et al. 2021",
         "(arXiv:2102.06062) come close to training without privacy, and asks to test it with attacks.",
         "",
         "Each label is randomised once, before training, and whatever is done with the result keeps the guarantee: whoever knows",
-        "nothing of a label guesses it from the model with probability e^epsilon / (e^epsilon + 9) at most. This epsilon is of",
+        "nothing of a label guesses it from the model with probability e^epsilon / (e^epsilon + 1) at most. This epsilon is of",
         "**one row's label alone**. It says nothing about who was in the data, and is not the epsilon of DP-SGD on the other pages: the",
         "two must be neither added nor compared. No model of this page is trained with DP-SGD. What the inputs say of a label,",
         "any model of such data learns, with or without this row.",
@@ -137,13 +138,13 @@ def _lines(known: Figures) -> Iterator[str]:
         yield from (f"{NOT_RUN}: `python -m reports.label_dp`.", "")
         return
     beyond = contradicted(known)
-    power = share_guessed(known["guessed"]["0"])[1] > 0.5 if "0" in known["guessed"] else False
+    power = share_guessed(known["guessed"]["0"])[1] > POWER if "0" in known["guessed"] else False
     yield table(["epsilon of a label", "guessed", "ceiling", "guesses"], rows)
     yield from (
         "",
-        f"Secret labels: {GUESSED} of {PICTURES:,} pictures get labels drawn at random, which no picture tells, then all labels are",
-        f"randomised, and a model is fitted in {PASSES} passes, so that it remembers. The attacker knows the picture and the model, and",
-        f"guesses the class that this model finds likelier than the {SETTINGS - 1} others of its setting do; chance is 10 %.",
+        f"Secret labels: {GUESSED} of {ROWS:,} rows get labels drawn at random, which no input tells, then all labels are",
+        f"randomised, and a model is fitted in {PASSES} passes, so that it remembers. The attacker knows the inputs and the model, and",
+        f"guesses the class that it finds likelier than {REFERENCES} models without these rows do; chance is 50 %.",
         f"Rule: {RULE_OF_GUESSES}. "
         + (
             f"Contradicted at epsilon {', '.join(f'{e:g}' for e in beyond)}."
@@ -155,5 +156,8 @@ def _lines(known: Figures) -> Iterator[str]:
         "## What this rests on",
         "",
         "Labels and models are drawn from the operating system, so another run gives other figures within the intervals. The",
-        "generator is numpy's, which is not cryptographically secure. Settings were fixed before the first result, by no trial.",
+        "generator is numpy's, which is not cryptographically secure. Settings were fixed before the first result, by no trial. Ghazi",
+        "et al. have pictures with ten classes and more; MNIST, three runs of each, takes about 0.3 hours of an idle core with",
+        '`dataset = "mnist"` and `architecture = "tanh_cnn"`, ten in place of two classes in `reports/label_dp/page.py`. What most rows',
+        "of Adult have, an income below 50,000, is right of 76 % of them.",
     )

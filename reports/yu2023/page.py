@@ -39,7 +39,7 @@ _NO_REPORT = (
     "digits",
     "cifar10_public",
     "cifar10_clip",
-    "mnist_label_dp",
+    "adult_label_dp",
     "mnist_weight_decay",
 )  # for trying things out; parts of other runs; swept; varied by pages of their own
 _TRIED = "Tried "  # begins a paragraph in the head of an audit file
