@@ -19,6 +19,7 @@ from reports.fedcdp.leakage import (
     ROWS,
     SDP,
     SHARES,
+    gallery_of,
     seen,
     verdicts_of_leakage,
 )
@@ -35,6 +36,7 @@ from reports.fedcdp.page import (
     verdict_of_table_6,
 )
 from reports.fedcdp.proposition import MULTIPLES
+from reports.shared.pictures import Gallery
 
 REPORTS = Path(__file__).parents[1] / "reports"
 
@@ -278,3 +280,15 @@ def test_batches_and_rows_are_attacked_as_each_system_shows_them():
 def test_a_worst_case_is_never_shown_smaller_than_it_is(figures):
     assert figures["accounts"]["cancer_copies"] > 3.94
     assert "3.95 after three rounds" in render(figures)
+
+
+def test_each_picture_of_a_batch_is_told_from_some_of_its_label(monkeypatch):
+    """Of LFW among 100 pictures few persons have two: the attack on batches had no candidates."""
+    asked = []
+    monkeypatch.setattr(
+        Gallery, "of", lambda name, pictures, **options: asked.append((name, options))
+    )
+    for name in DATA:
+        for kind in (BATCHES, ROWS):
+            gallery_of(name, kind)
+    assert [options["candidates"] for _, options in asked] == [100, 100, None, 100]

@@ -91,7 +91,6 @@ def render(known: Figures) -> str:
         *_algorithms(known.get("averaging", {})),
         "## Not run",
         "",
-        "- Figures 1 and 4, types 0 and 1 on LFW: a quarter of an hour of a core.",
         "- CIFAR-10; 1,000 and 10,000 clients that hold copies; other shares of clients in a round.",
         "  [All printed cells](../claims/README.md), with commands and hours.",
         "",
