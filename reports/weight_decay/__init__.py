@@ -1,1 +1,1 @@
-"""Whether more weight decay than usual helps with DP-SGD: a fifth of MNIST, three runs of each."""
+"""Whether more weight decay than usual helps with DP-SGD: Adult, three runs of each."""

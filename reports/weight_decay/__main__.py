@@ -2,8 +2,8 @@
 
 python -m reports.weight_decay [--write-only | --runs-only]
 
-The figures of a finished run are kept, so the command goes on where it was stopped. MNIST is read from the folder in
-INDPRIV_DATA. All runs take about ten minutes on one core that is idle.
+The figures of a finished run are kept, so the command goes on where it was stopped. All runs take about
+three minutes on one core that is idle.
 """
 
 import os
@@ -24,7 +24,7 @@ from reports import REPORTS
 from reports.shared.page_command import write_page
 from reports.weight_decay.page import RUNS, VALUES, render
 
-AUDIT = REPORTS.parent / "audits" / "mnist_weight_decay.toml"
+AUDIT = REPORTS.parent / "audits" / "adult_weight_decay.toml"
 
 
 def runs() -> dict[str, Callable[[Path], object]]:

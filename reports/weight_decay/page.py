@@ -55,8 +55,8 @@ def render(known: Figures) -> str:
     lines = [
         "# Weight decay with DP-SGD",
         "",
-        "Made by `python -m reports.weight_decay` from [weight_decay.json](weight_decay.json): `audits/mnist_weight_decay.toml`, a",
-        "fifth of MNIST, three runs of each weight decay. Jarmul 2025 advises to set it higher than normal, since noise adds variance.",
+        "Made by `python -m reports.weight_decay` from [weight_decay.json](weight_decay.json): `audits/adult_weight_decay.toml`,",
+        "UCI Adult, three runs of each weight decay. Jarmul 2025 advises to set it higher than normal, since noise adds variance.",
         "",
         f"Worst case of each run: epsilon {format_epsilon(worst)} of one example at delta 1e-5 (add/remove, Poisson sampling, RDP).",
         "",
