@@ -69,7 +69,8 @@ class RemotePath(_Base):
     if not TYPE_CHECKING:
 
         def __str__(self) -> str:
-            _, scheme, options, *rest = self.parts
+            # From Python 3.12 on, pathlib hashes parents of a bucket by this, too.
+            _, scheme, options, *rest = (*self.parts, "", "")[: max(3, len(self.parts))]
             query = unquote(options[1:])
             return f"{scheme}://{'/'.join(rest)}" + (f"?{query}" if query else "")
 

@@ -162,9 +162,7 @@ def _group_lines(values: Mapping[str, Any], most: int) -> list[str]:
     """Lines on at most so many groupings, that with the largest ratio first, and on the others."""
     compared, small = values["compared"], values["small"]
     lines = [line for ends in compared[:most] for line in _group_line(*ends)]
-    rest = []
-    if small:
-        rest.append(f"too few to compare: {formats.shorten(formats.listed(small, 2), 40)}")
+    rest = [f"too few to compare: {formats.shorten(formats.listed(small, 2), 40)}"] if small else []
     if len(compared) > most:
         rest.append(f"{formats.counted(len(compared) - most, 'more grouping')} in the report")
     if values["groups"] and not compared and not small:
