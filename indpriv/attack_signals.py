@@ -151,11 +151,7 @@ class AttackSignals:
         return len(self.example_ids)
 
     def check_references(self, target: int, least: int) -> None:
-        """Raise InputError unless `least` references are left, of independent data.
-
-        Attacks count references with an example, and without it. Where these numbers follow from
-        the memberships of the target, as in cross-validation, they give them away.
-        """
+        """Raise InputError unless `least` references are left, of independent data."""
         if self.n_models - 1 < least:
             n = self.n_models - 1
             raise refused("refusal.signals", "few" if least > 1 else "none", n=n, least=least)
@@ -170,6 +166,7 @@ class AttackSignals:
                 shared = float(np.mean(other == mine))
                 values = {"model": model, "target": target, "shared": shared}
                 raise refused("refusal.signals", "same_examples", **values)
+        # Attacks count these; where they follow from the target's examples, they give them away.
         having, spread = self.member.sum(axis=0) - mine, np.sqrt(mine.mean() * (1 - mine.mean()))
         for count in (having, self.n_models - 1 - having) if spread else ():
             inside, outside = float(count[mine].mean()), float(count[~mine].mean())

@@ -25,16 +25,15 @@ def boundary_scores(
 ) -> AttackScores:
     """Score examples by how far their inputs move until the model changes its label.
 
-    Choquette-Choo et al. 2021 (arXiv:2007.14321) look for the nearest point of the boundary. Here
-    an input moves towards the nearest inputs with another label, and the shortest move counts:
-    longer distances, of about the same order. An example with a wrong label scores 0.
+    After Choquette-Choo et al. 2021 (arXiv:2007.14321), but not by the nearest boundary: an input
+    moves towards the nearest ones with another label. A wrong label scores 0.
 
     Args:
         predict: from floats, shaped as inputs, to labels; asked about 10 * moves times of each.
         inputs: (n, ...) numbers; distances are Euclidean, so scale the columns of a table.
         labels: (n,) the right ones.
         member: (n,) bool, whether the model was trained on each.
-        moves: number of moves of each input.
+        moves: of each input; the shortest counts.
         about: further fields of `AttackScores`: groups, example_ids, fair_coins.
     """
     given, right, kept = np.asarray(inputs), np.asarray(labels), np.asarray(member, dtype=bool)

@@ -71,9 +71,7 @@ class Effects:
         scale = float(weight.sum() - weight @ weight / weight.sum())
         between = max(0.0, excess / scale) if scale > 0 else 0.0
         shrunk = np.full(len(self.effect), mean)
-        if between > 0:
-            precision = weight + 1 / between
-            shrunk[known] = (effect * weight + mean / between) / precision
+        shrunk[known] += (effect - mean) * between * weight / (1 + between * weight)
         return shrunk
 
 

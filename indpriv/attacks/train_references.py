@@ -198,11 +198,9 @@ def train_references(
     path, report = Path(output), progress or silent
     named_by_person(path)
     if not is_signals(path):
-        audited = None if pool.audited is None else 0
-        facts: dict[str, Any] = {"audited": audited, "coins": True, "share": pool.share}
-        facts["fingerprint"] = pool.fingerprint
-        more: dict[str, Any] = {"unit_ids": pool.unit_ids, "settings": dict(settings or {})}
-        new_folder(path, pool.example_ids, facts, **more)
+        facts: dict[str, Any] = {"audited": None if pool.audited is None else 0, "coins": True}
+        facts |= {"share": pool.share, "fingerprint": pool.fingerprint}
+        new_folder(path, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings)
     with closing(OneWriter(path)):  # one process adds models at a time
         done = _models_of(path, pool, dict(settings or {}))
         if pool.audited is not None and not done:

@@ -75,8 +75,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     The lower bound needs members that were chosen by fair coins. From other scores, equal numbers
     of random members and non-members are taken, so that unequal numbers cannot prove anything. The
     bound over all examples holds at 95 % by itself, those of the groups all together. Of all
-    examples there are three more bounds, which assume more: `epsilon_fdp`, `epsilon_rates` and
-    `epsilon_gaussian`.
+    examples there are three more bounds, which assume more.
 
     `delta` is of the (epsilon, delta)-DP that is tested; the seed decides which scores are left out
     and the order of ties. InputError for a delta outside (0, 1), a negative seed, scores of an

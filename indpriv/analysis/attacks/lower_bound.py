@@ -226,9 +226,8 @@ def rates_bound(
 ) -> float:
     """Lower bound on epsilon at delta if scores are independent, for any trade-off curve.
 
-    The largest log((least true-positive rate - delta) / largest false-positive rate), accusing
-    members, and the same of clearing others, which differential privacy limits alike. Thresholds
-    are those of `_rate_ends`, corrected for their number on both sides (Bonferroni).
+    The largest log((least true-positive rate - delta) / largest false-positive rate) of accusing
+    members, or of clearing others, corrected for all thresholds of `_rate_ends` (Bonferroni).
     """
     found = [0.0]
     for sign, side in ((1.0, member), (-1.0, ~member)):
@@ -242,8 +241,7 @@ def gaussian_bound(
 ) -> float:
     """Lower bound on epsilon at delta if scores are independent and the trade-off is Gaussian.
 
-    The largest mu of all thresholds of `_rate_ends`: Phi^-1 of the least true-positive rate less
-    that of the largest false-positive rate.
+    The largest mu, Phi^-1(true-positive rate) - Phi^-1(false-positive rate), of `_rate_ends`.
     """
     least, most = _rate_ends(scores, member, _OTHERS_ACCUSED, 1 - confidence)
     return gaussian_epsilon(float((special.ndtri(least) - special.ndtri(most)).max()), delta)
