@@ -300,14 +300,6 @@ def _check_shards(sampler: Any, optimizer: Any) -> None:
         raise refused("refusal.attached", "empty_batches", most=_DROPPED_BATCH, **chances)
 
 
-def check_memory_format(model: nn.Module) -> None:
-    """Raise InputError if a trained convolution has channels-last weights, and so such outputs."""
-    for name, layer in convolutions(model):
-        if not layer.weight.is_contiguous():
-            values = {"name": name, "remedy": text("refusal.training", "contiguous")}
-            raise refused("refusal.attached", "channels_last", **values)
-
-
 def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
     """Trained convolutions that Opacus handles itself; it uses functorch for subclasses."""
     if getattr(model, "force_functorch", False):
@@ -346,7 +338,10 @@ class OpacusRun:
         self.no_privacy = getattr(self._rule, "no_privacy", "")  # whatever its noise
         # Where gradients are transformed before they are clipped.
         self.norm_backend = "functorch" if isinstance(optimizer, AdaClip) else "auto"
-        check_memory_format(model)
+        for name, layer in convolutions(model):
+            if not layer.weight.is_contiguous():  # channels last, and so are its outputs
+                values = {"name": name, "remedy": text("refusal.training", "contiguous")}
+                raise refused("refusal.attached", "channels_last", **values)
         self.history = AccountantHistory(optimizer)
         if self.is_poisson and self.history.sample_rate < self.sample_rate * _SAME_RATE:
             rates = {"assumed": self.history.sample_rate, "rate": self.sample_rate}
