@@ -17,6 +17,7 @@ from reports.attacks import page as attacks
 from reports.claims import cells
 from reports.extraction import page as extraction
 from reports.fedcdp import page as fedcdp
+from reports.label_dp import page as label_dp
 from reports.language import page as language
 from reports.papernot import page as papernot
 from reports.shared.markdown_table import table
@@ -89,7 +90,8 @@ def verdicts_of(page: str) -> Mapping[str, str]:
         found = extraction.verdicts(known) | language.verdicts(figures_of("language"))
         lower = attacks.lower_on_labels(figures_of("attacks"))
         return {name: word for name, (word, _) in found.items()} | {
-            attacks.LABELS_ALONE: REPRODUCED if lower else NOT_REPRODUCED
+            label_dp.CLAIM: label_dp.verdict(figures_of("label_dp")),
+            attacks.LABELS_ALONE: REPRODUCED if lower else NOT_REPRODUCED,
         }
     if page == "papernot":
         return {name: word for name, (word, _) in papernot.verdicts(known).items()}
@@ -205,7 +207,7 @@ def _lines() -> Iterator[str]:
         "",
         "Written by `python -m reports.claims`; do not edit it by hand. Claims and printed numbers stand in the",
         "TOML files of this folder, words and figures of ours come from the JSON files of the pages, and each",
-        "rule stands on the page of its paper, that on attacks on labels on [their page](../attacks/README.md).",
+        "rule stands on the page of its paper, those on attacks on labels and on label-DP on [their](../attacks/README.md) [pages](../label_dp/README.md).",
         "A claim counts once for each data set that the paper shows.",
         "",
         "## Claims",
