@@ -23,6 +23,7 @@ from reports.papernot import page as papernot
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED, WORDS
 from reports.wei2021 import page as wei2021
+from reports.weight_decay import page as weight_decay
 from reports.yu2023.audits import read_audits
 from reports.yu2023.figures import figures
 from reports.yu2023.measured import read_measured
@@ -91,6 +92,7 @@ def verdicts_of(page: str) -> Mapping[str, str]:
         lower = attacks.lower_on_labels(figures_of("attacks"))
         return {name: word for name, (word, _) in found.items()} | {
             label_dp.CLAIM: label_dp.verdict(figures_of("label_dp")),
+            weight_decay.CLAIM: weight_decay.verdict(figures_of("weight_decay")),
             attacks.LABELS_ALONE: REPRODUCED if lower else NOT_REPRODUCED,
         }
     if page == "papernot":
@@ -207,7 +209,7 @@ def _lines() -> Iterator[str]:
         "",
         "Written by `python -m reports.claims`; do not edit it by hand. Claims and printed numbers stand in the",
         "TOML files of this folder, words and figures of ours come from the JSON files of the pages, and each",
-        "rule stands on the page of its paper, those on attacks on labels and on label-DP on [their](../attacks/README.md) [pages](../label_dp/README.md).",
+        "rule stands on the page of its paper, those on [attacks on labels](../attacks/README.md), on [label-DP](../label_dp/README.md) and on [weight decay](../weight_decay/README.md) on pages of their own.",
         "A claim counts once for each data set that the paper shows.",
         "",
         "## Claims",
