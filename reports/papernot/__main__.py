@@ -2,9 +2,9 @@
 
 python -m reports.papernot [--write-only]
 
-Trains audits/mnist_papernot.toml and the other two settings where there is no finished run (the first takes about a quarter of an
-hour on one core that is idle, the others together three quarters; MNIST is read from the folder in INDPRIV_DATA), audits each by the
-sound default and by the preset yu2023, and writes the page.
+Trains audits/mnist_papernot.toml and the other two settings where there is no finished run (all take about an hour on one core that is
+idle, the first a quarter of it; MNIST is read from the folder in INDPRIV_DATA), audits each by the sound default and by the preset
+yu2023, and writes the page.
 """
 
 import argparse

@@ -4,7 +4,7 @@ python -m reports.released [--canaries] [--write-only]
 
 Everything is trained by this command and goes on where it was stopped, in reports/runs/released;
 --canaries leaves the studies as they are in released.json. MNIST is read from the folder in
-INDPRIV_DATA. The studies take a quarter of an hour on one core, canaries ten minutes.
+INDPRIV_DATA. All takes about half an hour on one core, canaries ten minutes of it.
 """
 
 from __future__ import annotations

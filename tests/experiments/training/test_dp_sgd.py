@@ -261,7 +261,7 @@ def test_noise_has_the_stated_size(tmp_path, monkeypatch):
         monkeypatch.setattr(
             Randomness,
             "from_seed",
-            lambda seed, noise=noise: Randomness(5, 6, noise, 7, 8, 9, seeded=False),
+            lambda seed, noise=noise: Randomness(5, 6, noise, 7, 8, 9, 10, seeded=False),
         )
         run = train(
             config(
