@@ -63,7 +63,9 @@ def test_damage_is_found(tmp_path):
 
 def test_one_process_adds_models_at_a_time(tmp_path):
     folder = tmp_path / "signals"
-    more = {"signal_fn": lambda _, positions: np.ones(len(positions)), "pool": 20, "output": folder}
+    rng = np.random.default_rng(0)
+    more = {"signal_fn": lambda _, positions: rng.random(len(positions)), "pool": 20}
+    more["output"] = folder
     train_references(lambda *_: None, 1, seed=1, **more)
     holder = OneWriter(folder)
     with pytest.raises(InputError, match="being written by process"):
