@@ -160,7 +160,7 @@ class AttackSignals:
         limit = max(_MOST_ALIKE, noise)
         for model in set(range(self.n_models)) - {target}:
             other = self.member[model]
-            if other.all():
+            if other.all() and not (self.coins and self.share**n > 1e-9):
                 raise refused("refusal.signals", "all_in", model=model)
             if np.array_equal(other, mine) or _correlation(other, mine) > limit:
                 shared = float(np.mean(other == mine))
@@ -177,13 +177,8 @@ class AttackSignals:
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
         ids = {"example_ids": self.example_ids, "unit_ids": self.unit_ids}
-        facts = np.array(json.dumps(self.facts))
+        facts = np.array(json.dumps({name: getattr(self, name) for name in _FACTS}))
         write_arrays(path, signal=self.signal, member=self.member, **ids, facts=facts)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What describes the arrays: kind, audited, coins, share, fingerprint and adversary."""
-        return {name: getattr(self, name) for name in _FACTS}
 
     @classmethod
     def open(cls, path: str | Path) -> AttackSignals:

@@ -23,22 +23,28 @@ def boundary_scores(
     moves: int = 50,
     **about: Any,
 ) -> AttackScores:
-    """Score examples by how far their inputs move until the model changes its label.
+    """Score examples by how far inputs move, towards others, until their predicted label changes.
 
-    After Choquette-Choo et al. 2021 (arXiv:2007.14321), but not by the nearest boundary: an input
-    moves towards the nearest ones with another label. A wrong label scores 0.
+    After Choquette-Choo et al. 2021 (arXiv:2007.14321). A wrong label scores 0.
 
     Args:
-        predict: from floats, shaped as inputs, to labels; asked about 10 * moves times of each.
-        inputs: (n, ...) numbers; distances are Euclidean, so scale the columns of a table.
+        predict: from floats, shaped as inputs, to labels; asked 10 * moves times of each.
+        inputs: (n, ...) numbers; distances are Euclidean, so scale columns.
         labels: (n,) the right ones.
-        member: (n,) bool, whether the model was trained on each.
+        member: (n,) 0 or 1.
         moves: of each input; the shortest counts.
-        about: further fields of `AttackScores`: groups, example_ids, fair_coins.
+        about: groups, example_ids, fair_coins of `AttackScores`.
+
+    Raises:
+        InputError: what does not fit, or a model that is never right or predicts one label.
     """
-    given, right, kept = np.asarray(inputs), np.asarray(labels), np.asarray(member, dtype=bool)
-    if not len(given) == len(right) == len(kept) > 0:
-        raise refused("refusal.attacks", "rows", n=len(given), labels=len(right), members=len(kept))
+    given, right, inside = np.asarray(inputs), np.asarray(labels), np.asarray(member)
+    if not given.size or not given.shape[:1] == right.shape == inside.shape:
+        shapes = {"inputs": given.shape, "labels": right.shape, "members": inside.shape}
+        raise refused("refusal.attacks", "rows", **shapes)
+    numbers = given.dtype.kind in "biuf" and np.isfinite(given).all()
+    if not (numbers and np.isin(inside, (0, 1)).all()):
+        raise refused("refusal.attacks", "numbers")
     check_positive_int("moves", moves)
     rows, kind = given.reshape(len(given), -1), np.result_type(given.dtype, np.float32)
 
@@ -50,14 +56,15 @@ def boundary_scores(
         raise refused("refusal.attacks", "predict", n=len(rows), shape=predicted.shape)
     if (predicted == predicted[0]).all():
         raise refused("refusal.attacks", "one_label", label=predicted[0])
-    known = predicted == right
+    if not (known := predicted == right).any():
+        raise refused("refusal.attacks", "never_right", kind=predicted.dtype, right=right.dtype)
     start, label = rows[known].astype(np.float64), right[known]
     ends = np.random.default_rng(0).permutation(len(rows))[:_ENDS]
     squares = (rows[ends].astype(np.float64) ** 2).sum(axis=1) - 2 * start @ rows[ends].T
     squares[predicted[ends] == label[:, None]] = np.inf
     nearest, scores = np.argsort(squares, axis=1)[:, :moves], np.zeros(len(rows))
     scores[known] = np.inf
-    for end in ends[nearest.T] if len(start) else ():
+    for end in ends[nearest.T]:
         away, low, high = rows[end] - start, np.zeros(len(start)), np.ones(len(start))
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -65,4 +72,4 @@ def boundary_scores(
             low, high = np.where(lost, low, middle), np.where(lost, middle, high)
         shorter = np.minimum(scores[known], high * np.linalg.norm(away, axis=1))
         scores[known] = np.where(predicted[end] == label, scores[known], shorter)
-    return AttackScores(scores, kept, "distance to the decision boundary", **about)
+    return AttackScores(scores, inside.astype(bool), "distance to the decision boundary", **about)

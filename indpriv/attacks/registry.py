@@ -120,10 +120,6 @@ class Attack:
         more = {"beside": self._signals_beside(material)} if self.beside else {}
         return replace(self.attack(*known, **more), method=self.title)
 
-    def can_use(self, material: Material) -> bool:
-        """Whether everything that the attack needs is known."""
-        return self.lacks(material) is None
-
     def lacks(self, material: Material) -> str | None:
         """What the attack needs and does not have, in words; None if it can run."""
         known = getattr(material, self.need)

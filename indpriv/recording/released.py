@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from indpriv._checks import check_positive_int, check_setting
 from indpriv._facts import refused
 from indpriv._types import FloatArray
 from indpriv.attacks.released import LEAST, ReleasedModel
@@ -98,34 +99,33 @@ def crafted_canaries(
 ) -> TensorDataset:
     """Inputs crafted so that the final model shows which were trained on, for `InsertedCanaries`.
 
-    After Yoon, Jeung and No 2024 (arXiv:2412.01756), with many canaries in one run, not one in many
-    runs. Adam makes their gradients at this model as orthogonal as it can, and longer than
-    max_grad_norm: clipping then leaves each a direction of its own. Features stay in their ranges
-    over inputs. Coins are flipped afterwards, so bounds hold whatever was crafted.
+    After Yoon, Jeung and No 2024 (arXiv:2412.01756), with many canaries in one run. Adam makes
+    their gradients at this model orthogonal, and longer than max_grad_norm. Coins are flipped
+    afterwards, so bounds hold.
 
     Args:
-        model: as the run starts, or trained like it on public examples; not changed.
-        inputs: (n, ...) floats to begin with: random ones in the range of the data are stronger
-            than examples.
-        targets: (n,) their targets, e.g. wrong labels.
-        loss_fn: per-example losses, as of `Recorder`.
+        model: as the run starts, or trained on public examples; not changed.
+        inputs: (n, ...) floats to begin with, e.g. random; each feature stays in its range.
+        targets: (n,) their targets, e.g. wrong labels; returned with the crafted inputs.
+        loss_fn: as of `Recorder`.
         max_grad_norm: of the run.
-        steps: number of steps of Adam.
-
-    Returns:
-        the n crafted inputs and their targets.
+        steps: of Adam.
 
     Raises:
-        InputError: inputs that are no floats, or gradients of all of them that exceed 1 GB.
+        InputError: what is no floats, does not fit or does not move, or gradients above 1 GB.
     """
+    check_positive_int("steps", steps)
+    check_setting("max_grad_norm", max_grad_norm)
     passes = FunctorchNorms(ModelInTraining(model, loss_fn))
     passes.shadow.eval()
     values = len(inputs) * sum(p.numel() for p in passes.shadow.parameters() if p.requires_grad)
     if not inputs.is_floating_point() or not 0 < values <= _KEPT:
         raise refused("refusal.attacks", "not_crafted", kind=inputs.dtype, n=values)
+    if len(inputs) != len(targets):
+        raise InputError(f"{len(inputs)} inputs have {len(targets)} targets; pass one for each")
     low, high = inputs.amin(0), inputs.amax(0)
-    place = ((inputs - low) / (high - low).clamp(min=1e-12)).requires_grad_()  # in the range
-    optimizer = torch.optim.Adam([place], lr=0.05)
+    start = ((inputs - low) / (high - low).clamp(min=1e-12)).detach()  # in the range
+    optimizer = torch.optim.Adam([place := start.clone().requires_grad_()], lr=0.05)
     for _ in range(steps):
         gradients, _ = passes.gradients(Batch(low + place * (high - low), targets))
         flat = torch.cat([g.flatten(1) for g in gradients], dim=1)
@@ -135,6 +135,8 @@ def crafted_canaries(
         place.grad = torch.autograd.grad((unit @ unit.T).square().sum() + short @ short, place)[0]
         optimizer.step()
         place.data.clamp_(0, 1)
+    if not place.isfinite().all() or torch.equal(place, start):
+        raise refused("refusal.attacks", "not_moved", n=len(inputs))
     return TensorDataset((low + place * (high - low)).detach(), targets)
 
 

@@ -63,18 +63,26 @@ def test_models_get_images_and_integers_as_floats():
     assert (scores > 0).all()
 
 
-def test_a_model_that_is_always_wrong_and_inputs_that_are_alike():
+def test_a_model_that_is_mostly_wrong_and_inputs_that_are_alike():
     x, y = np.repeat(np.eye(4), 2, axis=0), np.arange(8) % 2
     model = linear(np.array([-1.0, 1, -1, 1]))
-    assert (boundary_scores(model, x, 1 - model(x), y == 1).scores == 0).all()
+    wrong = np.where(np.arange(8), 1 - model(x), model(x))
+    assert (boundary_scores(model, x, wrong, y == 1).scores[1:] == 0).all()
     assert (boundary_scores(model, x, y, y == 1).scores[model(x) == y] > 0).all()
 
 
 def test_bad_input_is_refused():
     x, y, model = np.eye(4), np.array([0, 1, 0, 1]), linear(np.array([-1.0, 1, -1, 1]))
     for arguments, options, message in (
-        ((model, x, y[:3], y == 1), {}, "4 inputs, 3 labels and 4 members"),
-        ((model, x[:0], y[:0], y[:0]), {}, "0 inputs"),
+        ((model, x, y[:3], y == 1), {}, r"shape \(4, 4\), labels \(3,\) and members \(4,\)"),
+        ((model, x, y[:, None], y == 1), {}, r"labels \(4, 1\)"),
+        ((model, x[:0], y[:0], y[:0]), {}, r"shape \(0, 4\)"),
+        ((model, np.full((4, 4), np.nan), y, y == 1), {}, "no finite numbers"),
+        ((model, x.astype(str), y, y == 1), {}, "no finite numbers"),
+        ((model, x, y, np.arange(4)), {}, "members other than 0 and 1"),
+        ((lambda points: points @ np.arange(4) / 9, x, y + 2, y == 1), {}, "of float64, is right"),
+        ((model, x, y.astype(str), y == 1), {}, "labels are of <U"),
+        ((model, x[:1], y[:1], y[:1]), {}, "all inputs the label"),
         ((lambda points: np.ones(len(points)), x, y, y == 1), {}, "all inputs the label 1"),
         ((model, x, y, y == 1), {"moves": 0}, "moves=0"),
         ((lambda points: points, x, y, y == 1), {}, r"\(4, 4\) values for 4 inputs"),

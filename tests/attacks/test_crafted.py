@@ -143,6 +143,37 @@ def test_what_cannot_be_crafted(monkeypatch):
         crafted_canaries(build(), inputs.long(), targets, LOSS)
     with pytest.raises(InputError, match="at most 2"):
         crafted_canaries(build(), inputs[:0], targets[:0], LOSS)
+    for more in ({"steps": 0}, {"max_grad_norm": 0.0}):
+        with pytest.raises(InputError, match=next(iter(more))):
+            crafted_canaries(build(), inputs, targets, LOSS, **more)
+    with pytest.raises(InputError, match="120 inputs have 7 targets"):
+        crafted_canaries(build(), inputs, targets[:7], LOSS)
     monkeypatch.setattr("indpriv.recording.released._KEPT", 1000)
     with pytest.raises(InputError, match=r"88,560 values"):
         crafted_canaries(build(), inputs, targets, LOSS)
+
+
+@pytest.mark.parametrize("what", ["one", "alike", "nan", "steps"])
+def test_inputs_that_do_not_move_are_no_canaries(what):
+    """Rounding has no slope, and a single input has no range; NaN would reach the model."""
+    inputs, targets = mislabelled()
+    inputs = {"one": inputs[:1], "alike": inputs * 0, "nan": inputs / 0 * 0}.get(what, inputs)
+    model = build()
+    if what == "steps":
+        model = nn.Sequential(Rounded(), model)
+    with pytest.raises(InputError, match=f"crafting left all {len(inputs)} inputs"):
+        crafted_canaries(model, inputs, targets[: len(inputs)], LOSS, steps=2)
+
+
+class Rounded(nn.Module):
+    def forward(self, x):
+        return x.round()
+
+
+def test_inputs_of_a_graph_are_crafted():
+    inputs, targets = mislabelled()
+    made = crafted_canaries(build(), inputs.clone().requires_grad_(), targets, LOSS, steps=2)
+    assert not made.tensors[0].requires_grad
+    assert torch.equal(
+        made.tensors[0], crafted_canaries(build(), inputs, targets, LOSS, steps=2).tensors[0]
+    )

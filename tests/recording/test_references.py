@@ -361,3 +361,12 @@ def test_a_reference_that_was_trained_on_everything_is_refused():
     signals = AttackSignals.from_arrays(np.zeros((3, 4)), member, audited=0)
     with pytest.raises(InputError, match="reference 2 was trained on every example"):
         signals.check_references(0, 1)
+
+
+def test_coins_that_took_all_of_few_examples_are_no_error():
+    """0.9^50 is 0.5 %: of 64 references, such a one is there in a quarter of all runs."""
+    member = np.random.default_rng(0).random((9, 50)) < 0.9
+    member[3], facts = True, {"audited": 0, "share": 0.9}
+    AttackSignals.from_arrays(np.zeros((9, 50)), member, coins=True, **facts).check_references(0, 4)
+    with pytest.raises(InputError, match="reference 3 was trained on every example"):
+        AttackSignals.from_arrays(np.zeros((9, 50)), member, **facts).check_references(0, 4)

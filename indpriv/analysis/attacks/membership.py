@@ -93,7 +93,7 @@ def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[Scored
         ScoredAttack(attack, model, material, attack.scores(material))
         for model, material in materials(run).items()
         for attack in ATTACKS.values()
-        if attack.can_use(material) and attack.name in (names or ATTACKS)
+        if attack.lacks(material) is None and attack.name in (names or ATTACKS)
     ]
 
 
