@@ -144,10 +144,7 @@ def attack_study(
 
 
 def _without_run(signals: AttackSignals) -> AttackSignals:
-    """The same without the audited row; examples are numbered then, as training and test share ids.
-
-    InputError if nothing is left.
-    """
+    """The same without the audited row, with examples numbered: training and test share ids."""
     if (row := signals.audited) is None:
         return signals
     if signals.n_models == 1:

@@ -100,8 +100,8 @@ def references_for_run(
         examples = ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP)
         attacked = models.kept(examples, run_dir, MODEL_NON_DP)
     if attacked is not None:
+        known = released_of_run(run_dir).get(model := "non_dp" if baseline else "dp")
         try:
-            known = released_of_run(run_dir).get(model := "non_dp" if baseline else "dp")
             if known is None:
                 known = replace(released_model(attacked, models.code[1]), examples=examples)
                 known.save(run_dir, model)
@@ -142,7 +142,8 @@ class OwnModels:
         if (spec is None) != isinstance(fit, str):
             raise InputError("pass fit as a function with spec=, or as FILE.py:NAME without it")
         self._fit, self._spec = fit, spec
-        self.said, self.gradients = fit if isinstance(fit, str) else "fit", False
+        self.said = fit if isinstance(fit, str) else getattr(fit, "__name__", "fit")
+        self.gradients = False
         try:
             inspect.signature(self.code[0]).bind(0, 0)
         except TypeError as error:

@@ -24,6 +24,7 @@ from indpriv.audit import audit
 from indpriv.audit.attacks import results_of_run
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording import AuditSpec, references_for_run
+from indpriv.recording.references import OwnModels
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Opacus's
 PAGE = Path(__file__).parents[2] / "docs/how-to/own-references.md"
@@ -139,6 +140,11 @@ def test_what_a_model_tells_is_kept_while_its_losses_are_those_of_the_run(script
         replace(known, **wrong).save(run, "dp")
         with pytest.raises(EvidenceError, match=r"released.npz is damaged"):
             released_of_run(run)
+    for broken in (b"", first[:1000]):
+        file.write_bytes(broken)
+        with pytest.raises(EvidenceError, match=r"delete .*released.npz; indpriv attack"):
+            references_for_run(run, "train.py:plain", 3)  # before any training
+    assert AttackSignals.open(run / "references").n_models == 3
     frame = pd.read_parquet(table)
     frame.assign(loss=frame["loss"] * 2).to_parquet(table)
     known.save(run, "dp")
@@ -151,6 +157,13 @@ def test_references_of_another_run_or_fit_are_refused_before_training(script, tm
     references_for_run(run, "train.py:plain", 1, output=tmp_path / "s")
     with pytest.raises(InputError, match="trained with another fit"):
         references_for_run(run, "train.py:fit", 2, output=tmp_path / "s")
+    # Functions of Python are told apart by their names.
+    (plain, spec), (fit, _) = (
+        OwnModels(f"train.py:{name}", None).code for name in ("plain", "fit")
+    )
+    assert references_for_run(run, plain, 1, spec=spec, output=tmp_path / "s").n_models == 2
+    with pytest.raises(InputError, match="trained with another fit"):
+        references_for_run(run, fit, 2, spec=spec, output=tmp_path / "s")
     frame = pd.read_parquet(run / "examples.parquet")
     frame.assign(loss=frame["loss"] * 2).to_parquet(run / "examples.parquet")
     with pytest.raises(InputError, match="trained with another run"):
