@@ -171,20 +171,19 @@ def train_references(
 
     Args:
         train_fn: train_fn(positions, seed) returns a model trained on these examples, with the
-            settings of the audit: the same noise, number of steps and sampling rate.
+            noise, number of steps and sampling rate of the audit.
         n_models: number of reference models in all.
-        signal_fn: signal_fn(model, positions) returns the (n,) logit-scaled confidences of these
-            examples (see `indpriv.attack_signals.from_losses`), or several signals by name:
-            "confidence" and optionally "labels" and "checkpoints".
+        signal_fn: signal_fn(model, positions) returns (n,) logit-scaled confidences (see
+            `indpriv.attack_signals.from_losses`), or these as "confidence" and other signals by
+            name, such as "labels", "checkpoints" and "gradients".
         pool: which examples have coins; a number of examples stands for `study_pool` of it.
         output: a new folder, or that of an earlier call with the same pool and settings.
         settings: what the models have in common; compared when a series goes on.
-        seed: of choices and coins; None draws them from the operating system. Each model has a seed
-            of its own from the operating system, unless this is given.
-        workers: number of processes that train at once; above 1, train_fn and signal_fn are sent
-            to them, so they must be functions of a module.
+        seed: of choices, coins and the seed of each model; None draws them from the operating
+            system.
+        workers: number of processes; above 1, train_fn and signal_fn must be functions of a module.
         progress: called as progress(stage, done, total) after each model.
-        tell: called with an estimate of the time that is left, after the first model.
+        tell: called with the time that is left, after the first model.
 
     Returns:
         the signals called "confidence"; `indpriv.attack_signals.open_signals` reads all of them.

@@ -99,15 +99,13 @@ class GradientCanaries(RunAttack):
     canaries that pass it.
 
     Args:
-        count: number of canaries, at most the number of trainable parameters. Each perturbs the
-            noise on one coordinate.
+        count: number of canaries, at most the number of trainable parameters.
         lengths: norms of their gradients over max_grad_norm, in (0, 1], taken in turn. Canaries of
             full length test the worst case, shorter ones the epsilon of an example of that norm.
         through_clipping: the optimizer's own clipping is tested too. Canaries pass it as examples
             do, those of full length at ten times max_grad_norm. Not in ghost mode; each canary that
             a step draws costs as much memory as an example.
-        seed: makes coordinates and coins reproducible: for tests. None draws them from the
-            operating system.
+        seed: makes coordinates and coins reproducible, for tests.
 
     >>> from indpriv.recording import GradientCanaries, Recorder
     >>> recorder = Recorder("runs/mine", dataset=train_set, loss_fn=loss_fn,  # doctest: +SKIP

@@ -62,25 +62,24 @@ def references_for_run(
 ) -> AttackSignals:
     """Train reference models for a finished run with its own training code; keep their signals.
 
-    Independent coins decide which of the run's training and test examples each model is trained on.
-    A call that was interrupted goes on where it ended, and n_models may be raised later.
+    Coins decide which of the run's training and test examples each model is trained on. A call that
+    was interrupted goes on, and n_models may be raised later.
 
     Args:
         run_dir: the run, recorded with a test_set; with keep_model=True, inputs are compared too,
-            and what the model itself tells is written beside it, for attacks on it.
-        fit: fit(indices, seed) returns a model that was trained on these examples with the noise,
-            steps and sampling rate of the run; indices count through spec.dataset, then
+            and what the model itself tells attackers is kept.
+        fit: fit(indices, seed) returns a model trained on these examples with the noise, steps
+            and sampling rate of the run; indices count through spec.dataset, then
             spec.test_set. "train.py:fit" stands for a function in a file that also has `spec`.
         n_models: number of reference models in all.
         spec: model, data sets and loss of the run, where fit is a function.
-        baseline: fit trains without privacy. Unless run_dir has a baseline, one is trained on the
-            run's training examples, and kept there with its losses; references are for it.
+        baseline: fit trains without privacy; references are for a baseline on the run's training
+            examples, which is trained and kept unless run_dir has one.
         output: a new folder or that of an earlier call; by default `references` in run_dir, or
-            `references-non-dp`, where `indpriv attack` and `indpriv audit` find it.
+            `references-non-dp`, where the commands find it.
         workers: number of processes; above 1, fit is one of a file or of a module.
         progress: called as progress(stage, done, total) after each model.
-        tell: called with what is missing for attacks on the model itself, and with an estimate of
-            the time that is left.
+        tell: called with what attacks on the model itself lack, and with the time that is left.
 
     Raises:
         InputError: data sets that are not those of the run or change when they are read again, a

@@ -33,8 +33,8 @@ def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -
 
     Args:
         model: the trained model, or Opacus's wrapper of it; it is not changed.
-        spec: model, data sets and loss of the run, with a test_set; half of that is the attacker's
-            hold-out. Parameters that spec.model() freezes have no gradients.
+        spec: of the run, with a test_set, half of which is the attacker's hold-out. Parameters that
+            spec.model() freezes have no gradients.
         gradients: number of hold-out gradients that are kept, 4 bytes a parameter each; fewer where
             they exceed 1 GB.
 
