@@ -8,6 +8,7 @@ reference.
 
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -159,7 +160,9 @@ class OwnModels:
     def trained(self, indices: IntArray, seed: int) -> nn.Module:
         """The run's model with parameters that were trained on some examples, in eval mode."""
         fit, spec = self.code
-        found: Any = fit(indices, seed)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Full backward hook is firing")  # inputs have no grad
+            found: Any = fit(indices, seed)
         if not isinstance(found, nn.Module):
             kind = type(found).__name__
             raise refused("refusal.signals", "no_model", said=self.said, kind=kind)

@@ -180,6 +180,11 @@ def test_the_attacked_model_is_no_reference(script, tmp_path):
         references_for_run(script / "runs/own", name, 1, output=tmp_path / "s")
 
 
+def test_each_reference_by_opacus_trains_without_its_warning(script, tmp_path, recwarn):
+    references_for_run(script / "runs/own", "train.py:fit", 1, output=tmp_path / "s")
+    assert [one for one in recwarn if "backward hook" in str(one.message)] == []
+
+
 def test_a_run_without_delta_is_told_before_references_are_trained(script, tmp_path, capsys):
     run = shutil.copytree(script / "runs/own", tmp_path / "run")
     shutil.rmtree(run / "references", ignore_errors=True)
