@@ -36,8 +36,9 @@ _SEED = 0  # of the half of the hold-out that the regression uses
 _NEEDED = {
     "losses": "the losses of the final model",
     "attributes": "to know of attributes",
-    "released": "what the model itself tells: record it with keep_model=True and attack it with "
-    "--references train.py:fit, or take it by indpriv.recording.released_model",
+    "released": "what the model itself tells: record it with keep_model=True and 40 test examples "
+    "or more, and attack it with --references train.py:fit, or take it by "
+    "indpriv.recording.released_model",
 }
 
 

@@ -40,7 +40,7 @@ from indpriv.recording.checkpoints.replay import AuditSpec, checked_spec, load_n
 from indpriv.recording.checkpoints.safe_files import keep_model, kept_model
 from indpriv.recording.norms.batches import tensors_of
 from indpriv.recording.norms.shadow_model import standard_module
-from indpriv.recording.released import gradient_norms, released_model
+from indpriv.recording.released import gradient_signal, released_model
 
 _EXAMPLE = "path/to/train.py:fit, a file that also has a spec = AuditSpec(...)"
 _BATCH = 4096
@@ -102,13 +102,13 @@ def references_for_run(
     if attacked is not None:
         known = released_of_run(run_dir).get(model := "non_dp" if baseline else "dp")
         try:
+            more[GRADIENTS] = gradient_signal(attacked, models.code[1])
             if known is None:
                 known = replace(released_model(attacked, models.code[1]), examples=examples)
                 known.save(run_dir, model)
-            more[GRADIENTS] = -np.log(np.maximum(known.norms, 1e-300))
         except InputError as error:
             if tell is not None:
-                tell(f"no attacks on the model itself: {error}")
+                tell(f"fewer attacks on the model itself: {error}")
     models.gradients = bool(more)
     return train_references(
         models.trained,
@@ -187,8 +187,7 @@ class OwnModels:
         self._check_data()
         found = {CONFIDENCE: from_losses(self._table(module).frame["loss"])}
         if self.gradients:
-            norms = gradient_norms(module, self.code[1])
-            found[GRADIENTS] = -np.log(np.maximum(norms, 1e-300))
+            found[GRADIENTS] = gradient_signal(module, self.code[1])
         return found
 
     def kept(self, examples: ExampleTable, run_dir: Path, name: str) -> nn.Module | None:

@@ -140,10 +140,10 @@ def crafted_canaries(
     return TensorDataset((low + place * (high - low)).detach(), targets)
 
 
-def gradient_norms(module: nn.Module, spec: AuditSpec) -> FloatArray:
-    """(n,) norms of the gradients of all examples at a model in eval mode."""
+def gradient_signal(module: nn.Module, spec: AuditSpec) -> FloatArray:
+    """(n,) minus the logarithm of each example's gradient norm, at a model in eval mode."""
     device = next(module.parameters()).device
     parts = [one for one in spec.examples(spec.collate_fn, device) if one is not None]
     with NormPass(module, spec.loss_fn, *next(parts[0].batches(_CHECKED))) as norm_pass:
         taken = [norms_of(norm_pass, part, np.arange(len(part))).norms for part in parts]
-    return np.concatenate(taken)
+    return np.asarray(-np.log(np.maximum(np.concatenate(taken), 1e-300)))

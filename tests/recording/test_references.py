@@ -151,6 +151,17 @@ def test_what_a_model_tells_is_kept_while_its_losses_are_those_of_the_run(script
     assert released_of_run(run) == {}
 
 
+def test_gradients_of_references_need_no_holdout(script, tmp_path, monkeypatch):
+    """With fewer than 40 test examples, LiRA on gradients is left, and what is not is said."""
+    run, said = shutil.copytree(script / "runs/own", tmp_path / "run"), []
+    shutil.rmtree(run / "references", ignore_errors=True)
+    (run / "final/released.npz").unlink(missing_ok=True)
+    monkeypatch.setattr("indpriv.recording.released.LEAST", 41)
+    references_for_run(run, "train.py:plain", 4, tell=said.append)
+    assert said[0].startswith("fewer attacks on the model itself: spec.test_set has 80 examples")
+    assert "gradient_lira" in set(results_of_run(run, None, (), (8.0, 1e-3)).rates["attack"])
+
+
 def test_references_of_another_run_or_fit_are_refused_before_training(script, tmp_path):
     run = shutil.copytree(script / "runs/own", tmp_path / "run")
     shutil.rmtree(run / "final")
