@@ -177,8 +177,13 @@ class AttackSignals:
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
         ids = {"example_ids": self.example_ids, "unit_ids": self.unit_ids}
-        facts = np.array(json.dumps({name: getattr(self, name) for name in _FACTS}))
+        facts = np.array(json.dumps(self.facts))
         write_arrays(path, signal=self.signal, member=self.member, **ids, facts=facts)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What describes the arrays: kind, audited, coins, share, fingerprint and adversary."""
+        return {name: getattr(self, name) for name in _FACTS}
 
     @classmethod
     def open(cls, path: str | Path) -> AttackSignals:

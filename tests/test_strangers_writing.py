@@ -767,7 +767,7 @@ def test_a_planted_repository_runs_nothing(tmp_path, monkeypatch):
 
 def test_signals_are_not_written_through_links(tmp_path):
     signals = signals_with_effect(1.0, 1, 8)
-    new_folder(tmp_path / "s", signals.example_ids, {})
+    new_folder(tmp_path / "s", signals.example_ids, signals.facts)
     (tmp_path / "precious").write_bytes(PRECIOUS)
     (tmp_path / "s/member.u8").symlink_to(tmp_path / "precious")
     with pytest.raises(InputError, match="u8 is a link"):

@@ -121,6 +121,10 @@ class Attack:
         more = {"beside": self._signals_beside(material)} if self.beside else {}
         return replace(self.attack(*known, **more), method=self.title)
 
+    def can_use(self, material: Material) -> bool:
+        """Whether everything that the attack needs is known."""
+        return self.lacks(material) is None
+
     def lacks(self, material: Material) -> str | None:
         """What the attack needs and does not have, in words; None if it can run."""
         known = getattr(material, self.need)
@@ -223,10 +227,7 @@ def _features(frame: pd.DataFrame, used: BoolArray) -> FloatArray:
 
 
 def _fit(x: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:
-    """Ridge regression of the used values on centred features, predicted for all.
-
-    The intercept is not shrunk.
-    """
+    """Ridge regression of the used values on centred features, for all; a free intercept."""
     mean = values[used].mean()
     fitted = x[used]
     squares = fitted.T @ fitted + _RIDGE * len(fitted) * np.eye(x.shape[1])

@@ -129,7 +129,7 @@ def attack_study(
     signals = {name: _without_run(part) for name, part in signals.items()}
     first = _attacked(signals, 0)
     _check_needs(names, first, "these signals do not have")
-    used = [ATTACKS[name] for name in names or ATTACKS if not ATTACKS[name].lacks(first)]
+    used = [ATTACKS[name] for name in names or ATTACKS if ATTACKS[name].can_use(first)]
     found = [rates_over_models(_scores(attack, signals, unit_rule)) for attack in used]
     if not names and CONFIDENCE in signals:  # the threshold that all are compared with
         of, title = signals[CONFIDENCE], ATTACKS["loss_threshold"].title

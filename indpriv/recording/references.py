@@ -1,9 +1,8 @@
 """Reference models for a recorded run, trained by its owner's own function. Sensitive.
 
 The run directory holds the final losses of the run on its training and test examples, which are the
-signals of the attacked model; an AuditSpec says how to take the same of a reference. Of a model
-that was kept, the norms of final gradients are signals too, and attacks on it alone need no
-reference.
+signals of the attacked model; an AuditSpec says how to take the same of a reference. If the model
+was kept, the norms of final gradients are signals too.
 """
 
 import hashlib
@@ -193,8 +192,7 @@ class OwnModels:
     def kept(self, examples: ExampleTable, run_dir: Path, name: str) -> nn.Module | None:
         """The model that a run kept by this name, None if it kept none.
 
-        InputError unless ids and labels are those of the run, in its order, and inputs too, by the
-        losses of that model.
+        InputError unless ids, labels and, by that model's losses, inputs are the run's, in order.
         """
         self._check_data()
         of, model = {"said": self.said, "run_dir": run_dir}, self.code[1].model()

@@ -85,15 +85,12 @@ def materials(run: RecordedRun) -> dict[str, Material]:
 
 
 def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[ScoredAttack]:
-    """Every attack whose needs are met, over all examples, on the run and on its baseline.
-
-    names: the attacks to choose from; all if empty.
-    """
+    """Every attack of these names, or all, whose needs are met, on the run and its baseline."""
     return [
         ScoredAttack(attack, model, material, attack.scores(material))
         for model, material in materials(run).items()
         for attack in ATTACKS.values()
-        if attack.lacks(material) is None and attack.name in (names or ATTACKS)
+        if attack.can_use(material) and attack.name in (names or ATTACKS)
     ]
 
 
