@@ -257,8 +257,10 @@ def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
 
 def counts_at(state: LogState, step: int) -> Mapping[str, Any]:
     """The counts that a session logged after so many steps of the run; nothing if none did."""
-    found = (line.get("evidence") or {} for line in reversed(state.steps))
-    return next((one for one in found if one["from_step"] + one.get("steps", 0) == step), {})
+    ending = (line for line in state.steps if line["first"] + line["count"] == step)
+    found = next((line.get("evidence") or {} for line in ending), {})
+    # A line that was cut off by an earlier resumption counts more.
+    return found if found.get("from_step", 0) + found.get("steps", 0) == step else {}
 
 
 def _add(state: LogState, line: Line) -> None:

@@ -97,7 +97,8 @@ class Watch:
             run.module, optimizer.original_optimizer, self.findings
         )
         if steps_before:
-            self._state.compare_weights(counts_before, steps_before)
+            with self._careful("state", kind="once"):
+                self._state.compare_weights(counts_before, steps_before)
         places = {id(p): k for k, p in enumerate(run.module.parameters())}
         in_module = [places[id(p)] for p in parameters]
         self._replay = Replay(self.findings, loss_fn, parameters, in_module, run.is_ghost)
@@ -556,7 +557,8 @@ class Watch:
             setattr(training, name, getattr(training, name) + total)
         training.guessable_seed |= run.sources.is_guessable
         training.source = str(run.sources)
-        training.weights, training.moments = self._state.fingerprints()
+        with self._careful("state", kind="once"):
+            training.weights, training.moments = self._state.fingerprints()
         training.earlier_steps = max(0, history.steps_before - self._steps_before)
         training.accountant_steps = history.steps
         training.accountant_settings_match = history.matches(

@@ -43,6 +43,18 @@ def test_resuming_from_an_earlier_checkpoint_voids_what_came_after(tmp_path):
     assert log.reference_examples().recorded_steps.tolist() == list(range(16))
 
 
+def test_weights_after_a_voided_step_are_not_those_of_a_later_session(tmp_path):
+    """The line of steps 0 to 9 was cut off at 4; that of the second session ends at step 14."""
+    run, folder = make_run(), tmp_path / "run"
+    record(run, folder, epochs=1, every="once")
+    record(run, folder, epochs=1, every="once", resume_at=4)
+    record(run, folder, epochs=1, every="once", resume_at=10)
+    details = [one.detail for one in verify(open_run(folder))]
+    assert any("does not know which weights it had after step 10" in one for one in details), (
+        details
+    )
+
+
 def test_voided_steps_are_told(tmp_path):
     run = make_run()
     record(run, tmp_path / "run", epochs=1)

@@ -32,6 +32,7 @@ _ROWS = 32  # of the data set, secret ones, that are read again
 _MOST_STORED = 1 << 30  # bytes of one tensor of the data set that is looked at as a whole
 _WIDE = (torch.float32, torch.float64)
 _AT_ONCE = 1 << 16  # entries that are weighed at once
+_SECRET = secrets.randbits(128)
 _DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
 # Relative to the largest entry; larger differences than rounding makes on any loop that was tried.
 _TOLERANCES = {torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -242,17 +243,22 @@ def _of_rows(tensor: Tensor) -> Tensor:
 
 def weighed(rows: Tensor, kind: str = "columns") -> Tensor:
     """(n,) sums of the entries of rows (n, ...), each by a secret weight of its place in it."""
-    rows = rows.flatten(1)
+    rows = real(rows).flatten(1)
     weights = _weights(rows.shape[1], rows.device, kind)
     parts = rows.split(max(1, _AT_ONCE // max(1, rows.shape[1]))) if len(rows) > 1 else (rows,)
-    real = (part if part.dtype in _WIDE else part.double() for part in parts)
-    sums = [(part * weights).sum(1, dtype=torch.float64) for part in real]
+    wide = (part if part.dtype in _WIDE else part.double() for part in parts)
+    sums = [(part * weights).sum(1, dtype=torch.float64) for part in wide]
     return torch.cat(sums) if len(sums) > 1 else sums[0]
 
 
-@lru_cache(256)
+def real(tensor: Tensor) -> Tensor:
+    """With the parts of complex numbers as a last axis."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+@lru_cache(256)  # what is made again is the same
 def _weights(size: int, device: torch.device, kind: str = "columns") -> Tensor:
-    found = np.random.default_rng(secrets.randbits(128)).random(size, np.float32)
+    found = np.random.default_rng((_SECRET, *kind.encode())).random(size, np.float32)
     return torch.from_numpy(found).to(device)
 
 

@@ -22,7 +22,7 @@ from torch.optim import lr_scheduler
 from indpriv.norm_log.fields import StepSetting
 from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.clipping import ClippingRule
-from indpriv.recording.compared.calls import relative, weighed
+from indpriv.recording.compared.calls import real, relative, weighed
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.opacus.run import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
@@ -89,12 +89,14 @@ class PublishedState:
     def fingerprints(self) -> tuple[str | None, str | None]:
         """Of parameters and buffers, and of the optimizer's state; None of what nobody holds."""
         params = (p for group in self._inner.param_groups for p in group["params"])
-        held = [one for p in params for one in self._inner.state.get(p, {}).values()]
-        theirs = {f"{place:09d}": one for place, one in enumerate(held)}
-        both = self._module.state_dict(), theirs
-        weights, moments = (
-            {name: one for name, one in each.items() if isinstance(one, Tensor)} for each in both
-        )
+        held = [(p, one) for p in params for one in self._inner.state.get(p, {}).values()]
+        moments = {  # of the types that load_state_dict gives them
+            f"{place:09d}": one.to(p.dtype)
+            for place, (p, one) in enumerate(held)
+            if isinstance(one, Tensor)
+        }
+        every = self._module.state_dict()
+        weights = {name: one for name, one in every.items() if isinstance(one, Tensor)}
         if any(isinstance(one, DTensor) for one in weights.values()):  # each rank has a shard
             return None, None
         return fingerprint_of(weights), fingerprint_of(moments) if moments else None
@@ -139,7 +141,7 @@ def print_of(tensors: Iterable[Tensor]) -> list[Any]:
     """Hashes, which see neither order nor pairs of signs, and sums by place, which see both."""
     small, values = defaultdict[Any, list[Tensor]](list), list[Tensor]()
     for tensor in tensors:
-        value = local(tensor.detach())
+        value = real(local(tensor.detach()))
         if value.ndim > 1 and value.numel() > _SMALL:
             values.append(value)
         elif value.numel():  # these are looked at together
@@ -187,7 +189,8 @@ def held_in(value: Any, deep: int = _DEEP, seen: set[int] | None = None) -> Any:
 def _to_list(values: Iterable[Tensor]) -> list[Any]:
     found = list(values)
     same = len(found) > 1 and len({(value.device, value.dtype) for value in found}) == 1
-    return torch.stack(found).tolist() if same else [value.item() for value in found]
+    numbers = torch.stack(found).tolist() if same else [value.item() for value in found]
+    return list(map(repr, numbers))  # one NaN is like another
 
 
 class Settings:

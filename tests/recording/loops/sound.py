@@ -387,9 +387,37 @@ def saliency_between_steps(s):
 
 @sound("hooks ghost")
 def resumed_from_a_checkpoint(s):
+    resumed(s, with_dropout, torch.optim.Adam)
+
+
+@sound("hooks")
+def resumed_with_a_state_that_is_loaded_in_another_type(s):
+    """NAdam has a float32 number for each parameter, which load_state_dict makes a float64."""
+    x, y = blobs().tensors
+    resumed(s, lambda: mlp().double(), torch.optim.NAdam, TensorDataset(x.double(), y))
+
+
+@sound("hooks")
+def resumed_with_buffers_of_all_kinds(s):
+    """Infinite, complex, empty, half and not defined; one is of a view."""
+    waves = normal(3, 4).to(torch.complex64)
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    kinds = values, values[:2], values[1:], waves, waves.T, waves[:0], waves.real.bfloat16()
+
+    def model():
+        made = mlp()
+        for number, value in enumerate((*kinds, torch.tensor(3), torch.tensor([True, False]))):
+            made.register_buffer(f"kind{number}", value.clone())
+        made.frozen = nn.Parameter(values[:1].clone(), requires_grad=False)
+        return made
+
+    resumed(s, model, torch.optim.Adagrad)
+
+
+def resumed(s, model, opt, data=None):
     saved = {}
     for resume in (False, True):
-        s.make(model=with_dropout(), opt=lambda p: torch.optim.Adam(p, 1e-2))
+        s.make(data, model=model(), opt=lambda p: opt(p, 1e-2))
         if resume:
             s.model.load_state_dict(saved["model"])
             s.optimizer.load_state_dict(saved["optimizer"])
@@ -401,6 +429,13 @@ def resumed_from_a_checkpoint(s):
                 "optimizer": copy.deepcopy(s.optimizer.state_dict()),
                 "log": recorder.state_dict(),
             }
+
+
+@sound("hooks")
+def data_set_with_arrays_of_many_widths(s):
+    data = blobs()
+    vars(data).update({f"width{k}": np.ones((2, k)) for k in range(1, 300)})
+    s.train(data, epochs=1)
 
 
 @sound("hooks ghost", rare=True)
