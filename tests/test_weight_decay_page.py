@@ -33,4 +33,4 @@ def test_more_weight_decay_has_to_help_by_more_than_chance(means, word):
     }
     assert verdict({"runs": runs}) == word
     assert verdict({"runs": dict(list(runs.items())[:-1])}) == "not run"
-    assert f"helps: {word}" in render({"runs": runs})
+    assert f"helps, on Adult: {word}" in render({"runs": runs})

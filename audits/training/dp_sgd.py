@@ -130,7 +130,7 @@ def train(
         check_new(run_dir)
     dataset = chosen_rows(dataset or load_dataset(config.data.dataset, data_dir), config.data)
     randomness = Randomness.from_seed(seed)
-    dataset = with_label_privacy(dataset, config, randomness.labels)
+    dataset = with_label_privacy(dataset, config, randomness)
     begun = state_to_resume(run_dir, config, dataset, seed) if resume else None
     with quiet_opacus():
         # Rounded to three digits, the norms of two passes would differ.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from audits.training.config import AuditConfig
 from audits.training.datasets import Dataset
+from audits.training.randomness import Randomness
 from indpriv._types import FloatArray, IntArray
 
 Labels = NDArray[np.int64]
@@ -56,20 +57,27 @@ def ceiling(n_classes: int, epsilon: float) -> float:
     return 1 / (1 + (n_classes - 1) * math.exp(-epsilon))
 
 
-def with_label_privacy(dataset: Dataset, config: AuditConfig, seed: int) -> Dataset:
+def with_label_privacy(dataset: Dataset, config: AuditConfig, randomness: Randomness) -> Dataset:
     """The data with randomised training labels, if [data] has label_epsilon; on_trust says so."""
     epsilon = config.data.label_epsilon
     if epsilon is None:
         return dataset
     labels = randomised(
-        dataset.train.targets, dataset.n_classes, epsilon, np.random.default_rng(seed)
+        dataset.train.targets, dataset.n_classes, epsilon, np.random.default_rng(randomness.labels)
+    )
+    drawn = (
+        "a chosen seed draws the same again, so that labels are not private from who knows it"
+        if randomness.seeded
+        else "drawn from the operating system's randomness, by a generator that is not "
+        "cryptographically secure"
     )
     share = ceiling(dataset.n_classes, epsilon)
     said = (
         f"before training, each training label was kept with probability {share:.3g} or replaced "
         f"by another class: label differential privacy with epsilon {epsilon:g} of one row's label "
         "alone, not of its inputs, and no part of any other epsilon here; losses and groups by "
-        "label are those of the labels after that; whether the draw stayed secret is not recorded"
+        f"label are those of the labels after that; {drawn}; another run draws anew, and the "
+        "epsilons of a label add up over runs"
     )
     return replace(
         dataset,

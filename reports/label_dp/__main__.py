@@ -2,8 +2,8 @@
 
 python -m reports.label_dp [--write-only]
 
-The figures of a finished model are kept, so the command goes on where it was stopped. All takes about two minutes on one core
-that is idle.
+The figures of a finished model are kept, so the command goes on where it was stopped. All takes about three minutes on one
+core that is idle.
 """
 
 import argparse

@@ -22,7 +22,7 @@ ROWS, GUESSED, PASSES, MODELS, REFERENCES = 2000, 800, 200, 3, 2  # of the guess
 POWER = 0.75
 ATTACKS = ("guessed", "guessed from larger models")
 CLOSE = 0.02  # points of accuracy, as of the printed cells of other papers
-CLAIM = "label-DP is close to training without privacy"
+CLAIM = "label-DP is close to training without privacy, on Adult"
 RULE = (
     f"reproduced where the mean test accuracy of {RUNS} models with a prior is at most {CLOSE:g} below that without "
     f"label-DP at each epsilon ({', '.join(f'{e:g}' for e in EPSILONS)}), differs where at some"
@@ -155,9 +155,9 @@ def _lines(known: Figures) -> Iterator[str]:
         "",
         "## What this rests on",
         "",
-        "Labels and models are drawn from the operating system, so another run gives other figures within the intervals. The",
+        "Labels and models are drawn from the operating system, so another run gives somewhat other figures. The",
         "generator is numpy's, which is not cryptographically secure. Settings were fixed before the first result, by no trial, but",
-        "for the larger models. A model that says what most rows of Adult have, an income below 50,000, is right of 76 % of them.",
+        "for the larger models. A model that says what most rows of Adult have, an income below 50,000, is right for 76 % of them.",
         *_begun(known),
     )
 
@@ -173,8 +173,8 @@ def _begun(known: Figures) -> Iterator[str]:
             "",
             "Ghazi et al. have pictures with ten classes and more. MNIST (the network `tanh_cnn`, five epochs, otherwise as here) was",
             "begun first and stopped for want of time, before any model with a prior; Adult was chosen before its results were seen.",
-            f"Test accuracies: {found}. By randomised response alone it is **not** as close as Adult. The rest takes about 0.3 hours of an",
-            "idle core.",
+            f"Test accuracies: {found}. By randomised response alone it is **not** as close as Adult. The rest of MNIST would take about",
+            "0.3 hours of an idle core.",
         )
     if first := known.get("guessed, first draw"):
         shares = ", ".join(f"{share:.1%}" for share in first.values())

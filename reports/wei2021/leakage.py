@@ -231,7 +231,7 @@ def leakage_section(rows: list[dict[str, Any]]) -> Iterator[str]:
         "thus a baseline's and leaks no more. So that they can, they are given here what they would",
         "learn: the median of the norms of each parameter, or the deviation of each coordinate, in the batch",
         "of all pictures, from which dyn[S,sigma] takes the largest norm as the scale of its noise; its",
-        "clipping norm begins at 4. Of these three, attacks compare gradients in units of the noise.",
+        "clipping norm begins at 4. For these three, attacks compare gradients in units of the noise.",
         f"Errors are mean squared errors of pixels between 0 and 1. One picture among {CANDIDATES}",
         "candidates is identified by chance in 1 % of the cases; at most: the share that no attack",
         "can pass on average. The informed attack knows the candidates. An iteration is one call of",

@@ -16,7 +16,7 @@ from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 Figures = Mapping[str, Any]
 VALUES, RUNS = (0.0, 0.0005, 0.005), 3
 SIGNIFICANCE = 0.05
-CLAIM = "more weight decay helps"
+CLAIM = "more weight decay helps, on Adult"
 RULE = (
     f"reproduced where the mean test accuracy at the largest weight decay lies above those at the usual one and at none by more "
     f"than chance (Welch's t test, one-sided, {SIGNIFICANCE:g}), differs where above one of them; of three runs each it tells "

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from audits.training.config import AuditConfig
+from audits.training.datasets import load_dataset
 from audits.training.dp_sgd import train
-from audits.training.label_privacy import ceiling, randomised, randomised_with_prior
+from audits.training.label_privacy import (
+    ceiling,
+    randomised,
+    randomised_with_prior,
+    with_label_privacy,
+)
+from audits.training.randomness import Randomness
 from audits.training.shadows import train_shadows
 from indpriv._files import read_json
 from indpriv.audit import audit
@@ -85,6 +92,11 @@ def test_a_run_says_the_guarantee_of_its_labels_beside_its_own(run, tmp_path):
     said = record["on_trust"]["labels"]
     assert "epsilon 1 of one row's label alone" in said
     assert "no part of any other epsilon" in said
+    assert "a chosen seed draws the same again" in said
+    unseeded = with_label_privacy(
+        load_dataset("breast_cancer"), config(), Randomness.from_seed(None)
+    )
+    assert "from the operating system's randomness" in unseeded.on_trust["labels"]
     plain = train(
         replace(config(), data=replace(config().data, label_epsilon=None)), tmp_path, seed=1
     )
