@@ -156,10 +156,8 @@ class Deliveries:
 
     def skip(self, ids: IntArray) -> None:
         """A step used these rows, and nothing of it is compared."""
-        for number, one in enumerate(self._waiting):
-            if np.array_equal(one.ids, ids):
-                self._used = max(self._used, number)
-                return
+        used = (k for k, one in enumerate(self._waiting) if np.array_equal(one.ids, ids))
+        self._used = max(self._used, next(used, -1))
 
     def compare_rows(self, batch: Delivered) -> None:
         """Rows as loaded beside the data set's own items."""

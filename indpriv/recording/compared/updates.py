@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import lr_scheduler
 
 from indpriv.norm_log.fields import StepSetting
@@ -89,15 +88,12 @@ class PublishedState:
     def fingerprints(self) -> tuple[str | None, str | None]:
         """Of parameters and buffers, and of the optimizer's state; None of what nobody holds."""
         params = (p for group in self._inner.param_groups for p in group["params"])
-        held = [(p, one) for p in params for one in self._inner.state.get(p, {}).values()]
-        moments = {  # of the types that load_state_dict gives them
-            f"{place:09d}": one.to(p.dtype)
-            for place, (p, one) in enumerate(held)
-            if isinstance(one, Tensor)
-        }
-        every = self._module.state_dict()
-        weights = {name: one for name, one in every.items() if isinstance(one, Tensor)}
-        if any(isinstance(one, DTensor) for one in weights.values()):  # each rank has a shard
+        held = enumerate((p, one) for p in params for one in self._inner.state.get(p, {}).values())
+        # Of the types that load_state_dict gives them.
+        moments = {f"{k:09d}": one.to(p.dtype) for k, (p, one) in held if isinstance(one, Tensor)}
+        every = self._module.state_dict().items()
+        weights = {name: one for name, one in every if isinstance(one, Tensor)}
+        if any(local(one) is not one for one in weights.values()):  # each rank has a shard
             return None, None
         return fingerprint_of(weights), fingerprint_of(moments) if moments else None
 
@@ -314,8 +310,9 @@ class _Scheduler:
         function = getattr(own, "noise_lambda", None) or getattr(own, "scheduler_function", None)
         if function is None:
             return math.isclose(now, last * getattr(own, "gamma", math.nan), rel_tol=1e-9)
-        base = getattr(own, "base_noise_multiplier", None)
-        base = base or getattr(own, "base_max_grad_norm", 0.0)
+        base = getattr(own, "base_noise_multiplier", None) or getattr(
+            own, "base_max_grad_norm", 0.0
+        )
         return math.isclose(now, base * function(own.last_epoch), rel_tol=1e-9)
 
 
