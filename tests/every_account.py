@@ -67,4 +67,4 @@ ACCOUNTS = {
     "filter, people": (lambda: filtered(people()), {}),
     "filter, people anywhere": (lambda: filtered(people(together=False)), {}),
 }
-QUICK = [kind for kind in ACCOUNTS if "pld" not in kind and kind != "replaced"]
+QUICK = [kind for kind in ACCOUNTS if "pld" not in kind and kind not in ("replaced", "fixed size")]

@@ -204,7 +204,10 @@ def test_the_worst_case_of_many_different_steps_lies_between_its_mildest_and_its
         assert np.all((low <= value * (1 + 1e-9)) & (value <= high * (1 + 1e-3))), name
 
 
-@pytest.mark.parametrize(("noise", "rate", "steps"), [(1.2, 1e-3, 1500), (1.2, 0.1, 60)])
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps"),
+    [pytest.param(1.2, 1e-3, 1500, marks=pytest.mark.slow), (1.2, 0.1, 60)],
+)
 def test_true_positive_rates_are_those_of_the_best_point_of_the_curve(noise, rate, steps):
     """Before, the search passed it by where examples are rarely drawn: they were up to a third too large."""
     log = make_log(total_steps=steps, noise_multiplier=noise, sample_rate=rate)

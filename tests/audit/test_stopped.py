@@ -80,10 +80,7 @@ def assert_same_bits(found, whole):
 @pytest.mark.usefixtures("parts_of_50")
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.slow] * ("replaced" in kind or "pld" in kind))
-        for kind in ACCOUNTS
-    ],
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in ACCOUNTS],
 )
 def test_every_stopped_account_goes_on_with_what_is_missing(kind, tmp_path, computed):
     make, options = ACCOUNTS[kind]
