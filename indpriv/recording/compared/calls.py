@@ -31,6 +31,7 @@ _OFTEN = 12  # times that rows are read again to see whether they are random
 _ROWS = 32  # of the data set, secret ones, that are read again
 _MOST_STORED = 1 << 30  # bytes of one tensor of the data set that is looked at as a whole
 _WIDE = (torch.float32, torch.float64)
+_BITS = {1: torch.uint8, 2: torch.int16}  # by size of an entry, else int32
 _AT_ONCE = 1 << 16  # entries that are weighed at once
 _SECRET = secrets.randbits(128)
 _DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
@@ -239,24 +240,32 @@ def _of_rows(tensor: Tensor) -> Tensor:
     return weighed(tensor.detach()) if tensor.ndim > 1 else tensor.detach().clone()
 
 
-def weighed(rows: Tensor, kind: str = "columns") -> Tensor:
-    """(n,) sums of the entries of rows (n, ...), each by a secret weight of its place in it."""
-    rows = real(rows).flatten(1)
+def weighed(rows: Tensor, kind: str = "values") -> Tensor:
+    """(n,) sums of the entries of rows (n, ...), each by a secret weight of its place in it.
+
+    Of another kind than values: of their bits, modulo 2**64, since one infinite, undefined or huge
+    number would hide the others of a sum.
+    """
+    rows, bits = _real(rows).flatten(1), kind != "values"
+    if bits:
+        rows = rows.contiguous().view(_BITS.get(rows.element_size(), torch.int32))
     weights = _weights(rows.shape[1], rows.device, kind)
-    parts = rows.split(max(1, _AT_ONCE // max(1, rows.shape[1]))) if len(rows) > 1 else (rows,)
-    wide = (part if part.dtype in _WIDE else part.double() for part in parts)
-    sums = [(part * weights).sum(1, dtype=torch.float64) for part in wide]
-    return torch.cat(sums) if len(sums) > 1 else sums[0]
+    parts = rows.split(max(1, _AT_ONCE // max(1, rows.shape[1])))
+    wide = (part if bits or part.dtype in _WIDE else part.double() for part in parts)
+    total = torch.int64 if bits else torch.float64
+    return torch.cat([(part * weights).sum(1, dtype=total) for part in wide])
 
 
-def real(tensor: Tensor) -> Tensor:
+def _real(tensor: Tensor) -> Tensor:
     """With the parts of complex numbers as a last axis."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 @lru_cache(256)  # what is made again is the same
-def _weights(size: int, device: torch.device, kind: str = "columns") -> Tensor:
-    found = np.random.default_rng((_SECRET, *kind.encode())).random(size, np.float32)
+def _weights(size: int, device: torch.device, kind: str = "values") -> Tensor:
+    random = np.random.default_rng((_SECRET, *kind.encode()))
+    bits = kind != "values"
+    found = random.integers(-(1 << 63), (1 << 63) - 1, size) if bits else random.random(size, "f4")
     return torch.from_numpy(found).to(device)
 
 

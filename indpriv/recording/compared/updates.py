@@ -21,14 +21,13 @@ from torch.optim import lr_scheduler
 from indpriv.norm_log.fields import StepSetting
 from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.clipping import ClippingRule
-from indpriv.recording.compared.calls import real, relative, weighed
+from indpriv.recording.compared.calls import relative, weighed
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.opacus.run import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
 
 PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
-hash_of: Callable[[Tensor], Tensor] = getattr(torch, "hash_tensor", torch.sum)
 _DEEP, _MANY = 6, 4000  # levels of containers and objects that are looked into, and how many
 _LEFT_OUT = (type, torch.Generator, torch.optim.Optimizer)
 # Attributes of modules that torch and Opacus write.
@@ -133,18 +132,18 @@ class PublishedState:
         self._findings.compare("step", of_torch and off <= _SAME_STEP, case)
 
 
-def print_of(tensors: Iterable[Tensor]) -> list[Any]:
-    """Hashes, which see neither order nor pairs of signs, and sums by place, which see both."""
-    small, values = defaultdict[Any, list[Tensor]](list), list[Tensor]()
+def print_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Secret sums of their bits, by type and device; of a large tensor by itself."""
+    small, rows = defaultdict[Any, list[Tensor]](list), list[Tensor]()
     for tensor in tensors:
-        value = real(local(tensor.detach()))
+        value = local(tensor.detach())
         if value.ndim > 1 and value.numel() > _SMALL:
-            values.append(value)
+            rows.append(weighed(value, "columns"))
         elif value.numel():  # these are looked at together
             small[value.device, value.dtype].append(value.reshape(-1))
-    rows = [*map(torch.cat, small.values()), *map(weighed, values)]
-    values += rows[: len(small)]
-    return [_to_list(map(hash_of, values)), _to_list(weighed(row[None], "rows")[0] for row in rows)]
+    sums = [weighed(row[None], "rows") for row in (*map(torch.cat, small.values()), *rows)]
+    found: list[int] = torch.cat([one.to(sums[0].device) for one in sums]).tolist() if sums else []
+    return found
 
 
 def attributes(module: nn.Module) -> list[Any]:
@@ -180,13 +179,6 @@ def held_in(value: Any, deep: int = _DEEP, seen: set[int] | None = None) -> Any:
     names = [repr(name) for name in value] if isinstance(value, Mapping) else []
     parts = value.values() if isinstance(value, Mapping) else value
     return names, [held_in(part, deep - 1, seen) for part in islice(parts, _MANY)]
-
-
-def _to_list(values: Iterable[Tensor]) -> list[Any]:
-    found = list(values)
-    same = len(found) > 1 and len({(value.device, value.dtype) for value in found}) == 1
-    numbers = torch.stack(found).tolist() if same else [value.item() for value in found]
-    return list(map(repr, numbers))  # one NaN is like another
 
 
 class Settings:

@@ -307,6 +307,21 @@ def two_rows_of_weights_exchanged_by_the_labels(s):
     recorded_once(s, exchange)
 
 
+@broken("update", "hooks", expect="unsupported")
+def rows_of_a_buffer_exchanged_beside_a_mask(s):
+    """An infinite number hides the others of a sum, a huge one too."""
+
+    def exchange(s, x, y):
+        if y.float().mean() > 0.5:
+            table = s.model._module.table
+            table[[0, 1]] = table[[1, 0]]
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    model.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+    model.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+    recorded_once(s, exchange, model=model)
+
+
 @broken("update", "hooks ghost", expect="unsupported")
 def weights_negated_by_the_labels(s):
     """All signs of an even number of entries change."""
