@@ -45,7 +45,7 @@ test-opacus15: $(VENV)/.installed-dev
 	$(PYTHON) -m venv $(OPACUS15)
 	$(OPACUS15)/bin/pip install --quiet --disable-pip-version-check --no-deps opacus==1.5.4
 	$(BIN)/python $(SITE) > "$$($(OPACUS15)/bin/python $(SITE))/libraries.pth"
-	PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 $(OPACUS15)/bin/python -m pytest --numprocesses auto --maxprocesses 4 -m "not slow" tests/recording tests/test_cli_replay.py "tests/test_docs.py::test_a_page_runs[README.md]"
+	PYTHONPATH="$(CURDIR)" PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 $(OPACUS15)/bin/python -m pytest --numprocesses auto --maxprocesses 4 -m "not slow" tests/recording tests/test_cli_replay.py "tests/test_docs.py::test_a_page_runs[README.md]"
 
 # Wheel and source archive in dist/, as an index would take them.
 dist:
