@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from indpriv._formatting import escape
-from indpriv.cli.commands import app, check_moved
+from indpriv.cli.commands import app
 from indpriv.cli.common import errors
 from indpriv.errors import InputError
 
@@ -49,7 +49,6 @@ def run(
     commands, name: of another command line with these exit codes and messages.
     """
     try:
-        check_moved(sys.argv[1:] if arguments is None else arguments, name)
         commands(arguments, prog_name=name)
     except SystemExit as end:
         return int(end.code or 0)

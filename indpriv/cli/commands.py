@@ -1,10 +1,9 @@
-"""The commands with their options and settings, made of commands.toml; moved.toml has former ones.
+"""The commands with their options and settings, made of commands.toml.
 
 What a command needs is imported when it runs, so that `--help` and `--version` answer at once.
 """
 
 import inspect
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -15,13 +14,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from indpriv.cli.common import EXPERIMENTS
 from indpriv.errors import InputError
 
-_TABLE, _MOVED = (
-    tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    for name in ("commands.toml", "moved.toml")
-)
+_TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 _KINDS: dict[str, type] = {"number": float, "whole number": int, "path": Path, "text": str}
 _TYPES: dict[str, Any] = {**_KINDS, "flag": bool, "texts": list[str], "paths": list[Path]}
 _YES_OR_NO = {"yes": True, "no": False}
@@ -33,6 +28,27 @@ class _InOrder(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of the commands."""
         return list(dict.fromkeys(name.split()[0] for name in _TABLE["commands"]))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command; InputError with what to type for a former one, or a setting as an option."""
+        if now := _TABLE["former"].get(args[0]):
+            raise InputError(f"there is no command {args[0]}; type: {now}")
+        names = (" ".join(args[:n]) for n in (2, 1))
+        name = next((name for name in names if name in _TABLE["commands"]), "")
+        every = _TABLE["commands"][name]["options"] if name else {}
+        flags = {
+            key: said.get("flag", f"--{option}")
+            for option, said in every.items()
+            for key in said.get("settings", ())
+            if key not in every
+        }
+        for word in args:
+            typed, _, value = word.partition("=")
+            key = typed.removeprefix("--").replace("-", "_")
+            if typed.startswith("--") and key in flags:
+                value = value or "VALUE"
+                raise InputError(f"{typed} is a setting; type: {flags[key]} {key}={value}")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -168,58 +184,6 @@ def _value(kind: str, text: str) -> Any:
         if one in ("texts", text.replace("-", "_")):
             return _YES_OR_NO.get(one, one)
     return None
-
-
-def check_moved(words: Sequence[str], program: str) -> None:
-    """Raise InputError if the words are a command line of before, with the line to type now."""
-    indpriv = program != EXPERIMENTS
-    for line in _MOVED["line"]:
-        old = line["old"].split()
-        rest = list(words[len(old) :])
-        is_of = indpriv or line.get("both")
-        if list(words[: len(old)]) != old or not is_of or not _is_meant(line, rest):
-            continue
-        reason = "this command line has changed"
-        if line.get("experiment"):
-            program, reason = EXPERIMENTS, "this is an experiment now; in a clone of indpriv"
-        now = shlex.join([*f"{program} {line['new']}".split(), *_rewritten(line, rest)])
-        about = next((word for word in rest if not word.startswith("-")), "RUN")
-        notes = {text.replace("{}", about) for text in _of_options(line, "notes", rest)}
-        raise InputError("; ".join([f"{reason}, type: {now}", *notes]))
-
-
-def _of_options(line: Mapping[str, Any], key: str, rest: Sequence[str]) -> list[str]:
-    table = line.get(key, {})
-    return [table[name] for name in (word.partition("=")[0] for word in rest) if name in table]
-
-
-def _is_meant(line: Mapping[str, Any], rest: Sequence[str]) -> bool:
-    if line.get("argument") and (not rest or rest[0].startswith("-")):
-        return False
-    if line["old"] == line["new"] and not line.get("experiment"):
-        return bool(_of_options(line, "options", rest))
-    when = line.get("when", ())
-    return not when or any(word.partition("=")[0].endswith(end) for word in rest for end in when)
-
-
-def _rewritten(line: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
-    """What follows the first words, as it is typed now."""
-    rest, options, first = [*rest], line.get("options", {}), line.get("first")
-    found, value_of = list[str](), ""  # value_of: the option before, whose value may follow
-    while rest:
-        word = rest.pop(0)
-        name, given, value = word.partition("=")
-        new = options.get(name)
-        if first and not word.startswith("-") and not value_of:
-            new, given, value, first = first, "=", word, None
-        value_of = name if new is None and word.startswith("--") and not given else ""
-        if new is None:
-            found.append(word)
-            continue
-        if not given and ("{}" in new or not new):
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else "VALUE"
-        found += [part.replace("{}", value) for part in shlex.split(new)]
-    return found
 
 
 for _name in _TABLE["commands"]:

@@ -160,6 +160,32 @@ def test_wrong_settings_are_refused(command, pairs, words):
         settings_of(command, pairs)
 
 
+@pytest.mark.parametrize(
+    ("typed", "now"),
+    [
+        ("audit r --accountant pld", "--accountant is a setting; type: --set accountant=VALUE"),
+        ("audit r --unreadable=refuse", "--unreadable is a setting; type: --set unreadable=refuse"),
+        ("gate a --unit=user", "--unit is a setting; type: --require unit=user"),
+        ("publish quantiles a --method=x", "--method is a setting; type: --set method=x"),
+        ("groups a --by race", "no command groups; type: indpriv show AUDIT_DIR --by COLUMN"),
+        ("statement create a", "no command statement; type: indpriv publish statement AUDIT_DIR"),
+        ("train a.toml", "no command train; type: python -m audits train AUDIT.toml"),
+    ],
+)
+def test_a_setting_as_an_option_and_a_command_of_before_are_answered(typed, now, capsys):
+    assert run(typed.split()) == 2
+    assert now in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_commands_of_before_are_none_now():
+    assert not TABLE["former"].keys() & TABLE["commands"].keys()
+    for line in TABLE["former"].values():
+        program, name = re.fullmatch(
+            r"(indpriv|python -m audits) ((?:publish )?[a-z]+) .*", line
+        ).groups()
+        assert program != "indpriv" or name in TABLE["commands"]
+
+
 def test_values_are_of_their_kind():
     found = settings_of(
         "audit",
