@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -123,19 +121,12 @@ class RemotePath(_Base):
 
     def put(self, file: Path) -> None:
         """Send a file on a disk: readers see the old object or all of the new one."""
+        from pyarrow.fs import copy_files
 
-        def put(system: Any, key: str) -> None:
-            with file.open("rb") as content:
-                stream = system.open_output_stream(key)
-                shutil.copyfileobj(content, stream, 1 << 24)
-                stream.close()
+        def put(system: Any, key: str) -> None:  # Ctrl-C waits for the library
+            copy_files(str(file), key, destination_filesystem=system, use_threads=False)
 
-        def uninterrupted(system: Any, key: str) -> None:
-            # A stream that is dropped puts what it has. Ctrl-C reaches the main thread only.
-            with ThreadPoolExecutor(1) as one:
-                one.submit(put, system, key).result()
-
-        self._asked("write", uninterrupted)
+        self._asked("write", put)
 
     def files_below(self) -> dict[str, Any]:
         """Path below this folder -> what the server says of the file, of all in order."""
