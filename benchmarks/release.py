@@ -20,7 +20,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import opendp.prelude as dp
 
-from indpriv._files import read_parquet
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.release import Request, release
 from indpriv.release.publish import draw
@@ -76,7 +75,7 @@ def peer(values: np.ndarray, grid: np.ndarray, epsilon: float) -> np.ndarray:
 
 def benchmark(audit_dir: Path) -> bool:
     """Print the table of one audit; whether it hits the targets."""
-    table = EpsilonTable.from_frame(read_parquet(audit_dir / "epsilon.parquet"))
+    table = EpsilonTable.open(audit_dir / "epsilon.parquet").table()
     values, upper = table.epsilon[:PEOPLE], table.worst_case_epsilon
     counts = np.bincount(to_cells(values, upper), minlength=N_CELLS)
     grid = upper * np.arange(1, N_CELLS + 1) / N_CELLS

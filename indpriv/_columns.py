@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -41,7 +41,6 @@ _MOST_VALUES = 1 << 20  # distinct values of a column that are kept
 _SIGNIFICAND, _FEWEST_BITS = 52, 8
 _AT_ONCE, _BYTES_OF_HASH = 1 << 22, 8  # rows that are compared in memory
 _INT64 = 2.0**63  # that whole numbers lie below
-Reader = Callable[[int, int], NDArray[np.generic]]  # of the ids from start to stop
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,43 @@ def as_rows(rows: pd.DataFrame | Rows) -> Rows:
     return Rows(list(rows.columns), (0, len(rows)), read)
 
 
+@dataclass(frozen=True)
+class StoredColumn:
+    """A column as an array whose rows are read when they are asked for."""
+
+    rows: Rows
+    column: str
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the values."""
+        return self._read(0, 1).dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: Any, /) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            return self._read(start, max(start, stop))[::step]
+        _ = np.broadcast_to(0, len(self))[key]  # an IndexError, as of an array
+        index = np.asarray(key)
+        index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64) % len(self)
+        found: NDArray[Any] = np.empty(index.shape, self.dtype)
+        for start, stop in self.rows.ranges():
+            here = (index >= start) & (index < stop)
+            if here.any():
+                found[here] = self._read(start, stop)[index[here] - start]
+        return found[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        values: NDArray[Any] = self.rows.read(start, stop, [self.column])[self.column].to_numpy()
+        return values
+
+
 def joined(tables: Sequence[Rows]) -> Rows:
     """The rows of tables with the same columns, one after the other."""
     firsts = list(accumulate(map(len, tables), initial=0))
@@ -149,12 +185,8 @@ def frames_at(
 
 def rows_at(rows: Rows, positions: IntArray, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """The rows at increasing positions."""
-    found = list(frames_at(rows, positions, columns))
-    if not found:
-        return rows.read(0, 0, columns)
-    return (
-        pd.concat(found, ignore_index=True) if len(found) > 1 else found[0].reset_index(drop=True)
-    )
+    found = [*frames_at(rows, positions, columns)] or [rows.read(0, 0, columns)]
+    return pd.concat(found, ignore_index=True)
 
 
 def known_columns(frame: pd.DataFrame | Rows, columns: Sequence[str]) -> list[str]:
@@ -499,23 +531,24 @@ def numbers_of(values: NDArray[np.generic] | pd.Series[Any]) -> NDArray[np.uint6
     return numbers
 
 
-def repeated(ids: Reader, ranges: Sequence[tuple[int, int]]) -> IntArray:
-    """Increasing positions of rows whose number occurs in another row; ranges cover all in order.
+def repeated(rows: Rows, name: str) -> pd.Series[Any]:
+    """Values of a column that an earlier row has.
 
     Whole numbers in order, as ids often are, are only looked at.
     """
-    if _increasing(ids, ranges):
-        return np.zeros(0, np.int64)
-    with Repeats(ranges[-1][1] if ranges else 0) as found:
-        for start, stop in ranges:
-            found.add(numbers_of(ids(start, stop)))
-        return found.positions()
+    if _increasing(rows, name):
+        return pd.Series([], dtype=object)
+    with Repeats(len(rows)) as found:
+        for frame in frames_of(rows, [name]):
+            found.add(numbers_of(frame[name]))
+        values = rows_at(rows, found.positions(), [name])[name]  # whose hashes are equal
+    return values[values.duplicated()]
 
 
-def _increasing(ids: Reader, ranges: Sequence[tuple[int, int]]) -> bool:
+def _increasing(rows: Rows, name: str) -> bool:
     last: NDArray[Any] | None = None
-    for start, stop in ranges:
-        part: NDArray[Any] = ids(start, stop)
+    for frame in frames_of(rows, [name]):
+        part: NDArray[Any] = frame[name].to_numpy()
         part = part if last is None else np.append(last, part)
         if part.dtype.kind not in "iu" or not bool((part[1:] > part[:-1]).all()):
             return False

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike as ArrayLike
 from numpy.typing import NDArray as NDArray
 
@@ -35,13 +34,6 @@ class Ids(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
     def __array__(self) -> NDArray[Any]: ...
-
-
-def all_distinct(ids: NDArray[np.generic]) -> bool:
-    """Whether no id occurs twice; whole numbers in order, as ids often are, take no memory."""
-    if ids.dtype.kind in "iu" and bool(np.greater(ids[1:], ids[:-1]).all()):
-        return True
-    return not pd.Series(ids).duplicated().any()
 
 
 def silent(_stage: str, _done: int, _total: int) -> None:

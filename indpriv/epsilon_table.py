@@ -12,6 +12,7 @@ with an underscore, and read the rows in order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
@@ -22,7 +23,7 @@ import pandas as pd
 from pydantic import Field
 
 from indpriv import _files, _folders, _plain
-from indpriv._columns import Rows, as_rows, joined, rows_at
+from indpriv._columns import Rows, StoredColumn, as_rows, joined
 from indpriv._facts import damaged, refused
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._reading import Whole, check, named, table
@@ -178,34 +179,10 @@ class Account:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stated:
-    """What is stated of all epsilons of a table, wherever they are.
-
-    Attributes:
-        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, with
-            known participation of the most exposed one in the steps that it took part in, or the
-            cap of the run's privacy filter if that is smaller.
-        claim: "exact" (never too small for this trajectory) or "estimate".
-        claim_reason: why.
-        account: delta, unit, neighbouring relation, sampler and method.
-    """
-
-    worst_case_epsilon: float
-    claim: str
-    claim_reason: str
-    account: Account
-
-    @property
-    def attrs(self) -> dict[Any, Any]:
-        """What a frame of these epsilons says of them, in its own attrs."""
-        about: dict[Any, Any] = {"sensitive": "for the curator only", "disclaimer": DISCLAIMER}
-        about |= {name: getattr(self, name) for name in _STATED}
-        return about | {"account": dict(vars(self.account))}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpsilonTable(Stated):
+class EpsilonTable:
     """Output-specific epsilon of every example, with the claim and meaning of all of them.
+
+    A table that was opened reads its columns when they are asked for: see `tables` and `table`.
 
     Norms without rounding and very many settings are counted at the nodes of a lattice, which makes
     epsilon a little larger than it need be: for the accountant "rdp" by less than 0.1 percent in
@@ -219,7 +196,12 @@ class EpsilonTable(Stated):
         epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error
             only; the lower end is 0 by RDP and for units of several rows, and without what a
             private clipping norm costs.
-        worst_case_epsilon, claim, claim_reason, account: see `Stated`.
+        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, with
+            known participation of the most exposed one in the steps that it took part in, or the
+            cap of the run's privacy filter if that is smaller.
+        claim: "exact" (never too small for this trajectory) or "estimate".
+        claim_reason: why.
+        account: delta, unit, neighbouring relation, sampler and method.
         details: further columns, each (n_examples,). true_positive_limit, the largest rate of a
             membership test at a false-positive rate of 1 %, by Rényi divergences, and exact with
             known participation. Of "rdp": best_order, and order_at_boundary
@@ -227,16 +209,22 @@ class EpsilonTable(Stated):
             Of units: n_rows, and unit_worst_case, the worst case of a unit with that number of
             rows; worst_case_epsilon is that of the unit with the most. Under a privacy filter:
             left_out_at, the step from which an example was left out, or -1.
+        path: of the file or folder that it was opened from.
     """
 
     example_ids: NDArray[np.generic]
     epsilon: FloatArray
     epsilon_lower: FloatArray
     epsilon_upper: FloatArray
+    worst_case_epsilon: float
+    claim: str
+    claim_reason: str
+    account: Account
     details: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    path: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in _ENDS:
+        for name in _ENDS if self.in_memory else ():
             values = getattr(self, name)
             bad = ~(np.isfinite(values) & (values >= 0))
             if bad.any():
@@ -255,19 +243,39 @@ class EpsilonTable(Stated):
         worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
         return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
 
-    def table(self, details: Collection[str] = KEPT_DETAILS) -> EpsilonTable:
-        """The table itself, with all its details; see `EpsilonParts`, which reads them."""
-        return self
+    @property
+    def in_memory(self) -> bool:
+        """Whether its columns are, or are read from files when they are asked for."""
+        return not isinstance(self.epsilon, StoredColumn)
+
+    @property
+    def attrs(self) -> dict[Any, Any]:
+        """What a frame of these epsilons says of them, in its own attrs."""
+        about: dict[Any, Any] = {"sensitive": "for the curator only", "disclaimer": DISCLAIMER}
+        about |= {name: getattr(self, name) for name in _STATED}
+        return about | {"account": dict(vars(self.account))}
 
     def tables(self, details: Collection[str] = KEPT_DETAILS) -> Iterator[EpsilonTable]:
-        """Yield the table itself; see `EpsilonParts`, which yields several."""
-        yield self
+        """Yield the table of each part, in memory; details: those that it keeps."""
+        own: Any = self.epsilon
+        parts = [(0, len(self))] if self.in_memory else own.rows.ranges()
+        kept = {name: values for name, values in self.details.items() if name in details}
+        yield from (replace(self, details=kept).take(slice(*part)) for part in parts)
+
+    def table(self, details: Collection[str] = KEPT_DETAILS) -> EpsilonTable:
+        """The whole table in memory; details: those that it keeps."""
+        kept = {name: values for name, values in self.details.items() if name in details}
+        return replace(self, details=kept).take(slice(None))
 
     def take(self, kept: NDArray[np.bool_] | IntArray | slice) -> EpsilonTable:
         """The table of the examples that a mask (n_examples,), positions or a slice choose."""
-        columns = {name: getattr(self, name)[kept] for name in ("example_ids", *_ENDS)}
-        details = {name: values[kept] for name, values in self.details.items()}
-        return replace(self, details=details, **columns)
+        with nullcontext() if self.path is None else named(self.path):
+            ends: dict[str, Any] = {
+                name: np.asarray(getattr(self, name)[kept], np.float64) for name in _ENDS
+            }
+            details = {name: values[kept] for name, values in self.details.items()}
+            ends |= {"details": details, "example_ids": self.example_ids[kept]}
+            return replace(self, path=None, **ends)
 
     def with_worst_case(self, epsilon: float) -> EpsilonTable:
         """The table of some units of a run, once the worst case of all is known.
@@ -304,8 +312,10 @@ class EpsilonTable(Stated):
         The ids are in the column example_id (or unit_id). `.attrs` says what the numbers mean
         (claim, delta, unit, neighbouring relation, sampler, disclaimer).
         """
-        columns = {name: getattr(self, name) for name in _ENDS}
-        frame = pd.DataFrame({self.account.id_column: self.example_ids, **columns, **self.details})
+        if isinstance(self.epsilon, StoredColumn):
+            return self.epsilon.rows.read(0, len(self))
+        ends = {name: getattr(self, name) for name in _ENDS}
+        frame = pd.DataFrame({self.account.id_column: self.example_ids, **ends, **self.details})
         frame.attrs = self.attrs
         return frame
 
@@ -321,86 +331,39 @@ class EpsilonTable(Stated):
         _files.write_private_parquet(frame, path)
 
     @classmethod
-    def from_frame(
-        cls, frame: pd.DataFrame, details: Collection[str] = KEPT_DETAILS
-    ) -> EpsilonTable:
-        """The table that `to_frame` or `to_parquet` wrote; InputError if the claim is missing.
+    def open(cls, path: Path) -> EpsilonTable:
+        """The table in a file or a folder of parts, with all further columns as details.
 
-        details: columns of the frame that are details, where it has them.
+        Raises:
+            InputError: there is none, or it is no table of epsilons.
+            EvidenceError: a part is missing, or what is read is damaged.
         """
-        if missing := sorted({*_STATED} - {*frame.attrs}):
+        rows = joined(_tables_in(path)) if path.is_dir() else Rows.open(path, _KINDS)
+        with named(path):
+            if not len(rows):
+                raise EvidenceError("it has no rows")
+            return replace(cls.of_rows(rows), path=path)
+
+    @classmethod
+    def of_rows(cls, rows: pd.DataFrame | Rows) -> EpsilonTable:
+        """The table that `to_frame` or `to_parquet` wrote; InputError if the claim is missing."""
+        rows = as_rows(rows)
+        attrs = rows.read(0, 0).attrs
+        if missing := sorted({*_STATED} - {*attrs}):
             raise refused("refusal.epsilons", "of_others", missing=", ".join(missing))
-        stated = {name: frame.attrs[name] for name in _STATED}
+        stated = {name: attrs[name] for name in _STATED}
         where = "the account of this epsilon table"
         stated["account"] = _plain.from_json(Account, stated["account"], where)
         stated["worst_case_epsilon"] = float(stated["worst_case_epsilon"])
-        columns: dict[str, Any] = {name: frame[name].to_numpy(np.float64) for name in _ENDS}
-        return cls(
-            example_ids=frame[stated["account"].id_column].to_numpy(),
-            details={name: frame[name].to_numpy() for name in details if name in frame},
-            **columns,
-            **stated,
-        )
+        columns: dict[str, Any] = {name: StoredColumn(rows, name) for name in rows.columns}
+        ids, ends = columns.pop(stated["account"].id_column), {k: columns.pop(k) for k in _ENDS}
+        return cls(example_ids=ids, details=columns, **ends, **stated)
 
 
 def ranges(n_rows: int) -> list[tuple[int, int]]:
     """(start, stop) of the rows of each part."""
     starts = range(0, n_rows, PART_ROWS)
     return [(start, min(start + PART_ROWS, n_rows)) for start in starts]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpsilonParts(Stated):
-    """An epsilon.parquet that is read part by part, so that memory does not grow with its rows."""
-
-    path: Path  # the file, or the folder of parts
-    rows: Rows  # all, as `EpsilonTable.to_frame` gives them; further columns follow
-
-    @classmethod
-    def open(cls, path: Path) -> EpsilonParts:
-        """Open a file or a folder of parts.
-
-        Raises:
-            InputError: there is none, or it is no table of epsilons.
-            EvidenceError: a part is missing, or what is read is damaged.
-        """
-        one = not path.is_dir()
-        tables = [Rows.open(path, _KINDS)] if one else _tables_in(path)
-        with named(path):
-            if not any(map(len, tables)):
-                raise EvidenceError("it has no rows")
-            empty = EpsilonTable.from_frame(tables[0].read(0, 0))
-        stated = {name: getattr(empty, name) for name in _STATED}
-        return cls(path=path, rows=joined(tables), **stated)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def details(self) -> Sequence[str]:
-        """Columns after the bracket of epsilon: those of the accountant, then further ones."""
-        return self.rows.columns[4:]
-
-    def tables(self, details: Collection[str] = KEPT_DETAILS) -> Iterator[EpsilonTable]:
-        """Yield a table of each part, with the claim of all; details: columns that it keeps."""
-        for start, stop in self.rows.ranges():
-            yield self._table(self.rows.read(start, stop, self._read(details)))
-
-    def table(self, details: Collection[str] = KEPT_DETAILS) -> EpsilonTable:
-        """All rows in memory as a table; details: see `EpsilonTable.from_frame`."""
-        return self._table(self.rows.read(0, len(self), self._read(details)))
-
-    def take(self, positions: IntArray) -> EpsilonTable:
-        """A table of the rows at increasing positions, in memory, with all columns as details."""
-        return self._table(rows_at(self.rows, positions))
-
-    def _read(self, details: Collection[str]) -> list[str]:
-        return [*self.rows.columns[:4], *(name for name in self.details if name in details)]
-
-    def _table(self, frame: pd.DataFrame) -> EpsilonTable:
-        frame.attrs = self.attrs
-        with named(self.path):
-            return EpsilonTable.from_frame(frame, frame.columns[4:])
 
 
 def _tables_in(folder: Path) -> list[Rows]:
@@ -419,11 +382,8 @@ def _tables_in(folder: Path) -> list[Rows]:
     return found
 
 
-Epsilons = EpsilonTable | EpsilonParts
-
-
 def beside(
-    epsilons: Epsilons, rows: Rows, columns: Sequence[str] | None = None
+    epsilons: EpsilonTable, rows: Rows, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[EpsilonTable, pd.DataFrame]]:
     """Yield each part of the epsilons with the rows of its examples, which have the same order."""
     start = 0
@@ -468,13 +428,12 @@ class PartsWriter:
         own = [rows.read(0, 0).attrs["worst_case_epsilon"] for rows in found]
         for path, worst in zip(self._parts, own, strict=True):
             if worst != max(own):
-                frame = _files.read_parquet(path)
-                table = EpsilonTable.from_frame(frame, frame.columns[4:])
-                table.with_worst_case(max(own)).to_parquet(path)
+                table = EpsilonTable.of_rows(_files.read_parquet(path))
+                table.table(table.details).with_worst_case(max(own)).to_parquet(path)
 
 
 def write_epsilons(
-    epsilons: Epsilons,
+    epsilons: EpsilonTable,
     path: Path,
     rows: pd.DataFrame | Rows | None = None,
     names: Mapping[str, str] | None = None,
@@ -499,8 +458,5 @@ def write_epsilons(
         return
     _folders.remove_file(path)
     writer = PartsWriter(path, n_rows, {"account": dict(vars(epsilons.account))})
-    tables = epsilons.tables(epsilons.details)
-    if isinstance(epsilons, EpsilonTable):
-        tables = (epsilons.take(slice(*each)) for each in ranges(n_rows))
-    for (path, rows_of), part in zip(writer.missing().items(), tables, strict=True):
-        part.to_parquet(path, columns=further(*rows_of))
+    for path, part in writer.missing().items():
+        epsilons.take(slice(*part)).to_parquet(path, columns=further(*part))

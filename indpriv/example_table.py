@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from indpriv import _columns, _facts, _files, _reading
-from indpriv._types import Ids, IntArray, NDArray, all_distinct
+from indpriv._types import Ids, IntArray, NDArray
 from indpriv.errors import InputError
 
 _SPLITS = ("train", "test")
@@ -56,8 +56,8 @@ class ExampleTable:
         return found
 
     def _check_ids(self) -> None:
-        splits = self._splits.values()
-        repeated = [one for rows in splits for one in _repeated(rows, "example_id").tolist()]
+        found = [_columns.repeated(rows, "example_id") for rows in self._splits.values()]
+        repeated = [one for values in found for one in values.tolist()]
         if repeated:
             raise _facts.refused("refusal.examples", "twice", n=len(repeated), example=repeated[0])
 
@@ -129,7 +129,7 @@ class ExampleTable:
     @cached_property
     def has_unit_for_each_row(self) -> bool:
         """Whether no two training rows share a unit."""
-        return not len(_repeated(self.rows("train"), "unit_id"))
+        return not len(_columns.repeated(self.rows("train"), "unit_id"))
 
     def with_label_names(self, names: Sequence[str]) -> ExampleTable:
         """The table with integer labels replaced by their names, if the names fit the labels."""
@@ -259,23 +259,6 @@ def _n_before_test(file: _columns.Rows) -> int | None:
             return None
         n_train, test_began = n_train + n_here, test_began or n_here < len(split)
     return n_train
-
-
-def _repeated(rows: _columns.Rows, name: str) -> pd.Series[Any]:
-    """Values of a column that an earlier row has."""
-
-    def values_of(start: int, stop: int) -> NDArray[np.generic]:
-        values: NDArray[np.generic] = rows.read(start, stop, [name])[name].to_numpy()
-        return values
-
-    ranges = list(rows.ranges())
-    if len(ranges) > 1:  # equal hashes, and perhaps equal values
-        values = _columns.rows_at(rows, _columns.repeated(values_of, ranges), [name])[name]
-    elif all_distinct(values_of(0, len(rows))):
-        return pd.Series([], dtype=object)
-    else:
-        values = rows.read(0, len(rows), [name])[name]
-    return values[values.duplicated()]
 
 
 def labels_fit(labels: pd.Series[Any], n_names: int) -> bool:

@@ -6,9 +6,6 @@ import pytest
 
 from indpriv import EpsilonTable, EvidenceError, InputError
 from indpriv import epsilon_table as tables
-from indpriv._columns import frames_of
-from indpriv._files import read_parquet
-from indpriv.epsilon_table import EpsilonParts
 from synthetic import epsilon_table
 
 
@@ -28,12 +25,12 @@ def written(request, tmp_path, monkeypatch):
 
 def test_parts_have_the_rows_of_the_table_in_order(written):
     path, table, columns = written
-    found = EpsilonParts.open(path)
+    found = EpsilonTable.open(path)
     assert len(found) == len(table) == 23
     assert found.account == table.account
     assert (found.worst_case_epsilon, found.claim) == (2.0, "exact")
-    assert found.details[-2:] == ["label", "race"]
-    frames = list(frames_of(found.rows))
+    assert [*found.details][-2:] == ["label", "race"]
+    frames = [part.to_frame() for part in found.tables(found.details)]
     assert [len(frame) for frame in frames] == [5, 5, 5, 5, 3]
     whole = pd.concat(frames, ignore_index=True)
     pd.testing.assert_frame_equal(whole[["label", "race"]], columns, check_dtype=False)
@@ -41,12 +38,13 @@ def test_parts_have_the_rows_of_the_table_in_order(written):
     assert np.array_equal(found.table().epsilon, table.epsilon)
     several = np.concatenate([part.epsilon for part in found.tables()])
     assert np.array_equal(several, table.epsilon)
-    assert np.array_equal(found.rows.read(0, 23, ["epsilon"])["epsilon"], table.epsilon)
+    assert np.array_equal(found.take(np.array([3, 17])).epsilon, table.epsilon[[3, 17]])
 
 
-def test_columns_are_chosen(written):
-    frames = list(frames_of(EpsilonParts.open(written[0]).rows, ["epsilon", "race"]))
-    assert {tuple(frame.columns) for frame in frames} == {("epsilon", "race")}
+def test_details_are_chosen(written):
+    found = EpsilonTable.open(written[0])
+    assert {tuple(part.details) for part in found.tables(["race"])} == {("race",)}
+    assert not found.table().details
 
 
 def test_any_reader_of_parquet_reads_the_folder(written):
@@ -58,7 +56,7 @@ def test_a_shorter_table_replaces_a_folder(written):
     path, _, _ = written
     tables.write_epsilons(epsilon_table([1.0, 2.0]), path)
     assert path.is_file()
-    assert len(EpsilonTable.from_frame(read_parquet(path))) == 2
+    assert len(EpsilonTable.open(path)) == 2
 
 
 def test_what_is_damaged_is_named(written):
@@ -66,26 +64,26 @@ def test_what_is_damaged_is_named(written):
     if path.is_file():
         path.write_bytes(path.read_bytes()[:-20])
         with pytest.raises(EvidenceError, match=r"epsilon\.parquet is damaged"):
-            EpsilonParts.open(path)
+            EpsilonTable.open(path)
         return
     part = path / "part-00002.parquet"
     content = bytearray(part.read_bytes())
     content[30] ^= 1  # in the first page
     part.write_bytes(content)
-    found = EpsilonParts.open(path)
+    found = EpsilonTable.open(path)
     with pytest.raises(EvidenceError, match=r"part-00002\.parquet is damaged"):
         found.table()
     part.write_bytes((path / "part-00004.parquet").read_bytes())
     with pytest.raises(EvidenceError, match=r"part-00002\.parquet has 3 rows instead of 5"):
-        EpsilonParts.open(path)
+        EpsilonTable.open(path)
     part.unlink()
     with pytest.raises(EvidenceError, match=r"lacks part-00002\.parquet of 5 parts"):
-        EpsilonParts.open(path)
+        EpsilonTable.open(path)
 
 
 def test_no_table_is_refused(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
-        EpsilonParts.open(tmp_path / "epsilon.parquet")
+        EpsilonTable.open(tmp_path / "epsilon.parquet")
     (tmp_path / "epsilon.parquet").mkdir()
     with pytest.raises(InputError, match=r"_account\.json does not exist"):
-        EpsilonParts.open(tmp_path / "epsilon.parquet")
+        EpsilonTable.open(tmp_path / "epsilon.parquet")

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from indpriv import _columns, _files, example_table
-from indpriv._columns import frames_of
-from indpriv._types import all_distinct
+from indpriv._columns import as_rows, frames_of, repeated
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
 from synthetic import rows
@@ -37,11 +36,11 @@ def test_an_id_is_unique_within_its_split():
         ExampleTable(frame.assign(example_id=list("abcdeae")))
 
 
-def test_distinct_ids():
-    for ids in ([], [1], [1, 2, 5], [5, 1, 2], ["b", "a"]):
-        assert all_distinct(np.array(ids))
+def test_repeated_ids():
+    for ids in ([], [1], [1, 2, 5], [5, 1, 2], ["b", "a"], np.array([9, 3], np.uint64)):
+        assert not len(repeated(as_rows(pd.DataFrame({"id": ids})), "id"))
     for ids in ([1, 1], [1, 2, 1], ["a", "b", "a"]):
-        assert not all_distinct(np.array(ids))
+        assert repeated(as_rows(pd.DataFrame({"id": ids})), "id").tolist() == ids[:1]
 
 
 def test_some_training_rows_and_all_test_rows():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv import InputError, _columns
-from indpriv._columns import Repeats, numbers_of, repeated
+from indpriv._columns import Repeats, as_rows, joined, numbers_of, repeated
 
 RANGES = [(0, 7), (7, 8), (8, 8), (8, 20)]
 
@@ -19,6 +19,10 @@ RANGES = [(0, 7), (7, 8), (8, 8), (8, 20)]
 @pytest.fixture(autouse=True, params=[1, 3, 1 << 20])
 def rows_of_a_file(request, monkeypatch):
     monkeypatch.setattr(_columns, "_AT_ONCE", request.param)
+
+
+def rows_of(values):
+    return joined([as_rows(pd.DataFrame({"id": values[start:stop]})) for start, stop in RANGES])
 
 
 def repeats_of(values, ranges=RANGES):
@@ -37,7 +41,8 @@ def test_they_are_what_pandas_finds(seed, kind):
     column = pd.Series(values)
     expected = np.flatnonzero(column.duplicated(keep=False)).tolist()
     assert repeats_of(values) == (expected, column.nunique())
-    assert repeated(lambda start, stop: values[start:stop], RANGES).tolist() == expected
+    twice = column[column.duplicated()].tolist()
+    assert repeated(rows_of(values), "id").tolist() == twice
 
 
 def test_a_missing_value_in_one_range_hides_no_repeat():
@@ -65,10 +70,10 @@ def test_only_whole_groups_are_given_up_to_a_number():
 def test_whole_numbers_in_order_are_only_looked_at(monkeypatch):
     monkeypatch.setattr(_columns, "Repeats", None)
     ids = np.arange(20) * 3
-    assert not len(repeated(lambda start, stop: ids[start:stop], RANGES))
+    assert not len(repeated(rows_of(ids), "id"))
     ids = np.where(ids == 24, 21, ids)  # the first of a range repeats the last of the one before
     with pytest.raises(TypeError):
-        repeated(lambda start, stop: ids[start:stop], RANGES)
+        repeated(rows_of(ids), "id")
 
 
 @given(st.lists(st.integers(-5, 5), max_size=30))
@@ -102,7 +107,7 @@ def test_a_full_folder_of_temporary_files_is_named_with_what_is_needed(n, monkey
             found.add(numbers_of(values))
             use(found)
     with pytest.raises(InputError, match=message):
-        repeated(lambda start, stop: values[start:stop], [(0, n)])
+        repeated(as_rows(pd.DataFrame({"id": values})), "id")
 
 
 def test_other_errors_of_temporary_files_go_on(monkeypatch):

@@ -114,14 +114,13 @@ def _compare(
 def _result(audit_dir: Path) -> TrialResult:
     """What an audit found."""
     from audits.sweep.findings import TrialResult
-    from indpriv._columns import frames_of
     from indpriv.analysis.summary import Audit
     from indpriv.audit.audit_directory import EPSILON, read_summary
-    from indpriv.epsilon_table import EpsilonParts
+    from indpriv.epsilon_table import EpsilonTable
 
     summary = Audit.from_json(read_summary(audit_dir))
-    parts = frames_of(EpsilonParts.open(audit_dir / EPSILON).rows, ["epsilon"])
-    return TrialResult(summary, min(float(part["epsilon"].min()) for part in parts))
+    parts = EpsilonTable.open(audit_dir / EPSILON).tables()
+    return TrialResult(summary, min(float(part.epsilon.min()) for part in parts))
 
 
 def _combinations(over: Sequence[str]) -> list[dict[str, Any]]:

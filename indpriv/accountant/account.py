@@ -46,7 +46,7 @@ from indpriv.accountant.units import (
     unit_epsilons,
     worst_cases,
 )
-from indpriv.epsilon_table import EpsilonParts, EpsilonTable, PartsWriter, ranges
+from indpriv.epsilon_table import EpsilonTable, PartsWriter, ranges
 from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog, recoded
 from indpriv.norm_log.records import Levels
@@ -275,7 +275,7 @@ def account_parts(
     *,
     progress: Progress | None = None,
     workers: Workers = None,
-) -> EpsilonParts:
+) -> EpsilonTable:
     """The account of a log in a folder, as parts; those that lie there already are kept.
 
     Memory does not grow with the number of rows, unless rows of one unit are not neighbours in the
@@ -296,7 +296,7 @@ def account_parts(
             table.to_parquet(part)
     if method.participation == "known":  # the most exposed unit may lie in any part
         writer.share_worst_case()
-    return EpsilonParts.open(folder)
+    return EpsilonTable.open(folder)
 
 
 def block_account(log: NormLog, method: Method) -> BlockAccount:

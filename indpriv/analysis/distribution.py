@@ -19,7 +19,7 @@ from indpriv.analysis import statistics
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Finding, record
-from indpriv.epsilon_table import Epsilons, EpsilonTable, beside
+from indpriv.epsilon_table import EpsilonTable, beside
 from indpriv.norm_log.norm_log import NormLog
 
 Distribution: Any = record("distribution")
@@ -33,7 +33,7 @@ _CAPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _SMALLEST_RANGE = 1e-9  # smaller epsilons do not matter, and bins cannot separate them
 
 
-def top_of_range(epsilons: Epsilons) -> float:
+def top_of_range(epsilons: EpsilonTable) -> float:
     """Upper edge of bins of epsilon: the worst case, or 1 if every epsilon is almost 0.
 
     For units of several rows it is the largest epsilon: the worst case is that of the unit with the
@@ -45,14 +45,14 @@ def top_of_range(epsilons: Epsilons) -> float:
     return top if top > _SMALLEST_RANGE else 1.0
 
 
-def describe(epsilons: Epsilons) -> Distribution:
+def describe(epsilons: EpsilonTable) -> Distribution:
     """Quantiles (linear interpolation) and 40 equal bins of epsilons.
 
     Of more than a million epsilons in parts, quantiles are those of bins of 0.1 %, and the mean is
     that of the means of bins.
     """
     top, n, at_worst_case = top_of_range(epsilons), len(epsilons), 0
-    counts, in_memory = np.zeros(_BINS, np.int64), isinstance(epsilons, EpsilonTable)
+    counts, in_memory = np.zeros(_BINS, np.int64), epsilons.in_memory
     condensed = Condensed("epsilon", n=0 if in_memory else n)
     for table in epsilons.tables():
         own, edges = np.histogram(table.epsilon, bins=_BINS, range=(0.0, top))
@@ -73,7 +73,7 @@ def describe(epsilons: Epsilons) -> Distribution:
     )
 
 
-def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:
+def unit_sizes(log: NormLog, epsilons: EpsilonTable) -> tuple[UnitSizes, ...]:
     """The units of epsilons by their number of rows, fewest first; empty where each has one row.
 
     Empty too with known participation, where the worst case depends on who took part when.
@@ -114,7 +114,7 @@ _LOSS_BINS = 28
 _EPSILON_BINS = 20
 
 
-def relate_to_loss(epsilons: Epsilons, train: Rows) -> LossRelation:
+def relate_to_loss(epsilons: EpsilonTable, train: Rows) -> LossRelation:
     """Relate epsilons to the losses of the final model.
 
     Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats),

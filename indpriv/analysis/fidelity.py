@@ -36,7 +36,7 @@ from indpriv.analysis import statistics, summary
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.summary import Finding, record
-from indpriv.epsilon_table import Epsilons, EpsilonTable
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog, coarser
 
@@ -196,7 +196,7 @@ def compared_groups(run: AuditedRun) -> dict[str, Coded]:
 def fidelity_against_k(
     log: NormLog,
     method: Method,
-    epsilons: Epsilons,
+    epsilons: EpsilonTable,
     tell: StageProgress = silent,
     groups: Mapping[str, Coded] | None = None,
 ) -> tuple[Fidelity, ...]:
@@ -248,7 +248,7 @@ def fidelity_against_k(
 
 
 def effect_of_spacing(
-    log: NormLog, method: Method, epsilons: Epsilons, tell: StageProgress = silent
+    log: NormLog, method: Method, epsilons: EpsilonTable, tell: StageProgress = silent
 ) -> Spacing | None:
     """How far an estimate moves without every second record; None if it assumes no norms.
 
@@ -270,7 +270,7 @@ def effect_of_spacing(
 
 
 def sensitivity(
-    log: NormLog, method: Method, epsilons: Epsilons, tell: StageProgress = silent
+    log: NormLog, method: Method, epsilons: EpsilonTable, tell: StageProgress = silent
 ) -> pd.DataFrame:
     """How far epsilons move with coarser rounding and with other rules between records."""
     if log.filtered is not None or method.preset is not None:
@@ -297,7 +297,7 @@ def sensitivity(
     return summary.table(summary.SENSITIVITY, found)
 
 
-def _compared(log: NormLog, epsilons: Epsilons, most: int) -> tuple[NormLog, EpsilonTable]:
+def _compared(log: NormLog, epsilons: EpsilonTable, most: int) -> tuple[NormLog, EpsilonTable]:
     """Log and epsilons, of a random `MOST_COMPARED` examples if there are more than `most`."""
     positions = _drawn(log, most)
     if positions is not None:

@@ -27,7 +27,7 @@ from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.analysis import statistics
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.summary import GROUPS, Audit, Finding, record
-from indpriv.epsilon_table import Epsilons, beside
+from indpriv.epsilon_table import EpsilonTable, beside
 
 Ratio: Any = record("ratio")
 RankCorrelation: Any = record("rank_correlation")
@@ -72,7 +72,7 @@ GroupTable: Any = record("group_table", _Table)
 
 
 def group_tables(
-    epsilons: Epsilons,
+    epsilons: EpsilonTable,
     train: pd.DataFrame | _columns.Rows,
     test: pd.DataFrame | _columns.Rows,
     columns: Sequence[str],
@@ -95,7 +95,7 @@ def group_tables(
 
 
 def group_table(
-    epsilons: Epsilons,
+    epsilons: EpsilonTable,
     train: pd.DataFrame | _columns.Rows,
     test: pd.DataFrame | _columns.Rows,
     by: str,
@@ -229,7 +229,7 @@ class _Cells(NamedTuple):
 
 
 def _cells(
-    epsilons: Epsilons,
+    epsilons: EpsilonTable,
     train: _columns.Rows,
     test: _columns.Rows,
     groups: _columns.Grouping,

@@ -30,7 +30,7 @@ from indpriv.accountant.units import Units
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
 from indpriv.analysis.recorded_run import AuditedRun, attacked_table
 from indpriv.analysis.summary import SENSITIVE, Audit, Finding, record
-from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, Epsilons, EpsilonTable
+from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.norm_log import evidence
 from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog
@@ -166,7 +166,7 @@ Guarantee: Any = record("guarantee", _Guarantee)
 
 
 def guarantee_of(
-    table: Epsilons,
+    table: EpsilonTable,
     checks: Sequence[Fact],
     recorder: Mapping[str, Any],
     membership: Membership | None = None,
@@ -214,7 +214,7 @@ def guarantee_of(
 
 
 def _status(
-    table: Epsilons,
+    table: EpsilonTable,
     checks: Sequence[Fact],
     recorder: Mapping[str, Any],
     divisor: Divisor | None,
@@ -248,7 +248,7 @@ def _status(
     return (DECLARED if reasons or not evidence.is_earned(lines) else SUPPORTED), reasons
 
 
-def membership_of(log: NormLog, table: Epsilons) -> Membership | None:
+def membership_of(log: NormLog, table: EpsilonTable) -> Membership | None:
     """The worst case's limit for the best membership test.
 
     None where a unit has several rows or an account has no such curve: the guarantee itself bounds
@@ -264,7 +264,7 @@ def membership_of(log: NormLog, table: Epsilons) -> Membership | None:
 
 
 def worst_case_limits(
-    log: NormLog, table: Epsilons, false_positive_rates: Sequence[float]
+    log: NormLog, table: EpsilonTable, false_positive_rates: Sequence[float]
 ) -> tuple[FloatArray, float, float]:
     """Largest true-positive rates at these false-positive rates, largest advantage, and mu.
 
@@ -296,7 +296,7 @@ def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float
     return min(1.0, above, below)
 
 
-def _bound(table: Epsilons, method: str) -> str:
+def _bound(table: EpsilonTable, method: str) -> str:
     return text("sentence.guarantee", "bound", table=table, account=table.account, method=method)
 
 

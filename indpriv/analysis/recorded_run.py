@@ -26,7 +26,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, AttackSignals, from_losses, is_signals, open_signals
 from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
 from indpriv.attacks.released import ReleasedModel, released_of_run
-from indpriv.epsilon_table import Epsilons, EpsilonTable
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
 from indpriv.norm_log import run_files
@@ -296,7 +296,7 @@ def knowledge_of(path: Path) -> tuple[AttributeKnowledge, ...] | None:
     return read_knowledge(path) if path.is_file() else None
 
 
-def in_rows_of(epsilons: Epsilons, examples: ExampleTable) -> ExampleTable:
+def in_rows_of(epsilons: EpsilonTable, examples: ExampleTable) -> ExampleTable:
     """The example table with one training row for each row of epsilons, of units too."""
     return examples if epsilons.account.rows_per_unit is None else examples.by_unit()
 
@@ -384,7 +384,7 @@ class AuditedRun:
     """
 
     log: NormLog
-    epsilons: Epsilons
+    epsilons: EpsilonTable
     recorded: RecordedRun
     name: str = ""
     by: Sequence[str] = ()
@@ -422,7 +422,7 @@ class AuditedRun:
         """The same in the order of the epsilons: one row for each unit."""
         if self.recorded.examples is None or self.epsilons.account.rows_per_unit is None:
             return self.rows
-        if not isinstance(self.epsilons, EpsilonTable):
+        if not self.epsilons.in_memory:
             return self.rows
         units = in_rows_of(self.epsilons, self.recorded.examples)
         return units.train_rows(self.epsilons.example_ids)
@@ -459,7 +459,7 @@ class _BeingMade(Audit):
 
 def attacked_table(run: AuditedRun) -> EpsilonTable:
     """Epsilons of the members that are attacked."""
-    if isinstance(run.epsilons, EpsilonTable):
+    if run.epsilons.in_memory:
         return run.epsilons
     if (positions := run.recorded.attacked(run.seed)[0]) is not None:
         return run.epsilons.take(positions)

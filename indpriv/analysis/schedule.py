@@ -31,7 +31,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.steps import StepKinds
 from indpriv.analysis.statistics import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Audit, Finding, record
-from indpriv.epsilon_table import Epsilons
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Codes
@@ -218,7 +218,7 @@ _AT_EACH_END = 10  # number of examples named
 
 
 def describe_drivers(
-    log: NormLog, epsilons: Epsilons, train: pd.DataFrame | Rows | None
+    log: NormLog, epsilons: EpsilonTable, train: pd.DataFrame | Rows | None
 ) -> Drivers:
     """Describe what made epsilons.
 
@@ -323,7 +323,7 @@ def _norms_at(
         yield pd.DataFrame({"norm": norm, "weight": weight, "cell": cell})
 
 
-def _ends(epsilons: Epsilons) -> tuple[tuple[Any, ...], tuple[Any, ...], int, int]:
+def _ends(epsilons: EpsilonTable) -> tuple[tuple[Any, ...], tuple[Any, ...], int, int]:
     """Ids of the smallest epsilons and of the largest, and how many share the outermost.
 
     Among equal ones the first in the table come first at the lower end, the last at the upper.

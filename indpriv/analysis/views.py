@@ -18,7 +18,7 @@ from indpriv.accountant.known import known_units
 from indpriv.accountant.method import Method
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.summary import Finding, record
-from indpriv.epsilon_table import Epsilons, EpsilonTable
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog, noisier
 
 View: Any = record("view")
@@ -27,7 +27,7 @@ CLIENT, ROW = "client", "row"
 
 
 def views_of(
-    log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any], content: Mapping[str, Any]
+    log: NormLog, epsilons: EpsilonTable, recorder: Mapping[str, Any], content: Mapping[str, Any]
 ) -> tuple[View, ...]:
     """The views of a recorded federated run; empty for other runs and other units.
 

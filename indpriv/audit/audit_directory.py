@@ -136,7 +136,7 @@ def write_audit(
     epsilons, recorded, examples = run.epsilons, run.recorded, run.recorded.examples
     pictures = reconstructed = search = attacks = None
     ids = run.log.example_ids
-    if isinstance(epsilons, epsilon_table.EpsilonTable):
+    if epsilons.in_memory:
         ids, train = epsilons.example_ids, None
         if examples is not None and len(epsilons) <= MOST_EXAMPLES:
             train = recorded_run.in_rows_of(epsilons, examples).aligned(ids)
@@ -182,7 +182,7 @@ def read_audit(audit_dir: Path) -> tuple[epsilon_table.EpsilonTable, example_tab
     _check_is_audit(audit_dir)
     if not (audit_dir / EXAMPLES).is_file():
         raise refused("refusal.audits", "no_examples", folder=audit_dir, name=EXAMPLES)
-    table = epsilon_table.EpsilonParts.open(audit_dir / EPSILON).table()
+    table = epsilon_table.EpsilonTable.open(audit_dir / EPSILON).table()
     return table, recorded_run.in_rows_of(
         table, example_table.ExampleTable.from_parquet(audit_dir / EXAMPLES)
     )

@@ -30,7 +30,7 @@ from indpriv.analysis.guarantee import guarantee_of_run
 from indpriv.analysis.recorded_run import with_units
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
 from indpriv.audit.pipeline import accounted, read_run
-from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts
+from indpriv.epsilon_table import LARGEST_FILE, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log import run_files, verify
 from indpriv.norm_log.norm_log import open_run
@@ -209,7 +209,7 @@ def _recomputed(
     """
     if not (audit_dir / EPSILON).exists():
         return said, frozenset()
-    parts = EpsilonParts.open(audit_dir / EPSILON)
+    parts = EpsilonTable.open(audit_dir / EPSILON)
     table = parts.table() if len(parts) <= LARGEST_FILE else parts
     account, by = table.account, [group.by for group in said.groups] if groups else []
     found = said.replace(

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from indpriv.analysis import guarantee, summary
 from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.audit.audit_directory import in_progress, write_audit
-from indpriv.epsilon_table import LARGEST_FILE, EpsilonParts, Epsilons, EpsilonTable, Stated
+from indpriv.epsilon_table import LARGEST_FILE, EpsilonTable
 from indpriv.errors import ChainError, EvidenceError
 from indpriv.norm_log import verify, writer
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
@@ -30,7 +30,6 @@ from indpriv.report.figures import check_images
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the run", "accounting"
 WRITING = "writing"
-StatedEpsilons = TypeVar("StatedEpsilons", bound=Stated)
 
 
 class MethodOptions(TypedDict, total=False):
@@ -122,7 +121,7 @@ def _read_by(method: Method, recorded: RecordedRun) -> RecordedRun:
     return replace(recorded, checks=if_known(recorded.checks)) if known else recorded
 
 
-def as_checked(table: StatedEpsilons, checks: Sequence[_facts.Fact]) -> StatedEpsilons:
+def as_checked(table: EpsilonTable, checks: Sequence[_facts.Fact]) -> EpsilonTable:
     """The account of a run as an estimate, if it rests on who took part and a check refutes that.
 
     With known participation, checks are those of `if_known`.
@@ -240,7 +239,7 @@ def audit(
     return found
 
 
-def _in_memory_if_needed(parts: EpsilonParts, log: NormLog, recorded: RecordedRun) -> Epsilons:
+def _in_memory_if_needed(parts: EpsilonTable, log: NormLog, recorded: RecordedRun) -> EpsilonTable:
     """The epsilons in parts, unless they are few or their analysis needs all of them at once.
 
     It does for units, signals of reference models, attributes, reconstructions and federated runs,

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from indpriv import _checks, _columns, _facts, _files, _folders, _storage
 from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, named, table
-from indpriv._types import Ids, IntArray, NDArray, all_distinct
+from indpriv._types import Ids, IntArray, NDArray
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import records, session_counts
 from indpriv.norm_log.fields import SETTING_NAMES, RecordingPolicy, StepSettings
@@ -373,15 +373,13 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     else:
         _files.check_hash(path, sha256)
         rows = _columns.Rows.open(path, ID_COLUMNS)
-    stored = records.StoredIds(rows, "example_id")
+    stored = _columns.StoredColumn(rows, "example_id")
     ids: Ids = stored[:] if in_memory else stored
-    units = records.StoredIds(rows, "unit_id")[:] if "unit_id" in rows.columns else None
-    exact = np.flatnonzero(records.StoredIds(rows, "exact")[:])
-    # Their hashes are equal.
-    suspects = ids[_columns.repeated(lambda start, stop: ids[start:stop], rows.ranges())]
-    distinct = all_distinct(suspects)
-    if len(ids) != n or not distinct:
-        twice = "" if distinct else ", some of them twice"
+    units = _columns.StoredColumn(rows, "unit_id")[:] if "unit_id" in rows.columns else None
+    exact = np.flatnonzero(_columns.StoredColumn(rows, "exact")[:])
+    repeated = _columns.repeated(rows, "example_id")
+    if len(ids) != n or len(repeated):
+        twice = ", some of them twice" if len(repeated) else ""
         raise _facts.damaged("refusal.ids", "twice", path=path, found=len(ids), n=n, twice=twice)
     return ids, units, exact
 

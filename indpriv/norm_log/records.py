@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from indpriv import _checks, _columns, _facts, _files
+from indpriv import _checks, _facts, _files
 from indpriv._types import ArrayLike, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSettings, check_norms
@@ -127,43 +127,6 @@ FULL_PRECISION = Levels(0.0, "up")
 
 
 # --- full records
-
-
-@dataclass(frozen=True)
-class StoredIds:
-    """A column of a Parquet file as an array whose rows are read when they are asked for."""
-
-    rows: _columns.Rows
-    column: str
-
-    @cached_property
-    def dtype(self) -> np.dtype[Any]:
-        """That of the values."""
-        return self._read(0, 1).dtype
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, key: Any, /) -> Any:
-        if isinstance(key, slice):
-            start, stop, step = key.indices(len(self))
-            return self._read(start, max(start, stop))[::step]
-        _ = np.broadcast_to(0, len(self))[key]  # an IndexError, as of an array
-        index = np.asarray(key)
-        index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64) % len(self)
-        found: NDArray[Any] = np.empty(index.shape, self.dtype)
-        for start, stop in self.rows.ranges():
-            here = (index >= start) & (index < stop)
-            if here.any():
-                found[here] = self._read(start, stop)[index[here] - start]
-        return found[()]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self[:], dtype)
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        values: NDArray[Any] = self.rows.read(start, stop, [self.column])[self.column].to_numpy()
-        return values
 
 
 class RecordFile(NamedTuple):

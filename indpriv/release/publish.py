@@ -38,7 +38,7 @@ from indpriv._types import FloatArray, IntArray
 from indpriv.analysis.guarantee import STANDS, Guarantee
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
-from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonParts, relation_words
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable, relation_words
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, LEAKAGE
@@ -394,7 +394,7 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     """
     if example is not None and unit is not None:
         raise InputError("both --example and --unit were passed; pass one of them")
-    table = EpsilonParts.open(audit_dir / EPSILON).table()
+    table = EpsilonTable.open(audit_dir / EPSILON).table()
     by_unit = table.account.rows_per_unit is not None
     names = [str(item) for item in table.example_ids.tolist()]
     n, details = len(table), table.details

@@ -33,7 +33,7 @@ from indpriv.accountant.method import NUMERICAL_NOISE
 from indpriv.analysis.guarantee import STANDS
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
-from indpriv.epsilon_table import DISCLAIMER, EpsilonParts, relation_words
+from indpriv.epsilon_table import DISCLAIMER, EpsilonTable, relation_words
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import open_run
@@ -190,7 +190,7 @@ def _templates(autoescape: bool) -> Environment:
 def _epsilons(audit_dir: Path, request: Request) -> Source:
     summary = read_summary(audit_dir)
     check_releasable(summary)
-    parts, guarantee = EpsilonParts.open(audit_dir / EPSILON), summary["guarantee"]
+    parts, guarantee = EpsilonTable.open(audit_dir / EPSILON), summary["guarantee"]
     table = parts.table()
     upper, account = table.worst_case_epsilon, table.account
     if (upper, vars(account)) != (guarantee["worst_case_epsilon"], summary["account"]):
@@ -198,7 +198,7 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
         raise refused("refusal.source", "different", **said)
     cells = to_cells(table.epsilon, upper)
     if request.by:
-        frame = parts.rows.read(0, len(parts))
+        frame = parts.to_frame()
         groups = grouping_of(frame, None, request.by, max_values=None)
         codes = groups.codes(frame)
         found = {name: cells[codes == k] for k, name in enumerate(groups.names)}

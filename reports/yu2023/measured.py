@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._files import read_parquet
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -88,7 +87,7 @@ def statistics_of(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
 
 def distribution(audit_dir: Path) -> dict[str, Any]:
     """Smallest individual epsilon, and the statistics of Table 2 without privacy."""
-    epsilon = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON)).epsilon
+    epsilon = EpsilonTable.open(audit_dir / EPSILON).table().epsilon
     return {"smallest": float(epsilon.min()), "statistics": statistics_of(epsilon)}
 
 

@@ -378,7 +378,7 @@ def test_the_table_says_what_its_rows_are():
     assert "example_id" not in frame
     assert table.account.rows_per_unit == 2
     assert "one user of at most 2 rows" in table.account.describe()
-    again = type(table).from_frame(frame)
+    again = type(table).of_rows(frame).table()
     assert again.example_ids.tolist() == ["a", "b"]
     assert again.details["n_rows"].tolist() == [2, 1]
     np.testing.assert_array_equal(again.at_worst_case, table.at_worst_case)

@@ -155,7 +155,7 @@ def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
         return plain_frame(table)
 
     def checked(table):
-        held.append(len(table))
+        held.append(len(table) if table.in_memory else 0)
         plain_table(table)
 
     def known(examples, frame):

@@ -82,7 +82,7 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     assert (len(rows), int(rows["member"].sum())) == (360, 240)
     assert (tmp_path / "audit" / "attacks.parquet").stat().st_mode & 0o777 == 0o600
     train = rows[rows["member"]].set_index("example_id")
-    table = EpsilonTable.from_frame(read_parquet(tmp_path / "audit" / "epsilon.parquet"))
+    table = EpsilonTable.open(tmp_path / "audit" / "epsilon.parquet").table()
     assert np.array_equal(train.loc[table.example_ids, "epsilon"], table.epsilon)
     assert rows.loc[~rows["member"], ["epsilon", "ceiling_at_1_percent"]].isna().all(axis=None)
     assert 0.01 < rows["ceiling_at_1_percent"].max() <= ceilings.worst_case["0.01"]

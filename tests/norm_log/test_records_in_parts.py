@@ -153,7 +153,7 @@ def test_many_ids_are_read_when_they_are_asked_for(stored_ids, monkeypatch):
     monkeypatch.setattr(
         _columns.Rows, "read", lambda rows, *part: read.append(part[:2]) or plain(rows, *part)
     )
-    assert isinstance(log.example_ids, records.StoredIds)
+    assert isinstance(log.example_ids, _columns.StoredColumn)
     assert (len(log.example_ids), log.n_examples, read) == (N, N, [])
     assert log.example_ids[60:70].tolist() == ids[60:70].tolist()
     assert read == [(60, 70)]

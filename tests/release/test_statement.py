@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv._files import read_json, read_parquet
+from indpriv._files import read_json
 from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -148,7 +148,7 @@ def test_odds_of_a_large_guarantee_do_not_overflow(audit_dir):
 def test_an_owner_reads_the_odds_of_their_own_account(audit_dir):
     """All divergences of an example leave a test less than its epsilon does."""
     path = audit_dir / "epsilon.parquet"
-    table = EpsilonTable.from_frame(read_parquet(path))
+    table = EpsilonTable.open(path).table()
     limit = np.full(len(table), 0.5)
     limit[17] = 0.0123
     replace(table, details={"true_positive_limit": limit}).to_parquet(path)

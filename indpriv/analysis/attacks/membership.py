@@ -113,9 +113,7 @@ def tables_of_both_sides(run: AuditedRun) -> tuple[EpsilonTable, EpsilonTable | 
     holdout = table_for(attacked.holdout, method)
     if log.batch_norms is None:
         return table, holdout
-    positions = (
-        None if isinstance(run.epsilons, EpsilonTable) else run.recorded.attacked(run.seed)[0]
-    )
+    positions = None if run.epsilons.in_memory else run.recorded.attacked(run.seed)[0]
     log = replace(log, batch_norms=None)
     return table_for(log if positions is None else log.take(positions), method), holdout
 
