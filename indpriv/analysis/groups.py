@@ -113,7 +113,7 @@ def group_table(
             column at its deciles; "race,sex" takes every combination.
         min_size: groups with fewer training examples are marked as too small to read, and left out
             of ratios and tests.
-        seed: of the resampling: an analysis seed, not one of training.
+        seed: of the permutations: an analysis seed, not one of training.
 
     Raises:
         InputError: no such column, or a numeric column with many values and no bins.
@@ -140,17 +140,8 @@ def group_table(
     whole = cells.over_labels(len(labels))
     counts = cells.sums["n"].reshape(len(names), -1) if within else whole.sums["n"][:, None]
     strata = cells.codes % len(labels) if within else np.zeros_like(cells.codes)
-    means = statistics.resample_means(
-        cells.epsilon,
-        whole.codes,
-        strata,
-        n_groups=len(names),
-        shares=counts.sum(axis=0) / counts.sum(),
-        with_cells=tabled,
-        rng=rng,
-        weights=cells.weights,
-    )
-    found = _described(whole, means.groups, min_size, top)
+    means = statistics.means_by_cell(cells.epsilon, cells.weights, whole.codes, len(names))
+    found = _described(whole, means, min_size, top)
     mean, accuracy, readable = found["mean"], found["test_accuracy"], ~found["too_small"]
     tests = [
         statistics.permutation_test(
@@ -161,20 +152,23 @@ def group_table(
     for name, one in zip(("p_value", "p_value_within_label"), tests, strict=False):
         found[name] = one and one.adjusted
     if within:
-        found |= _standardised(counts, labels, means.standardised, min_size, top)
+        by_cell = statistics.means_by_cell(cells.epsilon, cells.weights, cells.codes, counts.size)
+        at_shares = by_cell.summed(counts.sum(axis=0) / counts.sum())
+        found |= _standardised(counts, labels, at_shares, min_size, top)
     if classes is not None:
         found |= _rates(cells.sums, labels)
     order = _ascending(np.where(found["n"] > 0, -mean, 1.0), names)
     ends = _ends(_ascending(mean, names, readable))
     accurate = _ascending(accuracy, names, readable & (found["n_test"] >= MIN_GROUP))
     rank = _accuracy_rank(accuracy[accurate], mean[accurate], rng)
-    ratio = _ratio(ends, names, mean, means.groups)
+    ratio = _ratio(ends, names, mean, means)
     standardised = widest = None
     if within:
-        own_mean, own = found["standardised_mean"], means.standardised
+        own_mean = found["standardised_mean"]
         known = [interval is not None for interval in found["standardised_interval"]]
-        standardised = _ratio(ends, names, own_mean, own, known)
-        widest = _ratio(_ends(_ascending(own_mean, names, readable)), names, own_mean, own, known)
+        standardised = _ratio(ends, names, own_mean, at_shares, known)
+        pair = _ends(_ascending(own_mean, names, readable))
+        widest = _ratio(pair, names, own_mean, at_shares, known)
     spreads = [
         None if one is None else Spread(one.p_value, one.p_value, one.permutations) for one in tests
     ]
@@ -186,17 +180,14 @@ def group_table(
         ratio=ratio,
         standardised_ratio=standardised,
         standardised_spread=widest,
-        lowest_accuracy_ratio=_ratio(_ends(accurate[::-1]), names, mean, means.groups),
+        lowest_accuracy_ratio=_ratio(_ends(accurate[::-1]), names, mean, means),
         accuracy_rank=rank,
         spread=spreads[0],
         spread_within_label=spreads[1] if within else None,
         reversals=_reversals(cells, ends, labels, min_size, rng) if tabled and ends else (),
-        within_label=_within(cells, means.cells, names, labels, order, min_size, top)
-        if means.cells
-        else (),
+        within_label=_within(cells, by_cell, names, labels, order, min_size, top) if tabled else (),
         notes=tuple(notes) * (not by_label),
         confidence=statistics.CONFIDENCE,
-        resamples=means.draws,
         seed=seed,
         positive_class=_positive_class(labels),
     )
@@ -270,7 +261,7 @@ def _cells(
 
 
 def _described(
-    cells: _Cells, means: statistics.Resampled, min_size: int, top: float, n_labels: int = 1
+    cells: _Cells, means: statistics.Means, min_size: int, top: float, n_labels: int = 1
 ) -> dict[str, Any]:
     """Columns of `GROUPS` for each cell; n_labels: of cells that are compared within a label."""
     sums, n = cells.sums, cells.sums["n"]
@@ -279,8 +270,8 @@ def _described(
     quantiles = statistics.quantiles_by_cell(
         cells.epsilon, cells.weights, cells.codes, size, tuple(_QUANTILES.values())
     )
+    mean = means.estimate
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.bincount(cells.codes, cells.weights * cells.epsilon, size) / n
         best = np.where(small, np.inf, mean).reshape(-1, n_labels).min(axis=0)
         to_best = mean / np.tile(
             np.where((best > 0) & (best < np.inf), best, np.nan), size // n_labels
@@ -323,7 +314,7 @@ def _share(name: str, hits: FloatArray, trials: FloatArray) -> dict[str, Any]:
 def _standardised(
     counts: FloatArray,
     labels: Sequence[str],
-    means: statistics.Resampled,
+    means: statistics.Means,
     min_size: int,
     top: float,
 ) -> dict[str, Any]:
@@ -386,7 +377,7 @@ def _ratio(
     pair: tuple[int, int] | None,
     names: Sequence[str],
     mean: FloatArray,
-    resampled: statistics.Resampled,
+    means: statistics.Means,
     known: Sequence[bool] | None = None,
 ) -> Ratio | None:
     """Mean of the first group over that of the second; known: whose means have an interval."""
@@ -398,12 +389,12 @@ def _ratio(
     if low == 0:
         return Ratio(worst, best, None, f"the mean epsilon of {best} is 0")
     drawn = known is None or all(known[code] for code in pair)
-    return Ratio(worst, best, high / low, interval=resampled.ratio(*pair) if drawn else None)
+    return Ratio(worst, best, high / low, interval=means.ratio(*pair) if drawn else None)
 
 
 def _within(
     cells: _Cells,
-    means: statistics.Resampled,
+    means: statistics.Means,
     names: Sequence[str],
     labels: Sequence[str],
     order: list[int],

@@ -10,20 +10,20 @@ numbers: how far its values lie above its edge, in their last places. The mean o
 its values.
 
 For means of groups, examples lie in cells, one for each group and stratum (a stratum is a label).
-The bootstrap weights every example by an independent Poisson(1) variable (Hanley and MacGibbon
-2006); intervals are studentised ("bootstrap-t", Efron and Tibshirani 1993, section 12.5), which
-keeps its level for the small and skewed groups where percentiles do not.
+Intervals of means are made of three sums of powers, without drawing: they allow for the skewness of
+the values, and keep their level for the small and skewed groups where plain ones do not.
 """
 
-import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
+from scipy.optimize import brentq
 from scipy.special import betaincinv
 
 from indpriv._plain import Number, figure
@@ -295,63 +295,47 @@ def relation_intervals(
     weights: (n,) number of examples that have each pair; default one each.
     """
     weights = ones(x) if weights is None else weights
-    n = int(weights.sum())
+    n, found = int(weights.sum()), dict[str, Interval]()
     if n < _LEAST_PAIRS or is_constant(x) or is_constant(y):
-        return {}
-    dx, dy = (values - np.average(values, weights=weights) for values in (x, y))
+        return found
+    average = partial(np.average, weights=weights)
+    width = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 2)) / np.sqrt(n)
+    dx, dy = (values - average(values) for values in (x, y))
     u, v = (ranks(values, weights) / n - (n + 1) / (2 * n) for values in (x, y))
+    # What each pair adds to the influence on variances and covariance, as ranks depend on it too
     wu, wv = weights * u / n, weights * v / n
     by_rank = (
         2 * _mean_above(x, wu),
         2 * _mean_above(y, wv),
         _mean_above(x, wv) + _mean_above(y, wu),
     )
-    width = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 2)) / np.sqrt(n)
-    small_sample = np.sqrt(n / (n - 2))
-    plain = _influence(dx / np.abs(dx).max(), dy / np.abs(dy).max(), (0.0, 0.0, 0.0), weights)
-    return {
-        "pearson": _on_fishers_scale(*plain, width * small_sample),
-        "spearman": _on_fishers_scale(*_influence(u, v, by_rank, weights), width * small_sample),
-        **_line_intervals(x, y, weights, width),
-    }
-
-
-def _line_intervals(
-    x: FloatArray, y: FloatArray, weights: IntArray, width: float
-) -> dict[str, Interval]:
-    """Intervals of intercept and slope; none where a single pair decides the slope."""
-    centre = np.average(x, weights=weights)
-    scale = np.abs(x - centre).max()
-    z = (x - centre) / scale
-    square = np.average(z**2, weights=weights)
-    leverage = (1 + z**2 / square) / weights.sum()
-    if leverage.max() > 1 - 1e-9:
-        return {}
+    for name, a, b, (on_aa, on_bb, on_ab) in (
+        ("pearson", dx / np.abs(dx).max(), dy / np.abs(dy).max(), (0.0, 0.0, 0.0)),
+        ("spearman", u, v, by_rank),
+    ):
+        aa, bb, length = average(a**2), average(b**2), np.sqrt(average(a**2) * average(b**2))
+        r = float(np.clip(average(a * b) / length, -1.0, 1.0))
+        if abs(r) == 1.0:
+            found[name] = Interval(r, r)
+            continue
+        influence = (a * b + on_ab) / length - r / 2 * ((a**2 + on_aa) / aa + (b**2 + on_bb) / bb)
+        half = width * np.sqrt(n / (n - 2) * variance(influence, weights)) / (1 - r**2)
+        low, high = np.tanh(np.arctanh(r) + np.array([-half, half])).tolist()
+        found[name] = Interval(low, high)
+    scale = np.abs(dx).max()
+    z = dx / scale
+    square = average(z**2)
+    leverage = (1 + z**2 / square) / n
+    if leverage.max() > 1 - 1e-9:  # a single pair decides the slope
+        return found
     intercept, slope = line(x, y, weights)
     residual = (y - intercept - slope * x) / (1 - leverage)  # HC3, MacKinnon and White 1985
-    of_slope = z * residual / square / scale
-    of_intercept = residual - centre * of_slope
-    return {
-        "intercept": _around(intercept, width * _spread(of_intercept, weights)),
-        "slope": _around(slope, width * _spread(of_slope, weights)),
-    }
-
-
-def _influence(
-    x: FloatArray, y: FloatArray, extra: tuple[FloatArray | float, ...], weights: IntArray
-) -> tuple[float, float]:
-    """Correlation of centred arrays and the standard deviation of its influence function.
-
-    extra: what each pair adds to the influence on the variances of x and y and on their covariance,
-    because the other values (ranks) depend on it.
-    """
-    xx, yy, xy = (np.average(product, weights=weights) for product in (x**2, y**2, x * y))
-    r = xy / np.sqrt(xx * yy)
-    on_covariance = (x * y + extra[2]) / np.sqrt(xx * yy)
-    on_variances = (x**2 + extra[0]) / xx + (y**2 + extra[1]) / yy
-    influence = on_covariance - r / 2 * on_variances
-    centred = influence - np.average(influence, weights=weights)
-    return float(np.clip(r, -1.0, 1.0)), _spread(centred, weights)
+    on_slope = z * residual / square / scale
+    on_intercept = residual - average(x) * on_slope
+    for name, value, of in (("intercept", intercept, on_intercept), ("slope", slope, on_slope)):
+        half = width * np.sqrt(average(of**2))
+        found[name] = Interval(float(value - half), float(value + half))
+    return found
 
 
 def _mean_above(values: FloatArray, weights: FloatArray) -> FloatArray:
@@ -362,41 +346,18 @@ def _mean_above(values: FloatArray, weights: FloatArray) -> FloatArray:
     return np.asarray(sums[-1] - (sums[below_or_equal] + sums[below]) / 2)
 
 
-def _spread(centred: FloatArray, weights: IntArray) -> float:
-    return float(np.sqrt(np.average(centred**2, weights=weights)))
+# --- intervals and permutation tests of means, for many groups at once
 
-
-def _around(estimate: float, width: float) -> Interval:
-    return Interval(float(estimate - width), float(estimate + width))
-
-
-def _on_fishers_scale(r: float, spread: float, width: float) -> Interval:
-    if abs(r) == 1.0:
-        return Interval(r, r)
-    centre, half = np.arctanh(r), width * spread / (1 - r**2)
-    return Interval(float(np.tanh(centre - half)), float(np.tanh(centre + half)))
-
-
-# --- bootstrap intervals and permutation tests of means, for many groups at once
-
-# A larger cell is resampled as this many runs of neighbouring values, whose means keep all but
-# ~1e-4 of its variance.
-RUNS = 256
-_MOST_DRAWS, _LEAST_DRAWS = 1000, 200
-# Weights that one bootstrap may draw (a second on one core); more data get fewer resamples.
-_WORK = 2e7
-_CHUNK = 2e6  # weights held at once
-# Poisson(1) of 16 random bits, to 2e-5.
-_POISSON = np.searchsorted(
-    np.cumsum([1 / (math.e * math.factorial(k)) for k in range(20)]),
-    (np.arange(1 << 16) + 0.5) / (1 << 16),
-).astype(np.float64)
 NO_SPREAD = 1e-6  # standard deviation relative to the values; a smaller one may be rounding error
+# In larger strata, permutations draw runs of neighbouring values, whose means keep all but ~1e-4 of
+# their variance.
+RUNS = 256
 _MOST_PERMUTATIONS, _LEAST_PERMUTATIONS = 999, 199
 # Examples that one test may shuffle (half a second on one core); more data get fewer permutations.
 _PERMUTED = 2e7
 _DRAW_COST = 4  # one hypergeometric variable, in shuffled examples
 _SAME = 1e-9  # relative; statistics this close are ties
+_FARTHEST = 50.0  # end of an interval of a ratio, in natural logarithms from the ratio itself
 
 
 def generator_of(seed: int, name: str | None) -> np.random.Generator:
@@ -406,179 +367,102 @@ def generator_of(seed: int, name: str | None) -> np.random.Generator:
     )
 
 
-@dataclass(frozen=True)
-class Resampled:
-    """Estimates with standard errors, for the data and for every resample.
+class Means(NamedTuple):
+    """Means of independent examples, or weighted sums of such means, with what intervals need.
 
     Attributes:
-        estimate, error: (n,); NaN where undefined.
-        draws, draw_errors: (n_draws, n).
+        estimate, error: (n,) with its standard error; NaN where undefined.
+        third: (n,) third central moment of the estimate.
+        freedom: (n,) degrees of freedom of the error.
     """
 
     estimate: FloatArray
     error: FloatArray
-    draws: FloatArray
-    draw_errors: FloatArray
+    third: FloatArray
+    freedom: FloatArray
 
     def intervals(
         self, low: float = -np.inf, high: float = np.inf, chosen: NDArray[np.bool_] | bool = True
     ) -> list[Interval | None]:
-        """Bootstrap-t intervals inside [low, high].
-
-        None without spread or enough defined draws, and of what is not chosen.
-        """
-        estimate, error, draws = self.estimate, self.error, self.draws
-        with np.errstate(invalid="ignore", divide="ignore"):
-            # Without spread in a draw: infinite, which widens the interval.
-            t = (draws - estimate) / self.draw_errors
-        t[draws == estimate] = 0.0
-        count = (~np.isnan(t)).sum(axis=0)
-        t = np.sort(t, axis=0)  # NaN last
-        last, columns = np.maximum(count - 1, 0), np.arange(t.shape[1])
-        tail = np.floor((1 - CONFIDENCE) / 2 * last).astype(np.int64)
-        usable = np.isfinite(estimate) & (error > 0) & (count >= _LEAST_DRAWS // 2) & chosen
+        """Intervals inside [low, high]; None without spread, and of what is not chosen."""
+        known = np.isfinite(self.estimate) & (self.error > 0) & chosen
         with np.errstate(invalid="ignore"):
-            lows = np.maximum(low, estimate - t[last - tail, columns] * error)
-            highs = np.minimum(high, estimate - t[tail, columns] * error)
-        ends = zip(lows.tolist(), highs.tolist(), usable, strict=True)
-        return [Interval(first, second) if known else None for first, second, known in ends]
+            lows = np.maximum(low, self.estimate - self.error * self._student(1))
+            highs = np.minimum(high, self.estimate - self.error * self._student(-1))
+        ends = zip(lows.tolist(), highs.tolist(), known, strict=True)
+        return [Interval(first, second) if one else None for first, second, one in ends]
 
-    def take(self, which: slice | list[int]) -> "Resampled":
+    def _student(self, side: int) -> FloatArray:
+        """The upper (1) or lower (-1) quantile of the error of an estimate over `error`.
+
+        Student's, after the cubic transformation that takes the skewness of a studentised mean away
+        (Hall 1992, "On the removal of skewness by transformation"). Sums of means have the same
+        expansion, as their variance and its covariance with the estimate add up too.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            skew = self.third / self.error**3
+            plain = side * stats.t.ppf((1 + CONFIDENCE) / 2, np.maximum(self.freedom, 1))
+            bent = 3 / skew * (np.cbrt(1 + skew * (plain - skew / 6)) - 1)
+        return np.where(np.abs(skew) < _FLOAT_NOISE**0.5, plain, bent)
+
+    def take(self, which: slice | list[int]) -> "Means":
         """Some of the estimates."""
-        own, drawn = (self.estimate, self.error), (self.draws, self.draw_errors)
-        return Resampled(*(one[which] for one in own), *(one[:, which] for one in drawn))
+        return Means(*(one[which] for one in self))
+
+    def summed(self, shares: FloatArray) -> "Means":
+        """Weighted sums of every len(shares) estimates; those of weight 0 are ignored.
+
+        Degrees of freedom are those of Satterthwaite 1946.
+        """
+        used = shares != 0
+        mean, error, third, freedom = (one.reshape(-1, len(shares))[:, used] for one in self)
+        variances = (error * shares[used]) ** 2
+        variance = variances.sum(axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            freedom = variance**2 / (variances**2 / freedom).sum(axis=1)
+        return Means(
+            mean @ shares[used], np.sqrt(variance), third @ shares[used] ** 3, np.asarray(freedom)
+        )
 
     def ratio(self, worst: int, best: int) -> Interval | None:
-        """Interval of one estimate over another; None unless both are positive.
+        """Interval of one estimate over another; None unless both are above 0 beyond chance.
 
-        It does not account for choosing these two groups as the extremes; the permutation test
-        does.
+        It has the ratios r for which the first minus r times the second may be 0 (Fieller 1954). It
+        does not account for choosing these two groups as the extremes; the permutation test does.
         """
         of = self.take([worst, best])
-        if not (of.estimate > 0).all():
+        if not ((of.estimate > 0).all() and (of.error >= 0).all() and of.error.any()):
             return None
-        with np.errstate(all="ignore"):
-            (found,) = Resampled(
-                np.log(of.estimate[:1] / of.estimate[1:]),
-                np.hypot(*(of.error / of.estimate))[None],
-                np.log(of.draws[:, :1] / of.draws[:, 1:]),
-                np.hypot(*(of.draw_errors / of.draws).T)[:, None],
-            ).intervals(high=700.0)
-        return found and Interval(float(np.exp(found.low)), float(np.exp(found.high)))
+        centre, found = float(np.log(of.estimate[0] / of.estimate[1])), []
+        for side in (1, -1):
+
+            def outside(log_ratio: float, side: int = side) -> float:
+                apart = of.summed(np.array([1.0, -np.exp(log_ratio)]))
+                return side * float((apart.estimate - apart.error * apart._student(side))[0])
+
+            end = centre - side * _FARTHEST
+            if outside(end) <= 0:
+                return None
+            found.append(float(np.exp(brentq(outside, centre, end))))
+        return Interval(*found)
 
 
-@dataclass(frozen=True)
-class ResampledMeans:
-    """Means from one bootstrap: of each group, of each at the stratum shares, of each cell.
+def means_by_cell(values: FloatArray, weights: IntArray, cells: IntArray, size: int) -> Means:
+    """Means of values (n,), finite, by cell, with codes below size.
 
-    groups, standardised: n_groups estimates; cells: n_groups * n_strata estimates, group by group,
-    or None.
+    weights: (n,) number of examples that have each value.
     """
-
-    groups: Resampled
-    standardised: Resampled
-    cells: Resampled | None
-    draws: int
-
-
-def resample_means(
-    values: FloatArray,
-    groups: IntArray,
-    strata: IntArray,
-    *,
-    n_groups: int,
-    shares: FloatArray,
-    with_cells: bool,
-    rng: np.random.Generator,
-    weights: IntArray | None = None,
-) -> ResampledMeans:
-    """Bootstrap the means of all groups at once.
-
-    values: (n,) finite; groups, strata: (n,) codes; shares: (n_strata,) weights of the standardised
-    means, summing to 1, where strata of weight 0 are ignored; with_cells: include the mean of every
-    cell; rng: of the analysis, not of training; weights: (n,) number of examples that have each
-    value, default one each.
-    """
-    n_strata = len(shares)
-    weights = ones(values) if weights is None else weights
-    centre = float(np.average(values, weights=weights))
-    runs, size = _Runs(values - centre, weights, groups * n_strata + strata), n_groups * n_strata
-    n_draws = int(np.clip(_WORK // len(runs.size), _LEAST_DRAWS, _MOST_DRAWS))
-    exact = _summaries(runs.sums(runs.size[None].astype(np.float64), size), n_groups, shares)
-    at_once, kept = max(1, int(_CHUNK // max(len(runs.size), size))), []
-    for start in range(0, n_draws, at_once):
-        drawn = _poisson_weights(runs.size, min(at_once, n_draws - start), rng)
-        kept.append(_summaries(runs.sums(drawn, size), n_groups, shares)[: 3 if with_cells else 2])
-
-    def made(which: int) -> Resampled:
-        (mean, error), parts = exact[which], zip(*(part[which] for part in kept), strict=True)
-        draws, draw_errors = map(np.concatenate, parts)
-        return Resampled(mean[0] + centre, error[0], draws + centre, draw_errors)
-
-    return ResampledMeans(made(0), made(1), made(2) if with_cells else None, n_draws)
-
-
-class _Runs:
-    """Runs of neighbouring values of a cell: size, mean, mean square; first run of each cell."""
-
-    def __init__(self, values: FloatArray, weights: IntArray, cells: IntArray) -> None:
-        order = np.lexsort((values, cells))
-        values, weights, cells = values[order], weights[order], cells[order]
-        first = np.flatnonzero(np.diff(cells, prepend=cells[0] - 1))
-        lengths = np.diff(first, append=len(cells))
-        counts = np.repeat(np.add.reduceat(weights, first), lengths)
-        before = np.cumsum(weights) - weights
-        rank = before - np.repeat(before[first], lengths)
-        run = rank * np.minimum(RUNS, counts) // counts
-        begins = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (rank == 0))
-        self.size = np.add.reduceat(weights, begins)
-        self.mean = np.add.reduceat(values * weights, begins) / self.size
-        self.square = np.add.reduceat(values**2 * weights, begins) / self.size
-        self.starts, self.present = np.searchsorted(begins, first), cells[first]
-
-    def sums(self, weights: FloatArray, n_cells: int) -> list[FloatArray]:
-        """Sums of weights, weighted values and weighted squares, each (n_draws, n_cells)."""
-        made = []
-        for factor in (np.float64(1), self.mean, self.square):
-            dense = np.zeros((len(weights), n_cells))
-            dense[:, self.present] = np.add.reduceat(weights * factor, self.starts, axis=1)
-            made.append(dense)
-        return made
-
-
-def _poisson_weights(sizes: IntArray, n_draws: int, rng: np.random.Generator) -> FloatArray:
-    """For each run the sum of one Poisson(1) weight per example, (n_draws, n_runs)."""
-    shape = (n_draws, len(sizes))
-    if (sizes == 1).all():
-        looked_up: FloatArray = _POISSON[rng.integers(0, len(_POISSON), shape, dtype=np.uint16)]
-        return looked_up
-    return rng.poisson(sizes, shape).astype(np.float64)
-
-
-def _summaries(
-    sums: Sequence[FloatArray], n_groups: int, shares: FloatArray
-) -> list[tuple[FloatArray, FloatArray]]:
-    """Mean and standard error of the groups, of the groups at the shares, and of the cells."""
-    weight, total, square = (part.reshape(len(part), n_groups, len(shares)) for part in sums)
-    groups = _mean_and_error(weight.sum(axis=2), total.sum(axis=2), square.sum(axis=2))
-    mean, error = _mean_and_error(weight, total, square)
-    used = shares > 0
-    standardised = (
-        mean[:, :, used] @ shares[used],
-        np.sqrt(np.square(error[:, :, used]) @ np.square(shares[used])),
-    )
-    return [groups, standardised, (mean.reshape(len(mean), -1), error.reshape(len(mean), -1))]
-
-
-def _mean_and_error(
-    weight: FloatArray, total: FloatArray, square: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Weighted mean and its standard error; NaN with fewer than two examples."""
+    n = np.bincount(cells, weights, size).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(weight >= 1, total / weight, np.nan)
-        variance = square / weight - mean**2
-        variance[variance < square / np.maximum(weight, 1) * NO_SPREAD**2] = 0.0
-        return mean, np.where(weight >= 2, np.sqrt(variance / (weight - 1)), np.nan)
+        mean = np.bincount(cells, weights * values, size) / n
+        apart = values - mean[cells]
+        square, cube = (np.bincount(cells, weights * apart**power, size) / n for power in (2, 3))
+        largest = np.zeros(size)
+        np.maximum.at(largest, cells, np.abs(values))
+        square[np.sqrt(square) <= NO_SPREAD * largest] = 0.0
+        error = np.where(n >= 2, np.sqrt(square / (n - 1)), np.nan)
+        third = cube / (np.maximum(n - 1, 1) * np.maximum(n - 2, 1))  # of means, without bias
+        return Means(mean, error, third, n - 1)
 
 
 @dataclass(frozen=True)
@@ -614,33 +498,34 @@ def permutation_test(
     distribution corrects for the number of groups (Westfall and Young 1993, single-step maxT).
     Valid for any number of permutations (Phipson and Smyth 2010).
 
-    Arguments are as of `resample_means`; tested: (n_groups,) which groups get a p-value, while the
-    others only belong to the pool. None if fewer than two groups are tested, or if nothing varies
-    within strata.
+    values: (n,) finite; groups, strata: (n,) codes; tested: (n_groups,) which groups get a p-value,
+    while the others only belong to the pool; rng: of the analysis, not of training; weights: (n,)
+    number of examples that have each value, default one each. None if fewer than two groups are
+    tested, or if nothing varies within strata.
     """
     if tested.sum() < 2:
         return None
     weights = ones(values) if weights is None else weights
     order = np.lexsort((groups, strata))
     ends = np.flatnonzero(np.diff(strata[order])) + 1
-    made = (_block(values[part], weights[part], groups[part]) for part in np.split(order, ends))
-    blocks = [block for block in made if block is not None]
+    each = (_stratum(values[part], weights[part], groups[part]) for part in np.split(order, ends))
+    made = [one for one in each if one is not None]
     variance, total = np.zeros(len(tested)), np.zeros(len(tested))
-    for block in blocks:
-        variance[block.groups] += block.variances
-        total[block.groups] += block.observed
+    for one in made:
+        variance[one.groups] += one.variances
+        total[one.groups] += one.observed
     testable = tested & (variance > 0)
     if testable.sum() < 2:
         return None
     scale = np.sqrt(variance[testable])
     observed = np.abs(total[testable]) / scale
-    work = sum(block.work for block in blocks)
+    work = sum(one.work for one in made)
     n_permutations = int(np.clip(_PERMUTED // work, _LEAST_PERMUTATIONS, _MOST_PERMUTATIONS))
     largest = np.empty(n_permutations)
     for number in range(n_permutations):
         sums = np.zeros(len(tested))
-        for block in blocks:
-            sums[block.groups] += block.permuted(rng)
+        for one in made:
+            sums[one.groups] += one.permuted(rng)
         largest[number] = float((np.abs(sums[testable]) / scale).max())
     ordered = np.sort(largest)
     reached = n_permutations - np.searchsorted(ordered, observed * (1 - _SAME), side="left")
@@ -665,47 +550,26 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return found
 
 
-@dataclass(frozen=True)
-class _Block:
-    """One stratum of a permutation test: its groups and their deviations from its mean.
+class _Stratum(NamedTuple):
+    """One stratum of a permutation test: its groups, and sums of their deviations from its mean.
 
-    If it holds many examples in few groups, values are runs of neighbours (of the given sizes, each
-    at its mean); a permutation is then one draw from the multivariate hypergeometric distribution
-    instead of a shuffle.
+    variances are of these sums under permutation; permuted draws such sums, at the cost of `work`
+    shuffled examples.
     """
 
-    groups: IntArray  # (n_present,)
-    counts: IntArray
+    groups: IntArray
     observed: FloatArray
     variances: FloatArray
-    values: NDArray[np.floating]
-    sizes: IntArray | None
-
-    @property
-    def work(self) -> int:
-        """Cost of one permutation, in shuffled examples."""
-        return len(self.values) if self.sizes is None else _DRAW_COST * len(self.groups) * RUNS
-
-    def permuted(self, rng: np.random.Generator) -> FloatArray:
-        """Sum of deviations of each present group after one permutation."""
-        if self.sizes is None:
-            rng.shuffle(self.values)
-            return _group_sums(self.values, self.counts)
-        sums, left = np.empty(len(self.groups)), self.sizes.copy()
-        for index, count in enumerate(self.counts[:-1].tolist()):
-            drawn = rng.multivariate_hypergeometric(left, count, method="marginals")
-            left -= drawn
-            sums[index] = drawn @ self.values
-        sums[-1] = left @ self.values
-        return sums
+    permuted: Callable[[np.random.Generator], FloatArray]
+    work: int
 
 
-def _block(values: FloatArray, weights: IntArray, groups: IntArray) -> _Block | None:
-    """The block of one stratum, ordered by group; None for one group or without spread."""
+def _stratum(values: FloatArray, weights: IntArray, groups: IntArray) -> _Stratum | None:
+    """The stratum of some values, ordered by group; None for one group or without spread."""
     present, first = np.unique(groups, return_index=True)
-    n = int(weights.sum())
-    in_runs = _DRAW_COST * len(present) * RUNS < n
-    if not in_runs:  # few enough to shuffle
+    n, work = int(weights.sum()), _DRAW_COST * len(present) * RUNS
+    shuffled = n <= work
+    if shuffled:
         values, groups = np.repeat(values, weights), np.repeat(groups, weights)
         first, weights = np.searchsorted(groups, present), np.ones(n, np.int64)
     counts = np.add.reduceat(weights, first)
@@ -713,31 +577,33 @@ def _block(values: FloatArray, weights: IntArray, groups: IntArray) -> _Block | 
     spread = float((weights * deviations) @ deviations)
     if len(present) < 2 or np.sqrt(spread / n) <= NO_SPREAD * np.abs(values).max():
         return None
-    sizes = None
-    if in_runs:
-        run = np.empty(len(values), dtype=np.int64)
+    if shuffled:
+        # Single precision shuffles twice as fast; the observed sums are of the same rounded values.
+        single = deviations.astype(np.float32)
+        sums = partial(np.add.reduceat, indices=first, dtype=np.float64)
+        observed = sums(single)
+
+        def permuted(rng: np.random.Generator) -> FloatArray:
+            rng.shuffle(single)
+            return np.asarray(sums(single))
+    else:  # many examples in few groups: runs of neighbours, drawn without replacement
         by_value = np.argsort(deviations, kind="stable")
-        through = np.cumsum(weights[by_value])
+        run, through = np.empty(len(values), dtype=np.int64), np.cumsum(weights[by_value])
         run[by_value] = (through - weights[by_value]) * RUNS // n
         run = np.unique(run, return_inverse=True)[1]
         sizes = np.bincount(run, weights).astype(np.int64)
         means = np.bincount(run, weights=weights * deviations) / sizes
-        deviations = means[run]
-        spread = float((weights * deviations) @ deviations)
-    # Single precision shuffles twice as fast; the observed sums are of the same rounded values.
-    single = deviations.astype(np.float32)
-    return _Block(
-        groups=present,
-        counts=counts,
-        observed=_group_sums(single, counts)
-        if sizes is None
-        else np.add.reduceat(weights * deviations, first),
-        variances=spread / (n - 1) * counts * (1 - counts / n),
-        values=single if sizes is None else means,
-        sizes=sizes,
-    )
+        spread = float(sizes @ means**2)
+        observed = np.add.reduceat(weights * means[run], first)
 
+        def permuted(rng: np.random.Generator) -> FloatArray:
+            found, left = np.empty(len(counts)), sizes.copy()
+            for index, count in enumerate(counts[:-1].tolist()):
+                drawn = rng.multivariate_hypergeometric(left, count, method="marginals")
+                left -= drawn
+                found[index] = drawn @ means
+            found[-1] = left @ means
+            return found
 
-def _group_sums(values: NDArray[np.floating], counts: IntArray) -> FloatArray:
-    sums: FloatArray = np.add.reduceat(values, np.cumsum(counts) - counts, dtype=np.float64)
-    return sums
+    variances = spread / (n - 1) * counts * (1 - counts / n)
+    return _Stratum(present, observed, variances, permuted, n if shuffled else work)

@@ -2,8 +2,9 @@
 
 expected.json holds every figure of group tables of four stored runs of tests/baseline, as audit.json
 writes them, and of one of them counted in bins as if it had more than a million examples. It was made
-by the code of commit 79fdd3e, which had a class for every kind of row; make it again only where figures
-are meant to change.
+by the code of commit 79fdd3e, which had a class for every kind of row; intervals and p-values are of
+later code, which allows for skewness without resampling. Make it again only where figures are meant to
+change.
 """
 
 import json
