@@ -16,8 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from indpriv._formatting import escape
-from indpriv.cli.commands import app
-from indpriv.cli.common import errors
+from indpriv.cli.commands import app, errors
 from indpriv.errors import InputError
 
 

@@ -14,8 +14,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from indpriv._formatting import Console
 from indpriv.errors import InputError
 
+EXPERIMENTS = "python -m audits"
 _TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 _KINDS: dict[str, type] = {"number": float, "whole number": int, "path": Path, "text": str}
 _TYPES: dict[str, Any] = {**_KINDS, "flag": bool, "texts": list[str], "paths": list[Path]}
@@ -68,6 +70,11 @@ publish_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(publish_app, name="publish", rich_help_panel="Publish")
+
+
+def errors() -> Console:
+    """Standard error, for warnings and for what a person should read while a command works."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def _add(name: str) -> None:

@@ -3,34 +3,29 @@
 Where that is no run or folder that it needs, the message says what to type next.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.progress import Progress, TaskID
 
+from indpriv._facts import text
+from indpriv._folders import is_remote
 from indpriv._formatting import Console, clean
+from indpriv._storage import location, location_on_disk
+from indpriv._types import StageProgress
+from indpriv.audit.audit_directory import REPORT, SUMMARY
+from indpriv.cli.commands import EXPERIMENTS
 from indpriv.errors import InputError
+from indpriv.norm_log.run_files import HOLDOUT, JOURNAL, RUN_DIRECTORY, holds_log
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-    from indpriv._types import StageProgress
-
-EXPERIMENTS = "python -m audits"
 _LEVELS = 3  # of folders that are searched for runs
 _NAMED = 5  # runs or files that a message names
 _ARCHIVES = {".zip": "zipfile", ".tar": "tarfile", ".tgz": "tarfile", ".gz": "tarfile"}
-
-
-def errors() -> Console:
-    """Standard error, for warnings and for what a person should read while a command works."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -55,8 +50,6 @@ def show_result(
 
 def check_folder(option: str, folder: Path) -> None:
     """Raise InputError if a file stands where the folder or one of its parents is needed."""
-    from indpriv._storage import location_on_disk
-
     location_on_disk(folder, f"{option} names what is")
     existing = next((part for part in (folder, *folder.parents) if part.exists()), None)
     if existing is not None and not existing.is_dir():
@@ -81,8 +74,6 @@ def check_device(device: str) -> None:
 @contextmanager
 def progress_bar() -> Iterator[StageProgress]:
     """A progress bar on standard error, one line per stage."""
-    from rich.progress import Progress
-
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}
@@ -103,10 +94,6 @@ def checked_run(path: Path | None, command: str, program: str = "indpriv") -> Pa
     Raises:
         InputError: it is missing or something else; the message says what to type next.
     """
-    from indpriv._folders import is_remote
-    from indpriv._storage import location
-    from indpriv.norm_log.run_files import JOURNAL, RUN_DIRECTORY, holds_log
-
     command = f"{program} {command}"
     if path is None:
         raise InputError(f"{command} needs a run directory; {_type_one(command, Path())}")
@@ -121,10 +108,6 @@ def checked_run(path: Path | None, command: str, program: str = "indpriv") -> Pa
 
 
 def _of_folder(path: Path, command: str) -> str:
-    from indpriv._facts import text
-    from indpriv.audit.audit_directory import REPORT, SUMMARY
-    from indpriv.norm_log.run_files import JOURNAL, RUN_DIRECTORY
-
     if (path / SUMMARY).is_file():
         said = {"path": path, "command": command, "report": path / REPORT}
         said |= {"show": typed("show", path), "one": _type_one(command, path, path.parent)}
@@ -137,10 +120,6 @@ def _of_folder(path: Path, command: str) -> str:
 
 
 def _of_file(path: Path, command: str) -> str:
-    from indpriv._facts import text
-    from indpriv.audit.audit_directory import SUMMARY
-    from indpriv.norm_log.run_files import holds_log
-
     folder = path.parent
     if holds_log(folder):
         return f"{path} is one file of a run; type: {typed(command, folder, '')}"
@@ -180,8 +159,6 @@ def _type_one(command: str, *folders: Path) -> str:
 
 def _runs_in(folder: Path) -> list[Path]:
     """Run directories below a folder, the nearest first; not the logs of their test examples."""
-    from indpriv.norm_log.run_files import HOLDOUT, JOURNAL
-
     return [
         path.parent
         for level in range(_LEVELS)

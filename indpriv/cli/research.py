@@ -27,6 +27,7 @@ from indpriv.audit import attacks as of_runs
 from indpriv.audit import read_audit
 from indpriv.audit.accounts import advise_on_run, check_question, compose_runs, write_composition
 from indpriv.cli import common
+from indpriv.cli.commands import errors
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.report import report
@@ -109,7 +110,7 @@ def _train_references(
 
     with common.progress_bar() as progress:
         more: dict[str, Any] = {"progress": progress, "workers": 1 if workers is None else workers}
-        more["tell"] = lambda text: common.errors().print(escape(text))
+        more["tell"] = lambda text: errors().print(escape(text))
         for private, fit in ((True, references), (False, baseline)):
             if fit is not None:
                 place = output if private else None

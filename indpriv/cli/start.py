@@ -20,7 +20,7 @@ from indpriv.audit import audit as audit_run
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import default_output, in_progress
 from indpriv.cli import common
-from indpriv.cli.commands import keys_of
+from indpriv.cli.commands import errors, keys_of
 from indpriv.errors import InputError, check_installed
 from indpriv.norm_log.convert import convert
 from indpriv.norm_log.norm_log import NormLog
@@ -71,12 +71,12 @@ def audit(
         path = common.checked_run(path, "audit")
         if (writer := writer_of(path)) is not None:
             said = text("sentence.warnings", "writing", writer=writer, path=escape(str(path)))
-            common.errors().print(f"[yellow]warning:[/] {said}")
+            errors().print(f"[yellow]warning:[/] {said}")
     elif path is None:
         raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
     output_dir, said = (location(output_dir), "") if output_dir else default_output(path)
     if said:
-        common.errors().print(escape(said))
+        errors().print(escape(said))
     common.check_folder("--output-dir", output_dir)
     if spec is not None:
         of_replay["delta"] = options["delta"]
@@ -135,7 +135,7 @@ def _replayed(checkpoints: Path, spec: str | None, run_dir: Path, settings: dict
             device=device,
             batch_size=batch_size,
             progress=progress,
-            tell=lambda text: common.errors().print(escape(text)),
+            tell=lambda text: errors().print(escape(text)),
         )
     return run_dir
 

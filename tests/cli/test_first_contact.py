@@ -215,16 +215,6 @@ def test_completion(shell, words, indpriv, monkeypatch):
         ("sweep a.toml --over max_grad_norm=1,2", "sweep a.toml --over max_grad_norm=1,2"),
         ("sweep --help", "sweep --help"),
         ("attack exposure runs/x --model lstm", "exposure runs/x --model lstm"),
-        ("advise a.toml --target 1.5 --seeds 3", "subsets a.toml --target 1.5 --seeds 3"),
-        ("advise --target 1 a.toml", "subsets --target 1 a.toml"),
-        ("advise a.toml --without race=Black", "deletion a.toml --without race=Black"),
-        ("advise runs/x --without-ids=ids.txt", "deletion runs/x --without-ids=ids.txt"),
-        ("leak runs/x --data-dir d", "leak runs/x --data-dir d"),
-        ("leak runs/x --data-dir=d", "leak runs/x --data-dir=d"),
-        (
-            "advise gone.toml --target 1 --subsets=0.5,1",
-            "subsets gone.toml --target 1 --subsets=0.5,1",
-        ),
     ],
 )
 def test_a_command_that_moved_says_what_to_type(typed, line, tmp_path, monkeypatch, capsys):
@@ -234,21 +224,6 @@ def test_a_command_that_moved_says_what_to_type(typed, line, tmp_path, monkeypat
     printed = capsys.readouterr().err
     assert printed.endswith(f"in a clone of indpriv, type: python -m audits {line}\n")
     assert printed.count("error:") == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "{} --show-examples",
-        "--show-examples {}",
-        "{} --show-examples --by label",
-        "{} --show-examples --data-dir d",
-        "{} --data-dir d",
-    ],
-)
-def test_show_examples_without_a_file_says_how_to_make_one(words, indpriv, a_run):
-    message = indpriv("audit", *words.format(a_run).split(), code=2).err
-    assert typed(message, "images") == [["images", str(a_run)]]
 
 
 def test_a_run_of_experiments_is_named_for_their_commands(indpriv, a_run):
