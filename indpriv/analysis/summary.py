@@ -6,7 +6,7 @@ A finding is one file of `indpriv.analysis` with `FINDING` or `FINDINGS`, and on
 import pkgutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -112,6 +112,7 @@ def nothing(_: "Audit") -> tuple[str, ...]:
     return ()
 
 
+@dataclass(frozen=True, eq=False)
 class Finding:
     """One thing that an audit looks at.
 
@@ -124,18 +125,12 @@ class Finding:
         notes: what a reader should look at, in sentences. None fails the gate.
     """
 
-    def __init__(
-        self,
-        name: str,
-        find: Callable[[Any], Mapping[str, Any]],
-        *,
-        alarms: Callable[["Audit"], Iterable[str]] = nothing,
-        watched: str = "",
-        public: Callable[["Audit"], str] | None = None,
-        notes: Callable[["Audit"], Iterable[str]] = nothing,
-    ) -> None:
-        self.name, self.find = name, find
-        self.alarms, self.watched, self.public, self.notes = alarms, watched, public, notes
+    name: str
+    find: Callable[[Any], Mapping[str, Any]]
+    alarms: Callable[["Audit"], Iterable[str]] = nothing
+    watched: str = ""
+    public: Callable[["Audit"], str] | None = None
+    notes: Callable[["Audit"], Iterable[str]] = nothing
 
     @cached_property
     def keys(self) -> Mapping[str, tuple[Any, str]]:
