@@ -58,7 +58,7 @@ def test_group_tables_are_those_of_all_examples(both):
         for first, second in zip(mine["mean_interval"], other["mean_interval"], strict=True):
             half = (first.high - first.low) / 2
             apart = max(abs(first.low - second.low), abs(first.high - second.high))
-            assert apart < 0.2 * half  # a bootstrap of 1,000 draws each
+            assert apart < 0.01 * half
     assert exact.rows["smallest_label_count"].equals(binned.rows["smallest_label_count"])
     for name in ("ratio", "standardised_ratio"):
         ratios = [getattr(table, name).value for table in (exact, binned)]
