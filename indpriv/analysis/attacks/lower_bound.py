@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import special, stats
 
 from indpriv._checks import check_choice
 from indpriv._types import FloatArray, IntArray, NDArray
@@ -28,12 +28,13 @@ from indpriv.analysis.statistics import CONFIDENCE, Interval, clopper_pearson
 # Fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried.
 LEAST_GUESSES = 8
 _FEWER = 4  # ratio of one number of guesses to the next
-_LARGEST_EPSILON = 100.0
-_LARGEST_MU = 10.0
+_LARGEST, _TOLERANCE = 64.0, 1e-6  # of epsilon and of mu, that are looked for
 _OTHERS_ACCUSED = (1 / 32, 1 / 8, 1 / 2)  # by the thresholds of `gaussian_bound`
 _ACCUSED = (1 / 2048, 1 / 512, 1 / 128, *_OTHERS_ACCUSED)  # of one side, by those of `rates_bound`
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
 NULL_TRIALS = 1000
+# (epsilon or mu, guesses, right ones, delta, number of coins, level) -> whether they refute it
+Proof = Callable[[float, int, int, float, int, float], bool]
 
 
 class LowerBound(NamedTuple):
@@ -50,13 +51,6 @@ class LowerBound(NamedTuple):
     tried: int
     false_alarm_rate: float
     false_alarm_interval: Interval
-
-
-class Proof(NamedTuple):
-    """What right guesses prove: whether they refute epsilon 0, and then the largest they refute."""
-
-    refutes_zero: Callable[[int, int, float, int, float], bool]
-    largest_refuted: Callable[[int, int, float, int, float], float]
 
 
 def lower_bound(
@@ -91,7 +85,7 @@ def lower_bound(
     least = [_least_correct(proven, top + bottom, delta, n_coins, level) for top, bottom in plans]
     correct = _correct(included[None], cuts, plans)[0]
     bounds = [
-        proven.largest_refuted(top + bottom, int(right), delta, n_coins, level)
+        largest_refuted(proof, top + bottom, int(right), delta, n_coins, level)
         if right >= enough
         else 0.0
         for (top, bottom), right, enough in zip(plans, correct, least, strict=True)
@@ -155,27 +149,36 @@ def _least_correct(proof: Proof, guesses: int, delta: float, n_coins: int, level
     low, high = guesses // 2, guesses + 1
     while high - low > 1:
         middle = (low + high) // 2
-        refuted = proof.refutes_zero(guesses, middle, delta, n_coins, level)
+        refuted = proof(0.0, guesses, middle, delta, n_coins, level)
         low, high = (low, middle) if refuted else (middle, high)
     return high
 
 
-def _largest_refuted(guesses: int, correct: int, delta: float, n_coins: int, level: float) -> float:
-    """Largest epsilon that this many right guesses refute, less the tolerance of the search."""
+def largest_refuted(
+    proof: str, guesses: int, correct: int, delta: float, n_coins: int, level: float
+) -> float:
+    """Largest epsilon at delta that this many right guesses refute, by one of `PROOFS`."""
+    low, high = 0.0, 1.0
+    while high <= _LARGEST and PROOFS[proof](high, guesses, correct, delta, n_coins, level):
+        low, high = high, 2 * high
+    while high - low > _TOLERANCE:
+        middle = (low + high) / 2
+        refuted = PROOFS[proof](middle, guesses, correct, delta, n_coins, level)
+        low, high = (middle, high) if refuted else (low, middle)
+    return gaussian_epsilon(low, delta) if proof == "mahloujifar2024" else low
 
-    def excess(epsilon: float) -> float:
-        return refutation(guesses, correct, epsilon, delta, n_coins) - level
 
-    if excess(_LARGEST_EPSILON) <= 0:
-        return _LARGEST_EPSILON
-    tolerance = 1e-6
-    return max(
-        0.0, float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=tolerance)) - 2 * tolerance
-    )
+def refutes_epsilon(
+    epsilon: float, guesses: int, correct: int, delta: float, n_coins: int, level: float
+) -> bool:
+    """Whether this many right guesses refute (epsilon, delta)-DP."""
+    return refutation(guesses, correct, epsilon, delta, n_coins) <= level
 
 
-def refutes_gaussian(mu: float, guesses: int, correct: int, n_coins: int, level: float) -> bool:
-    """Whether this many right guesses refute Gaussian mu-DP.
+def refutes_gaussian(
+    mu: float, guesses: int, correct: int, _: float, n_coins: int, level: float
+) -> bool:
+    """Whether this many right guesses refute Gaussian mu-DP, which knows no delta.
 
     Mahloujifar, Melis and Chaudhuri 2024, Algorithm 3 in the form of their code
     (`audit_rh_with_cap`), for the trade-off curve of N(0, 1) and N(mu, 1).
@@ -191,34 +194,8 @@ def refutes_gaussian(mu: float, guesses: int, correct: int, n_coins: int, level:
     return right + wrong > guesses / n_coins
 
 
-def _largest_gaussian(
-    guesses: int, correct: int, delta: float, n_coins: int, level: float
-) -> float:
-    """Epsilon at delta of the largest mu that is refuted, less the tolerance of the search."""
-    low, high = 0.0, 1.0
-    while high < _LARGEST_MU and refutes_gaussian(high, guesses, correct, n_coins, level):
-        low, high = high, 2 * high
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        refuted = refutes_gaussian(middle, guesses, correct, n_coins, level)
-        low, high = (middle, high) if refuted else (low, middle)
-    return gaussian_epsilon(low, delta)
-
-
-PROOFS = {
-    "steinke2023": Proof(
-        lambda guesses, correct, delta, n_coins, level: (
-            refutation(guesses, correct, 0.0, delta, n_coins) <= level
-        ),
-        _largest_refuted,
-    ),
-    "mahloujifar2024": Proof(
-        lambda guesses, correct, _, n_coins, level: refutes_gaussian(
-            0.0, guesses, correct, n_coins, level
-        ),
-        _largest_gaussian,
-    ),
-}
+# Whether guesses refute a number: epsilon, or the mu of a Gaussian trade-off.
+PROOFS: dict[str, Proof] = {"steinke2023": refutes_epsilon, "mahloujifar2024": refutes_gaussian}
 
 
 def rates_bound(
