@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from indpriv._checks import check_positive_int
 from indpriv._facts import refused
@@ -59,7 +60,9 @@ def boundary_scores(
     if not (known := predicted == right).any():
         raise refused("refusal.attacks", "never_right", kind=predicted.dtype, right=right.dtype)
     start, label = rows[known].astype(np.float64), right[known]
-    ends = np.random.default_rng(0).permutation(len(rows))[:_ENDS]
+    ends = np.random.default_rng(0).permutation(len(rows))
+    turns = pd.Series(predicted[ends]).groupby(predicted[ends]).cumcount()  # labels take turns
+    ends = ends[np.argsort(turns, kind="stable")][:_ENDS]  # so that a rare one is among them
     squares = (rows[ends].astype(np.float64) ** 2).sum(axis=1) - 2 * start @ rows[ends].T
     squares[predicted[ends] == label[:, None]] = np.inf
     nearest, scores = np.argsort(squares, axis=1)[:, :moves], np.zeros(len(rows))

@@ -29,6 +29,16 @@ def test_distances_of_a_linear_model_are_those_on_the_way_and_in_their_order():
     assert np.median(more[40:] / exact[40:]) < np.median(scores[40:] / exact[40:])
 
 
+def test_a_rare_class_among_many_inputs_leaves_no_ties_at_infinity():
+    x = RNG(4).normal(size=(4000, 2))
+    rare = lambda points: (points[:, 0] > 3.2).astype(int)  # noqa: E731
+    labels = rare(x)
+    assert 0 < labels.sum() < 8
+    scores = boundary_scores(rare, x, labels, np.ones(4000, bool), moves=3).scores
+    assert np.isfinite(scores).all()
+    assert (scores >= np.abs(x[:, 0] - 3.2) * 0.999).all()
+
+
 def test_who_was_a_member_decides_no_score():
     x, labels = RNG(1).normal(size=(200, 3)), np.arange(200) % 3
     model = lambda points: np.argmax(points, axis=1)  # noqa: E731
