@@ -6,7 +6,7 @@ The model is any module that takes `input_ids` (batch, length) and returns an ob
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,25 +73,34 @@ def language_scores(
         raise refused("refusal.language", "coins", found=kept.dtype)
     _check_lengths(len(rows), member=kept, texts=texts)
     tokens = list(_tokens(model, rows))
-    likelihood = np.array([each[:, 0].mean() for each in tokens])
-    found = {"loss": likelihood}
-    if texts is not None:
-        found["zlib"] = likelihood / [len(zlib.compress(text.encode())) for text in texts]
+    mean = _means(tokens)
+    found = {"loss": mean}
     for name, column in (("min_k", 0), ("min_k_plus", 1)):
         least = [np.sort(each[:, column])[: max(1, int(share * len(each)))] for each in tokens]
         found[name] = np.array([values.mean() for values in least])
+    if texts is not None:
+        found["zlib"] = mean / [len(zlib.compress(text.encode())) for text in texts]
     with np.errstate(invalid="ignore", divide="ignore"):  # both are infinite or 0: no difference
         if reference is not None:
-            others = np.array([each[:, 0].mean() for each in _tokens(reference, rows)])
-            away = likelihood - others
+            away = mean - _means(_tokens(reference, rows))
             found["reference"] = np.where(np.isnan(away), 0.0, away)
         if prefix is not None:
             before = np.asarray(prefix).reshape(-1)
             longer = _tokens(model, _rows([np.concatenate([before, row]) for row in rows]))
-            after = [each[1 - len(row) :, 0].mean() for each, row in zip(longer, rows, strict=True)]
-            ratio = np.array(after) / likelihood
+            ratio = (
+                _means(each[1 - len(row) :] for each, row in zip(longer, rows, strict=True)) / mean
+            )
             found["recall"] = np.where(np.isnan(ratio), 1.0, ratio)
-    return {name: AttackScores(x, kept, METHODS[name], **about) for name, x in found.items()}
+    return {
+        name: AttackScores(found[name], kept, title, **about)
+        for name, title in METHODS.items()
+        if name in found
+    }
+
+
+def _means(tokens: Iterable[FloatArray]) -> FloatArray:
+    """(n,) mean log-probability of the tokens of each text."""
+    return np.array([each[:, 0].mean() for each in tokens])
 
 
 def extraction(
