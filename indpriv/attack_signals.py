@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from indpriv import _checks, _files
 from indpriv._facts import damaged, refused, text
@@ -37,7 +40,8 @@ KINDS = {
 }
 _SEEN = ("final_model", "checkpoints")  # adversaries that a signal of a model can belong to
 _MOST_ALIKE = 0.5  # correlation of two memberships; independent coins give 0 +- 1 / sqrt(n)
-_DEVIATIONS = 5.0  # of that, so that few examples are not refused by chance
+_BY_CHANCE = 1e-6  # probability of memberships so alike, so that few examples are not refused
+_DEVIATIONS = 5.0  # of numbers of references, for the same reason
 _MOST_APART = 0.3  # relative difference of numbers of references; 1/4 for 8 models in equal halves
 _FACTS = ("kind", "audited", "coins", "share", "fingerprint", "adversary")
 
@@ -150,22 +154,52 @@ class AttackSignals:
         """Number of examples."""
         return len(self.example_ids)
 
+    def finite(self, model: int) -> FloatArray:
+        """The signal of a model in float64, with infinities at its largest and smallest finite one.
+
+        A loss that is 0 in the precision of training has an infinite signal; its true value lies
+        somewhere above the largest finite one.
+        """
+        signal = np.asarray(self.signal[model], dtype=np.float64)
+        known = signal[np.isfinite(signal)]
+        return np.clip(signal, *((known.min(), known.max()) if len(known) else (-1.0, 1.0)))
+
+    @cached_property
+    def centre(self) -> FloatArray:
+        """(n_examples,) a value near the signals of each, from which `sums` are taken."""
+        return np.nan_to_num(self.finite(0))
+
+    @cached_property
+    def sums(self) -> FloatArray:
+        """(3, 2, n_examples) sums of `own_sums` over all models."""
+        return np.asarray(sum(map(self.own_sums, range(self.n_models))))
+
+    def own_sums(self, model: int) -> FloatArray:
+        """(3, 2, n_examples) 1, signal less centre and its square, of models with and without it.
+
+        0 on the other side, and where there is no signal.
+        """
+        signal, inside = self.finite(model) - self.centre, self.member[model]
+        known = np.stack([inside, ~inside]) & ~np.isnan(signal)
+        return np.where(known, np.stack([signal**0, signal, signal**2])[:, None], 0.0)
+
     def check_references(self, target: int, least: int) -> None:
         """Raise InputError unless `least` references are left, of independent data."""
         if self.n_models - 1 < least:
             n = self.n_models - 1
             raise refused("refusal.signals", "few" if least > 1 else "none", n=n, least=least)
-        n = self.n_examples if self.unit_ids is None else len(np.unique(self.unit_ids))
-        noise, mine = _DEVIATIONS / np.sqrt(n), self.member[target]
-        limit = max(_MOST_ALIKE, noise)
+        first = slice(None) if self.unit_ids is None else np.unique(self.unit_ids, True)[1]
+        mine, of_units = self.member[target], self.member[target][first]
+        n = len(of_units)
         for model in set(range(self.n_models)) - {target}:
             other = self.member[model]
             if other.all() and not (self.coins and self.share**n > 1e-9):
                 raise refused("refusal.signals", "all_in", model=model)
-            if np.array_equal(other, mine) or _correlation(other, mine) > limit:
+            if self._too_alike(other[first], of_units):
                 shared = float(np.mean(other == mine))
                 values = {"model": model, "target": target, "shared": shared}
                 raise refused("refusal.signals", "same_examples", **values)
+        noise = _DEVIATIONS / np.sqrt(n)
         # Attacks count these; where they follow from the target's examples, they give them away.
         having, spread = self.member.sum(axis=0) - mine, np.sqrt(mine.mean() * (1 - mine.mean()))
         for count in (having, self.n_models - 1 - having) if spread else ():
@@ -173,6 +207,17 @@ class AttackSignals:
             by_chance = noise * count.std() / spread
             if abs(inside - outside) > max(_MOST_APART * max(inside, outside), by_chance):
                 raise refused("refusal.signals", "dependent", target=target)
+
+    def _too_alike(self, a: BoolArray, b: BoolArray) -> bool:
+        """Whether memberships of units are the same or correlated, by more than coins explain."""
+        n, n_a, n_b, both = len(a), int(a.sum()), int(b.sum()), int((a & b).sum())
+        if np.array_equal(a, b):
+            equal = self.share**2 + (1 - self.share) ** 2
+            return not self.coins or equal**n < _BY_CHANCE
+        spread = n_a * (n - n_a) * n_b * (n - n_b)
+        if n * both - n_a * n_b <= _MOST_ALIKE * math.sqrt(spread):
+            return False
+        return float(stats.hypergeom.sf(both - 1, n, n_a, n_b)) < _BY_CHANCE  # Fisher's exact test
 
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
@@ -202,13 +247,6 @@ def split_units(codes: NDArray[np.int64], member: BoolArray) -> int:
     """How many units, numbered row by row, have both members and non-members."""
     rows, inside = np.bincount(codes), np.bincount(codes, weights=member)
     return int(((inside > 0) & (inside < rows)).sum())
-
-
-def _correlation(a: BoolArray, b: BoolArray) -> float:
-    """Pearson's correlation of two memberships; 0 where one is constant."""
-    share_a, share_b, both = float(a.mean()), float(b.mean()), float((a & b).mean())
-    spread = share_a * (1 - share_a) * share_b * (1 - share_b)
-    return (both - share_a * share_b) / np.sqrt(spread) if spread > 0 else 0.0
 
 
 def plain_ids(ids: ArrayLike) -> NDArray[np.generic]:

@@ -207,6 +207,21 @@ def test_references_on_nearly_the_same_examples_are_refused():
         mostly_in.check_references(target, 8)
 
 
+def test_few_units_are_alike_by_chance():
+    """At share 0.9, 2 of 100 pairs of memberships of 20 units are equal."""
+    rng = np.random.default_rng(0)
+    for n in (20, 60, 150) * 200:
+        member = rng.random((2, n)) < 0.9
+        if not (member.any(axis=1) & ~member.all(axis=1)).all():
+            continue
+        signals = AttackSignals.from_arrays(rng.normal(size=(2, n)), member, coins=True, share=0.9)
+        signals.check_references(0, 1)
+    half = rng.random((1, 40)).repeat(2, axis=0) < 0.5
+    same = AttackSignals.from_arrays(rng.normal(size=(2, 40)), half, coins=True)
+    with pytest.raises(InputError, match="was trained on the same examples"):
+        same.check_references(0, 1)
+
+
 def draw_alike(n, k, rng):
     """Each example in exactly half of k models, as in the code of Carlini et al."""
     return rng.random((k, n)).argsort(axis=0).argsort(axis=0) < k // 2

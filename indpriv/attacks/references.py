@@ -9,7 +9,7 @@ Each attack takes signals of the target and of its references, and the row of th
 references it needs at least is in attacks.toml; the registry counts them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from scipy import stats
 from scipy.special import expit
 
 from indpriv._checks import check_row
-from indpriv._types import BoolArray, FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 
@@ -75,40 +75,17 @@ class Effects:
         return shrunk
 
 
-def reference_signals(
-    signals: AttackSignals, target: int | None
-) -> Iterator[tuple[FloatArray, BoolArray]]:
-    """Signal (finite, or NaN) and membership of each model but the target, (n_examples,) each."""
-    for model in range(signals.n_models):
-        if model != target:
-            yield finite_signal(signals, model), signals.member[model]
-
-
-def finite_signal(signals: AttackSignals, model: int) -> FloatArray:
-    """The signal of a model in float64, with infinities at its largest and smallest finite value.
-
-    A loss that is 0 in the precision of training has an infinite signal; its true value lies
-    somewhere above the largest finite one.
-    """
-    signal = np.asarray(signals.signal[model], dtype=np.float64)
-    finite = signal[np.isfinite(signal)]
-    ends = (finite.min(), finite.max()) if len(finite) else (-1.0, 1.0)
-    return np.asarray(np.clip(signal, *ends))
-
-
 def moments(signals: AttackSignals, target: int | None = None) -> Moments:
-    """Moments over all models but the target, in two passes over the signals."""
-    n = signals.n_examples
-    count, total, squares = np.zeros((2, n), dtype=np.int64), np.zeros((2, n)), np.zeros((2, n))
-    for signal, member in reference_signals(signals, target):
-        taken = np.stack([member, ~member]) & ~np.isnan(signal)
-        count += taken
-        total += np.where(taken, signal, 0.0)
+    """Moments over all models but the target."""
+    count, total, squares = signals.sums
+    if target is not None:
+        count, total, squares = signals.sums - signals.own_sums(target)
     means = total / np.maximum(count, 1)
-    for signal, member in reference_signals(signals, target):
-        taken = np.stack([member, ~member]) & ~np.isnan(signal)
-        squares += np.where(taken, signal - means, 0.0) ** 2
-    return Moments(count, means, squares)
+    # Signals are less their mean, which keeps what is subtracted small.
+    squares = np.maximum(squares - count * means**2, 0.0)
+    return Moments(
+        count.astype(np.int64), np.where(count > 0, means + signals.centre, 0.0), squares
+    )
 
 
 def effects(found: Moments) -> Effects:
@@ -166,12 +143,12 @@ def lira(
     effect, deviation = np.stack([one.shrunk for one in of]), np.sqrt([one.variance for one in of])
     share_in = [each.count[0] / np.maximum(each.count.sum(axis=0), 1) for each in found]
     out = np.stack([each.mean for each in found]) - share_in * effect * deviation
-    x = (np.stack([finite_signal(one, target) for one in every]) - out) / deviation
+    x = (np.stack([one.finite(target) for one in every]) - out) / deviation
     products = np.eye(len(every))
     for model in set(range(signals.n_models)) - {target} if beside else ():
         side = np.where(signals.member[model], 0, 1)
         means = [np.where(side, each.means[1], each.means[0]) for each in found]
-        left = (np.stack([finite_signal(one, model) for one in every]) - means) / deviation
+        left = (np.stack([one.finite(model) for one in every]) - means) / deviation
         left = left[:, ~np.isnan(left).any(axis=0)]
         products += left @ left.T
     scale = np.sqrt(np.diag(products))
@@ -188,7 +165,7 @@ def plain_lira(signals: AttackSignals, target: int, *, fixed: bool = False) -> A
     references know it); fixed: all of one side have that. Scores are log-likelihood ratios, 0 for
     an example without references on one side.
     """
-    found, signal = moments(signals, target), finite_signal(signals, target)
+    found, signal = moments(signals, target), signals.finite(target)
     logs = []
     for count, mean, squares in zip(found.count, found.means, found.squares, strict=True):
         common = max(squares.sum() / max((count - (count > 0)).sum(), 1), _SMALLEST)
@@ -211,14 +188,14 @@ def offline_lira(signals: AttackSignals, target: int) -> AttackScores:
     mean = np.where(outside, found.means[1], found.mean)
     degrees = np.maximum(found.count[outside, every] - 1, 0)
     deviation = np.sqrt(_shrunk_variance(found.squares[outside, every], degrees))
-    score = (finite_signal(signals, target) - mean) / deviation
+    score = (signals.finite(target) - mean) / deviation
     return scores_of_target(signals, target, score)
 
 
 def calibrated(signals: AttackSignals, target: int) -> AttackScores:
     """How far the signal lies above those of all references, standardised."""
     found = moments(signals, target)
-    score = (finite_signal(signals, target) - found.mean) / np.sqrt(effects(found).variance)
+    score = (signals.finite(target) - found.mean) / np.sqrt(effects(found).variance)
     return scores_of_target(signals, target, score)
 
 

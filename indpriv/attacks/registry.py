@@ -111,15 +111,24 @@ class Attack:
 
     def scores(self, material: Material) -> AttackScores:
         """Scores of the attack; InputError where what it needs is not known."""
-        known: list[Any] = [getattr(material, self.need)]
-        if isinstance(known[0], AttackSignals) and known[0].audited is not None:
-            known[0].check_references(known[0].audited, self.references)
-            known.append(known[0].audited)
+        self.check(material)
+        known = getattr(material, self.need)
+        return self.unchecked(material, known.audited if isinstance(known, AttackSignals) else None)
+
+    def check(self, material: Material) -> None:
+        """Raise InputError where what the attack needs is not known."""
+        known = getattr(material, self.need)
+        if isinstance(known, AttackSignals) and known.audited is not None:
+            known.check_references(known.audited, self.references)
         if (lacking := self.lacks(material)) is not None:
             takes = "; indpriv.attacks.train_references takes them" * bool(self.references)
             raise InputError(f"this attack ({self.title}) needs {lacking}{takes}")
+
+    def unchecked(self, material: Material, target: int | None) -> AttackScores:
+        """Scores of the attack; target: the row of signals that is attacked."""
         more = {"beside": self._signals_beside(material)} if self.beside else {}
-        return replace(self.attack(*known, **more), method=self.title)
+        row = () if target is None else (target,)
+        return replace(self.attack(getattr(material, self.need), *row, **more), method=self.title)
 
     def can_use(self, material: Material) -> bool:
         """Whether everything that the attack needs is known."""

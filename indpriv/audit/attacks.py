@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import _checks, _facts, _files, attack_scores, example_table
+from indpriv._types import IntArray
 from indpriv.accountant.account import table_for
 from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis import recorded_run as recorded_runs
@@ -18,21 +20,12 @@ from indpriv.analysis.recorded_run import RecordedRun, knowledge_of
 from indpriv.analysis.summary import Audit
 from indpriv.attack_signals import CONFIDENCE, AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
-from indpriv.attacks.references import finite_signal, scores_of_target
+from indpriv.attacks.references import scores_of_target
 from indpriv.attacks.released import last_iterate_epsilon
 from indpriv.audit.pipeline import method_of_run, read_run
 from indpriv.errors import InputError
 from indpriv.norm_log import run_files
 from indpriv.norm_log.norm_log import NormLog
-
-
-def attributes_of_run(run_dir: Path) -> pd.DataFrame:
-    """Attacks on the attributes that a run names, and on its baseline; empty if it names none."""
-    run = RecordedRun(
-        attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
-        baseline_attributes=knowledge_of(run_dir / run_files.ATTRIBUTES_NON_DP),
-    )
-    return attributes.attribute_attacks(membership.materials(run))
 
 
 def guarantee_of_run(run_dir: Path, delta: float | None = None) -> tuple[float, float]:
@@ -46,49 +39,47 @@ def guarantee_of_run(run_dir: Path, delta: float | None = None) -> tuple[float, 
     return float(epsilon), float(said)
 
 
-def results_of_run(
-    run_dir: Path,
-    signals: Path | None,
-    names: Collection[str] = (),
-    guarantee: tuple[float, float] | None = None,
-) -> Audit:
-    """Attacks on a finished run, without an audit of it: all whose needs are met, or those named.
+def known_of_run(run_dir: Path, signals: Path | None = None) -> RecordedRun:
+    """What attacks may use of a finished run.
 
     signals: of references for the run; None for those in the run directory, if it has any.
-    guarantee: see `guarantee_of_run`.
-
-    Raises:
-        InputError: an unknown attack, one whose needs are not met, or signals of something else.
+    InputError for signals of something else.
     """
-    run = _known(run_dir, signals)
-    remedy = "; indpriv.attacks.train_references takes them, for --signals"
-    _check_needs(
-        names, membership.materials(run)["dp"], "this run and its signals do not have", remedy
-    )
-    found = membership.tried(
-        membership.scored_attacks(run, names), guarantee or guarantee_of_run(run_dir), 0
-    )
-    return found.replace(unchecked=run.unchecked)
-
-
-def _known(run_dir: Path, signals: Path | None) -> RecordedRun:
-    """What attacks may use of a run."""
     table, baseline = example_table.ExampleTable.from_parquet, run_dir / run_files.EXAMPLES_NON_DP
     run = RecordedRun(
         examples=table(run_dir / run_files.EXAMPLES),
         non_dp=table(baseline) if baseline.is_file() else None,
         attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
+        baseline_attributes=knowledge_of(run_dir / run_files.ATTRIBUTES_NON_DP),
     )
     return recorded_runs.with_references(run, run_dir, signals, None)
 
 
-def model_itself(run_dir: Path, signals: Path | None, delta: float) -> dict[str, Any]:
+def results_of_run(
+    run: RecordedRun, names: Collection[str], guarantee: tuple[float, float]
+) -> Audit:
+    """Attacks on a finished run, without an audit of it: all whose needs are met, or those named.
+
+    run: of `known_of_run`; guarantee: of `guarantee_of_run`. InputError for an unknown attack, or
+    one whose needs are not met.
+    """
+    known = membership.materials(run)
+    remedy = "; indpriv.attacks.train_references takes them, for --signals"
+    _check_needs(names, known["dp"], "this run and its signals do not have", remedy)
+    found = membership.tried(membership.scored_attacks(run, names), guarantee, 0)
+    of = known if "attributes" in (names or ATTACKS) else {}
+    return found.replace(
+        unchecked=run.unchecked, attribute_attacks=attributes.attribute_attacks(of)
+    )
+
+
+def model_itself(run: RecordedRun, run_dir: Path, delta: float) -> dict[str, Any]:
     """What else is to say of attackers who have the final model of a run.
 
     "lacking": attacks on its gradients and inputs that lack something; "last_iterate": the
     heuristic epsilon of `indpriv.attacks.released.last_iterate_epsilon`, None where it has none.
     """
-    known = membership.materials(_known(run_dir, signals))["dp"]
+    known = membership.materials(run)["dp"]
     found: dict[str, Any] = {"last_iterate": None}
     found["lacking"] = [
         {"attack": attack.title, "needs": need}
@@ -130,12 +121,14 @@ def attack_study(
     first = _attacked(signals, 0)
     _check_needs(names, first, "these signals do not have")
     used = [ATTACKS[name] for name in names or ATTACKS if ATTACKS[name].can_use(first)]
-    found = [rates_over_models(_scores(attack, signals, unit_rule)) for attack in used]
+    found = []
+    for attack in used:
+        scores_of = partial(_scores, attack, signals, unit_rule)
+        found.append(rates_over_models(scores_of(), scores_of))
     if not names and CONFIDENCE in signals:  # the threshold that all are compared with
         of, title = signals[CONFIDENCE], ATTACKS["loss_threshold"].title
         thresholds = (
-            scores_of_target(of, target, finite_signal(of, target), title)
-            for target in range(of.n_models)
+            scores_of_target(of, target, of.finite(target), title) for target in range(of.n_models)
         )
         found.append(rates_over_models(thresholds))
     order = np.argsort([-one["value"].iloc[0] for one in found], kind="stable")
@@ -158,23 +151,38 @@ def _without_run(signals: AttackSignals) -> AttackSignals:
     )
 
 
-def _attacked(signals: Mapping[str, AttackSignals], target: int) -> Material:
-    """What attacks know of one model of a study."""
-    of: dict[str, Any] = {name: replace(one, audited=target) for name, one in signals.items()}
-    return Material(**of)
-
-
 def _scores(
-    attack: Attack, signals: Mapping[str, AttackSignals], unit_rule: str
+    attack: Attack,
+    signals: Mapping[str, AttackSignals],
+    unit_rule: str,
+    models: IntArray | None = None,
 ) -> Iterator[attack_scores.AttackScores]:
-    """Scores of one model after the other; of units, where units have several rows."""
-    any_kind = next(iter(signals.values()))
+    """Scores of one model after the other; of units, where units have several rows.
+
+    models: leave out all others. They are checked where no model is left out.
+    """
+    used = {name: signals[name] for name in (attack.need, *attack.beside) if name in signals}
+    if models is not None:
+        used = {
+            name: replace(one, signal=one.signal[models], member=one.member[models])
+            for name, one in used.items()
+        }
+    fields: dict[str, Any] = used
+    of_models, any_kind = Material(**fields), used[attack.need]
     for target in range(any_kind.n_models):
-        found = attack.scores(_attacked(signals, target))
+        if models is None:
+            attack.check(_attacked(used, target))
+        found = attack.unchecked(of_models, target)
         if any_kind.unit_ids is not None and found.example_ids is not None:
             rows = pd.Index(any_kind.example_ids).get_indexer(found.example_ids)
             found = membership.unit_scores(found, np.asarray(any_kind.unit_ids)[rows], unit_rule)
         yield found
+
+
+def _attacked(signals: Mapping[str, AttackSignals], target: int) -> Material:
+    """What attacks know of one model of a study."""
+    of: dict[str, Any] = {name: replace(one, audited=target) for name, one in signals.items()}
+    return Material(**of)
 
 
 # --- attacks that runs made on themselves while they trained

@@ -75,13 +75,11 @@ def attack(
         run_dir = common.checked_run(path, "attack")
         guarantee = of_runs.guarantee_of_run(run_dir, settings.pop("delta", None))
         _train_references(run_dir, references, models, attacks, signals, **settings)
-        results = of_runs.results_of_run(run_dir, signals, attacks, guarantee)
-        attributes = of_runs.attributes_of_run(run_dir)
-        if attacks and "attributes" not in attacks:
-            attributes = attributes[:0]
-        shown = ("rates", "attacks", "fitted", "attack_seed", "unchecked")
-        content = {key: getattr(results, key) for key in shown} | {"attribute_attacks": attributes}
-        content |= {} if attacks else of_runs.model_itself(run_dir, signals, guarantee[1])
+        known = of_runs.known_of_run(run_dir, signals)
+        results = of_runs.results_of_run(known, attacks, guarantee)
+        shown = ("rates", "attacks", "fitted", "attack_seed", "unchecked", "attribute_attacks")
+        content = {key: getattr(results, key) for key in shown}
+        content |= {} if attacks else of_runs.model_itself(known, run_dir, guarantee[1])
         values: dict[str, Any] = {"lacking": (), "last_iterate": None, "accounted": guarantee[0]}
         values |= {"m": report.attack_values(results), **content}
         common.show_result(as_json, to_json(content), report.print_sensitive, "attacks", **values)

@@ -18,7 +18,7 @@ from audits.training.dp_sgd import train
 from audits.training.shadows import train_shadows
 from indpriv._files import write_json
 from indpriv.audit import audit
-from indpriv.audit.attacks import results_of_run
+from indpriv.audit.attacks import guarantee_of_run, known_of_run, results_of_run
 from indpriv.norm_log.run_files import RUN_JSON
 
 SEED = 18  # of all but the audited run of Adult, fixed before the first result
@@ -127,7 +127,6 @@ class Task:
                 checkpoints=True,
                 seed=SEED,
                 dataset=data,
-                tell=tell,
             )
 
     def _time_references(self, folder: Path, data: Dataset, tell: Callable[[str], None]) -> None:
@@ -136,7 +135,8 @@ class Task:
         shutil.rmtree(folder / REFERENCES, ignore_errors=True)
         wall, cpu = time.monotonic(), time.process_time()
         self._references(folder, data, folder / REFERENCES)
-        results_of_run(self.run(folder), folder / REFERENCES, ["rmia"])
+        known = known_of_run(self.run(folder), folder / REFERENCES)
+        results_of_run(known, ["rmia"], guarantee_of_run(self.run(folder)))
         seconds = {"wall": time.monotonic() - wall, "cpu": time.process_time() - cpu}
         write_json(folder / TIMING, {**seconds, "load": os.getloadavg()[0]})
 

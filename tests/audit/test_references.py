@@ -19,7 +19,12 @@ from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.references import rmia as rmia_of
 from indpriv.audit import audit
-from indpriv.audit.attacks import attack_study, results_of_run
+from indpriv.audit.attacks import (
+    attack_study,
+    guarantee_of_run,
+    known_of_run,
+    results_of_run,
+)
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -204,21 +209,26 @@ def test_attacks_that_signals_of_another_kind_cannot_serve_are_left_out(run_dir,
 def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):
     signals.save(tmp_path / "signals.npz")
     record = read_json(run_dir / "run.json")
+
+    def attacked(run_dir, names):
+        known = known_of_run(run_dir, tmp_path / "signals.npz")
+        return results_of_run(known, names, guarantee_of_run(run_dir))
+
     try:
         less = {key: record[key] for key in record if key not in ("guarantee", "delta")}
         write_json(run_dir / "run.json", {**less, "delta": 1e-5})  # as of a loop of one's own
-        own = results_of_run(run_dir, tmp_path / "signals.npz", ("rmia", "calibrated"))
+        own = attacked(run_dir, ("rmia", "calibrated"))
         guarantee = {"epsilon": 1.9, "delta": 1e-5}
         write_json(run_dir / "run.json", {**record, "guarantee": guarantee})
-        found = results_of_run(run_dir, tmp_path / "signals.npz", ("rmia", "calibrated"))
+        found = attacked(run_dir, ("rmia", "calibrated"))
         assert set(found.attacks["attack"]) == {"rmia", "calibrated"}
         assert own.attacks["attack"].tolist() == found.attacks["attack"].tolist()
         with pytest.raises(
             InputError, match="label_rmia needs the signal 'labels' of the audited model"
         ):
-            results_of_run(run_dir, tmp_path / "signals.npz", ("label_rmia",))
+            attacked(run_dir, ("label_rmia",))
         with pytest.raises(InputError, match="attack='rmai' is not known"):
-            results_of_run(run_dir, tmp_path / "signals.npz", ("rmai",))
+            attacked(run_dir, ("rmai",))
     finally:
         write_json(run_dir / "run.json", record)
 

@@ -21,7 +21,7 @@ from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals, from_losses, open_signals
 from indpriv.attacks.released import released_of_run
 from indpriv.audit import audit
-from indpriv.audit.attacks import results_of_run
+from indpriv.audit.attacks import known_of_run, results_of_run
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording import AuditSpec, references_for_run
 from indpriv.recording.references import OwnModels
@@ -93,7 +93,9 @@ def test_one_command_trains_references_and_attacks_the_run(script, capsys):
     kept = pd.read_parquet(run / "examples.parquet")
     assert signals.signal[0] == pytest.approx(from_losses(kept["loss"]), rel=1e-6)
     # What lies in the run directory is found by later commands, and by an audit.
-    assert {"lira", "rmia"} <= set(results_of_run(run, None, (), (8.0, 1e-3)).rates["attack"])
+    assert {"lira", "rmia"} <= set(
+        results_of_run(known_of_run(run), (), (8.0, 1e-3)).rates["attack"]
+    )
     found = audit(run, script / "audit")
     assert {"lira", "rmia"} <= set(found.rates["attack"])
     # The run kept its model, so attacks on the model itself run too, by its gradients and inputs.
@@ -102,6 +104,7 @@ def test_one_command_trains_references_and_attacks_the_run(script, capsys):
     assert "heuristic of the last iterate" in out
     assert "Not run" not in out
     assert read_json(run / "references/signals.json")["settings"].keys() == {
+        "training code",
         "data",
         "fit",
         "run",
@@ -159,7 +162,9 @@ def test_gradients_of_references_need_no_holdout(script, tmp_path, monkeypatch):
     monkeypatch.setattr("indpriv.recording.released.LEAST", 41)
     references_for_run(run, "train.py:plain", 4, tell=said.append)
     assert said[0].startswith("fewer attacks on the model itself: spec.test_set has 80 examples")
-    assert "gradient_lira" in set(results_of_run(run, None, (), (8.0, 1e-3)).rates["attack"])
+    assert "gradient_lira" in set(
+        results_of_run(known_of_run(run), (), (8.0, 1e-3)).rates["attack"]
+    )
 
 
 def test_references_of_another_run_or_fit_are_refused_before_training(script, tmp_path):
@@ -180,6 +185,16 @@ def test_references_of_another_run_or_fit_are_refused_before_training(script, tm
     with pytest.raises(InputError, match="trained with another run"):
         references_for_run(run, "train.py:plain", 2, output=tmp_path / "s")
     assert AttackSignals.open(tmp_path / "s").n_models == 2
+
+
+def test_training_code_that_was_edited_does_not_go_on_with_a_series(script, tmp_path):
+    run, place = script / "runs/own", tmp_path / "s"
+    references_for_run(run, variant(script, "first.py"), 1, output=place)
+    slower = variant(script, "second.py", ("lr=0.5", "lr=0.4"))
+    with pytest.raises(InputError, match="trained with another training code; choose another"):
+        references_for_run(run, slower, 2, output=place)
+    remarked = variant(script, "third.py", ("lr=0.5)", "lr=0.5)  # as in the paper"))
+    assert references_for_run(run, remarked, 2, output=place).n_models == 3
 
 
 def test_the_attacked_model_is_no_reference(script, tmp_path):
@@ -299,7 +314,7 @@ def test_references_on_other_inputs_are_refused(script, tmp_path):
     run = shutil.copytree(script / "runs/own", tmp_path / "run")
     shutil.rmtree(run / "final")
     references_for_run(run, variant(script, "whole.py"), 1, output=tmp_path / "s")
-    with pytest.raises(InputError, match="another data; choose another folder"):
+    with pytest.raises(InputError, match="another data, training code; choose another folder"):
         references_for_run(run, other, 2, output=tmp_path / "s")
 
 
@@ -346,9 +361,9 @@ def test_signals_with_a_fingerprint_of_their_own_are_told_apart_but_not_refused(
     run = script / "runs/own"
     references_for_run(run, variant(script, "plainly.py"), 2, output=tmp_path / "s")
     checked = AttackSignals.open(tmp_path / "s")
-    assert results_of_run(run, tmp_path / "s", (), (8.0, 1e-3)).unchecked == ()
+    assert results_of_run(known_of_run(run, tmp_path / "s"), (), (8.0, 1e-3)).unchecked == ()
     replace(checked, fingerprint="mine").save(tmp_path / "mine.npz")
-    (said,) = results_of_run(run, tmp_path / "mine.npz", (), (8.0, 1e-3)).unchecked
+    (said,) = known_of_run(run, tmp_path / "mine.npz").unchecked
     assert "was not checked" in said
 
 

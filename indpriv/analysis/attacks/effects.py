@@ -22,7 +22,7 @@ from indpriv.analysis.statistics import CONFIDENCE, Interval
 from indpriv.analysis.summary import Finding, record
 from indpriv.attack_signals import CONFIDENCE as OF_CONFIDENCE
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.references import Effects, Moments, effects, reference_signals
+from indpriv.attacks.references import Effects, Moments, effects
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -107,18 +107,18 @@ def _taken(
     rows = pd.Index(table.example_ids).get_indexer(signals.example_ids)
     if signals.audited is not None:
         rows = np.where(signals.member[signals.audited], rows, -1)  # test examples share ids
-    pairs = list(reference_signals(signals, signals.audited))
-    if len(pairs) < LEAST_MODELS:
+    models = [model for model in range(signals.n_models) if model != signals.audited]
+    if len(models) < LEAST_MODELS:
         raise InputError(
-            f"there are {len(pairs)} models, and effects need {LEAST_MODELS}; train more with "
+            f"there are {len(models)} models, and effects need {LEAST_MODELS}; train more with "
             "train_references"
         )
-    values = np.stack([signal for signal, _ in pairs])
+    values = np.stack([signals.finite(model) for model in models])
     used = (rows >= 0) & ~np.isnan(values).any(axis=0)
     if not used.any():
         raise InputError("no example has both an epsilon and a signal of every model")
     values = values[:, used]
-    member = np.stack([inside[used] for _, inside in pairs])
+    member = signals.member[models][:, used]
     units = None if signals.unit_ids is None else pd.factorize(signals.unit_ids[used])[0]
     return values - values.mean(axis=0), member, rows[used], units
 

@@ -4,7 +4,7 @@ Sensitive. indpriv/analysis/columns.toml describes the columns.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,10 @@ _COMMON = 0.01  # false-positive rate of the threshold that all groups share
 _ROC_POINTS = 50
 LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
 INTERVALS = "a binomial interval over examples"
+_NO_SIDES = "there are no scores of models, or an attacked model has no members or no non-members"
+_OVER_MODELS = ("auc", *(f"tpr_{rate:g}" for rate in FALSE_POSITIVE_RATES))
+_GROUPS = 8  # of models that a jackknife leaves out
+_LEAST_MODELS = 2  # and each has a reference where one group is left out
 _Row = dict[str, Any]
 
 
@@ -146,29 +150,91 @@ def rates_on_updates(scores: AttackScores) -> pd.DataFrame:
     return rates_of(scores, part=UPDATES)
 
 
-def rates_over_models(scores: Iterable[AttackScores]) -> pd.DataFrame:
-    """Means over models, each attacked with the others as references, with Student's intervals.
+def rates_over_models(
+    scores: Iterable[AttackScores],
+    again: Callable[[IntArray], Iterable[AttackScores]] | None = None,
+) -> pd.DataFrame:
+    """Means over models, each attacked with the others as references, with 95 percent intervals.
 
-    Examples of one model share its noise, so that errors over models are the ones to trust; the
-    models also share references, which these errors leave out (simulated with 8 to 32 models, they
-    cover 87 to 90 percent for the AUC of LiRA, else 91 to 96). One model's scores are held at once.
-    InputError for no scores, a model with one side only, or scores that share the noise of
-    training.
+    Examples of one model share its noise, so that errors are over models, by Student's t. For
+    attacks without references that is all. Models that are each other's references are not
+    independent: `again` gives the scores of a study of these models alone (their positions, in
+    order), and errors are a jackknife's, which leaves out one of up to eight groups of models after
+    the other, both as targets and as references (coverage: `benchmarks/intervals.py`).
+
+    One model's scores are held at once. InputError for no scores, a model with one side only, or
+    scores that share the noise of training.
     """
-    found = [rates_of(of_model) for of_model in scores]
-    if not found or any(one.empty for one in found):
-        raise InputError(
-            "there are no scores of models, or an attacked model has no members or no non-members"
+    methods, of_models = list[str](), list[FloatArray]()
+    for one in scores:
+        methods.append(one.method)
+        of_models.append(_of_model(one))
+    if not methods:
+        raise InputError(_NO_SIDES)
+    (values, sides), n = np.split(np.stack(of_models), [-2], axis=1), len(methods)
+    error, groups = values.std(axis=0, ddof=min(1, n - 1)) / np.sqrt(n), n
+    if again is not None and n > _LEAST_MODELS:
+        error, groups = _jackknife(values, again, error)
+    width = stats.t.ppf((1 + statistics.CONFIDENCE) / 2, max(1, groups - 1)) * error
+    key: _Row = {"attack": methods[0], "model": "dp", "by": "", "part": ALL, "n": n}
+    key |= dict(zip(("n_members", "n_others"), sides.sum(axis=0).astype(int).tolist(), strict=True))
+    rows = []
+    for rate, mean, off in zip(_OVER_MODELS, values.mean(axis=0), width, strict=True):
+        row = key | {"rate": rate, "value": float(mean)}
+        row |= (
+            {"low": max(0.0, float(mean - off)), "high": min(1.0, float(mean + off))}
+            if n > 1
+            else {}
         )
-    rows: list[_Row] = []
-    every = pd.concat(found)
-    for rate, of in every[every["rate"] != "advantage"].groupby("rate", sort=False):
-        values = of["value"].to_numpy(float)
-        row: _Row = {"attack": of["attack"].iloc[0], "model": "dp", "by": "", "part": ALL}
-        row |= {"rate": rate, "value": float(np.mean(values)), "n": len(values)}
-        row |= {name: int(of[name].sum()) for name in ("n_members", "n_others")}
-        rows.append(row | _ends(statistics.student_interval(values, 0.0, 1.0)))
+        rows.append(row)
     return table(RATES, rows)
+
+
+def _of_model(scores: AttackScores) -> FloatArray:
+    """AUC and true-positive rates of one model, and how many members and others it has."""
+    scores.check_adversary(INTERVALS)
+    sides = [scores.scores[scores.member == side] for side in (True, False)]
+    if not all(map(len, sides)):
+        raise InputError(_NO_SIDES)
+    curve = _curve(*sides)
+    tprs = (curve.tpr[_strictest(curve, rate)] for rate in FALSE_POSITIVE_RATES)
+    return np.array([_auc(curve)[0], *tprs, *map(len, sides)])
+
+
+def _jackknife(
+    values: FloatArray, again: Callable[[IntArray], Iterable[AttackScores]], least: FloatArray
+) -> tuple[FloatArray, int]:
+    """Errors of the means of rates of models (n, n_rates), and the number of groups.
+
+    Of groups of unequal size, by pseudo-values (Busing, Meijer and van der Leeden 1999). What the
+    rates have of pairs of models, a jackknife counts twice (Efron and Stein 1981). That errs on the
+    safe side, and is little of an AUC. It is most of a true-positive rate, since a threshold jumps
+    with each reference: there it is estimated, and counted once. least: errors of independent
+    models, which these never fall below.
+    """
+    n = len(values)
+    groups = np.array_split(np.arange(n), min(n, _GROUPS))
+    k, group_of = len(groups), np.repeat(np.arange(len(groups)), list(map(len, groups)))
+    means, moved = np.empty((k, values.shape[1])), np.full((k, k, values.shape[1]), np.nan)
+    for number, group in enumerate(groups):
+        kept = np.delete(np.arange(n), group)
+        found = np.stack([_of_model(one)[:-2] for one in again(kept)])
+        means[number] = found.mean(axis=0)
+        for other in set(range(k)) - {number}:
+            of_group = group_of[kept] == other
+            moved[other, number] = (values[kept] - found)[of_group].mean(axis=0)
+    size = np.array([[n / len(group)] for group in groups])
+    pseudo = size * values.mean(axis=0) - (size - 1) * means
+    variance = ((pseudo - pseudo.mean(axis=0)) ** 2 / (size - 1)).mean(axis=0)
+    if k > 3:  # what a pair of groups adds to the sum of what each of both adds
+        effect = (k - 2) * (moved - np.nanmean(moved, axis=1, keepdims=True))
+        pair = (effect + effect.transpose(1, 0, 2)) / 2
+        of_row = np.nansum(pair, axis=1)
+        every = of_row.sum(axis=0) / (2 * (k - 1))
+        alone = (of_row - every) / (k - 2)
+        squares = np.nansum((pair - alone[:, None] - alone[None]) ** 2, axis=(0, 1)) / 2
+        variance[1:] -= (2 * squares / (k * (k - 3) / 2) / (k * (k - 1)))[1:]
+    return np.sqrt(np.maximum(variance, least**2)), k
 
 
 def exceeds(
@@ -273,7 +339,7 @@ def separation(
         ("auc", auc[0], n + n_others, lambda level: _auc_interval(*auc, min(n, n_others), level))
     ]
     for at in FALSE_POSITIVE_RATES:
-        hits = np.round(curve.tpr[np.searchsorted(curve.fpr, at, side="right") - 1] * n)
+        hits = np.round(curve.tpr[_strictest(curve, at)] * n)
         found.append((f"tpr_{at:g}", float(hits) / n, n, partial(_tpr_interval, curve, at)))
     sides = {"n_members": n, "n_others": n_others}
     row: _Row
@@ -283,6 +349,11 @@ def separation(
     band = sum(np.sqrt(np.log(4 / (1 - confidence)) / (2 * side)) for side in sides.values())
     row = {"rate": "advantage", "value": advantage, "n": n + n_others, **sides}
     yield row | {"low": max(0.0, advantage - band), "high": min(1.0, advantage + band)}
+
+
+def _strictest(curve: _Curve, rate: float) -> int:
+    """Position of the last threshold whose false-positive rate is not above this one."""
+    return int(np.searchsorted(curve.fpr, rate, side="right")) - 1
 
 
 def _ends(interval: statistics.Interval | None, prefix: str = "") -> dict[str, float]:

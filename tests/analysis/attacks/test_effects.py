@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from indpriv.analysis.attacks.membership import unit_scores
 from indpriv.analysis.attacks.rates import ALL, parts, rates_over_models
 from indpriv.analysis.guarantee import mu_of, true_positive_rate
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.references import calibrated, rmia
+from indpriv.attacks.references import calibrated, lira, rmia
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.report.page import render_markdown
@@ -104,6 +105,66 @@ def test_rates_over_models_are_means_with_errors_over_models():
         rates_over_models([])
     with pytest.raises(InputError, match="adversary 'full'"):
         rates_over_models([replace(scores[0], adversary="full")])
+
+
+@pytest.mark.parametrize("n", [6, 19])
+def test_errors_over_models_that_share_references_are_those_of_a_slow_jackknife(n):
+    signals = signals_with_effect(0.5, n, 400, spread=1.0)
+
+    def again(models):
+        kept = replace(signals, signal=signals.signal[models], member=signals.member[models])
+        return [rmia(kept, target) for target in range(len(models))]
+
+    def rates(scores):
+        found = parts(rates_over_models([scores]))[ALL]
+        return np.array([found[rate].value for rate in ("auc", "tpr_0.001", "tpr_0.01")])
+
+    every = np.arange(n)
+    full = {model: rates(one) for model, one in zip(every, again(every), strict=True)}
+    student = np.std(list(full.values()), axis=0, ddof=1) / np.sqrt(n)
+    groups = np.array_split(every, min(n, 8))
+    k, means, moved = len(groups), [], {}
+    for number, group in enumerate(groups):
+        kept = np.setdiff1d(every, group)
+        left = {model: rates(one) for model, one in zip(kept, again(kept), strict=True)}
+        means.append(np.mean(list(left.values()), axis=0))
+        for other in set(range(k)) - {number}:
+            of = [full[model] - left[model] for model in groups[other]]
+            moved[other, number] = np.mean(of, axis=0)
+    size = np.array([[n / len(group)] for group in groups])
+    pseudo = size * np.mean(list(full.values()), axis=0) - (size - 1) * np.array(means)
+    variance = ((pseudo - pseudo.mean(axis=0)) ** 2 / (size - 1)).mean(axis=0)
+    of_target = {g: np.mean([moved[g, h] for h in range(k) if h != g], axis=0) for g in range(k)}
+    pairs = list(itertools.combinations(range(k), 2))
+    sums = np.array([moved[g, h] + moved[h, g] - of_target[g] - of_target[h] for g, h in pairs])
+    sums = sums * (k - 2) / 2
+    design = np.array([[float(place in pair) for place in range(k)] for pair in pairs])
+    rest = sums - design @ np.linalg.lstsq(design, sums, rcond=None)[0]
+    twice = 2 * (rest**2).sum(axis=0) / (len(pairs) - k) / (k * (k - 1))
+    variance[1:] -= twice[1:]
+    width = stats.t.ppf(0.975, k - 1) * np.sqrt(np.maximum(variance, student**2))
+    rows = rates_over_models(again(every), again).set_index("rate")
+    assert rows["value"].to_numpy() == pytest.approx(np.mean(list(full.values()), axis=0))
+    assert (rows["value"] - rows["low"]).to_numpy() == pytest.approx(
+        np.minimum(width, rows["value"])
+    )
+
+
+def test_intervals_over_models_cover_what_other_models_give():
+    """For more settings, see benchmarks/intervals.py."""
+    values, held = [], []
+    for seed in range(120):
+        signals = signals_with_effect(1.0, 10, 300, spread=1.0, seed=seed)
+
+        def again(models, signals=signals):
+            kept = replace(signals, signal=signals.signal[models], member=signals.member[models])
+            return (lira(kept, target) for target in range(len(models)))
+
+        found = parts(rates_over_models(again(np.arange(10)), again))[ALL]["auc"]
+        values.append(found.value)
+        held.append((found.low, found.high))
+    low, high = np.transpose(held)
+    assert ((low <= np.mean(values)) & (np.mean(values) <= high)).sum() >= 109
 
 
 @pytest.mark.parametrize("rule", ["max", "mean", "log_sum"])
