@@ -30,6 +30,11 @@ AUDITS = Path(__file__).resolve().parents[2] / "audits"
 _NETWORKS: Mapping[str, tuple[dict[str, Any], int, int]] = {  # keys of [model]; tensors; rounds
     "mlp": ({"architecture": "mlp", "hidden": [64], "activation": "relu"}, 4, 40),
     "cnn": ({"architecture": "tanh_cnn"}, 8, 100),
+    "tables": ({"architecture": "mlp", "hidden": [64, 64], "activation": "relu"}, 6, 10),
+}
+_TABLES: Mapping[str, dict[str, Any]] = {  # Table I; of cancer each client has a copy of every row
+    "adult": {"local_batch_size": 3},
+    "breast_cancer": {"local_batch_size": 4, "rounds": 3, "copies": 100},
 }
 TENTHS = 10
 VALUES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)  # of C in Table IV, and of sigma in Table V
@@ -68,9 +73,10 @@ def _stated(
     *,
     clip: float | Mapping[str, Any] = paper.CLIP,
     noise: float = paper.NOISE,
+    data: str = "mnist",
     **federated: Any,
 ) -> AuditConfig:
-    """The paper's setting on MNIST, 10 of 100 clients in a round; each tensor is clipped at C."""
+    """The paper's setting, 10 of 100 clients in a round; each tensor is clipped at C."""
     model, tensors, rounds = _NETWORKS[network]
     training: dict[str, Any] = {"delta": paper.DELTA}
     training |= {"max_grad_norm": 1.0, "noise_multiplier": 1.0} | (
@@ -85,7 +91,7 @@ def _stated(
     return AuditConfig.from_dict(
         {
             "name": f"fedcdp_{protect}_{network}",
-            "data": {"dataset": "mnist"},
+            "data": {"dataset": data},
             "model": model,
             "training": training,
             "federated": {
@@ -95,10 +101,11 @@ def _stated(
                 "sampler": "fixed_size",
                 "client_rate": paper.CLIENT_RATE,
                 "local_learning_rate": paper.LOCAL_RATE,
+                **({"partition": "equal"} | _TABLES[data] if data in _TABLES else {}),
                 **federated,
             },
             "recording": {"every": 1},
-            "checkpoints": {"every": 10},
+            "checkpoints": {"every": 1 if data == "breast_cancer" else 10},
         }
     )
 
@@ -149,22 +156,26 @@ RUNS: dict[str, Run] = {
 }
 
 
+def _by_value(run: str, data: str, title: str, network: str) -> dict[str, Run]:
+    """Runs of Tables IV and V but that of the stated C and sigma."""
+    at = partial(_stated, "row", network, data=data)
+    return {
+        **{
+            f"{run}_clip_{value:g}": Run(f"{title}, C = {value:g}", partial(at, clip=value))
+            for value in VALUES
+            if value != paper.CLIP
+        },
+        **{
+            f"{run}_noise_{value:g}": Run(f"{title}, sigma = {value:g}", partial(at, noise=value))
+            for value in VALUES
+            if value != paper.NOISE
+        },
+    }
+
+
 _MLP = "MNIST, 100 clients, {}, hidden layer"
 SWEEPS: dict[str, Run] = {
-    **{
-        f"cdp_clip_{value:g}": Run(
-            _MLP.format(f"Fed-CDP, C = {value:g}"), partial(_stated, "row", "mlp", clip=value)
-        )
-        for value in VALUES
-        if value != paper.CLIP
-    },
-    **{
-        f"cdp_noise_{value:g}": Run(
-            _MLP.format(f"Fed-CDP, sigma = {value:g}"), partial(_stated, "row", "mlp", noise=value)
-        )
-        for value in VALUES
-        if value != paper.NOISE
-    },
+    **_by_value("cdp", "mnist", _MLP.format("Fed-CDP"), "mlp"),
     **{
         f"pruned_{value:g}": Run(
             _MLP.format(f"no DP, {value:.0%} pruned"),
@@ -215,6 +226,15 @@ SWEEPS: dict[str, Run] = {
         partial(_stated, "row", "mlp", clients=1000, copies=COPIES),
     ),
 }
+
+
+for _data in _TABLES:
+    for _name, _run in {
+        "no_dp": Run(f"{_data}, no DP", partial(_stated, "nobody", "tables", data=_data)),
+        "cdp": Run(f"{_data}, Fed-CDP", partial(_stated, "row", "tables", data=_data)),
+        **_by_value("cdp", _data, f"{_data}, Fed-CDP", "tables"),
+    }.items():
+        SWEEPS |= {f"{_data}_{_name}{repeat}": _run for repeat in REPEATS}
 
 
 def runs() -> dict[str, Callable[[Path], object]]:

@@ -1,18 +1,19 @@
-"""reports/label_dp/README.md and label_dp.json beside it: label differential privacy on Adult.
+"""reports/label_dp/README.md and label_dp.json beside it: label differential privacy on Adult and MNIST.
 
 python -m reports.label_dp [--write-only]
 
-The figures of a finished model are kept, so the command goes on where it was stopped. All takes about three minutes on one
-core that is idle.
+The figures of a finished model are kept, so the command goes on where it was stopped.
 """
 
 import argparse
 import os
+import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from indpriv._types import FloatArray
 from reports import REPORTS
 from reports.label_dp.page import (
     ATTACKS,
-    EPSILONS,
     GUESSED,
     METHODS,
     MODELS,
@@ -38,13 +38,14 @@ from reports.label_dp.page import (
     REFERENCES,
     ROWS,
     RUNS,
+    STUDIES,
+    Study,
     guess,
     render,
 )
 
 HERE = Path(__file__).parent
-HIDDEN, LARGER = (512,), {"batch_size": 32}
-AUDIT = REPORTS.parent / "audits" / "adult_label_dp.toml"
+LARGER = {"batch_size": 32}
 
 
 def main() -> None:
@@ -53,24 +54,31 @@ def main() -> None:
     parser.add_argument("--write-only", action="store_true", help="train nothing")
     options = parser.parse_args()
     figures = HERE / "label_dp.json"
-    known = read_json(figures) if figures.is_file() else {"accuracy": {}}
-    if not options.write_only:
-        config, adult = AuditConfig.from_toml(AUDIT), load_dataset("adult")
-        for method in METHODS:
-            for epsilon in EPSILONS if method != NONE else (0.0,):
-                found = known["accuracy"].setdefault(f"{method} {epsilon:g}", [])
-                while len(found) < RUNS:
-                    found.append(accuracy(config, adult, method, epsilon))
-                    write_json(figures, known)
-        for attack, epsilon in ((a, e) for a in ATTACKS for e in (0.0, *EPSILONS)):
-            found = known.setdefault(attack, {})
-            if f"{epsilon:g}" not in found:
-                found[f"{epsilon:g}"] = guessed(
-                    config, adult, epsilon, LARGER if attack == ATTACKS[1] else {}
-                )
-                write_json(figures, known)
-    page = render(known)
-    (HERE / "README.md").write_text(page, encoding="utf-8")
+    known = read_json(figures) if figures.is_file() else {}
+    for study in () if options.write_only else STUDIES:
+        _run(study, known.setdefault(study.data, {}), partial(write_json, figures, known))
+    (HERE / "README.md").write_text(render(known), encoding="utf-8")
+
+
+def _run(study: Study, known: dict[str, Any], keep: Callable[[], object]) -> None:
+    """Train what is missing of a data set, with the seconds of one core that each model took."""
+    config = AuditConfig.from_toml(REPORTS.parent / "audits" / f"{study.data}_label_dp.toml")
+    data = load_dataset(study.data)
+    for method in METHODS:
+        for epsilon in study.epsilons if method != NONE else (0.0,):
+            found = known.setdefault("accuracy", {}).setdefault(f"{method} {epsilon:g}", [])
+            while len(found) < RUNS:
+                begun = time.process_time()
+                found.append(accuracy(config, data, method, epsilon))
+                known["seconds"] = known.get("seconds", 0) + time.process_time() - begun
+                keep()
+    for attack, epsilon in ((a, e) for a in study.attacks for e in (0.0, *study.epsilons)):
+        found = known.setdefault(attack, {})
+        if f"{epsilon:g}" not in found:
+            begun = time.process_time()
+            found[f"{epsilon:g}"] = guessed(config, data, epsilon, attack == ATTACKS[1])
+            known["seconds"] = known.get("seconds", 0) + time.process_time() - begun
+            keep()
 
 
 def accuracy(config: AuditConfig, data: Dataset, method: str, epsilon: float) -> float:
@@ -95,17 +103,16 @@ def accuracy(config: AuditConfig, data: Dataset, method: str, epsilon: float) ->
     return float(np.mean(found == data.test.targets))
 
 
-def guessed(
-    config: AuditConfig, data: Dataset, epsilon: float, larger: Mapping[str, Any]
-) -> dict[str, Any]:
+def guessed(config: AuditConfig, data: Dataset, epsilon: float, larger: bool) -> dict[str, Any]:
     """How many secret labels, which are random and fit no row, are guessed from models that fit all too well."""
     random = np.random.default_rng()
     kept = np.isin(np.arange(len(data.train)), random.permutation(len(data.train))[:ROWS])
     data = replace(data, train=data.train.take(kept))
-    training = replace(config.training, non_private_epochs=PASSES, **larger)
+    training = replace(config.training, non_private_epochs=PASSES)
     config = replace(config, training=training)
     if larger:
-        config = replace(config, model=replace(config.model, hidden=HIDDEN))
+        model = replace(config.model, architecture="mlp", hidden=(512,), activation="tanh")
+        config = replace(config, model=model, training=replace(training, **LARGER))
     secrets, found, without = [], [], []
     for number in range(MODELS + REFERENCES):
         labels = data.train.targets.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -15,22 +16,43 @@ from reports.shared.markdown_table import table
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 Figures = Mapping[str, Any]
-EPSILONS, RUNS, CLASSES = (0.5, 1.0, 2.0), 3, 2
+RUNS = 3
 NONE, RESPONSE, PRIOR = "none", "randomised response", "with a prior"
 METHODS = (NONE, RESPONSE, PRIOR)
 ROWS, GUESSED, PASSES, MODELS, REFERENCES = 2000, 800, 200, 3, 2  # of the guesses
-POWER = 0.75
 ATTACKS = ("guessed", "guessed from larger models")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is tried on a data set, in the order of the page."""
+
+    data: str
+    title: str
+    epsilons: tuple[float, ...]
+    classes: int
+    power: float
+    attacks: tuple[str, ...] = ATTACKS
+
+    @property
+    def claim(self) -> str:
+        """What is judged."""
+        return f"label-DP is close to training without privacy, on {self.title}"
+
+
+STUDIES = (
+    Study("adult", "Adult", (0.5, 1.0, 2.0), 2, 0.75),
+    Study("mnist", "MNIST", (1.0, 2.0, 4.0), 10, 0.5, ATTACKS[1:]),
+)
 CLOSE = 0.02  # points of accuracy, as of the printed cells of other papers
-CLAIM = "label-DP is close to training without privacy, on Adult"
 RULE = (
     f"reproduced where the mean test accuracy of {RUNS} models with a prior is at most {CLOSE:g} below that without "
-    f"label-DP at each epsilon ({', '.join(f'{e:g}' for e in EPSILONS)}), differs where at some"
+    "label-DP at each epsilon of the table, differs where at some"
 )
 RULE_OF_GUESSES = (
     "a share of guesses contradicts the guarantee where the 95 % Clopper-Pearson interval of all models together lies above "
-    "the ceiling e^epsilon / (e^epsilon + 1), by Bonferroni over the three; the attack has power where its interval "
-    f"without label-DP lies above {POWER:.0%}"
+    "the ceiling e^epsilon / (e^epsilon + classes - 1), by Bonferroni over the three; the attack has power where its interval "
+    "without label-DP lies above {power:.0%}"
 )
 
 
@@ -43,10 +65,14 @@ def guess(found: FloatArray, without: FloatArray) -> IntArray:
     return np.asarray((found - without.mean(axis=0)).argmax(axis=2))
 
 
-def verdict(known: Figures) -> str:
-    """The word of `CLAIM`, by `RULE`."""
-    accuracy = known["accuracy"]
-    names = [f"{NONE} 0", *(f"{PRIOR} {epsilon:g}" for epsilon in EPSILONS)]
+def verdicts(known: Figures) -> dict[str, str]:
+    """Claim -> word, by `RULE`, of each data set."""
+    return {study.claim: _verdict(study, known.get(study.data, {})) for study in STUDIES}
+
+
+def _verdict(study: Study, known: Figures) -> str:
+    accuracy = known.get("accuracy", {})
+    names = [f"{NONE} 0", *(f"{PRIOR} {epsilon:g}" for epsilon in study.epsilons)]
     if any(len(accuracy.get(name, ())) < RUNS for name in names):
         return NOT_RUN
     base, *private = (mean(accuracy[name]) for name in names)
@@ -61,14 +87,14 @@ def share_guessed(found: Figures, tests: int = 1) -> tuple[float, float, float]:
     return hits / trials, span.low, span.high
 
 
-def contradicted(known: Figures) -> list[float]:
-    """The epsilons whose ceiling the guesses exceed, by `RULE_OF_GUESSES`."""
+def contradicted(study: Study, known: Figures) -> list[float]:
+    """The epsilons of a data set whose ceiling the guesses exceed, by `RULE_OF_GUESSES`."""
     return [
         epsilon
-        for attack in ATTACKS
-        for epsilon in EPSILONS
+        for attack in study.attacks
+        for epsilon in study.epsilons
         if (found := known.get(attack, {}).get(f"{epsilon:g}"))
-        and share_guessed(found, len(EPSILONS))[1] > ceiling(CLASSES, epsilon)
+        and share_guessed(found, len(study.epsilons))[1] > ceiling(study.classes, epsilon)
     ]
 
 
