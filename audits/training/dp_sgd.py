@@ -253,7 +253,7 @@ def _make_recorder(
         privacy_filter=privacy_filter,
         attack=_attack(config, randomness),
         seeded=randomness.seeded,
-        start="random",
+        start=_start(config.model.pretrained),
         public_settings=private.public_law,
         resume_at=None if begun is None else begun.recorder,
         sign_with=sign_with,
@@ -265,6 +265,10 @@ def _make_recorder(
             seeded=randomness.seeded,
         ),
     )
+
+
+def _start(pretrained: str | None) -> str:
+    return "random" if pretrained is None else f"pretrained: {Path(pretrained).name}"
 
 
 def _attack(config: AuditConfig, randomness: Randomness) -> GradientCanaries | WhiteBox | None:

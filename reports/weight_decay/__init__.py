@@ -1,1 +1,0 @@
-"""Whether more weight decay than usual helps with DP-SGD: Adult, three runs of each."""
