@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from indpriv._files import read_json
-from reports.claims import cells
 from reports.claims.register import (
     PAPERS,
     cells_of,
     claims_of,
-    figures_of,
     judged,
     paper,
     render,
@@ -94,29 +92,6 @@ def test_words_of_pages_become_the_four_words():
     assert word_of("refuted") == "not reproduced"
     with pytest.raises(ValueError, match="no verdict"):
         word_of("computed; no rule")
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "interior", "falls"),
-    [
-        ([0.3, 0.2, 0.5, 0.4, 0.3, 0.2], "reproduced", "differs"),
-        ([0.1, 0.5, 0.4, 0.3, 0.2, 0.05], "differs", "differs"),
-        ([0.5, 0.4, 0.3, 0.2, 0.1, 0.05], "not reproduced", "reproduced"),
-        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "not reproduced", "not reproduced"),
-        ([], "not run", "not run"),
-    ],
-)
-def test_accuracies_by_norm_and_by_noise(accuracies, interior, falls):
-    assert cells.interior(accuracies) == interior
-    assert cells.falls(accuracies) == falls
-
-
-@pytest.mark.parametrize(("client", "word"), [(1.5, "not reproduced"), (1.0, "reproduced")])
-def test_a_client_whose_epsilon_lies_above_that_of_its_row_refutes_the_lemma(client, word):
-    known = copy.deepcopy(figures_of("fedcdp"))
-    for each in known["accounts"]["honest"].values():
-        each["client"] = client * each["row"]
-    assert cells.verdicts_of_fedcdp(known)["client"] == word
 
 
 @pytest.mark.parametrize(

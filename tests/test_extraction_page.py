@@ -62,15 +62,20 @@ def test_rules_of_secrets_can_fail(change, finding, word, known):
 
 
 @pytest.mark.parametrize(
-    ("part", "low", "finding", "word"),
+    ("part", "model", "low", "finding", "word"),
     [
-        ("control", -0.1, ATTRIBUTES, "not shown"),
-        ("attributes", 0.001, ATTRIBUTES_HIDDEN, "not shown"),
-        ("attributes", 0.9, ATTRIBUTES_HIDDEN, "refuted"),
+        ("control", None, 0.1, ATTRIBUTES, "shown"),
+        ("control", None, -0.1, ATTRIBUTES, "not shown"),
+        ("attributes", "non_dp", 0.001, ATTRIBUTES_HIDDEN, "shown"),
+        ("attributes", "non_dp", -0.1, ATTRIBUTES_HIDDEN, "not shown"),  # without power
+        ("attributes", None, 0.001, ATTRIBUTES_HIDDEN, "not shown"),
+        ("attributes", "dp", 0.9, ATTRIBUTES_HIDDEN, "refuted"),
     ],
 )
-def test_rules_of_attributes_can_fail(part, low, finding, word, known):
-    assert words(known)[finding] == "shown"
+def test_rules_of_attributes_can_fail(part, model, low, finding, word, known):
+    assert words(known)[ATTRIBUTES] == "shown"
+    assert words(known)[ATTRIBUTES_HIDDEN] == "not shown"
     for row in known[part]:
-        row["low"] = low
+        if model in (None, row["model"]):
+            row["low"] = low
     assert words(known)[finding] == word

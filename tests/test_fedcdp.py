@@ -25,15 +25,19 @@ from reports.fedcdp.leakage import (
 )
 from reports.fedcdp.page import (
     NORMS,
+    falls,
+    interior,
     render,
     verdict_of_accuracy,
     verdict_of_chance,
     verdict_of_decay,
+    verdict_of_lemma_2,
     verdict_of_limit,
     verdict_of_median,
     verdict_of_norms,
     verdict_of_pruning,
     verdict_of_table_6,
+    verdicts_of_sweeps,
 )
 from reports.fedcdp.proposition import MULTIPLES
 from reports.shared.pictures import Gallery
@@ -150,6 +154,46 @@ def test_a_norm_that_falls_helps_beyond_chance(constant, decayed, word):
         names = (f"{name}{repeat}" for repeat in ("", "_2", "_3"))
         runs |= ended(**dict(zip(names, each, strict=False)))
     assert verdict_of_decay(runs) == word
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "highest", "word"),
+    [
+        ([0.3, 0.2, 0.5, 0.4, 0.3, 0.2], "reproduced", "differs"),
+        ([0.1, 0.5, 0.4, 0.3, 0.2, 0.05], "differs", "differs"),
+        ([0.5, 0.4, 0.3, 0.2, 0.1, 0.1], "not reproduced", "reproduced"),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "not reproduced", "not reproduced"),
+        ([0.30, 0.31, 0.31, 0.32, 0.31, 0.30], "not reproduced", "not reproduced"),  # by chance
+    ],
+)
+def test_accuracies_by_norm_and_by_noise(accuracies, highest, word):
+    runs = [[each - 0.03, each, each + 0.03] for each in accuracies]
+    assert interior(runs) == highest
+    assert falls(runs) == word
+
+
+def test_the_stated_noise_is_judged_by_three_runs_of_every_norm_and_noise():
+    names = [""] + [
+        f"_{key}_{value:g}"
+        for key, stated in (("clip", paper.CLIP), ("noise", paper.NOISE))
+        for value in paper.VALUES
+        if value != stated
+    ]
+    runs = ended(**{f"adult_cdp{name}{run}": 0.81 for name in names for run in ("", "_2", "_3")})
+    claim = "accuracy on Adult at the stated noise"
+    assert verdicts_of_sweeps(runs, "Adult")[claim] == "reproduced"  # 0.824 less 0.02
+    low = runs | ended(adult_cdp=0.75)
+    assert verdicts_of_sweeps(low, "Adult")[claim] == "not reproduced"
+    del runs["adult_cdp_noise_8_3"]
+    assert set(verdicts_of_sweeps(runs, "Adult").values()) == {"not run"}
+
+
+@pytest.mark.parametrize(("client", "word"), [(1.5, "not reproduced"), (1.0, "reproduced")])
+def test_a_client_whose_epsilon_lies_above_that_of_its_row_refutes_the_lemma(client, word, figures):
+    accounts = copy.deepcopy(figures["accounts"])
+    for each in accounts["honest"].values():
+        each["client"] = client * each["row"]
+    assert verdict_of_lemma_2(accounts) == word
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,10 @@ def test_a_first_phase_is_part_of_its_run_and_no_run_of_its_own():
     page = render(
         {"runs": {f"{name}{FIRST}": one, name: one | {"epsilon": 2.9, "not_verified": []}}}
     )
-    assert "not verified in some run are noise" in page and "epsilon 2.90" in page
-    assert "took 1.0 CPU minutes" in page and "0.8500 (0.8500 to 0.8500) | 1" in page
+    assert "not verified in some run are noise" in page
+    assert "epsilon 2.90" in page
+    assert "took 1.0 CPU minutes" in page
+    assert "0.8500 (0.8500 to 0.8500) | 1" in page
 
 
 @pytest.mark.parametrize("views", VIEWS.values(), ids=VIEWS)
@@ -55,10 +57,12 @@ def test_views_are_the_picture_and_shifts_of_it_by_at_most_two_pixels(views):
     picture[0, 0, 4, 4] = 1.0
     items = Shifted(picture.expand(200, -1, -1, -1).contiguous(), torch.arange(200), *views)
     seen, labels = items.__getitems__(list(range(200)))
-    assert seen.shape == (200, sum(views), 1, 9, 9) and labels.tolist() == list(range(200))
+    assert seen.shape == (200, sum(views), 1, 9, 9)
+    assert labels.tolist() == list(range(200))
     plain, shifted = seen[:, : views[0]], seen[:, views[0] :]
     assert (plain == picture).all()
-    assert (seen.eq(1).sum((2, 3, 4)) == 1).all() and (seen.eq(-1).sum((2, 3, 4)) == 80).all()
+    assert (seen.eq(1).sum((2, 3, 4)) == 1).all()
+    assert (seen.eq(-1).sum((2, 3, 4)) == 80).all()
     places = (shifted == 1).nonzero()[:, -2:] - 4
     assert len(places) == 200 * views[1]
     if len(places):  # all shifts in 200 draws are by one at most once in 10^88

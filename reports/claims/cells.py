@@ -1,12 +1,11 @@
 """Our numbers beside the printed cells: (row, place of the column) -> number, from a page's committed figures."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from reports.fedcdp.training import VALUES
-from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+from reports.fedcdp.page import accuracies, swept
+from reports.fedcdp.training import SWEPT
 
 Cells = dict[tuple[str, int], float]
 _SYSTEMS = {
@@ -38,8 +37,9 @@ def ours(name: str, item: str, known: Mapping[str, Any]) -> Cells:
         ("wei2021", "XI"): _beside_adaptive,
         ("fedcdp", "II"): _clients,
         ("fedcdp", "III"): _local_steps,
-        ("fedcdp", "IV"): lambda known: _swept(known, "clip", 4.0),
-        ("fedcdp", "V"): lambda known: _swept(known, "noise", 6.0),
+        ("fedcdp", "I"): _without_dp,
+        ("fedcdp", "IV"): lambda known: _swept(known, "clip"),
+        ("fedcdp", "V"): lambda known: _swept(known, "noise"),
         ("fedcdp", "VI"): _federated_epsilons,
         ("fedcdp", "VII"): _leakage,
     }.get((name, item))
@@ -132,11 +132,18 @@ def _local_steps(known: Mapping[str, Any]) -> Cells:
     return {(title, 0): cost[title] / cost["no DP"] for title in _FEDERATED}
 
 
-def _swept(known: Mapping[str, Any], key: str, stated: float) -> Cells:
-    names = ["cdp" if value == stated else f"cdp_{key}_{value:g}" for value in VALUES]
+def _without_dp(known: Mapping[str, Any]) -> Cells:
+    names = {3: "adult_no_dp", 4: "breast_cancer_no_dp"}
+    found = {place: accuracies(known["runs"], name) for place, name in names.items()}
+    return {("accuracy", place): mean(each) for place, each in found.items() if each}
+
+
+def _swept(known: Mapping[str, Any], key: str) -> Cells:
     return {
-        ("MNIST", place): known["runs"][name]["test_accuracy"][-1]
-        for place, name in enumerate(names)
+        ({"Adult": "adult"}.get(data, data), place): mean(found)
+        for data in SWEPT
+        for place, found in enumerate(swept(known["runs"], data, key))
+        if found
     }
 
 
@@ -168,43 +175,3 @@ def _leakage(known: Mapping[str, Any]) -> Cells:
         for title in systems.get(row["system"], ())
         for place, key in enumerate(("error", "iterations"))
     }
-
-
-def verdicts_of_fedcdp(known: Mapping[str, Any]) -> dict[str, str]:
-    """Three claims of the tables that the page shows and does not judge.
-
-    interior (IV): reproduced where the accuracy is highest at C = 2 or 4, differs where at another norm inside;
-    falls (V): reproduced where it falls with every larger noise; client (lemma 2): not reproduced where a client's
-    epsilon lies above that of its row.
-    """
-    by_clip, by_noise = (
-        [accuracy for _, accuracy in sorted(_swept(known, key, stated).items())]
-        for key, stated in (("clip", 4.0), ("noise", 6.0))
-    )
-    honest = known["accounts"]["honest"]
-    above = any(found["client"] > 1.01 * found["row"] for found in honest.values())
-    return {
-        "interior": interior(by_clip),
-        "falls": falls(by_noise),
-        "client": NOT_REPRODUCED if above else REPRODUCED,
-    }
-
-
-def interior(accuracies: list[float]) -> str:
-    """Of accuracies by clipping norm (`VALUES`), the smallest first."""
-    if len(accuracies) != len(VALUES):
-        return NOT_RUN
-    best = VALUES[accuracies.index(max(accuracies))]
-    if best in (2.0, 4.0):
-        return REPRODUCED
-    return NOT_REPRODUCED if best in (VALUES[0], VALUES[-1]) else DIFFERS
-
-
-def falls(accuracies: list[float]) -> str:
-    """Of accuracies by noise multiplier, the smallest first."""
-    if len(accuracies) != len(VALUES):
-        return NOT_RUN
-    steps = [after - before for before, after in pairwise(accuracies)]
-    if max(steps) <= 0:
-        return REPRODUCED
-    return DIFFERS if accuracies[-1] < accuracies[0] else NOT_REPRODUCED

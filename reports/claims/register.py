@@ -22,8 +22,8 @@ from reports.language import page as language
 from reports.papernot import page as papernot
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED, WORDS
+from reports.tips import page as tips
 from reports.wei2021 import page as wei2021
-from reports.weight_decay import page as weight_decay
 from reports.yu2023.audits import read_audits
 from reports.yu2023.figures import figures
 from reports.yu2023.measured import read_measured
@@ -91,14 +91,14 @@ def verdicts_of(page: str) -> Mapping[str, str]:
         found = extraction.verdicts(known) | language.verdicts(figures_of("language"))
         lower = attacks.lower_on_labels(figures_of("attacks"))
         return {name: word for name, (word, _) in found.items()} | {
-            label_dp.CLAIM: label_dp.verdict(figures_of("label_dp")),
-            weight_decay.CLAIM: weight_decay.verdict(figures_of("weight_decay")),
+            **label_dp.verdicts(figures_of("label_dp")),
+            **tips.verdicts(figures_of("tips")),
             attacks.LABELS_ALONE: REPRODUCED if lower else NOT_REPRODUCED,
         }
     if page == "papernot":
         return {name: word for name, (word, _) in papernot.verdicts(known).items()}
     if page == "fedcdp":
-        return cells.verdicts_of_fedcdp(known) | {what: w for _, what, w in fedcdp.findings(known)}
+        return {what: word for _, what, word in fedcdp.findings(known)}
     return {what: word for _, what, word in wei2021.findings(known)}
 
 
@@ -209,8 +209,9 @@ def _lines() -> Iterator[str]:
         "",
         "Written by `python -m reports.claims`; do not edit it by hand. Claims and printed numbers stand in the",
         "TOML files of this folder, words and figures of ours come from the JSON files of the pages, and each",
-        "rule stands on the page of its paper, those on [attacks on labels](../attacks/README.md), on [label-DP](../label_dp/README.md) and on [weight decay](../weight_decay/README.md) on pages of their own.",
-        "A claim counts once for each data set that the paper shows.",
+        "rule stands on the page of its paper, those on [attacks on labels](../attacks/README.md), on [label-DP](../label_dp/README.md) and on [tips](../tips/README.md) on pages of their own.",
+        "A claim counts once for each data set that the paper shows, or that we ran it on. Reproduced: the rule on that page holds; differs:",
+        "part of it; not reproduced: less, or the opposite; not run: the last column says what it takes.",
         "",
         "## Claims",
         "",
@@ -228,6 +229,7 @@ def _lines() -> Iterator[str]:
             ),
             "",
         )
+        yield from (note, "") if (note := paper(name).get("note")) else ()
     yield from (
         "## Printed cells",
         "",

@@ -32,7 +32,8 @@ RULES = {
     "otherwise: exposures may then be off by as much as the controls' mean is from chance",
     ATTRIBUTES: "shown where the interval of the advantage lies above 0 for at least half of the attacks on the "
     "1,000 rows; in part where for some",
-    ATTRIBUTES_HIDDEN: "shown where no interval lies above 0; refuted where one lies above the ceiling; not shown otherwise",
+    ATTRIBUTES_HIDDEN: "refuted where an interval lies above the ceiling; shown where none lies above 0, and one does on the same rows "
+    "without DP, so that the attacks have power there; not shown otherwise",
 }
 
 
@@ -53,8 +54,11 @@ def verdicts(figures: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     null = min(holm(nulls))
     means = [row["mean"] for run in runs for row in run["rows"] if not row["rows"]]
     control = [row["low"] > 0 for row in figures["control"]]
-    ours = [row for row in figures["attributes"] if not row["by"] and row["model"] == "dp"]
-    above = sum(row["low"] > 0 for row in ours)
+    ours, without = (
+        [row for row in figures["attributes"] if not row["by"] and row["model"] == model]
+        for model in ("dp", "non_dp")
+    )
+    above, power = (sum(row["low"] > 0 for row in rows) for rows in (ours, without))
     over = sum(row["low"] > row["ceiling"] for row in ours)
     return {
         MEMORISED: (_in_part(out, of), f"{out} of {of}"),
@@ -72,8 +76,8 @@ def verdicts(figures: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
             f"{sum(control)} of {len(control)} intervals above 0",
         ),
         ATTRIBUTES_HIDDEN: (
-            "refuted" if over else "not shown" if above else "shown",
-            f"{above} of {len(ours)} intervals above 0, {over} above the ceiling",
+            "refuted" if over else "shown" if power and not above else "not shown",
+            f"{above} of {len(ours)} intervals above 0, {over} above the ceiling; without DP {power} above 0",
         ),
     }
 

@@ -37,7 +37,11 @@ _TABLES: Mapping[str, dict[str, Any]] = {  # Table I; of cancer each client has 
     "breast_cancer": {"local_batch_size": 4, "rounds": 3, "copies": 100},
 }
 TENTHS = 10
-VALUES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)  # of C in Table IV, and of sigma in Table V
+SWEPT = {
+    "MNIST": "cdp",
+    "Adult": "adult_cdp",
+    "cancer": "breast_cancer_cdp",
+}  # runs of Tables IV and V
 PRUNED = (0.1, 0.3, 0.5)  # shares of an update that are not sent
 COPIES = 10
 DECAY = {"law": "linear", "start": 6.0, "end": 2.0}  # of C, "in 100 rounds"
@@ -162,12 +166,12 @@ def _by_value(run: str, data: str, title: str, network: str) -> dict[str, Run]:
     return {
         **{
             f"{run}_clip_{value:g}": Run(f"{title}, C = {value:g}", partial(at, clip=value))
-            for value in VALUES
+            for value in paper.VALUES
             if value != paper.CLIP
         },
         **{
             f"{run}_noise_{value:g}": Run(f"{title}, sigma = {value:g}", partial(at, noise=value))
-            for value in VALUES
+            for value in paper.VALUES
             if value != paper.NOISE
         },
     }

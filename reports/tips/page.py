@@ -148,7 +148,8 @@ def _lines(runs: Figures) -> Iterator[str]:
         yield table([tip.head, "test accuracy", "runs"], rows)
         yield from (
             "",
-            f"**{tip.claim}: {words[tip.claim]}.** Worst case of the runs: epsilon {format_epsilon(worst)}."
+            f"**{tip.claim}: {words[tip.claim]}.**"
+            + (f" Worst case of the runs: epsilon {format_epsilon(worst)}." if found else "")
             + (f" They took {seconds / 60:.1f} CPU minutes." if seconds else ""),
             "",
         )

@@ -41,6 +41,7 @@ _NO_REPORT = (
     "cifar10_clip",
     "adult_label_dp",
     "adult_weight_decay",
+    "mnist_label_dp",
 )  # for trying things out; parts of other runs; swept; varied by pages of their own
 _TRIED = "Tried "  # begins a paragraph in the head of an audit file
 _WIDTH = 125  # of lines in that page
