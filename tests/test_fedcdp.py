@@ -41,6 +41,8 @@ from reports.fedcdp.page import (
 )
 from reports.fedcdp.proposition import MULTIPLES
 from reports.shared.pictures import Gallery
+from reports.shared.rates import limit
+from reports.shared.recorded import not_verified
 
 REPORTS = Path(__file__).parents[1] / "reports"
 
@@ -324,6 +326,18 @@ def test_batches_and_rows_are_attacked_as_each_system_shows_them():
 def test_a_worst_case_is_never_shown_smaller_than_it_is(figures):
     assert figures["accounts"]["cancer_copies"] > 3.94
     assert "3.95 after three rounds" in render(figures)
+
+
+def test_a_run_without_dp_holds_no_log_and_nothing_to_verify(tmp_path):
+    assert not_verified(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [(3.2481, 1, "3.3"), (73.106, 1, "73.2"), (2.5, 1, "2.5"), (6.181, 2, "6.19"), (0.0, 1, "0.0")],
+)
+def test_what_nothing_exceeds_is_never_shown_smaller(value, digits, shown):
+    assert limit(value, digits) == shown
 
 
 def test_each_picture_of_a_batch_is_told_from_some_of_its_label(monkeypatch):

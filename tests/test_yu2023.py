@@ -328,6 +328,8 @@ def test_figures_9_10_and_12_judge_the_direction_of_a_sweep():
     assert f"**{DIFFERS}**" in section(
         page_with(LARGER, swept((0, 0, 0, 0.8), (0, 0, 0, 0.9))), "Figure 12"
     )
+    weak = page_with(LARGER, swept((0, 0, 0, 0.3), (0, 0, 0, 0.9)))
+    assert f"**{NOT_REPRODUCED}**" in section(weak, "Figure 12")
     hinge = section(page_with(HINGE, swept((0, 0, 0, 0))), "Figure 13")
     assert f"**{REPRODUCED}** (tau 1.00" in hinge
     assert f"**{NOT_RUN}**" in hinge

@@ -8,7 +8,7 @@ from typing import Any
 from indpriv._formatting import format_epsilon
 from reports.attacks.training import BASELINE, DP
 from reports.shared.markdown_table import table
-from reports.shared.rates import HEAD, RATES, number, rates
+from reports.shared.rates import HEAD, RATES, limit, number, rates
 from reports.shared.recorded import SEEDED
 
 Figures = Mapping[str, Any]
@@ -183,8 +183,8 @@ def of_run(found: Figures, *, known: bool) -> tuple[str, ...]:
 def ceiling_lines(limits: Mapping[str, float] | None) -> Iterator[str]:
     """What one threshold can reach at the norms of the audited run."""
     if limits is not None:
-        yield f"At its norms no threshold accuses more than {100 * limits['0.01']:.1f} % at 1 % and"
-        yield f"{100 * limits['0.001']:.2f} % at 0.1 %."
+        yield f"At its norms no threshold accuses more than {limit(100 * limits['0.01'])} % at 1 % and"
+        yield f"{limit(100 * limits['0.001'], 2)} % at 0.1 %."
 
 
 def task_lines(part: Figures) -> Iterator[str]:
@@ -196,8 +196,8 @@ def task_lines(part: Figures) -> Iterator[str]:
         "",
         part["detail"],
         f"The worst case is epsilon {format_epsilon(run['epsilon'])} at delta {run['delta']:g}. No attack on a",
-        f"model with DP can have a true-positive rate above {100 * worst['0.01']:.1f} % at 1 % false",
-        f"positives, or above {100 * worst['0.001']:.2f} % at 0.1 %. The audited run gets",
+        f"model with DP can have a true-positive rate above {limit(100 * worst['0.01'])} % at 1 % false",
+        f"positives, or above {limit(100 * worst['0.001'], 2)} % at 0.1 %. The audited run gets",
         f"{100 * run['train_accuracy']:.1f} % of its training examples right and",
         f"{100 * run['test_accuracy']:.1f} % of its test examples; without DP",
         f"{100 * run['baseline_accuracy'][0]:.1f} % and {100 * run['baseline_accuracy'][1]:.1f} %.",

@@ -13,6 +13,7 @@ from indpriv.attacks.attributes import GUESSERS
 from reports.extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from reports.extraction.secrets import SETTINGS
 from reports.shared.markdown_table import table
+from reports.shared.rates import limit
 from reports.shared.recorded import SEEDED
 
 _NONE = "–"
@@ -137,15 +138,15 @@ def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"[{row['interval']['low']:.2f}, {row['interval']['high']:.2f}]",
             f"{row['extracted']} of {row['n_secrets']}",
             *(
-                _NONE if row[name] is None else f"{row[name]:.2f}"
+                _NONE if row[name] is None else limit(row[name], 2)
                 for name in (
                     "mean_epsilon",
                     "individual_ceiling",
                     "worst_case_epsilon",
                     "ceiling",
-                    "p_value",
                 )
             ),
+            _NONE if row["p_value"] is None else f"{row['p_value']:.2f}",
         )
         for run in runs
         for row in run["rows"]
@@ -179,7 +180,7 @@ def _attributes(figures: Mapping[str, Any]) -> Iterator[str]:
         "advantage is what the model adds for training examples less what it adds for test "
         "examples, in percentage points; intervals are exact and simultaneous over four rates. The "
         f"worst case (epsilon {format_epsilon(figures['worst_case_epsilon'])}) allows "
-        f"{100 * ours[0]['ceiling']:.1f} points.",
+        f"{limit(100 * ours[0]['ceiling'])} points.",
         "",
     )
     yield _attribute_table([("epsilon 3", each) for each in ours]
@@ -204,7 +205,7 @@ def _attributes(figures: Mapping[str, Any]) -> Iterator[str]:
             f"{row['n_members']:,}",
             f"{row['n_others']:,}",
             *_advantage(row),
-            f"{100 * row['individual_ceiling']:.1f}",
+            limit(100 * row["individual_ceiling"]),
         )
         for row in parts
         if row["by"] == BY_EPSILON

@@ -13,6 +13,7 @@ from audits.training.label_privacy import ceiling
 from indpriv._types import FloatArray, IntArray
 from indpriv.analysis.statistics import clopper_pearson
 from reports.shared.markdown_table import table
+from reports.shared.rates import limit
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 Figures = Mapping[str, Any]
@@ -193,11 +194,13 @@ def _guesses(study: Study, known: Figures) -> Iterator[str]:
                 row.append(f"{share:.1%} ({low:.1%} to {high:.1%})")
             else:
                 row.append(NOT_RUN)
-        rows.append([*row, f"{ceiling(study.classes, epsilon):.1%}" if epsilon else "100.0%"])
+        most = 100 * ceiling(study.classes, epsilon) if epsilon else 100.0
+        rows.append([*row, f"{limit(most)}%"])
     yield from (f"### {study.title}, chance {1 / study.classes:.0%}", "")
     yield from (table(["epsilon of a label", *study.attacks, "ceiling"], rows), "")
     beyond = ", ".join(f"{epsilon:g}" for epsilon in contradicted(study, known))
-    yield f"Contradicted at epsilon {beyond}." if beyond else "No ceiling is exceeded."
+    if any(attack in known for attack in study.attacks):
+        yield f"Contradicted at epsilon {beyond}." if beyond else "No ceiling is exceeded."
     for attack in study.attacks:
         if "0" in known.get(attack, {}):
             power = share_guessed(known[attack]["0"])[1] > study.power

@@ -19,6 +19,7 @@ from audits.training.datasets import load_dataset
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.leakage import LBFGS, Informed, Observation, leak
 from indpriv.leakage.inversion import Inversion
+from reports.shared.rates import limit
 
 CANDIDATES, ITERATIONS = 100, 30
 SUCCESS = 0.70  # in both papers an attack succeeds if its error is below this
@@ -127,7 +128,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         share(row, "close"),
         "failed" if row["error"] is None else f"{row['error']:.1e}",
         share(row, "identified"),
-        f"{row['ceiling']:.1%}",
+        f"{limit(100 * row['ceiling'])}%",
         f"{row['iterations']:g}",
     ]
 

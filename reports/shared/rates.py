@@ -1,5 +1,6 @@
 """Rates of attacks, as cells of a table."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,3 +30,9 @@ def rates(found: Figures, *, digits: int | None = None) -> tuple[str, ...]:
         number(found["auc"], found["auc_interval"], digits=digits),
         *(number(found["tpr_at_fpr"][rate], spans.get(rate), percent=True) for rate in RATES),
     )
+
+
+def limit(value: float, digits: int = 1) -> str:
+    """What nothing exceeds (a ceiling in per cent, an epsilon), rounded up."""
+    scale = 10**digits
+    return f"{math.ceil(scale * value * (1 - 1e-9)) / scale:.{digits}f}"

@@ -9,6 +9,7 @@ from indpriv.analysis.guarantee import ceilings_of
 from indpriv.audit import audit, read_audit, read_summary
 from indpriv.norm_log.evidence import NOT_COMPARED, lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.verify import verify
 
 _WHY = NOT_COMPARED[0].upper() + NOT_COMPARED[1:]
@@ -17,7 +18,12 @@ SEEDED = f"{_WHY}, and from chosen seeds: no run of this page has a guarantee."
 
 
 def not_verified(run: Path) -> list[str]:
-    """Keys of the lines of evidence of a run that are declared or refuted; see indpriv/_facts/lines.toml."""
+    """Keys of the lines of evidence of a run that are declared or refuted; see indpriv/_facts/lines.toml.
+
+    None of a run without DP, which holds no log and has no guarantee.
+    """
+    if not holds_log(run):
+        return []
     opened = open_run(run)
     header = opened.state.header["run"]
     lines = lines_of(verify(opened), header)

@@ -8,7 +8,7 @@ from typing import Any
 from indpriv._formatting import format_epsilon
 from indpriv.analysis.attacks.canaries import BOUNDS
 from reports.shared.markdown_table import table
-from reports.shared.rates import HEAD, rates
+from reports.shared.rates import HEAD, limit, rates
 from reports.shared.recorded import SEEDED
 from reports.validation.study import DELTA, EPOCHS, STEPS_PER_EPOCH, STUDIES, Study
 
@@ -132,7 +132,7 @@ def canary_lines(canaries: Figures) -> Iterator[str]:
                 f"Opacus, {run['mode']}",
                 "5000",
                 *(f"{run['bounds'][name]:.2f}" for name in names),
-                f"{run['ceiling']:.2f}",
+                limit(run["ceiling"], 2),
                 f"{run['p_value']:.2f}",
                 f"{100 * run['test_accuracy']:.1f} %",
             )
@@ -149,7 +149,7 @@ def canary_lines(canaries: Figures) -> Iterator[str]:
                 str(run["count"]),
                 title,
                 *(shown.format(run[key][name]) for name in names),
-                f"{run['ceiling']:.2f}",
+                limit(run["ceiling"], 2),
             )
             for run in canaries["simulated"]
             for key, title, shown in (

@@ -74,7 +74,7 @@ RULES = {
     "between classes: largest at one of the two middle norms, as in the paper; differs where it is largest at an end, but neither only "
     "rises nor only falls",
     "Loss at larger clipping norms (Figure 12)": f"Pearson's r of epsilon and log loss lies at most {LARGEST_R_MISS:g} below the "
-    "paper's at both norms; differs where both are above 0",
+    f"paper's at both norms; differs where both are at least {FAIR_PEARSON:g}",
     "Order under individual clipping (Figure 8)": "the order of groups with and without it is the same on every seed, or in the one pair of runs; differs "
     f"where Kendall's tau is above {LEAST_TAU:g} on average",
     "Cost (Table 1)": f"with rounding the account takes at most the paper's {LONGEST_ACCOUNT:g} s on one core, and without it at least "
@@ -256,7 +256,7 @@ def loss_at(found: Sequence[float], printed: Sequence[float]) -> Verdict:
     """Figure 12: Pearson's r at each clipping norm, ours and the paper's."""
     pairs = list(zip(found, printed, strict=True))
     close = all(ours >= theirs - LARGEST_R_MISS for ours, theirs in pairs)
-    return _graded(close, all(ours > 0 for ours in found))
+    return _graded(close, all(ours >= FAIR_PEARSON for ours in found))
 
 
 def same_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Verdict:
