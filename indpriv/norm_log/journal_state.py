@@ -376,7 +376,9 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
     stored = _columns.StoredColumn(rows, "example_id")
     ids: Ids = stored[:] if in_memory else stored
     units = _columns.StoredColumn(rows, "unit_id")[:] if "unit_id" in rows.columns else None
-    exact = np.flatnonzero(_columns.StoredColumn(rows, "exact")[:])
+    stored_exact = _columns.StoredColumn(rows, "exact")
+    parts = [start + np.flatnonzero(stored_exact[start:stop]) for start, stop in rows.ranges()]
+    exact = np.concatenate(parts)
     repeated = _columns.repeated(rows, "example_id")
     if len(ids) != n or len(repeated):
         twice = ", some of them twice" if len(repeated) else ""

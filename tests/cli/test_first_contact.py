@@ -209,23 +209,6 @@ def test_completion(shell, words, indpriv, monkeypatch):
     assert "check" not in offered
 
 
-@pytest.mark.parametrize(
-    ("typed", "line"),
-    [
-        ("sweep a.toml --over max_grad_norm=1,2", "sweep a.toml --over max_grad_norm=1,2"),
-        ("sweep --help", "sweep --help"),
-        ("attack exposure runs/x --model lstm", "exposure runs/x --model lstm"),
-    ],
-)
-def test_a_command_that_moved_says_what_to_type(typed, line, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.toml").touch()
-    assert run(typed.split()) == 2
-    printed = capsys.readouterr().err
-    assert printed.endswith(f"in a clone of indpriv, type: python -m audits {line}\n")
-    assert printed.count("error:") == 1
-
-
 def test_a_run_of_experiments_is_named_for_their_commands(indpriv, a_run):
     for command in ("images", "leak"):
         message = indpriv("audits", command, "runs", code=2).err
