@@ -535,27 +535,14 @@ def _along_a_side(
 
 def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Weight gradients Σ g·x̂ of a normalisation layer, (batch, *weight)."""
-    if isinstance(layer, _NORMS):
-        if isinstance(layer, nn.LayerNorm):
-            unit = F.layer_norm(inputs, layer.normalized_shape, None, None, layer.eps)
-        else:
-            unit = F.rms_norm(inputs, list(layer.normalized_shape), None, layer.eps)
-        return _bias_gradient(layer, unit.mul_(gradient))
-    # Σ g·x̂ = rstd · Σ g·(x − mean): centred first, so that no digits cancel at a large mean.
-    size, channels = inputs.shape[:2]
-    groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
-    sides = tuple(range(2, inputs.ndim))
-    count = inputs[0].numel() // groups
-
-    def of_group(sums: Tensor) -> Tensor:
-        means = sums.view(size, groups, -1).sum(2, keepdim=True) / count
-        return means.expand(size, groups, channels // groups).reshape(size, channels)
-
-    if not sides:
-        inputs, gradient, sides = inputs.unsqueeze(2), gradient.unsqueeze(2), (2,)
-    centred = inputs - of_group(inputs.sum(sides)).view(size, channels, *[1] * len(sides))
-    variance = of_group(torch.linalg.vector_norm(centred, dim=sides).square())
-    return centred.mul_(gradient).sum(sides) * (variance + layer.eps).rsqrt()
+    if isinstance(layer, nn.LayerNorm):
+        unit = F.layer_norm(inputs, layer.normalized_shape, None, None, layer.eps)
+    elif isinstance(layer, nn.RMSNorm):
+        unit = F.rms_norm(inputs, list(layer.normalized_shape), None, layer.eps)
+    else:
+        groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else inputs.shape[1]
+        unit = F.group_norm(inputs, groups, None, None, layer.eps)
+    return _bias_gradient(layer, unit.mul_(gradient))
 
 
 def _bias_gradient(layer: Any, gradient: Tensor) -> Tensor:
