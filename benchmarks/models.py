@@ -40,7 +40,7 @@ from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
 from indpriv.recording.norms.batches import Batch, Keywords, call, map_tensors
 from indpriv.recording.norms.model_checks import hindrance, validate_module
-from indpriv.recording.norms.norm_pass import AutogradNorms
+from indpriv.recording.norms.norm_pass import norms_by_autograd
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.process import processor
 
@@ -566,7 +566,7 @@ def compare(model: nn.Module, kind: Kind, norm_pass: NormPass, batch: Batch) -> 
     few = batch.rows(0, COMPARED)
     double = Batch(map_tensors(few.inputs, wide), map_tensors(few.targets, wide))
     in_double = ModelInTraining(copy.deepcopy(model).double(), kind.loss_fn)
-    expected = AutogradNorms(in_double)(double)[0]
+    expected = norms_by_autograd(in_double, double)
     norms, _ = norm_pass(few.inputs, few.targets)
     if not bool(((norms >= expected * (1 - 1e-9)) & (norms <= expected * 1.002)).all()):
         raise RuntimeError(f"norms are {norms}, by autograd in float64 {expected}")

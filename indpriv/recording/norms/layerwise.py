@@ -92,7 +92,7 @@ class LayerwiseNorms:
             batch = Batch(map_tensors(batch.inputs, shadow_model.to_channels_last), batch.targets)
         self._forget()
         self._size = len(batch)
-        with torch.enable_grad():
+        with torch.enable_grad(), shadow_model.without_checkpoints():
             losses = self._model.losses(self._shadow, batch)
             self._squares = {}
             with torch.autocast(losses.device.type, enabled=False):

@@ -16,10 +16,10 @@ from indpriv.errors import InputError
 from indpriv.recording.norms import batches, model_checks
 from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
 from indpriv.recording.norms.layerwise import GROUP_NORMS, LayerwiseNorms
-from indpriv.recording.norms.shadow_model import ModelInTraining
+from indpriv.recording.norms.shadow_model import ModelInTraining, without_checkpoints
 from indpriv.recording.random_states import kept_random_state
 
-BACKENDS = ("layerwise", "functorch", "autograd")  # in the order in which they are tried
+BACKENDS = ("layerwise", "functorch")  # in the order in which they are tried
 _RANDOM = (
     "the model's forward pass is random (dropout?), so the recorded norms belong to another random "
     "draw than training's; batch norms and known participation make an exact account"
@@ -40,37 +40,27 @@ _TWICE = 2  # of these are differentiated again; the losses of all are computed 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 
-class AutogradNorms:
-    """One example at a time: slow, but for every model; the other ways are checked by it."""
-
-    def __init__(self, model: ModelInTraining) -> None:
-        self._model = model
-
-    def update(self) -> None:
-        """Each call takes the model's current parameters."""
-
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(norms float64, losses) of a batch, both (batch,), of examples that stand alone."""
-        model, shadow = self._model, self._model.shadow()
-        trainable = [p for p in shadow.parameters() if p.requires_grad]
-        limits = model.limits or [math.inf] * len(trainable)
-        norms, losses = [], []
-        with torch.enable_grad():
-            model.losses(shadow, batch)  # a reduced loss passes as per-example on one example
-            for i in range(len(batch)):
-                shadow.zero_grad()
-                loss = model.losses(shadow, batch.rows(i, i + 1)).sum()
-                if not loss.requires_grad:
-                    raise InputError("losses have no gradient; leave out detach() and no_grad()")
-                loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
-                squares = [
-                    p.grad.double().square().sum().clamp(max=limit**2)
-                    for p, limit in zip(trainable, limits, strict=True)
-                    if p.grad is not None
-                ]
-                norms.append(torch.as_tensor(sum(squares) ** 0.5))
-                losses.append(loss.detach())
-        return torch.stack(norms), torch.stack(losses)
+def norms_by_autograd(model: ModelInTraining, batch: Batch) -> Tensor:
+    """(batch,) float64 norms, one example at a time: slow, but others are checked by it."""
+    shadow = model.shadow()
+    trainable = [p for p in shadow.parameters() if p.requires_grad]
+    limits = model.limits or [math.inf] * len(trainable)
+    norms = []
+    with torch.enable_grad():
+        model.losses(shadow, batch)  # a reduced loss passes as per-example on one example
+        for i in range(len(batch)):
+            shadow.zero_grad()
+            loss = model.losses(shadow, batch.rows(i, i + 1)).sum()
+            if not loss.requires_grad:
+                raise InputError("losses have no gradient; leave out detach() and no_grad()")
+            loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
+            squares = [
+                p.grad.double().square().sum().clamp(max=limit**2)
+                for p, limit in zip(trainable, limits, strict=True)
+                if p.grad is not None
+            ]
+            norms.append(torch.as_tensor(sum(squares) ** 0.5))
+    return torch.stack(norms)
 
 
 class AutogradCheck:
@@ -79,9 +69,8 @@ class AutogradCheck:
     def __init__(self, model: ModelInTraining, batch: Batch) -> None:
         """Differentiate the first examples of a batch one by one, some of them twice."""
         self.few = batch.rows(0, N_CHECKED)
-        one_by_one = AutogradNorms(model)
-        self._norms = one_by_one(self.few)[0]
-        again = one_by_one(self.few.rows(0, _TWICE))[0]
+        self._norms = norms_by_autograd(model, self.few)
+        again = norms_by_autograd(model, self.few.rows(0, _TWICE))
         shadow = model.shadow()
         with torch.enable_grad():  # as in training: a counter may count such passes alone
             losses, others = (model.losses(shadow, self.few).detach() for _ in range(2))
@@ -91,36 +80,13 @@ class AutogradCheck:
             and torch.allclose(losses, others, rtol=1e-6, equal_nan=True)
         )
         self.tolerance = _TOLERANCE[model.compute_dtype]  # relative, of what rounding may cause
-        self._model = model
 
     def of(self, norms: Any) -> str:
         """How these norms of the few examples differ from autograd's; "" if they do not."""
         norms.update()
         # Another batch size first: a dimension whose length follows it is the batch.
         norms(self.few.repeated(len(self.few) + 1))
-        if isinstance(norms, AutogradNorms) and not self.is_random:
-            self._check_sum()  # norms of examples alone do not see what a batch makes of them
         return self.disagreement(norms(self.few)[0])
-
-    def _check_sum(self) -> None:
-        """Raise InputError if the gradient of a batch is not the sum of those of its examples."""
-        model, few, shadow = self._model, self.few, self._model.shadow()
-        # Signs, and no other factors, at which a hook that clamps gradients would change its rows.
-        weights = torch.randint(0, 2, (len(few),)).double() * 2 - 1
-        trainable = [p for p in shadow.parameters() if p.requires_grad]
-        off = [torch.zeros_like(p, dtype=torch.float64) for p in trainable]
-        alone = [(few.rows(i, i + 1), -weights[i : i + 1]) for i in range(len(few))]
-        for part, factors in [(few, weights), *alone]:
-            shadow.zero_grad()
-            with torch.enable_grad():
-                losses = model.losses(shadow, part)
-                (losses * factors.to(losses)).sum().backward()
-            for total, p in zip(off, trainable, strict=True):
-                total += 0.0 if p.grad is None else p.grad.double()
-        error = math.sqrt(sum(float(total.square().sum()) for total in off))
-        length = float((weights.to(self._norms) * self._norms).norm())
-        if error > self.tolerance * length + model_checks.TINY:
-            raise refused("refusal.norms", "not_the_sum", error=error, length=length)
 
     def disagreement(self, norms: Tensor) -> str:
         """How the norms of the first examples differ from autograd's; "" if they do not."""
@@ -132,24 +98,6 @@ class AutogradCheck:
         worst = int((ours - expected).abs().argmax())
         values = {"example": worst, "norm": ours[worst], "alone": expected[worst]}
         return text("refusal.norms", "other_norm", **values)
-
-
-def calls_python_functions(model: ModelInTraining, batch: Batch) -> bool:
-    """Whether a forward pass calls a torch.autograd.Function written in Python.
-
-    Reentrant checkpoints do, which torch.func cannot follow.
-    """
-    with torch.enable_grad():
-        todo = [model.losses(model.shadow(), batch).grad_fn]
-    seen = set()
-    while todo:
-        node = todo.pop()
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            todo += [next_node for next_node, _ in node.next_functions]
-    return False
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
@@ -208,7 +156,7 @@ class FunctorchNorms:
             )[0]
 
         compute = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-        with torch.enable_grad(), model.precision():
+        with torch.enable_grad(), model.precision(), without_checkpoints():
             gradients, losses = compute(trained, batch.inputs, batch.targets)
         return list(gradients.values()), losses.detach()
 
@@ -222,7 +170,7 @@ class FunctorchNorms:
         return flat.square().sum(1).clamp(max=limit**2)
 
 
-Norms = LayerwiseNorms | FunctorchNorms | AutogradNorms
+Norms = LayerwiseNorms | FunctorchNorms
 
 
 def per_example_gradient_norms(
@@ -239,8 +187,8 @@ def per_example_gradient_norms(
             CrossEntropyLoss(reduction="none").
         inputs: inputs of the model; the first dimension is the batch.
         targets: targets of the loss; the first dimension is the batch.
-        backend: "layerwise", "functorch", "autograd" (one example at a time), or "auto": the
-            first of these that fits the model. Its norms are compared with autograd on 8 examples.
+        backend: "layerwise", "functorch", or "auto": the first of these that fits the model. Its
+            norms are compared with autograd on 8 examples.
 
     Returns:
         (batch,) float64 norms. `NormPass.slack` is already added to them; it covers rounding, so
@@ -265,8 +213,7 @@ class NormPass:
     training computes. Norms are as sensitive as the data.
 
     Attributes:
-        backend: "layerwise", "functorch", or "autograd" for models that call a
-            torch.autograd.Function written in Python, as reentrant checkpoints do.
+        backend: "layerwise" or "functorch".
         fallback: why the backend is not "layerwise" although "auto" was asked for; otherwise "".
         batch_size: largest number of examples worked on at once: what fits into a quarter of a
             GPU's free memory, and on a CPU about into its caches; halved whenever memory runs
@@ -329,7 +276,6 @@ class NormPass:
             ("layerwise", partial(LayerwiseNorms, channels_last=True)),
             ("layerwise", LayerwiseNorms),
             ("functorch", FunctorchNorms),
-            ("autograd", AutogradNorms),
         ]
         if not _gains_by_channels_last(self._model.module, batch.inputs):
             del ways[0]
@@ -337,8 +283,6 @@ class NormPass:
         for name, make in ways:
             if name not in backends:
                 continue
-            if name == "autograd" and reasons and not calls_python_functions(self._model, few):
-                break  # why torch.func failed is what the user has to know
             self.backend = name
             try:
                 self._norms: Norms | None = make(self._model)
@@ -380,7 +324,7 @@ class NormPass:
         model, shadow = self._model, self._model.shadow()
 
         def saved(size: int) -> int:
-            with torch.enable_grad():
+            with torch.enable_grad(), without_checkpoints():
                 return saved_bytes(partial(model.losses, shadow, batch.repeated(size)))
 
         needed = _WORKSPACE * (saved(2 * N_CHECKED) - saved(N_CHECKED)) // N_CHECKED

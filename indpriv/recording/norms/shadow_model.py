@@ -7,12 +7,14 @@ modes.
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import getclosurevars, isfunction
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.utils.checkpoint
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -126,6 +128,20 @@ class ModelInTraining:
             return batches.check_losses(
                 self.loss_fn(batches.call(shadow, batch.inputs), batch.targets), batch.targets
             )
+
+
+class _Called:
+    """Stands for reentrant checkpoints: calls what they would run twice."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _preserve_random_state: bool, *args: Any) -> Any:
+        """What `CheckpointFunction` returns."""
+        return function(*args)
+
+
+def without_checkpoints() -> AbstractContextManager[Any]:
+    """Keep activations in the block: hooks and torch.func cannot follow a reentrant checkpoint."""
+    return patch.object(torch.utils.checkpoint, "CheckpointFunction", _Called)
 
 
 def autocast_now(device: str) -> partial[torch.autocast]:
