@@ -23,9 +23,11 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.fsdp_utils import FSDP2Wrapper
 from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.data import TensorDataset
 
-from indpriv import PrivacyFilter
+from indpriv import InputError, PrivacyFilter
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, Run, blobs, make_run, mlp
@@ -87,7 +89,9 @@ def _rank(
 
 def make(dataset: Any = None, *, batch_size: int = 60, mode: str = "hooks", **options: Any) -> Run:
     """As tests.runs.make_run, on this rank."""
-    model = DifferentiallyPrivateDistributedDataParallel(mlp())  # seeds torch alike on every rank
+    sharded = mode == "ghost_fsdp"
+    wrapper = FSDP2Wrapper if sharded else DifferentiallyPrivateDistributedDataParallel
+    model = wrapper(mlp())  # seeds torch alike on every rank
     torch.seed()
     return make_run(dataset or blobs(N), model, batch_size=batch_size, mode=mode, **options)
 
@@ -122,7 +126,8 @@ def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
 
     def note(_: int) -> None:
         for mine, theirs in zip(copy.parameters(), run.model.parameters(), strict=True):
-            mine.data = theirs.detach().clone()
+            whole = theirs.full_tensor() if mode == "ghost_fsdp" else theirs
+            mine.data = whole.detach().clone()
         if dist.get_rank() > 0:
             return
         norms = []
@@ -153,7 +158,7 @@ def filtered(run_dir: Path, mode: str) -> None:
     run = make(noise_multiplier=0.7, mode=mode)
 
     def evaluate(_: int) -> None:
-        with torch.no_grad():
+        with torch.no_grad():  # after which FSDP2 keeps parameters whole
             run.model(run.dataset.tensors[0][:4])
 
     options = {
@@ -289,6 +294,40 @@ def resumed(run_dir: Path) -> dict[str, Any]:
     return state
 
 
+def _divided_otherwise(model: Any) -> None:
+    for part in FSDP2Wrapper(model).modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+
+
+SHARDED_OTHERWISE: dict[str, Callable[[Any], None]] = {
+    "half precision": lambda model: FSDP2Wrapper(
+        model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    ),
+    "a sum over ranks": _divided_otherwise,
+    "one parameter whole": lambda model: fully_shard(model, ignored_params={model[2].bias}),
+    "in each rank": lambda model: fully_shard(
+        model, mesh=init_device_mesh("cpu", (SIZE, 1), mesh_dim_names=("a", "b"))["b"]
+    ),
+}
+
+
+def sharded_otherwise(run_dir: Path) -> dict[str, str]:
+    """What is said of each model that FSDP2 does not shard as Opacus's noise assumes."""
+    said = {}
+    for what, shard in SHARDED_OTHERWISE.items():
+        model = mlp()
+        shard(model)
+        torch.seed()
+        run = make_run(blobs(N), model, batch_size=60, mode="ghost_fsdp")
+        try:
+            with recorded(run, run_dir):
+                said[what] = ""
+        except InputError as error:
+            said[what] = str(error)
+    return said
+
+
 def without_shards(run_dir: Path, what: str) -> None:
     """Set-ups that several ranks cannot be accounted in."""
     with warnings.catch_warnings():
@@ -300,8 +339,6 @@ def without_shards(run_dir: Path, what: str) -> None:
         elif what == "plain DDP":
             model = torch.nn.parallel.DistributedDataParallel(mlp())
             run = make_run(blobs(N), model, batch_size=60)
-        elif what == "FSDP2":
-            run = make_run(blobs(N), FSDP2Wrapper(mlp()), batch_size=60, mode="ghost_fsdp")
         else:
             run = make()
     options = {"on_write_error": "continue"} if what == "continue" else {}

@@ -250,7 +250,7 @@ class Recorder:
     ) -> Iterator[Recorder]:
         """Record while the block trains. The loop, the loader and the optimizer are used unchanged.
 
-        If several ranks train (Opacus's DPDDP), each attaches a Recorder made with the same
+        If several ranks train (Opacus's DPDDP, FSDP2), each attaches a Recorder made with the same
         arguments: full passes are divided between them, and the first rank writes the log. To
         resume, all ranks must see the run directory.
 
@@ -282,11 +282,12 @@ class Recorder:
         inputs, targets = next(train.batches(_CHECKED))
         with self._autocast():
             self._norm_pass = norm_pass = NormPass(
-                run.module, data.loss_fn, inputs, targets, backend=run.norm_backend
+                run.whole.module, data.loss_fn, inputs, targets, backend=run.norm_backend
             )
         with norm_pass, closing(Ranks(optimizer)) as self._ranks:
-            norm_pass.check_training(run.model, inputs, targets, self._views)
-            check_memory(run.module, inputs)
+            as_trained = run.whole.in_training(run.model)
+            norm_pass.check_training(as_trained, inputs, targets, self._views)
+            check_memory(run.whole.module, inputs)
             data.check_test_set(norm_pass, test)
             self._attached = True
             header = self._agree()
@@ -484,6 +485,7 @@ class Recorder:
             with self._disk_errors_handled():
                 for writer in self._writers:
                     writer.finish(self._counts())  # complete, whatever fails from here on
+            self._run.whole.gather()
             if self._writers:
                 with self._disk_errors_handled(), self._norm_pass.evaluation() as model:
                     table = self._data.example_table(model, self._train, self._test)
@@ -576,7 +578,7 @@ class Recorder:
         run, ids = self._run, self._data.ids
         self._limits = run.limits
         self._norm_pass.clip_each(self._limits, run.transforms)
-        together = self._ranks, run.module, f"the pass before step {self._step}"
+        together = self._ranks, run.whole, f"the pass before step {self._step}"
         positions = None if due else few
         taken = norms_of(self._norm_pass, self._train, ids, positions, together=together)
         self._measured = taken if len(few) else None
@@ -685,7 +687,7 @@ def _described(run: OpacusRun) -> dict[str, Any]:
         "sampler_class": run.sampler_class,
         **({"max_batch_size": int(run.batch_sampler.max_batch_size)} if truncated else {}),
         "steps_per_epoch": run.steps_per_epoch,
-        **described_parameters(run.module),
+        **described_parameters(run.whole.module),
         "versions": {
             "torch": torch.__version__,
             "opacus": opacus.__version__,

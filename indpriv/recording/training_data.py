@@ -23,7 +23,7 @@ from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.norms import batches as of_batches
 from indpriv.recording.norms.batches import LossFn, call, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.opacus.run import Ranks, of_opacus
+from indpriv.recording.opacus.run import Ranks, WholeModel, of_opacus
 from indpriv.recording.random_states import kept_random_state
 
 _FEW = 32  # examples that are read twice
@@ -128,7 +128,7 @@ def norms_of(
     examples: Examples,
     ids: NDArray[np.generic],
     positions: IntArray | None = None,
-    together: tuple[Ranks, nn.Module, str] | None = None,
+    together: tuple[Ranks, WholeModel, str] | None = None,
 ) -> Measured:
     """Gradient norms of all examples or those at some positions; InputError if one is NaN.
 
@@ -136,6 +136,8 @@ def norms_of(
     part each, and all get the whole; the fingerprint depends on their number.
     """
     start = time.perf_counter()
+    if together is not None:
+        together[1].gather()
     several = None if together is None or together[0].size == 1 else together
     wanted = np.arange(len(ids)) if positions is None else positions
     if several is not None:
@@ -148,8 +150,8 @@ def norms_of(
                 targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())
     taken, fingerprint = np.concatenate(norms), targets_hash.hexdigest()
     if several is not None:
-        ranks, module, moment = several
-        weights = dict([*module.named_parameters(), *module.named_buffers()])
+        ranks, whole, moment = several
+        weights = dict([*whole.module.named_parameters(), *whole.module.named_buffers()])
         shared = {"the model's parameters": fingerprint_of(weights)}
         parts = ranks.gather(moment, (taken, fingerprint), shared=shared)
         taken = np.concatenate([part[0] for part in parts])

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from opacus.grad_sample import GradSampleModuleExpandedWeights
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
@@ -33,11 +34,11 @@ from indpriv.recording.compared.calls import Call, Deliveries, LossComparison
 from indpriv.recording.compared.findings import Budget, Findings, worst_of
 from indpriv.recording.compared.replay import Replay
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
-from indpriv.recording.norms.shadow_model import autocast_now, make_shadow
+from indpriv.recording.norms.shadow_model import autocast_now
 from indpriv.recording.opacus import gradients
 from indpriv.recording.opacus import run as of_run
 from indpriv.recording.opacus.draws import OF_ONE_RANK, Draw, Tally, sampler_watched
-from indpriv.recording.opacus.run import Batch, OpacusRun, Ranks
+from indpriv.recording.opacus.run import Batch, OpacusRun, Ranks, local
 from indpriv.recording.random_states import kept_random_state, random_state, state_of
 from indpriv.recording.training_data import Examples
 
@@ -78,7 +79,7 @@ class Watch:
         if not run.is_ghost:  # where norms are not sums over a gradient
             self.tally.counts.clip_excess = gradients.clip_excess(optimizer)
         self.tally.counts.moved = self.tally.counts.unmoved = 0
-        self._noise = gradients.NoiseWatch(parameters)
+        self._noise = gradients.NoiseWatch(parameters, getattr(optimizer, "grad_state", None))
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self.limits: tuple[float, ...] = ()  # clipping norms per layer, when noise was added
         self.with_norms = True  # the coming step needs the norms that training clips
@@ -172,8 +173,10 @@ class Watch:
             stack.callback(updated.remove)
             inner._optimizer_step_post_hooks.move_to_end(updated.id, last=False)
             stack.enter_context(gradients.replaced_methods(optimizer, **own))
+            # Before FSDP2's own, which makes the parameters whole.
+            first, entering = run.whole.is_sharded, _Hook(self._entering)
             for handle in (
-                module.register_forward_pre_hook(_Hook(self._entering), with_kwargs=True),
+                module.register_forward_pre_hook(entering, prepend=first, with_kwargs=True),
                 module.register_forward_hook(_Hook(self._leaving), with_kwargs=True),
                 taking := inner.register_step_pre_hook(self._taking),
             ):
@@ -285,7 +288,7 @@ class Watch:
         call.random_state = random_state()
         call.arguments = map_tensors(call.arguments, lambda t: t.detach().clone())
         call.precision = autocast_now(next(module.parameters()).device.type)
-        call.twin = make_shadow(module)
+        call.twin = self._run.whole.copy()
         for mine, theirs in zip(call.twin.modules(), module.modules(), strict=True):
             mine.training = theirs.training
 
@@ -349,7 +352,7 @@ class Watch:
             rule, sums, self._sums = self._run.optimizer, self._sums, None
             transforms = rule.transforms() if isinstance(rule, AdaClip) else ()
             found = self._replay.compare(call, batch, transforms)
-            if self._run.is_ghost:
+            if self._run.is_ghost and not self._run.whole.is_sharded:
                 self._compare_sum(found, [p.grad for p in rule.params], len(batch.norms))
             elif sums is not None:
                 self._sums = list(torch._foreach_add(sums, found)) if sums else found
@@ -374,15 +377,15 @@ class Watch:
                 self._note_moved("noise")
             add_noise()
             run.sources.leave("noise")
-            draws = run.noise_std and getattr(optimizer, "rank", 0) == 0
+            draws = run.noise_std and run.whole.adds_noise(optimizer)
             now = state_of(run.sources.noise)
             still = before is not None and now is not None and torch.equal(before, now)
             counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
             counts.guessable_seed |= run.sources.is_guessable
             # Now, since another step hook may change settings before it calls ours.
             self._noised, self.limits = self.coming_setting(), run.limits
-            if getattr(optimizer, "rank", 0) == 0:  # the first rank adds the noise
-                self._noise.after(run.noise_std)
+            if getattr(optimizer, "rank", 0) == 0:  # of several shards, the first is watched
+                self._noise.after(run.noise_std / run.whole.noise_divisor(optimizer))
         self._coming = []
         if not self._budget.every:
             return
@@ -390,7 +393,7 @@ class Watch:
             if not self._own_noise:
                 self.findings.add("gradient_taken", "noise")
             divisor = optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else 1.0
-            noisy = [torch.as_tensor(p.grad) for p in optimizer.params]
+            noisy = [local(p.grad) for p in optimizer.params]
             self._coming = list(torch._foreach_div(noisy, float(divisor)))
 
     @contextmanager
@@ -410,10 +413,24 @@ class Watch:
     def _compare_whole_sum(self) -> None:
         """Gradients are summed up: compare the sum of a drawn step."""
         (sums, self._sums), run = (self._sums, []), self._run
-        if self._budget.drawn and sums and not run.is_ghost:
-            with self._careful("replay", kind="drawn"):
-                own = [getattr(p, "summed_grad", None) for p in run.optimizer.params]
-                self._compare_sum(sums, own, sum(len(b.norms) for b in self._micro_batches))
+        if not self._budget.drawn:
+            return
+        size, optimizer = sum(len(b.norms) for b in self._micro_batches), run.optimizer
+        with self._careful("replay", kind="drawn"):
+            if run.whole.is_sharded:
+                # FSDP2 has added up the ranks' sums, and divided by their number.
+                if not all(self._ranks.gather("the sum of a step", sums is not None)):
+                    return
+                held = list(run.whole.module.parameters())
+                found = sums or [torch.zeros_like(held[k]) for k in self._replay.in_module]
+                for part in found:
+                    dist.all_reduce(part)
+                state: Any = getattr(optimizer, "grad_state", None)
+                taken = [state[p]["summed_grad"].full_tensor() for p in optimizer.params]
+                self._compare_sum(found, torch._foreach_mul(taken, self._ranks.size), size)
+            elif sums and not run.is_ghost:
+                own = [getattr(p, "summed_grad", None) for p in optimizer.params]
+                self._compare_sum(sums, own, size)
 
     # The update
 
@@ -427,7 +444,7 @@ class Watch:
         """Count an update that is about to be made; return its setting, and its batch if known."""
         run, counts, batches = self._run, self.tally.counts, self._micro_batches
         run.check_update()
-        if getattr(run.optimizer, "rank", 0) == 0:
+        if run.whole.adds_noise(run.optimizer):
             counts.repeated_draws += run.sources.repeated("noise")
         drawn, whole = self.tally.next_batch()
         if self._noised is None:
@@ -481,7 +498,7 @@ class Watch:
                 return
             taken = [p.grad for p in self._run.optimizer.params]
             same = all(
-                t is not None and same_values(t, e)
+                t is not None and same_values(local(t), e)
                 for t, e in zip(taken, self._coming, strict=True)
             )
             self.findings.compare("gradient_taken", same, "other")
@@ -511,6 +528,9 @@ class Watch:
             self._state.repeat_step()
         self.deliveries.end_step()
         budget.end_step()
+        if run.whole.is_sharded:  # all ranks repeat the same steps
+            coins = self._ranks.gather("the end of a step", (budget.every, budget.drawn))
+            budget.every, budget.drawn = coins[0]
         self._begun = False
         with self._careful("state"):
             self._state.keep(known=budget.every)

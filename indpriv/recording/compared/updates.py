@@ -23,6 +23,7 @@ from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.clipping import ClippingRule
 from indpriv.recording.compared.calls import relative, weighed
 from indpriv.recording.compared.findings import Findings
+from indpriv.recording.opacus.run import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
 
 PublicSettings = Callable[[int], Mapping[str, Any]]
@@ -83,7 +84,7 @@ class PublishedState:
         ]
         return *prints, plain, more
 
-    def fingerprints(self) -> tuple[str, str | None]:
+    def fingerprints(self) -> tuple[str | None, str | None]:
         """Of parameters and buffers, and of the optimizer's state; None of what nobody holds."""
         params = (p for group in self._inner.param_groups for p in group["params"])
         held = enumerate((p, one) for p in params for one in self._inner.state.get(p, {}).values())
@@ -91,6 +92,8 @@ class PublishedState:
         moments = {f"{k:09d}": one.to(p.dtype) for k, (p, one) in held if isinstance(one, Tensor)}
         every = self._module.state_dict().items()
         weights = {name: one for name, one in every if isinstance(one, Tensor)}
+        if any(local(one) is not one for one in weights.values()):  # each rank has a shard
+            return None, None
         return fingerprint_of(weights), fingerprint_of(moments) if moments else None
 
     def compare_weights(self, logged: Mapping[str, Any], step: int) -> None:
@@ -120,7 +123,7 @@ class PublishedState:
                 set_random_state(self._random)
                 step = type(self._copy).step
                 getattr(step, "__wrapped__", step)(self._copy)  # without hooks
-            pairs = [*self._pairs()]
+            pairs = [tuple(map(local, pair)) for pair in self._pairs()]
         finally:
             self._copy = None
         off = max(max(relative(a, b), relative(b, a)) for a, b in pairs)
@@ -133,7 +136,7 @@ def print_of(tensors: Iterable[Tensor]) -> list[int]:
     """Secret sums of their bits, by type and device; of a large tensor by itself."""
     small, rows = defaultdict[Any, list[Tensor]](list), list[Tensor]()
     for tensor in tensors:
-        value = tensor.detach()
+        value = local(tensor.detach())
         if value.ndim > 1 and value.numel() > _SMALL:
             rows.append(weighed(value, "columns"))
         elif value.numel():  # these are looked at together

@@ -6,7 +6,7 @@ modes.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import getclosurevars, isfunction
@@ -19,6 +19,7 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from indpriv._facts import refused
 from indpriv.errors import InputError
@@ -29,8 +30,9 @@ HALF = (torch.float16, torch.bfloat16)
 _LARGE = 100  # by which weights are multiplied to see whether a forward pass limits them
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-_WRAPPERS = ("opacus.", "indpriv.recording.watch")
-_KEPT = "autograd_grad_sample_hooks"  # handles that a shadow model goes without
+_WRAPPERS = ("opacus.", "torch.distributed.fsdp.", "indpriv.recording.watch")
+# Where hooks, handles and states are kept that a shadow model goes without.
+_KEPT = ("autograd_grad_sample_hooks", "__composable_api_state_key")
 
 
 def standard_module(model: nn.Module) -> nn.Module:
@@ -172,11 +174,16 @@ def autocast_anywhere() -> Callable[[], ExitStack]:
     return entered
 
 
-def make_shadow(module: nn.Module) -> nn.Module:
-    """A copy without Opacus's hooks, in the module's modes, or in train() if it is in eval()."""
+def make_shadow(
+    module: nn.Module, parameters: Mapping[int, nn.Parameter] | None = None
+) -> nn.Module:
+    """A copy without Opacus's hooks, in the module's modes, or in train() if it is in eval().
+
+    It is also without FSDP2, and has the given parameters, by the id of those that they replace.
+    """
     _check_forward(module)
     with _as_written(module):
-        shadow = copy.deepcopy(module)
+        shadow = copy.deepcopy(module, dict(parameters or {}))
     return shadow if shadow.training else shadow.train()
 
 
@@ -222,17 +229,26 @@ def trainable_names(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
 
 
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """The class that the user wrote; FSDP2 replaces it with a subclass."""
+    kind = type(module)
+    if not isinstance(module, FSDPModule):
+        return kind
+    return next(k for k in kind.__mro__[1:] if k is not FSDPModule)
+
+
 @contextmanager
 def _as_written(module: nn.Module) -> Iterator[None]:
-    """Take hooks of Opacus off a module, and put them back on leaving."""
-    kept = [(part, dict(vars(part))) for part in module.modules()]
+    """Take hooks of Opacus and FSDP2 off a module, and put them back on leaving."""
+    kept = [(part, type(part), dict(vars(part))) for part in module.modules()]
     try:
-        for part, own in kept:
+        for part, _, own in kept:
+            part.__class__ = plain_class(part)
             for name in own:
                 if name in _HOOKS:
                     kept_hooks = {k: hook for k, hook in own[name].items() if not _is_wrapper(hook)}
                     vars(part)[name] = type(own[name])(kept_hooks)
-                elif name == _KEPT:
+                elif name.startswith(_KEPT):
                     del vars(part)[name]
                 elif name not in _OF_TORCH and not all(
                     t.is_leaf for t in batches.tensors_of(own[name])
@@ -241,7 +257,8 @@ def _as_written(module: nn.Module) -> Iterator[None]:
                     vars(part)[name] = batches.map_tensors(own[name], Tensor.detach)
         yield
     finally:
-        for part, own in kept:
+        for part, kind, own in kept:
+            part.__class__ = kind
             vars(part).update(own)
 
 

@@ -17,7 +17,7 @@ norms, so that not even the worst-case epsilon holds. functorch mode is right.
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from indpriv._facts import damaged, refused, text
 from indpriv._types import FloatArray, IntArray
 from indpriv.norm_log.session_counts import NoiseCounts
 from indpriv.recording.norms.shadow_model import trainable_names
-from indpriv.recording.opacus.run import GHOST_MODELS, convolutions
+from indpriv.recording.opacus.run import GHOST_MODELS, convolutions, local
 
 _MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 in float32
 # To the precision of the norms: of a parameter's norm, of all parameters', and of the clip factor.
@@ -293,10 +293,18 @@ def _check_image(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
 class NoiseWatch:
     """Sums over the noise of one session; they stay on the model's device until they are read."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Prepare; parameters are those that the noise is added to."""
-        self._parameters = parameters
-        self._sizes = np.array([p.numel() for p in parameters])
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        states: Mapping[nn.Parameter, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Prepare; parameters are those that the noise is added to.
+
+        With FSDP2, sums are in the optimizer's states of parameters, and this rank's shards of
+        parameters are watched, to which it adds noise.
+        """
+        self._parameters, self._states = parameters, states
+        self._sizes = np.array([local(p).numel() for p in parameters])
         # MPS has no float64, and half precision rounds the noise.
         self._measures = all(
             p.device.type != "mps" and p.dtype in (torch.float32, torch.float64) for p in parameters
@@ -318,7 +326,10 @@ class NoiseWatch:
 
     def before(self) -> None:
         """Remember the clipped sums of a step, to which noise is about to be added."""
-        sums = [getattr(p, "summed_grad", None) for p in self._parameters]
+        if self._states is None:
+            sums = [getattr(p, "summed_grad", None) for p in self._parameters]
+        else:
+            sums = [self._states[p]["summed_grad"] for p in self._parameters]
         self._sums = [(total, total._version) for total in sums if total is not None]
         self._measures &= len(self._sums) == len(sums)
 
@@ -336,8 +347,9 @@ class NoiseWatch:
         sums, compared = [], []
         device = self._compared[0].device
         for p, (total, _), chosen in zip(self._parameters, self._sums, self._compared, strict=True):
-            total, noisy = total.reshape(-1), torch.as_tensor(p.grad)
-            noise = (noisy.reshape(-1) - total).div_(standard_deviation)
+            total = local(total).reshape(-1)
+            noisy: Any = p.grad
+            noise = (local(noisy).reshape(-1) - total).div_(standard_deviation)
             compared.append(noise[chosen].double().to(device))
             products = [noise * total, total.square(), second := noise.square_(), second.square()]
             sums.append(torch.stack([one.sum(dtype=torch.float64) for one in products]).to(device))

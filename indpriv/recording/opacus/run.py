@@ -5,7 +5,8 @@ step, never from a configuration. Sensitive.
 
 Opacus divides a run of several processes (ranks) between them: each rank draws from its own shard,
 clips its own gradients and sums them; the first rank adds the noise to its sum, and all sums are
-added. Here all ranks exchange what they saw, before each step and after each pass, so that all
+added. (With FSDP2, sums are added first, and each rank adds the noise of the parameters that it
+holds.) Here all ranks exchange what they saw, before each step and after each pass, so that all
 reach the same verdict and stop together. Only the first rank writes the log.
 """
 
@@ -18,6 +19,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from opacus import grad_sample, optimizers
 from opacus.accountants.accountant import IAccountant
@@ -26,6 +28,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPe
 from opacus.utils import uniform_sampler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from indpriv import _checks
@@ -34,7 +37,7 @@ from indpriv._types import FloatArray, IntArray
 from indpriv.norm_log.fields import SETTING_NAMES, StepSetting
 from indpriv.norm_log.session_counts import Found
 from indpriv.recording.clipping import AdaClip, ClippingRule, QuantileClipping
-from indpriv.recording.norms.shadow_model import standard_module
+from indpriv.recording.norms.shadow_model import make_shadow, plain_class, standard_module
 from indpriv.recording.opacus.draws import TruncatedPoissonSampler
 from indpriv.recording.random_states import Sources
 
@@ -44,20 +47,21 @@ _DROPPED_BATCH = 1e-9
 
 
 def of_opacus(module: ModuleType, *names: str) -> tuple[type, ...]:
-    """The classes of these names; Opacus 1.5 lacks some."""
+    """The classes of these names; Opacus 1.5 lacks those for FSDP2."""
     return tuple(getattr(module, name) for name in names if hasattr(module, name))
 
 
 # What clips in ghost mode, by norms that are computed without the gradients: a model of Opacus, or
 # what make_private(wrap_model=False) hooks into the user's own, from Opacus 1.6 on.
 _GHOST = ("GradSampleModuleFastGradientClipping", "GradSampleHooksFastGradientClipping")
-GHOST_MODELS = of_opacus(grad_sample, *_GHOST)
+GHOST_MODELS = of_opacus(grad_sample, *_GHOST, f"{_GHOST[0]}FSDP")
 _CLIPPERS = (
     grad_sample.AbstractGradSampleModule,
     *of_opacus(grad_sample, "AbstractGradSampleHooks"),
 )
+FSDP = of_opacus(optimizers, "FSDPOptimizerFastGradientClipping")
 _BY_RANK = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClipping")
-DISTRIBUTED = of_opacus(optimizers, *_BY_RANK)
+DISTRIBUTED = (*of_opacus(optimizers, *_BY_RANK), *FSDP)
 _SAME_RATE = 1 - 1e-9  # sampling rates that differ by less are the same number, rounded
 _ACCOUNTED = (
     DPOptimizer,
@@ -153,6 +157,102 @@ def whole_batch(moment: str, parts: Sequence[RankStep]) -> Batch | None:
     return Batch(positions, np.concatenate(norms)) if len(norms) == len(parts) else None
 
 
+class WholeModel:
+    """The module in training, or a copy with whole parameters on each rank if FSDP2 shards it.
+
+    Norms are taken on such a copy: the parts that ranks take of a pass then need no exchange. A
+    rank must have room for all parameters.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Copy a module if it is sharded; all ranks must then call this together."""
+        self._source = module
+        self._shards = [part for part in module.modules() if isinstance(part, FSDPModule)]
+        self.is_sharded = bool(self._shards)
+        self.module = module
+        if self.is_sharded:
+            self._check_shards()
+            self.module = self.copy()
+
+    @torch.no_grad()
+    def copy(self) -> nn.Module:
+        """A copy as it stands now; of a sharded module, all ranks must call this together."""
+        if not self.is_sharded:
+            return make_shadow(self._source)
+        self._reshard()
+        return make_shadow(self._source, {id(p): _whole(p) for p in self._source.parameters()})
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Bring a copy up to date; all ranks must call this together."""
+        if not self.is_sharded:
+            return
+        self._reshard()
+        for mine, theirs in zip(self.module.parameters(), self._source.parameters(), strict=True):
+            mine.data = _whole(theirs).data
+            mine.requires_grad_(theirs.requires_grad)
+        for copied, buffer in zip(self.module.buffers(), self._source.buffers(), strict=True):
+            copied.data = buffer.data.clone()
+        for part, original in zip(self.module.modules(), self._source.modules(), strict=True):
+            part.training = original.training
+
+    def in_training(self, model: nn.Module) -> nn.Module:
+        """What computes per-example gradients as the model that make_private returned does.
+
+        Of a sharded one it is a copy in ghost mode, whose formulas for norms are the same.
+        """
+        if not (self.is_sharded and isinstance(model, grad_sample.AbstractGradSampleModule)):
+            return model
+        return grad_sample.GradSampleModuleFastGradientClipping(
+            make_shadow(self.module),
+            batch_first=model.batch_first,
+            loss_reduction=model.loss_reduction,
+            strict=False,
+        )
+
+    def adds_noise(self, optimizer: Any) -> bool:
+        """Whether this rank adds noise: the first one, or each to its shard."""
+        return self.is_sharded or getattr(optimizer, "rank", 0) == 0
+
+    def noise_divisor(self, optimizer: Any) -> int:
+        """What Opacus divides noise by: gradients that FSDP2 adds up are means over the ranks."""
+        is_mean = self.is_sharded and optimizer.loss_reduction == "mean"
+        return dist.get_world_size() if is_mean else 1
+
+    def _reshard(self) -> None:
+        """After a forward pass alone, FSDP2 keeps parameters whole, which are then others."""
+        for part in self._shards:
+            part.reshard()
+
+    def _check_shards(self) -> None:
+        """Raise InputError unless Opacus's noise is that of the mean of gradients of all ranks."""
+        size = dist.get_world_size()
+        for name, p in self._source.named_parameters():
+            mesh = p.device_mesh if isinstance(p, DTensor) else None
+            if p.requires_grad and (mesh is None or mesh.ndim != 1 or mesh.size() != size):
+                raise refused("refusal.attached", "not_sharded", name=name, size=size)
+        for part in self._shards:
+            state = part._get_fsdp_state()
+            # One group in older versions of torch.
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+            if any(g is not None and g.gradient_divide_factor is not None for g in groups):
+                raise refused("refusal.attached", "divide_factor")
+            policy = state._mp_policy
+            if (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) != (None,) * 3:
+                raise refused("refusal.attached", "mp_policy")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(parameter: nn.Parameter) -> nn.Parameter:
+    value = parameter.data
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    return nn.Parameter(whole, requires_grad=parameter.requires_grad)
+
+
 def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
     """How batches are drawn: one of the samplers of a NormLog; "other" if nothing is known of it.
 
@@ -207,7 +307,7 @@ def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
     return [
         (name, layer)
         for name, layer in standard_module(model).named_modules()
-        if type(layer) is nn.Conv2d and any(p.requires_grad for p in layer.parameters())
+        if plain_class(layer) is nn.Conv2d and any(p.requires_grad for p in layer.parameters())
     ]
 
 
@@ -222,6 +322,7 @@ class OpacusRun:
             model = getattr(model, "_module", model)
         self.model, self.clipper = model, _check(model, optimizer, loader, n_examples)
         self.module = standard_module(model)  # the user's own, inside the model
+        self.whole = WholeModel(self.module)
         self.optimizer: DPOptimizer = optimizer
         self.loader, self.n_examples = loader, n_examples
         self.batch_sampler: Any = loader.batch_sampler
@@ -392,8 +493,11 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
     does.
     """
     wrapped = model._module if isinstance(model, grad_sample.AbstractGradSampleModule) else model
-    needed = DifferentiallyPrivateDistributedDataParallel
-    layers = [*model.modules()] if isinstance(model, nn.Module) else []
+    needed: type = DifferentiallyPrivateDistributedDataParallel
+    remedy = "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
+    if isinstance(optimizer, FSDP):
+        needed, remedy = FSDPModule, "opacus.utils.fsdp_utils.FSDP2Wrapper(model)"
+    layers = model.modules() if isinstance(model, nn.Module) else ()
     hooks = (hook for layer in layers for hook in layer._forward_hooks.values())
     owners = {getattr(hook, "__self__", None): None for hook in hooks}
     clippers = [owner for owner in owners if isinstance(owner, _CLIPPERS)] or [model]
@@ -410,7 +514,6 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
     name, size = next((one for one in sizes.items() if one[1] != n_examples), ("", n_examples))
     faults = {
         "optimizer": not isinstance(optimizer, DPOptimizer),
-        "sharded": any(isinstance(layer, FSDPModule) for layer in layers),
         "adaptive": type(optimizer) is optimizers.AdaClipDPOptimizer,
         "clipping": type(optimizer) not in _ACCOUNTED
         and not (isinstance(optimizer, ClippingRule) and optimizer.no_privacy),
@@ -428,7 +531,8 @@ def _check(model: Any, optimizer: Any, loader: DataLoader[Any], n_examples: int)
     if case := next((case for case, found in faults.items() if found), ""):
         classes = {"optimizer": optimizer, "model": model, "wrapped": wrapped}
         names = {key: type(one).__name__ for key, one in classes.items()}
-        values = {"reduction": reduction, "n_examples": n_examples, "size": size, "name": name}
+        names |= {"remedy": remedy, "name": name}
+        values = {"reduction": reduction, "n_examples": n_examples, "size": size}
         raise refused("refusal.attached", case, **names, **values)
     trained = {id(p) for p in optimizer.params}
     named = standard_module(model).named_parameters()

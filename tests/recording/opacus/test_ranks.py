@@ -22,12 +22,13 @@ from several_ranks import (
     one_is_killed,
     one_trains_otherwise,
     resumed,
+    sharded_otherwise,
     with_expected_norms,
     without_shards,
 )
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost", "per_layer"])
+@pytest.mark.parametrize("mode", ["hooks", "ghost", "per_layer", "ghost_fsdp"])
 def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     first, _ = launch(with_expected_norms, tmp_path, tmp_path / "run", mode)
     log = NormLog.open(tmp_path / "run")
@@ -38,7 +39,8 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     checks = {check.title: check.detail for check in verify(open_run(tmp_path / "run"))}
     assert checks["ranks"].startswith("2 ranks")
     noise = read_state(tmp_path / "run").sessions[0].noise
-    assert noise.values == 8 * 74  # parameters
+    n_parameters = 74
+    assert noise.values == 8 * (n_parameters // 2 if mode == "ghost_fsdp" else n_parameters)
     assert noise.variance == pytest.approx(1, abs=6 * np.sqrt(2 / noise.values))
     assert indpriv.account(log, delta=1e-5).claim == "exact"
     assert log.batch_norms.steps.tolist() == list(range(8))
@@ -49,11 +51,19 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     assert len(entries) == read_state(tmp_path / "run").sessions[0].draws.participations > N
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["hooks", pytest.param("ghost_fsdp", marks=pytest.mark.slow)])
 def test_what_only_another_rank_does_refutes(mode, tmp_path):
     launch(one_trains_otherwise, tmp_path, tmp_path / "run", mode)
     checks = {check.key: check for check in verify(open_run(tmp_path / "run"))}
     assert checks["loss"].status == checks["replay"].status == "failed"
+
+
+@pytest.mark.slow
+def test_one_rank_of_fsdp2_takes_norms_at_the_current_parameters(tmp_path):
+    (expected,) = launch(with_expected_norms, tmp_path, tmp_path / "run", "ghost_fsdp", size=1)
+    log = NormLog.open(tmp_path / "run")
+    np.testing.assert_allclose(log.read(), expected, rtol=1e-4)
+    assert failed(tmp_path / "run") == set()
 
 
 def test_physical_batches_of_all_ranks_are_one_step(tmp_path):
@@ -63,7 +73,7 @@ def test_physical_batches_of_all_ranks_are_one_step(tmp_path):
     assert log.caveats == ()
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["hooks", "ghost_fsdp"])
 def test_levels_and_filter_hold_on_all_ranks(mode, tmp_path):
     assert launch(filtered, tmp_path, tmp_path / "run", mode) == [None, None]
     assert failed(tmp_path / "run") == set()
@@ -160,7 +170,6 @@ def test_ranks_resume_together_and_in_the_same_number(tmp_path):
         ("small batches", "one is empty with probability .*take larger batches or fewer ranks"),
         ("shuffled", "with Poisson sampling"),
         ("plain DDP", "DifferentiallyPrivateDistributedDataParallel"),
-        ("FSDP2", "FSDP2 shards the model.*train with"),
         ("continue", "on_write_error='continue' with several ranks"),
     ],
 )
@@ -168,6 +177,16 @@ def test_what_several_ranks_cannot_be_accounted_in_is_refused(what, message, tmp
     for error in launch(without_shards, tmp_path, tmp_path / "run", what):
         with pytest.raises(InputError, match=message):
             raise error
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_that_are_sharded_otherwise_are_refused(tmp_path):
+    first, second = launch(sharded_otherwise, tmp_path, tmp_path / "run")
+    assert first == second
+    assert "gradients of another precision than recorded norms" in first["half precision"]
+    assert "the noise would not be what the account assumes" in first["a sum over ranks"]
+    assert "'2.bias' is not sharded over all 2 ranks" in first["one parameter whole"]
+    assert "'0.weight' is not sharded over all 2 ranks" in first["in each rank"]
     assert not (tmp_path / "run").exists()
 
 
