@@ -281,6 +281,5 @@ def _attack(config: AuditConfig, randomness: Randomness) -> GradientCanaries | W
     return GradientCanaries(
         attacks.gradient_canaries,
         attacks.canary_lengths,
-        attacks.through_clipping,
         seed=randomness.canaries,
     )

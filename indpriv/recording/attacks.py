@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, starmap
 from typing import Any, Self
@@ -29,8 +29,6 @@ from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.random_states import kept_random_state
 from indpriv.recording.training_data import Examples, TrainingData, length
 
-_TOO_LONG = 10.0  # max_grad_norms: a canary of full length that clipping has to shorten
-_AT_ONCE = 1 << 24  # values of gradients that are clipped together
 
 
 @dataclass(frozen=True)
@@ -95,16 +93,12 @@ class GradientCanaries(RunAttack):
     coordinate.
 
     Canaries are no data: the guarantee of the examples stays. The noise on a canary's coordinate is
-    perturbed by at most max_grad_norm in the steps that drew it. Clipping is tested only by
-    canaries that pass it.
+    perturbed by at most max_grad_norm in the steps that drew it. They do not test clipping.
 
     Args:
         count: number of canaries, at most the number of trainable parameters.
         lengths: norms of their gradients over max_grad_norm, in (0, 1], taken in turn. Canaries of
             full length test the worst case, shorter ones the epsilon of an example of that norm.
-        through_clipping: the optimizer's own clipping is tested too. Canaries pass it as examples
-            do, those of full length at ten times max_grad_norm. Not in ghost mode; each canary that
-            a step draws costs as much memory as an example.
         seed: makes coordinates and coins reproducible, for tests.
 
     >>> from indpriv.recording import GradientCanaries, Recorder
@@ -116,7 +110,6 @@ class GradientCanaries(RunAttack):
     method = "likelihood ratio of gradient canaries"
     count: int
     lengths: Sequence[float] = (1.0,)
-    through_clipping: bool = False
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -132,14 +125,9 @@ class GradientCanaries(RunAttack):
         total = sum(p.numel() for p in parameters)
         if self.count > total:
             raise refused("refusal.attacks", "too_many", count=self.count, n=total)
-        if self.through_clipping and (attacked.run.is_ghost or attacked.clips_at_levels):
-            raise refused("refusal.attacks", "through_clipping")
-        optimizer, self._parameters = attacked.run.optimizer, parameters
         rng = np.random.default_rng(self.seed)
         coordinates = rng.choice(total, self.count, replace=False)
         self._canaries = CanaryEvidence(self.count, self.lengths, rng)
-        # Adds the clipped sum of grad_sample to summed_grad; None: canaries are added unclipped.
-        self._clip = optimizer.clip_and_accumulate if self.through_clipping else None
         self._before = np.zeros(self.count)
         # Where they live: a parameter, its canaries, and an index of their coordinates in it.
         self._places: list[tuple[Any, IntArray, tuple[Tensor, ...]]] = []
@@ -157,11 +145,8 @@ class GradientCanaries(RunAttack):
         added[draw.canaries] = setting.max_grad_norm
         added *= self._canaries.lengths * self._canaries.member
         self._before = self._read("summed_grad")
-        if self._clip is None:
-            self._add(added)
-        else:
-            longer = np.where(self._canaries.lengths == 1, _TOO_LONG, 1.0)
-            self._add_clipped(added * longer, self._clip)
+        for p, canaries, index in self._places:
+            p.summed_grad[index] += torch.as_tensor(added[canaries]).to(p.summed_grad)
 
     def _read(self, name: str) -> FloatArray:
         """Values (n_canaries,) of the parameters' summed_grad or grad at the coordinates."""
@@ -169,28 +154,6 @@ class GradientCanaries(RunAttack):
         for p, canaries, index in self._places:
             seen[canaries] = getattr(p, name).detach()[index].double().cpu().numpy()
         return seen
-
-    def _add(self, added: FloatArray) -> None:
-        """Add to the clipped sum at the coordinates."""
-        for p, canaries, index in self._places:
-            p.summed_grad[index] += torch.as_tensor(added[canaries]).to(p.summed_grad)
-
-    def _add_clipped(self, added: FloatArray, clip: Callable[[], None]) -> None:
-        """Let the optimizer clip gradients of norms (n_canaries,), in batches of their own."""
-        drawn = np.flatnonzero(added)
-        size = max(1, _AT_ONCE // sum(p.numel() for p in self._parameters))
-        examples = [getattr(p, "grad_sample", None) for p in self._parameters]
-        for part in np.split(drawn, range(size, len(drawn), size)):
-            for p in self._parameters:
-                p.grad_sample = p.new_zeros((len(part), *p.shape))
-            for p, canaries, index in self._places:
-                inside = np.flatnonzero(np.isin(canaries, part))
-                rows = torch.as_tensor(np.searchsorted(part, canaries[inside])).to(p.device)
-                values = torch.as_tensor(added[canaries[inside]]).to(p.grad_sample)
-                p.grad_sample[(rows, *(one[inside] for one in index))] = values
-            clip()
-        for p, samples in zip(self._parameters, examples, strict=True):
-            p.grad_sample = samples
 
     def after_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Score what the update says along each coordinate."""

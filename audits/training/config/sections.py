@@ -204,7 +204,6 @@ class AttackConfig:
         gradient_canaries: number of made-up gradients that audit the run while it trains, see
             `indpriv.recording.GradientCanaries`; 0 for none.
         canary_lengths: their norms over max_grad_norm, taken in turn.
-        through_clipping: they pass the optimizer's clipping, and test it; not in ghost mode.
         white_box: number of training examples, and of test examples, that are attacked through
             every noisy update, see `indpriv.recording.WhiteBox`; 0 for none. Norms of the test set
             are then recorded too, for `indpriv check` of several such runs.
@@ -217,7 +216,6 @@ class AttackConfig:
 
     gradient_canaries: CountOrZero = 0
     canary_lengths: Annotated[tuple[PositiveShare, ...], Field(min_length=1)] = (1.0,)
-    through_clipping: Flag = False
     white_box: CountOrZero = 0
     references: Count = 4
     labels: Flag = False
@@ -234,9 +232,4 @@ class AttackConfig:
             raise InputError(
                 "white_box and gradient_canaries are both given; a run makes one such attack, so "
                 "train another run for the other"
-            )
-        if self.through_clipping and not self.gradient_canaries:
-            raise InputError(
-                "through_clipping is given without gradient_canaries, which pass it; set "
-                "gradient_canaries, e.g. to 1000"
             )

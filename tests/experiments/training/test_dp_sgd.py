@@ -440,7 +440,6 @@ def test_an_audit_file_attacks_examples_through_every_update(tmp_path):
     ("given", "message"),
     [
         ({"white_box": 5, "gradient_canaries": 20}, "both given"),
-        ({"through_clipping": True}, "without gradient_canaries"),
     ],
 )
 def test_attacks_that_do_not_go_together_are_refused(given, message):
@@ -456,9 +455,7 @@ def test_attacks_that_do_not_go_together_are_refused(given, message):
 def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_path):
     mine = replace(
         config(),
-        attacks=AttackConfig(
-            gradient_canaries=60, canary_lengths=(1.0, 0.5), through_clipping=True
-        ),
+        attacks=AttackConfig(gradient_canaries=60, canary_lengths=(1.0, 0.5)),
     )
     train(mine, tmp_path / "run", dataset=toy(), seed=3)
     found = audit(tmp_path / "run", tmp_path / "audit")
