@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, starmap
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -21,14 +21,15 @@ from indpriv.errors import InputError
 from indpriv.norm_log import run_files
 from indpriv.norm_log.fields import StepSetting
 from indpriv.recording.norms.batches import Batch, call, precise_losses
-from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
+from indpriv.recording.norms.norm_pass import AT_ONCE, FunctorchNorms, NormPass
+from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.opacus.draws import Draw
 from indpriv.recording.opacus.gradients import STABILISER
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.random_states import kept_random_state
 from indpriv.recording.training_data import Examples, TrainingData, length
 
+_CHECKED = 16  # examples on which gradients are checked
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ class WhiteBox(RunAttack):
     max_grad_norm alone; it subtracts this from the noisy sum, except for the contribution of the
     example that it attacks, and projects the rest on that example's gradient. The sum over steps of
     the log-likelihood ratios is the strongest test there is, so its distribution is what individual
-    epsilons claim to know. Each step costs about four passes over its batch and the attacked
-    examples.
+    epsilons claim to know. Each step takes the gradient of every example of its batch and of every
+    attacked one.
 
     Args:
         examples: number of random training examples, and of test examples, or all there are.
@@ -202,23 +203,44 @@ class WhiteBox(RunAttack):
             for each in sets
         )
         self._attacked = attacked
-        self._model = ModelInTraining(attacked.run.model, attacked.data.loss_fn)
-        self._shadow = make_shadow(attacked.run.module)
-        self._parameters = [p for p in self._shadow.parameters() if p.requires_grad]
+        of_run = attacked.run.module, attacked.data.loss_fn
+        few = next(attacked.train.batches(_CHECKED))
+        NormPass(*of_run, *few, backend="functorch").close()  # whose gradients can be taken
+        self._passes = FunctorchNorms(ModelInTraining(*of_run))
         self._evidence = np.zeros(len(self._members) + len(self._others))
 
     def after_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Score what the update says about each attacked example."""
-        self._model.update(self._shadow)
+        attacked, passes, clip = self._attacked, self._passes, setting.max_grad_norm
+        trained = [p for p in attacked.run.module.parameters() if p.requires_grad]
+        # The noisy sum less what the examples of the batch should have added.
+        left = torch.cat(
+            [
+                (torch.zeros_like(p) if p.grad is None else p.grad.detach()).flatten()
+                for p in trained
+            ]
+        )
+        size, start = max(1, AT_ONCE // len(left)), 0
+        drawn = np.pad(np.isin(self._members, draw.positions), (0, len(self._others)))
         with kept_random_state():
-            unexplained = self._unexplained(setting.max_grad_norm, draw)
-            drawn = np.isin(self._members, draw.positions)
-            drawn = np.pad(drawn, (0, len(self._others)))  # no test example is ever drawn
-            start, attacked, size = 0, self._attacked, self._attacked.norm_pass.batch_size
+            passes.update()
+            for rows in attacked.train.batches(size, draw.positions):
+                if len(batch := Batch(*rows)):
+                    gradients, norms = _with_norms(passes.flat_gradients(batch))
+                    left = left - torch.as_tensor(_clip_factors(norms, clip)).to(left) @ gradients
             others = attacked.test.batches(size, self._others) if attacked.test else ()
             for rows in chain(attacked.train.batches(size, self._members), others):
-                part = slice(start, start := start + len(batch := Batch(*rows)))
-                self._evidence[part] += self._ratio(batch, unexplained, setting, drawn[part])
+                gradients, norms = _with_norms(passes.flat_gradients(Batch(*rows)))
+                part = slice(start, start := start + len(norms))
+                products = (gradients @ left).double().cpu().numpy()
+                scale = np.where(norms > 0, norms, 1.0) * clip * setting.noise_multiplier
+                relative = norms * _clip_factors(norms, clip) / clip
+                self._evidence[part] += log_likelihood_ratio(
+                    products / scale + drawn[part] * relative / setting.noise_multiplier,
+                    relative_norm=relative,
+                    noise_multiplier=setting.noise_multiplier,
+                    sample_rate=setting.sample_rate,
+                )
 
     def scores(self, model: nn.Module) -> AttackScores:
         """The evidence on every attacked example, training examples first."""
@@ -232,61 +254,10 @@ class WhiteBox(RunAttack):
             adversary="full",
         )
 
-    def _norms(self, batch: Batch) -> FloatArray:
-        """Gradient norms (n,) before clipping."""
-        norm_pass = self._attacked.norm_pass
-        norms, _ = norm_pass(batch.inputs, batch.targets)
-        return norms.cpu().numpy() / (1 + norm_pass.slack)
 
-    def _unexplained(self, max_grad_norm: float, draw: Draw) -> list[Tensor]:
-        """The noisy sum less what the examples of the batch should have added."""
-        trained = (p for p in self._attacked.run.module.parameters() if p.requires_grad)
-        left = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in trained]
-        size = self._attacked.norm_pass.batch_size
-        for batch in starmap(Batch, self._attacked.train.batches(size, draw.positions)):
-            if not len(batch):
-                continue
-            factors = _clip_factors(self._norms(batch), max_grad_norm)
-            with torch.enable_grad():
-                losses = self._model.losses(self._shadow, batch)
-                total = losses @ torch.as_tensor(factors).to(losses)
-            gradients = torch.autograd.grad(total, self._parameters, materialize_grads=True)
-            for value, added in zip(left, gradients, strict=True):
-                value -= added
-        return left
-
-    def _products(self, batch: Batch, direction: Sequence[Tensor]) -> FloatArray:
-        """Inner products (n,) of each example's gradient, before clipping, with a direction v.
-
-        In two backward passes: the gradient of the sum over i of w_i loss_i, times v, is linear in
-        w, and its derivative in w_i is <g_i, v>.
-        """
-        with torch.enable_grad():
-            losses = self._model.losses(self._shadow, batch)
-            weights = torch.ones_like(losses, requires_grad=True)
-            gradients = torch.autograd.grad(
-                losses @ weights, self._parameters, create_graph=True, materialize_grads=True
-            )
-            parts = [(g * v).sum() for g, v in zip(gradients, direction, strict=True)]
-            total = torch.stack(parts).sum()
-        (products,) = torch.autograd.grad(total, weights, materialize_grads=True)
-        return products.double().cpu().numpy()
-
-    def _ratio(
-        self, batch: Batch, unexplained: list[Tensor], setting: StepSetting, drawn: BoolArray
-    ) -> FloatArray:
-        """Log-likelihood ratios (n,) of one step; drawn: (n,) whether each was in the batch."""
-        clip = setting.max_grad_norm
-        norms = self._norms(batch)
-        products = self._products(batch, unexplained)
-        scale = np.where(norms > 0, norms, 1.0) * clip * setting.noise_multiplier
-        relative = norms * _clip_factors(norms, clip) / clip
-        return log_likelihood_ratio(
-            products / scale + drawn * relative / setting.noise_multiplier,
-            relative_norm=relative,
-            noise_multiplier=setting.noise_multiplier,
-            sample_rate=setting.sample_rate,
-        )
+def _with_norms(gradients: Tensor) -> tuple[Tensor, FloatArray]:
+    """Gradients (n, parameters), and their norms (n,)."""
+    return gradients, torch.linalg.vector_norm(gradients.double(), dim=1).cpu().numpy()
 
 
 def _clip_factors(norms: FloatArray, max_grad_norm: float) -> FloatArray:

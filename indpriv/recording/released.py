@@ -14,11 +14,10 @@ from indpriv.attacks.released import LEAST, ReleasedModel
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.replay import AuditSpec
 from indpriv.recording.norms.batches import Batch, LossFn
-from indpriv.recording.norms.norm_pass import FunctorchNorms, NormPass
+from indpriv.recording.norms.norm_pass import AT_ONCE, FunctorchNorms, NormPass
 from indpriv.recording.norms.shadow_model import ModelInTraining
 from indpriv.recording.training_data import norms_of
 
-_AT_ONCE = 1 << 24  # values of gradients that are computed together
 _KEPT = 1 << 28  # values of gradients of hold-out examples: 1 GB
 _CHECKED = 256  # examples on which norms are checked
 _LONG = 1.5  # max_grad_norms that gradients of crafted canaries should have
@@ -58,21 +57,16 @@ def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -
         raise refused("refusal.attacks", "no_holdout", n=0 if test is None else len(test))
     order = np.random.default_rng(_SEED).permutation(len(test))[: len(test) // 2]
     columns = np.sort(order[:gradients])
-    passes, batch = FunctorchNorms(ModelInTraining(module, spec.loss_fn)), max(1, _AT_ONCE // size)
+    passes, batch = FunctorchNorms(ModelInTraining(module, spec.loss_fn)), max(1, AT_ONCE // size)
     passes.shadow.eval()
-
-    def of_each(inputs: Any, targets: Any) -> Tensor:
-        found, _ = passes.gradients(Batch(inputs, targets))
-        return torch.cat([g.flatten(1) for g in found], dim=1)
-
-    kept = torch.cat([of_each(*rows) for rows in test.batches(batch, columns)])
+    kept = torch.cat([passes.flat_gradients(Batch(*rows)) for rows in test.batches(batch, columns)])
     total = torch.zeros(size, dtype=torch.float64, device=kept.device)
     for rows in test.batches(batch, np.sort(order)):
-        total += of_each(*rows).sum(0, dtype=torch.float64)
+        total += passes.flat_gradients(Batch(*rows)).sum(0, dtype=torch.float64)
     spanning = torch.cat([kept, (total / len(order)).to(kept)[None]])
     norms, products, inputs = [], [], list[Any]()
     for rows in (rows for part in (train, test) for rows in part.batches(batch)):
-        found = of_each(*rows)
+        found = passes.flat_gradients(Batch(*rows))
         norms.append(torch.linalg.vector_norm(found.double(), dim=1))
         products.append(found @ spanning.T)
         plain = isinstance(rows[0], Tensor)
@@ -127,8 +121,7 @@ def crafted_canaries(
     start = ((inputs - low) / (high - low).clamp(min=1e-12)).detach()  # in the range
     optimizer = torch.optim.Adam([place := start.clone().requires_grad_()], lr=0.05)
     for _ in range(steps):
-        gradients, _ = passes.gradients(Batch(low + place * (high - low), targets))
-        flat = torch.cat([g.flatten(1) for g in gradients], dim=1)
+        flat = passes.flat_gradients(Batch(low + place * (high - low), targets))
         norms = torch.linalg.vector_norm(flat, dim=1)
         unit = flat / norms[:, None].clamp(min=1e-12)
         short = (_LONG - norms / max_grad_norm).clamp(min=0)

@@ -32,6 +32,7 @@ _WORKSPACE = 3  # times the bytes that a forward pass keeps: gradients and patch
 _CACHE = 96 * 2**20  # bytes at once: on a CPU, larger batches leave its caches
 _FEW, _MANY = 64, 32_768  # examples at once: with fewer, calls cost most; of more, no model gains
 _ROOM = 2**29  # bytes at once on a CPU, at most
+AT_ONCE = 1 << 24  # values of gradients that are held together where they are wanted themselves
 _OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_cpu")  # in PyTorch's messages
 N_CHECKED = 8  # examples on which norms are compared
 _TWICE = 2  # of these are differentiated again; the losses of all are computed again
@@ -159,6 +160,10 @@ class FunctorchNorms:
         with torch.enable_grad(), model.precision(), without_checkpoints():
             gradients, losses = compute(trained, batch.inputs, batch.targets)
         return list(gradients.values()), losses.detach()
+
+    def flat_gradients(self, batch: Batch) -> Tensor:
+        """Gradients (batch, parameters) of all trainable parameters in one row each."""
+        return torch.cat([g.flatten(1) for g in self.gradients(batch)[0]], dim=1)
 
     def _squares(self, gradients: Tensor, index: int) -> Tensor:
         """(batch,) squared norms of the gradients of one tensor of parameters, as clipped."""
