@@ -275,55 +275,34 @@ def draw_canaries(
     return positions, rng.integers(0, 2, count) == 1, rng.integers(1, n_classes, count)
 
 
-class MislabelledCanaries(RunAttack):
-    """Mislabel some examples of a data set, and keep each in it only if a fair coin says so.
+class InsertedCanaries(RunAttack):
+    """Insert items of your own, each only if a fair coin says so; used as `MislabelledCanaries`.
 
-    After Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846). They cost some accuracy.
-
-    Make the loader with `loader`, which fixes the sampling rate from all examples, so that only
-    sums of gradients depend on the coins. Pass this object to the Recorder of the run:
-
-    >>> from indpriv.recording import MislabelledCanaries, Recorder
-    >>> canaries = MislabelledCanaries(data, 1000, n_classes=10)               # doctest: +SKIP
-    >>> loader = canaries.loader(batch_size=256)                               # doctest: +SKIP
-    >>> recorder = Recorder("runs/mine", dataset=canaries.train_set,           # doctest: +SKIP
-    ...                     loss_fn=loss_fn, attack=canaries)
-
-    Attributes:
-        train_set: what to train on: all examples but the canaries that were left out.
-        member: (count,) the coins, whether each canary is in it.
+    For a language model they are texts that nothing else predicts, such as a sentence with a random
+    number (Carlini et al. 2019, arXiv:1802.08232): `indpriv.attacks.language_scores` attacks them
+    with the same coins, and `indpriv.attacks.extraction` tells whether they come out. For a small
+    model on numbers, `indpriv.recording.crafted_canaries` makes them.
     """
 
     file_name = run_files.CANARIES
-    method = "final loss of mislabelled canaries"
+    method = "final loss of inserted canaries"
 
-    def __init__(
-        self, dataset: Dataset[Any], count: int, *, n_classes: int, seed: int | None = None
-    ) -> None:
-        """Choose canaries, wrong labels and coins.
+    def __init__(self, dataset: Dataset[Any], canaries: Any, *, seed: int | None = None) -> None:
+        """Flip the coins.
 
         Args:
-            dataset: map-style, of (inputs, class).
-            count: number of canaries.
-            n_classes: at least 2; classes are 0, 1, ..., n_classes - 1.
-            seed: makes the choices reproducible; None draws them from the operating system.
-
-        Raises:
-            InputError: more canaries than examples, or one class.
+            dataset: map-style.
+            canaries: items as of the dataset, in a list or a map-style data set; one at least.
+            seed: makes the coins reproducible; None draws them from the operating system.
         """
-        n = length(dataset, "dataset")
-        check_positive_int("count", count)
-        check_positive_int("n_classes", n_classes, minimum=2)
-        if count > n:
-            raise InputError(f"{count} canaries are more than the {n} examples; insert fewer")
-        rng = np.random.default_rng(seed)
-        positions, self.member, shifts = draw_canaries(rng, n, count, n_classes)
-        shift_of = dict(zip(positions.tolist(), shifts.tolist(), strict=True))
-        mislabelled = _Mislabelled(dataset, shift_of, n_classes)
-        self._canaries: Dataset[Any] = Subset(mislabelled, positions.tolist())
-        kept = np.setdiff1d(np.arange(n), positions[~self.member])
-        self.train_set: Dataset[Any] = Subset(mislabelled, kept.tolist())
-        self._n = n
+        count = check_positive_int("the number of canaries", length(canaries, "canaries"))
+        self._insert(canaries, np.random.default_rng(seed).random(count) < 0.5, dataset)
+
+    def _insert(self, canaries: Any, member: BoolArray, dataset: Dataset[Any]) -> None:
+        inserted = Subset(canaries, np.flatnonzero(member).tolist())
+        self.member, self._canaries = member, canaries
+        self.train_set: Dataset[Any] = ConcatDataset([dataset, inserted])
+        self._n = length(dataset, "dataset") + len(member)
         self._loader: PlannedLoader | None = None
 
     def loader(self, batch_size: int, **options: Any) -> DataLoader[Any]:
@@ -369,31 +348,52 @@ class MislabelledCanaries(RunAttack):
         )
 
 
-class InsertedCanaries(MislabelledCanaries):
-    """Insert items of your own, each only if a fair coin says so; used as `MislabelledCanaries`.
+class MislabelledCanaries(InsertedCanaries):
+    """Mislabel some examples of a data set, and keep each in it only if a fair coin says so.
 
-    For a language model they are texts that nothing else predicts, such as a sentence with a random
-    number (Carlini et al. 2019, arXiv:1802.08232): `indpriv.attacks.language_scores` attacks them
-    with the same coins, and `indpriv.attacks.extraction` tells whether they come out. For a small
-    model on numbers, `indpriv.recording.crafted_canaries` makes them.
+    After Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846). They cost some accuracy.
+
+    Make the loader with `loader`, which fixes the sampling rate from all examples, so that only
+    sums of gradients depend on the coins. Pass this object to the Recorder of the run:
+
+    >>> from indpriv.recording import MislabelledCanaries, Recorder
+    >>> canaries = MislabelledCanaries(data, 1000, n_classes=10)               # doctest: +SKIP
+    >>> loader = canaries.loader(batch_size=256)                               # doctest: +SKIP
+    >>> recorder = Recorder("runs/mine", dataset=canaries.train_set,           # doctest: +SKIP
+    ...                     loss_fn=loss_fn, attack=canaries)
+
+    Attributes:
+        train_set: what to train on: all examples but the canaries that were left out.
+        member: (count,) the coins, whether each canary is in it.
     """
 
-    method = "final loss of inserted canaries"
+    method = "final loss of mislabelled canaries"
 
-    def __init__(self, dataset: Dataset[Any], canaries: Any, *, seed: int | None = None) -> None:
-        """Flip the coins.
+    def __init__(
+        self, dataset: Dataset[Any], count: int, *, n_classes: int, seed: int | None = None
+    ) -> None:
+        """Choose canaries, wrong labels and coins.
 
         Args:
-            dataset: map-style.
-            canaries: items as of the dataset, in a list or a map-style data set; one at least.
-            seed: makes the coins reproducible; None draws them from the operating system.
+            dataset: map-style, of (inputs, class).
+            count: number of canaries.
+            n_classes: at least 2; classes are 0, 1, ..., n_classes - 1.
+            seed: makes the choices reproducible; None draws them from the operating system.
+
+        Raises:
+            InputError: more canaries than examples, or one class.
         """
-        count = check_positive_int("the number of canaries", length(canaries, "canaries"))
-        self.member = np.random.default_rng(seed).random(count) < 0.5
-        inserted = Subset(canaries, np.flatnonzero(self.member).tolist())
-        self.train_set = ConcatDataset([dataset, inserted])
-        self._canaries, self._n = canaries, length(dataset, "dataset") + count
-        self._loader = None
+        n = length(dataset, "dataset")
+        check_positive_int("count", count)
+        check_positive_int("n_classes", n_classes, minimum=2)
+        if count > n:
+            raise InputError(f"{count} canaries are more than the {n} examples; insert fewer")
+        rng = np.random.default_rng(seed)
+        positions, member, shifts = draw_canaries(rng, n, count, n_classes)
+        items = zip(map(dataset.__getitem__, positions.tolist()), shifts.tolist(), strict=True)
+        canaries = [(inputs, (target + shift) % n_classes) for (inputs, target), shift in items]
+        others = np.setdiff1d(np.arange(n), positions)
+        self._insert(canaries, member, Subset(dataset, others.tolist()))
 
 
 class PlannedLoader(DataLoader[Any]):
@@ -408,15 +408,3 @@ class PlannedLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         return self._planned
-
-
-class _Mislabelled(Dataset[Any]):
-    """A data set in which some classes (position -> shift) are shifted."""
-
-    def __init__(self, dataset: Dataset[Any], shifts: dict[int, int], n_classes: int) -> None:
-        self._dataset, self._shifts, self._n_classes = dataset, shifts, n_classes
-
-    def __getitem__(self, position: int) -> tuple[Any, Any]:
-        inputs, target = self._dataset[position]
-        wrong: int | Tensor = (target + self._shifts.get(position, 0)) % self._n_classes
-        return inputs, wrong

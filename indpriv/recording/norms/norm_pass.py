@@ -277,13 +277,9 @@ class NormPass:
 
         Raises InputError if there is none.
         """
-        ways: list[tuple[str, Callable[[ModelInTraining], Norms]]] = [
-            ("layerwise", partial(LayerwiseNorms, channels_last=True)),
-            ("layerwise", LayerwiseNorms),
-            ("functorch", FunctorchNorms),
-        ]
-        if not _gains_by_channels_last(self._model.module, batch.inputs):
-            del ways[0]
+        ways: list[tuple[str, Any]] = [("layerwise", LayerwiseNorms), ("functorch", FunctorchNorms)]
+        if _gains_by_channels_last(self._model.module, batch.inputs):
+            ways.insert(0, ("layerwise", partial(LayerwiseNorms, channels_last=True)))
         reasons, few = dict[str, str](), self._check.few
         for name, make in ways:
             if name not in backends:
@@ -404,17 +400,8 @@ class NormPass:
     def check_training(self, model: nn.Module, inputs: Any, targets: Any, views: int = 1) -> None:
         """Compare the norms that Opacus clips by in training with these, on a few examples.
 
-        Opacus has its own formula for each kind of layer. If one is wrong, an example contributes
-        something else to a step than its recorded norm says, and perhaps more.
-
-        Args:
-            model: as returned by PrivacyEngine.make_private; it is not changed.
-            inputs: inputs of some real examples.
-            targets: their targets.
-            views: see `Recorder`.
-
-        Raises:
-            InputError: Opacus computes other gradients, or too small norms in ghost mode.
+        Opacus has its own formula for each kind of layer. InputError if one is wrong: an example
+        would contribute something else to a step than its recorded norm says.
         """
         if not isinstance(model, AbstractGradSampleModule) or isinstance(
             model, GradSampleModuleNoOp
