@@ -406,7 +406,8 @@ class Recorder:
         self._started: RunAttack | None = None
         if self._attack is not None:
             varies, of_passes = self._clipping.varies, (self._train, self._test, self._norm_pass)
-            self._started = self._attack.start(AttackedRun(run, data, *of_passes, varies))
+            with self._autocast():  # gradients as training takes them
+                self._started = self._attack.start(AttackedRun(run, data, *of_passes, varies))
         self._watch = Watch(
             run,
             self._train,

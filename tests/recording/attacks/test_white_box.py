@@ -93,3 +93,14 @@ def test_a_random_forward_pass_is_refused(tmp_path):
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(6, 2))
     with pytest.raises(InputError, match="can be computed again"):
         record(make_run(model=model), tmp_path / "run", attack=WhiteBox(10))
+
+
+def test_gradients_are_taken_in_the_precision_of_training(tmp_path):
+    run = make_run()
+    attack = WhiteBox(10)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        recorder = Recorder(
+            tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every="once", attack=attack
+        )
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        assert recorder._started._passes._model.compute_dtype == torch.bfloat16
