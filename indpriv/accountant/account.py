@@ -22,7 +22,6 @@ from indpriv._types import ArrayLike, FloatArray, IntArray, Progress
 from indpriv.accountant import blocks
 from indpriv.accountant.blocks import BlockAccount, Workers, block_size, epsilon_table
 from indpriv.accountant.known import known_blocks
-from indpriv.accountant.loss_pairs import Pairs, clipped_in_every_step
 from indpriv.accountant.method import (
     ESTIMATE,
     Method,
@@ -33,7 +32,14 @@ from indpriv.accountant.method import (
     warn_of_delta,
     with_clipping_norm,
 )
-from indpriv.accountant.pairs import pair_laws, rare_truncations, tight_worst_case, uses_pairs
+from indpriv.accountant.pairs import (
+    Pairs,
+    clipped_in_every_step,
+    pair_laws,
+    rare_truncations,
+    tight_worst_case,
+    uses_pairs,
+)
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp import Columns, Counts, RdpAccountant, joined, taken, tightened
 from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed, per_count
@@ -117,7 +123,7 @@ class Engine:
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> Engine:
         """Do what all blocks share; the log is as `checked` returns it."""
-        steps, delta = Steps.of(log, method.between_records), method.delta
+        steps, worst = Steps.of(log, method.between_records), worst_case(log, method)
         if uses_pairs(log, method):
             laws, alike = pair_laws(log, method, steps.laws, steps.clipped)
             directions = [
@@ -125,17 +131,11 @@ class Engine:
                 for law in (*laws, *([alike] if alike else []))
             ]
             of_alike = directions.pop() if alike else None
-            return cls(method, steps, Bounds(directions), _worst_of_pairs(log, method), of_alike)
-        bounds = Bounds.of(steps.laws, method, float(log.total_steps), steps.steps)
-        worst, below = worst_case_rdp(log, method), None
-        if method.accountant == "pld":
-            pairs, met = clipped_in_every_step(log, delta, down=False)
-            worst = tightened(worst, pairs.epsilons(met))
-            if method.brackets:
-                least = steps.below()
-                below = least, Pairs.of(least, delta)
-                pairs, met = clipped_in_every_step(log, delta, down=True)
-                worst["epsilon_lower"] = pairs.lower_epsilons(met, worst["epsilon"])
+            return cls(method, steps, Bounds(directions), worst, of_alike)
+        bounds, below = Bounds.of(steps.laws, method, float(log.total_steps), steps.steps), None
+        if method.accountant == "pld" and method.brackets:
+            least = steps.below()
+            below = least, Pairs.of(least, method.delta)
         return cls(method, steps, bounds, worst, below=below)
 
     @property
@@ -171,27 +171,28 @@ class Engine:
         return found
 
 
-def worst_case_rdp(log: NormLog, method: Method) -> Columns:
-    """The Rényi bound of an example that is clipped in every step; InputError if it is infinite."""
-    kinds, steps = clipped_steps(log)
-    return _finite(Bounds([kinds.accountant(method)]), kinds, steps)
-
-
-def _finite(bounds: Bounds, kinds: StepKinds, steps: FloatArray) -> Columns:
-    found = bounds(steps[None])
+def worst_case(log: NormLog, method: Method) -> Columns:
+    """Bounds of one example that is clipped in every step; InputError if they are infinite."""
+    (kinds, steps), of_pairs = clipped_steps(log), uses_pairs(log, method)
+    directions = [kinds.accountant(method)]
+    if of_pairs:
+        kinds, steps = condensed(kinds, steps)
+        laws, _ = pair_laws(log, method, kinds, kinds.shift)
+        directions = [RdpAccountant(law, method) for law in laws]
+    found = Bounds(directions)(steps[None])
     if not np.isfinite(found["epsilon"][0]):
         raise refused("refusal.account", "no_noise", noise=1 / kinds.shift.max())
-    return found
-
-
-def _worst_of_pairs(log: NormLog, method: Method) -> Columns:
-    """The same by the accountant, where a step is not the Poisson pair of add/remove."""
-    kinds, steps = condensed(*clipped_steps(log))
-    laws, _ = pair_laws(log, method, kinds, kinds.shift)
-    found = _finite(Bounds([RdpAccountant(law, method) for law in laws]), kinds, steps)
     if method.accountant != "pld":
         return found
-    return tightened(found, np.array([tight_worst_case(log, method, float(found["epsilon"][0]))]))
+    if of_pairs:
+        tight = tight_worst_case(log, method, float(found["epsilon"][0]))
+        return tightened(found, np.array([tight]))
+    pairs, met = clipped_in_every_step(log, method.delta, down=False)
+    found = tightened(found, pairs.epsilons(met))
+    if method.brackets:
+        pairs, met = clipped_in_every_step(log, method.delta, down=True)
+        found["epsilon_lower"] = pairs.lower_epsilons(met, found["epsilon"])
+    return found
 
 
 def account(

@@ -288,7 +288,7 @@ def rate_after_release(false_positive_rate: ArrayLike, cost: ArrayLike) -> Float
 
 def advantage_with_release(advantage: FloatArray, cost: ArrayLike) -> FloatArray:
     """Membership advantage of a run with C, from that of its steps [9.6]."""
-    return np.asarray(1 - (1 - advantage) * (1 - np.tanh(np.asarray(cost, np.float64) / 2)))
+    return np.asarray(advantage + (1 - advantage) * np.tanh(np.asarray(cost, np.float64) / 2))
 
 
 def mu_with_release(mu: FloatArray, cost: ArrayLike) -> FloatArray:

@@ -9,21 +9,18 @@ it happened; only those of the worst case limit attacks in general.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
-from indpriv._types import ArrayLike, FloatArray, NDArray, Progress
-from indpriv.accountant.account import checked, worst_case_rdp
+from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray, Progress
+from indpriv.accountant.account import checked, worst_case
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.known import known_units
-from indpriv.accountant.loss_pairs import Pairs, clipped_in_every_step, larger_epsilons
 from indpriv.accountant.method import (
     Method,
     account_of,
@@ -34,6 +31,7 @@ from indpriv.accountant.method import (
     rate_after_release,
     warn_of_delta,
 )
+from indpriv.accountant.pairs import Pairs, clipped_in_every_step, larger_epsilons
 from indpriv.accountant.rdp import joined, kl_divergences
 from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met
@@ -50,8 +48,7 @@ _MU_POINTS = 5  # epsilons at which a Gaussian curve is compared with an example
 class Risk:
     """What the privacy curve of each of n examples says.
 
-    Figures named `_lower` are never above the truth for the norms as counted, which are rounded up;
-    the others are never below it.
+    But for mu, no figure is below the truth for the norms as counted, which are rounded up.
 
     Attributes:
         advantage: (n,) largest true-positive minus false-positive rate of any attack: delta at
@@ -64,18 +61,22 @@ class Risk:
     """
 
     advantage: FloatArray
-    advantage_lower: FloatArray
     true_positive_rate: FloatArray
-    true_positive_rate_lower: FloatArray
     delta: FloatArray
-    delta_lower: FloatArray
     mu: FloatArray
     mu_error: FloatArray
 
-    @classmethod
-    def concatenated(cls, parts: list[Risk]) -> Risk:
-        """The risk of the examples of all parts."""
-        return cls(**joined([vars(part) for part in parts]))
+    def at_most(self, worst: Risk, clipped: BoolArray) -> Risk:
+        """The same, limited by the worst case, since curves rise with the norm.
+
+        clipped: (n,) examples that were clipped in every step: they have the worst case's figures.
+        """
+        found = {}
+        for name, values in vars(self).items():
+            limit = getattr(worst, name)
+            values = values if name == "mu_error" else np.minimum(values, limit)
+            found[name] = np.where(clipped, limit.T, values.T).T
+        return Risk(**found)
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,6 @@ class Readings:
         )
         return cls(rates, epsilons, delta)
 
-    def of_log(self, log: NormLog, method: Method) -> Readings:
-        """The same of the steps of a log, with one row that is added or removed."""
-        largest = float(worst_case_rdp(log, method)["epsilon"][0])
-        return replace(self, clipping_norm_cost=log.clipping_norm_epsilon, largest_epsilon=largest)
-
     @property
     def _of_steps(self) -> tuple[FloatArray, FloatArray]:
         """The false-positive rates and epsilons at which to read the curves of steps."""
@@ -129,53 +125,35 @@ class Readings:
             return steps
         advantage = advantage_with_release(steps.advantage, cost)
         mu = mu_with_release(steps.mu, cost)
-        # Delta falls from the advantage, at epsilon 0; below the cost there is no other bound.
+        # Below epsilon `cost`, the curve of the steps gives no bound.
         delta = np.where(self.epsilon < cost, 1.0, steps.delta)
         beyond = rate_after_release(self.false_positive_rate, cost) > _LARGEST_RATE
         return Risk(
             advantage=advantage,
-            advantage_lower=steps.advantage_lower,
             true_positive_rate=np.where(beyond, 1.0, steps.true_positive_rate),
-            true_positive_rate_lower=np.broadcast_to(
-                self.false_positive_rate, steps.true_positive_rate.shape
-            ),
             delta=np.minimum(delta, advantage[:, None]),
-            delta_lower=np.zeros_like(steps.delta),
             mu=mu,
             mu_error=gaussian_delta(np.zeros(len(mu)), mu),
         )
 
-    def off(self, pairs: Pairs, met: Met, less: tuple[Pairs, Met] | None) -> Risk:
-        """Read the curves of some examples.
-
-        pairs, met: steps never better than theirs. less: steps never worse. None costs less: lower
-        figures are then 0.
-        """
+    def off(self, pairs: Pairs, met: Met) -> Risk:
+        """Read the curves of some examples, from steps that are never better than theirs."""
         rates, epsilons = self._of_steps
-        n, at = len(met), np.append(0.0, epsilons)
-        high, low = _deltas(pairs.deltas, met, at), np.zeros((n, len(at)))
-        if less is not None:
-            low = _deltas(partial(less[0].deltas, below=True), less[1], at)
-        advantage, least = high[:, 0], low[:, 0, None]
-        found = [pairs.true_positive_rates(met, rate) for rate in rates.tolist()]
-        most = np.minimum(np.reshape(found, (len(rates), n)).T, rates + advantage[:, None])
-        # The trade-off function is concave and meets rate* + advantage at a rate* <= 1 - advantage
-        some = np.minimum(least, rates / np.maximum(1 - least, rates))
+        n = len(met)
+        delta = [pairs.deltas(met, np.full(n, epsilon)) for epsilon in epsilons]
+        power = [pairs.true_positive_rates(met, rate) for rate in rates.tolist()]
         end = np.minimum(larger_epsilons(pairs.above, met, self.delta), self.largest_epsilon)
         points = np.linspace(0.0, 1.0, _MU_POINTS)[:, None] * end
-        curve = _deltas(pairs.deltas, met, points)
-        mu = np.max([gaussian_mu(*one) for one in zip(points, curve.T, strict=True)], axis=0)
-        excess = np.stack([gaussian_delta(point, mu) for point in points], axis=1) - curve
+        curve = np.stack([pairs.deltas(met, point) for point in points])
+        mu = np.max([gaussian_mu(*one) for one in zip(points, curve, strict=True)], axis=0)
+        limit = np.minimum(rates + curve[0][:, None], 1.0)
         return self._composed(
             Risk(
-                advantage=advantage,
-                advantage_lower=least[:, 0],
-                true_positive_rate=np.clip(most, rates, 1.0),
-                true_positive_rate_lower=np.clip(np.maximum(some, rates), None, most),
-                delta=high[:, 1:],
-                delta_lower=low[:, 1:],
+                advantage=curve[0],
+                true_positive_rate=np.clip(np.reshape(power, (len(rates), n)).T, rates, limit),
+                delta=np.reshape(delta, (len(epsilons), n)).T,
                 mu=mu,
-                mu_error=np.maximum(excess.max(axis=1), 0.0),
+                mu_error=np.max(gaussian_delta(points, mu) - curve, axis=0, initial=0.0),
             )
         )
 
@@ -184,37 +162,20 @@ class Readings:
 
         mu is a sensitivity over the noise's standard deviation.
         """
-        more, less = 1 + GAUSSIAN_ERROR, 1 - GAUSSIAN_ERROR
-        advantage, rates, delta = self._gaussian(mu)
-        low = self._gaussian(least)
+        (rates, epsilons), more = self._of_steps, 1 + GAUSSIAN_ERROR
         # A figure that is too small for a float is not 0.
-        smallest = np.where(mu > 0, np.finfo(np.float64).tiny, 0.0)
-        advantage = np.clip(advantage * more, smallest, 1.0)
+        smallest = np.where(mu > 0, np.finfo(np.float64).tiny, 0.0)[:, None]
+        at = np.append(0.0, epsilons)
+        delta = np.clip(gaussian_delta(at, mu[:, None]) * more, smallest, 1.0)
         return self._composed(
             Risk(
-                advantage=advantage,
-                advantage_lower=np.maximum(low[0] * less, 0.0),
-                true_positive_rate=np.minimum(rates * more, 1.0),
-                true_positive_rate_lower=low[1] * less,
-                delta=np.clip(delta * more, smallest[:, None], 1.0),
-                delta_lower=np.maximum(low[2] * less, 0.0),
+                advantage=delta[:, 0],
+                true_positive_rate=np.minimum(ndtr(ndtri(rates) + mu[:, None]) * more, 1.0),
+                delta=delta[:, 1:],
                 mu=mu,
-                mu_error=np.where(least < mu, advantage, 0.0),
+                mu_error=np.where(least < mu, delta[:, 0], 0.0),
             )
         )
-
-    def _gaussian(self, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        advantage = gaussian_delta(np.zeros(len(mu)), mu)
-        rate, epsilon = self._of_steps
-        rates = ndtr(ndtri(rate) + mu[:, None])
-        return advantage, rates, gaussian_delta(epsilon, mu[:, None])
-
-
-def _deltas(
-    curve: Callable[[Met, FloatArray], FloatArray], met: Met, epsilons: FloatArray
-) -> FloatArray:
-    """(n, n_epsilons) of curves at these epsilons, one for all examples or (n,) each."""
-    return np.stack([curve(met, np.zeros(len(met)) + epsilon) for epsilon in epsilons], axis=1)
 
 
 @dataclass(frozen=True)
@@ -253,15 +214,13 @@ class RiskTable:
         numbers mean: claim, unit, neighbouring relation, sampler, disclaimer.
         """
         frame = pd.DataFrame({"example_id": self.example_ids, **self._columns(self.individual)})
+        replaced = self.account.neighbouring == "replace_one"
+        worst = self._columns(self.worst_case).items()
         frame.attrs = {
             "sensitive": "for the curator only",
             "disclaimer": DISCLAIMER.replace("epsilon", "risk"),
-            "null_hypothesis": "replaced"
-            if self.account.neighbouring == "replace_one"
-            else "absent",
-            "worst_case": {
-                name: float(values[0]) for name, values in self._columns(self.worst_case).items()
-            },
+            "null_hypothesis": "replaced" if replaced else "absent",
+            "worst_case": {name: float(values[0]) for name, values in worst},
             "claim": self.claim,
             "claim_reason": self.claim_reason,
             "account": dict(vars(self.account)),
@@ -269,15 +228,15 @@ class RiskTable:
         return frame
 
     def _columns(self, risk: Risk) -> dict[str, FloatArray]:
-        columns = {"advantage": risk.advantage, "advantage_lower": risk.advantage_lower}
-        for k, rate in enumerate(self.false_positive_rate):
-            name = f"true_positive_rate_at_{rate:g}"
-            columns[name] = risk.true_positive_rate[:, k]
-            columns[f"{name}_lower"] = risk.true_positive_rate_lower[:, k]
-        for k, epsilon in enumerate(self.epsilon):
-            name = f"delta_at_{epsilon:g}"
-            columns[name], columns[f"{name}_lower"] = risk.delta[:, k], risk.delta_lower[:, k]
-        return {**columns, "mu": risk.mu, "mu_error": risk.mu_error}
+        rates = [f"true_positive_rate_at_{rate:g}" for rate in self.false_positive_rate]
+        at = [f"delta_at_{epsilon:g}" for epsilon in self.epsilon]
+        return {
+            "advantage": risk.advantage,
+            **dict(zip(rates, risk.true_positive_rate.T, strict=True)),
+            **dict(zip(at, risk.delta.T, strict=True)),
+            "mu": risk.mu,
+            "mu_error": risk.mu_error,
+        }
 
 
 def membership_risk(
@@ -306,7 +265,7 @@ def membership_risk(
 
     Returns:
         the table; no example exceeds the worst case. Norms and settings are rounded up where
-        `indpriv.account(accountant="pld")` rounds them (down for lower figures).
+        `indpriv.account(accountant="pld")` rounds them.
 
     Raises:
         InputError: a bad argument, or units of several rows with secret participation.
@@ -337,79 +296,53 @@ def membership_risk(
         readings = replace(readings, clipping_norm_cost=account.clipping_norm_epsilon)
         warn_of_delta(log, method)
         known = known_units(log, method, progress=progress, workers=workers)
-        worst = np.sqrt(np.array([known["clipped"].max()]))
-        risks = (
-            readings.off_gaussian(np.sqrt(known["own"]), np.sqrt(known["least"])),
-            readings.off_gaussian(worst, worst),
-        )
-    else:
-        units, relation = None, method.relation_of(log.neighbouring)
-        check_poisson_pairs(log, relation, "the privacy curve of a run")
-        log = checked(log, method)
-        risks = _secret_risks(log, method, readings.of_log(log, method), progress, workers)
-        account = account_of(log, method)
-    ids = np.asarray(log.example_ids if units is None else units.ids)
-    return RiskTable(ids, *risks, rates, at, *claim_of(log, method), account)
-
-
-def _secret_risks(
-    log: NormLog, method: Method, readings: Readings, progress: Progress | None, workers: int | None
-) -> tuple[Risk, Risk]:
-    """Of each example and of the worst case, for whoever does not know the batches."""
-    steps, least = Steps.of(log, method.between_records), min(method.delta, _LEAST_DELTA)
-    pairs, below = Pairs.of(steps, least), steps.below()
-    below_pairs = pairs if below is steps else Pairs.of(below, least)
-    worst = _worst_case(log, method, readings, lower=True)
+        worst = np.sqrt(known["clipped"].max(keepdims=True))
+        of_all = readings.off_gaussian(np.sqrt(known["own"]), np.sqrt(known["least"]))
+        risks = of_all, readings.off_gaussian(worst, worst)
+        ids = np.asarray(log.example_ids if units is None else units.ids)
+        return RiskTable(ids, *risks, rates, at, *claim_of(log, method), account)
+    check_poisson_pairs(log, method.relation_of(log.neighbouring), "the privacy curve of a run")
+    log = checked(log, method)
+    readings, limit = _worst_case(log, method, readings)
+    steps = Steps.of(log, method.between_records)
+    pairs = Pairs.of(steps, min(method.delta, _LEAST_DELTA))
 
     def of_block(block: NormLog) -> Risk:
-        met = Met.of(steps.counts(block))
-        less = met if below is steps else Met.of(below.counts(block))
-        found = readings.off(pairs, met, (below_pairs, less))
-        clipped = np.zeros(block.n_examples, bool)
-        close = np.flatnonzero(found.advantage >= worst.advantage * (1 - 1e-3))
-        if len(close):
-            clipped[close] = steps.norms.always_clipped(block.take(close))
-        return _at_most(found, worst, clipped)
+        found = readings.off(pairs, Met.of(steps.counts(block)))
+        clipped = found.advantage >= limit.advantage * (1 - 1e-3)
+        if clipped.any():
+            clipped[clipped] = steps.norms.always_clipped(block.take(np.flatnonzero(clipped)))
+        return found.at_most(limit, clipped)
 
     size = block_size(steps.bytes_per_example + 16 * len(steps.laws))
     blocks = in_blocks(log, of_block, size=size, workers=workers, progress=progress)
-    return Risk.concatenated(list(blocks)), worst
+    individual, ids = Risk(**joined([vars(one) for one in blocks])), np.asarray(log.example_ids)
+    account = account_of(log, method)
+    return RiskTable(ids, individual, limit, rates, at, *claim_of(log, method), account)
 
 
 def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:
-    """`RiskTable.worst_case` of a log, without lower figures and without reading its rows.
+    """`RiskTable.worst_case` of a log, without reading its rows.
 
     It is the risk of one row at max_grad_norm in every step; a unit of several rows has more.
     """
     check_poisson_pairs(log, "add_remove", "the privacy curve of a run")
     method = Method(delta=delta, accountant="pld")
-    readings = Readings.of(false_positive_rate, (), delta=delta).of_log(log, method)
-    return _worst_case(log, method, readings, lower=False)
+    return _worst_case(log, method, Readings.of(false_positive_rate, (), delta=delta))[1]
+
+
+def _worst_case(log: NormLog, method: Method, asked: Readings) -> tuple[Readings, Risk]:
+    """The readings of a log's steps, and the worst case of one row."""
+    by_orders, cost = replace(method, accountant="rdp"), log.clipping_norm_epsilon
+    largest = float(worst_case(log, by_orders)["epsilon"][0])
+    readings = replace(asked, clipping_norm_cost=cost, largest_epsilon=largest)
+    least = min(method.delta, _LEAST_DELTA)
+    return readings, readings.off(*clipped_in_every_step(log, least, down=False))
 
 
 def has_risk_curve(account: Account) -> bool:
     """Whether `worst_case_risk` describes the neighbours and the sampler of an account."""
     return account.neighbouring != "replace_one" and account.sampler != "truncated_poisson"
-
-
-def _worst_case(log: NormLog, method: Method, readings: Readings, *, lower: bool) -> Risk:
-    least = min(method.delta, _LEAST_DELTA)
-    above = clipped_in_every_step(log, least, down=False)
-    return readings.off(*above, clipped_in_every_step(log, least, down=True) if lower else None)
-
-
-def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:
-    """The risk with upper figures of at most the worst case's, since curves rise with the norm.
-
-    clipped: (n,) examples that were clipped in every step: they have the worst case's figures.
-    """
-    found = {}
-    for field in fields(Risk):
-        values, limit = getattr(risk, field.name), getattr(worst, field.name)
-        at_limit = clipped.reshape(-1, *(1,) * (values.ndim - 1))
-        values = values if field.name == "mu_error" else np.minimum(values, limit)
-        found[field.name] = np.where(at_limit, limit, values)
-    return Risk(**found)
 
 
 def predicted_evidence(

@@ -31,7 +31,6 @@ _MOST_TRANSFORMS = 1 << 22  # that are kept of a line, of all kinds of steps
 _CACHE_BYTES = 1 << 28  # of the lines of one direction
 _AT_ONCE = 1 << 18
 _BEYOND = 4.0  # standard deviations of smoothing that a lower bound is read further out [3.2]
-_LEAST_SHOWN = -27.6  # log of the least delta of which a lower one is looked for [5.3]
 _ROUNDS = 6  # in which lines are chosen for the same example [5.2]
 # First frequencies of blocks, two in an octave [2.3]
 _EDGES = (np.arange(2, 4)[None] * 2 ** np.arange(18)[:, None]).ravel()
@@ -426,7 +425,9 @@ class OnLine:
             payoff = np.append(self.payoff.real[:n], self.payoff.imag[:n])
             size = max(1, _AT_ONCE // int(n))
             for rows in np.split(alike, range(size, len(alike), size)):
-                log = _product(self.met.counts[rows], table)
+                counts = self.met.counts[rows]
+                few = counts.nnz <= counts.shape[0] * counts.shape[1] / 8
+                log = np.asarray((counts if few else counts.toarray()) @ table)  # the faster way
                 log += self.gaussian[rows, None] * gaussian + payoff
                 modulus, angle = np.exp(log[:, :n]), log[:, n:]
                 terms = np.empty((len(rows), int(n)), complex)
@@ -546,13 +547,6 @@ def _gaussian_alone(losses: Losses, met: Met) -> tuple[IntArray, FloatArray, Flo
     return who, mu * (1 - 2 * U * entries), mu * (1 + 2 * U * entries)
 
 
-def _product(counts: csr_array, table: FloatArray) -> FloatArray:
-    """Counts @ table, by the faster of two ways."""
-    if counts.nnz > counts.shape[0] * counts.shape[1] / 8:
-        return np.asarray(counts.toarray() @ table)
-    return np.asarray(counts @ table)
-
-
 def _powers(base: NDArray[np.complex128], n: int) -> NDArray[np.complex128]:
     """(len(base), n) powers 0 ... n - 1, by doubling."""
     found = np.empty((len(base), n), complex)
@@ -610,18 +604,20 @@ def _search(
     best: IntArray,
     log_target: FloatArray,
     epsilon: FloatArray,
-    floor: FloatArray,
     solve: Solve,
     *,
+    floor: FloatArray | None = None,
     below: bool = False,
 ) -> None:
     """Call solve(examples, curve) -> (epsilon, log delta, slope) for all examples.
 
-    It is called again, with another line, for those where these tell that the first was poor.
+    It is called again, with another line, for those where these tell that the first was poor and
+    whose epsilon is above the floor. It is not where epsilon or log_target is not finite, nor for
+    examples that met Gaussian steps alone.
     """
     smoothing, alias = BELOW if below else ABOVE
     slope, epsilon, log_target = TILTS[best], epsilon.copy(), log_target.copy()
-    todo = np.flatnonzero(np.isfinite(epsilon + log_target))
+    todo = np.flatnonzero(np.isfinite(epsilon + log_target) & (met.counts @ losses.n_steps > 0))
     for _ in range(_ROUNDS):
         again = [todo[:0]]
         column, period = _contours(psi[todo], best[todo], log_target[todo], epsilon[todo], alias)
@@ -645,7 +641,7 @@ def _search(
                     poor |= cut > 1e-3
                     epsilon[own], log_target[own] = found, log_delta
                     slope[own] = np.maximum(steep, slope[own] / 2)
-                    again.append(own[poor & (found > floor[own])])
+                    again.append(own[poor if floor is None else poor & (found > floor[own])])
         todo = np.concatenate(again)
         if not len(todo):
             return
@@ -718,8 +714,7 @@ def epsilons(
         return np.minimum(found[who], renyi[who]), target[who], steep
 
     alone, _, mu = _gaussian_alone(losses, met)
-    start[alone] = np.nan  # these need no line
-    _search(losses, met, psi, best, target, start, floor, solve)
+    _search(losses, met, psi, best, target, start, solve, floor=floor)
     found = np.fmin(found, renyi)
     found[alone] = gaussian_epsilons(mu, delta)[1]
     return np.asarray(np.maximum(found, floor))
@@ -739,34 +734,25 @@ def _guess(psi: FloatArray, target: FloatArray, best: IntArray, renyi: FloatArra
     return np.where(good, np.maximum(start, renyi / 4), renyi)
 
 
-def deltas(losses: Losses, met: Met, epsilon: FloatArray, *, below: bool = False) -> FloatArray:
-    """(n,) delta of each example at its epsilon in one direction, never below the truth [5.3].
-
-    below: never above it [3.2], from losses of cells below the truth; 0 where it is below 1e-12.
-    """
+def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
+    """(n,) delta of each example at its epsilon in one direction, never below the truth [5.3]."""
     psi = _psi(losses, met)
     bound = _chernoff(psi, epsilon)
-    renyi = np.minimum(bound.min(axis=1), 0.0)
-    log_delta, nearer = (np.full(len(met), -np.inf), np.fmax) if below else (renyi, np.fmin)
-    start = np.minimum(renyi, -1e-9)
+    log_delta = np.minimum(bound.min(axis=1), 0.0)
+    start = np.minimum(log_delta, -1e-9)
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
         found, steep = curve(np.arange(len(who)), epsilon[who])
-        log_delta[who] = nearer(log_delta[who], found)
-        near = np.where(np.isfinite(log_delta[who]), log_delta[who], start[who])
-        return epsilon[who], np.minimum(near, -1e-9), steep
+        log_delta[who] = np.fmin(log_delta[who], found)
+        return epsilon[who], np.minimum(log_delta[who], -1e-9), steep
 
-    # Where nothing is looked for: less than is shown, or than is added anyway
-    missed, floor = met.counts @ losses.miss, np.full(len(epsilon), -np.inf)
-    with np.errstate(divide="ignore"):
-        too_small = start < (_LEAST_SHOWN if below else np.log(missed))
-    alone, low, high = _gaussian_alone(losses, met)
-    target = np.where(too_small, np.nan, start)
-    target[alone] = np.nan
-    _search(losses, met, psi, _best(bound), target, epsilon, floor, solve, below=below)
-    side, mu = (-1, low) if below else (1, high)
-    found = np.exp(log_delta) * (1 + side * 16 * U) + (0 if below else missed)
-    found[alone] = gaussian_delta(epsilon[alone], mu) * (1 + side * GAUSSIAN_ERROR)
+    missed = met.counts @ losses.miss
+    with np.errstate(divide="ignore"):  # nothing is looked for below what is added anyway
+        target = np.where(start < np.log(missed), np.nan, start)
+    alone, _, mu = _gaussian_alone(losses, met)
+    _search(losses, met, psi, _best(bound), target, epsilon, solve)
+    found = np.exp(log_delta) * (1 + 16 * U) + missed
+    found[alone] = gaussian_delta(epsilon[alone], mu) * (1 + GAUSSIAN_ERROR)
     return np.asarray(np.clip(found, 0.0, 1.0))
 
 
@@ -798,9 +784,8 @@ def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) ->
         return last, np.minimum(log_delta, -1e-9), steep
 
     alone, _, mu = _gaussian_alone(losses, met)
-    target, floor = np.minimum(start + log_rate, -1e-3), np.full(len(psi), -np.inf)
-    target[alone] = np.nan
-    _search(losses, met, psi, _best(_chernoff(psi, start)), target, start, floor, solve)
+    target = np.minimum(start + log_rate, -1e-3)
+    _search(losses, met, psi, _best(_chernoff(psi, start)), target, start, solve)
     found[alone] = np.minimum(ndtr(ndtri(false_positive_rate) + mu) * (1 + GAUSSIAN_ERROR), 1.0)
     return found
 
@@ -843,8 +828,7 @@ def lower_epsilons(
 
     start = np.where(upper > 0, upper, np.nan)
     alone, mu, _ = _gaussian_alone(below, met)
-    start[alone] = np.nan
-    _search(below, met, psi, best, target, start, np.zeros(len(met)), solve, below=True)
+    _search(below, met, psi, best, target, start, solve, below=True)
     found[alone] = gaussian_epsilons(mu, delta)[0]
     # Tilts that suit the upper end show nothing where that is far above the truth
     lost = np.flatnonzero((found == 0) & (upper > 0))

@@ -24,9 +24,9 @@ from indpriv import _checks
 from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.laws import Mixture, cells_of, tail_of
-from indpriv.accountant.loss_pairs import pair_epsilon
 from indpriv.accountant.method import Method, check_poisson_pairs, clipping_norm_cost, owners_of
 from indpriv.accountant.norms import GoverningNorms, snapped_rates
+from indpriv.accountant.pairs import pair_epsilon
 from indpriv.accountant.rdp import MOST_DENSE
 from indpriv.accountant.steps import StepKinds, clipped_steps, collected, neighbours
 from indpriv.norm_log.norm_log import NormLog
@@ -288,26 +288,8 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     return epsilon
 
 
-@dataclass(frozen=True)
-class RowCap:
-    """A run in which no unit has more than `cap` rows.
-
-    Attributes:
-        cap: the largest number of rows of a unit.
-        rows_kept, rows_dropped: rows of all units together if each unit keeps its first `cap` rows.
-        units_affected: the number of units that lose rows.
-        worst_case_epsilon: the guarantee that the run would give to every unit.
-    """
-
-    cap: int
-    rows_kept: int
-    rows_dropped: int
-    units_affected: int
-    worst_case_epsilon: float
-
-
-def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap, ...]:
-    """For each cap: how many rows it would drop, and the worst-case epsilon with it.
+def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> pd.DataFrame:
+    """For each cap on the rows of a unit: what it would drop, and the worst case with it.
 
     The sample rate stays that of the run. The numbers of rows of the units are private themselves,
     so choose a cap without looking at them.
@@ -317,6 +299,11 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
         method: how to account.
         caps: numbers of rows, each at least 1.
 
+    Returns:
+        a row for each cap: cap; rows_kept and rows_dropped, of all units together, if each keeps
+        its first `cap` rows; units_affected, which lose rows; and worst_case_epsilon, that the run
+        would guarantee to every unit.
+
     Raises:
         InputError: a bad cap, a log in which each row is its own unit, or one whose batches are
             not the Poisson samples that a cap is accounted for.
@@ -325,9 +312,9 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     ...     [[0.5] * 4], recorded_steps=[0], total_steps=10, noise_multiplier=1.0,
     ...     max_grad_norm=1.0, sample_rate=0.1, unit="user", unit_ids=["a", "a", "a", "b"],
     ... )
-    >>> (half,) = cap_rows(log, Method(delta=1e-5), [2])
-    >>> half.rows_dropped, half.units_affected
-    (1, 1)
+    >>> half = cap_rows(log, Method(delta=1e-5), [2])
+    >>> half[["rows_dropped", "units_affected"]].to_numpy().tolist()
+    [[1, 1]]
     """
     if (units := Units.of(log)) is None:
         raise refused("refusal.account", "no_units")
@@ -338,14 +325,13 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)
     cost = clipping_norm_cost(log, log.neighbouring, most.astype(np.float64))
     epsilon = (worst_cases(log, method, most) + cost)[place]
-    kept = [int(np.minimum(units.n_rows, cap).sum()) for cap in wanted.tolist()]
-    return tuple(
-        RowCap(
-            cap=cap,
-            rows_kept=rows,
-            rows_dropped=log.n_examples - rows,
-            units_affected=int((units.n_rows > cap).sum()),
-            worst_case_epsilon=float(worst),
-        )
-        for cap, rows, worst in zip(wanted.tolist(), kept, epsilon, strict=True)
+    kept = np.minimum(units.n_rows, wanted[:, None])
+    return pd.DataFrame(
+        {
+            "cap": wanted,
+            "rows_kept": kept.sum(axis=1),
+            "rows_dropped": log.n_examples - kept.sum(axis=1),
+            "units_affected": (kept < units.n_rows).sum(axis=1),
+            "worst_case_epsilon": epsilon,
+        }
     )

@@ -86,7 +86,8 @@ def unit_sizes(log: NormLog, epsilons: EpsilonTable) -> tuple[UnitSizes, ...]:
     most = [*(cap for cap in _CAPS if cap < largest), largest]
     method = Method(delta=table.account.delta, conversion=table.account.conversion)
     n_rows, found, least = table.details["n_rows"].astype(np.int64), [], 1
-    for cap in cap_rows(log, method, most):
+    caps: Any = cap_rows(log, method, most).itertuples()
+    for cap in caps:
         epsilon = table.epsilon[(n_rows >= least) & (n_rows <= cap.cap)]
         found.append(
             UnitSizes(

@@ -26,7 +26,7 @@ import pandas as pd
 from indpriv._columns import grouping_of, known_columns, rows_at
 from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray, StageProgress, silent
-from indpriv.accountant.account import table_for, worst_case_rdp
+from indpriv.accountant.account import table_for, worst_case
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import Method, uses_batch_norms
 from indpriv.accountant.norms import GoverningNorms
@@ -385,7 +385,8 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
     ):
         return None
     # The best order for the worst case: a choice that looks at no norm.
-    order = float(worst_case_rdp(log, method)["best_order"][0])
+    by_orders = replace(method, accountant="rdp")
+    order = float(worst_case(log, by_orders)["best_order"][0])
     cost, norms = _step_costs(log, order), GoverningNorms.of(log, method.between_records)
     each = log.n_records + 1 + int(log.settings.sample_rate.sum())
     size = block_size(_NORM_BYTES * each)

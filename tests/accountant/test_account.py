@@ -8,7 +8,7 @@ import oracles
 from indpriv import InputError, NormLog, account
 from indpriv.accountant import Method, blocks
 from indpriv.accountant.account import row_account
-from indpriv.accountant.loss_pairs import Pairs
+from indpriv.accountant.pairs import Pairs
 from indpriv.accountant.steps import StepKinds
 from indpriv.accountant.tight import Met
 from indpriv.errors import PrivacyWarning

@@ -92,7 +92,7 @@ def test_many_rows_of_a_unit_cost_as_many_times():
     )
     assert found.worst_case_epsilon == pytest.approx(plain.worst_case_epsilon + 3 * COST)
     assert found.account.clipping_norm_epsilon == pytest.approx(3 * COST)
-    caps = [cap_rows(log, Method(delta=DELTA), [1, 2]) for log in pair(**rows)]
+    caps = [cap_rows(log, Method(delta=DELTA), [1, 2]).itertuples() for log in pair(**rows)]
     for without, with_cost, rows_of in zip(*caps, (1, 2), strict=True):
         extra = with_cost.worst_case_epsilon - without.worst_case_epsilon
         assert extra == pytest.approx(rows_of * COST)
@@ -134,7 +134,6 @@ def test_odds_are_never_below_those_of_the_hardest_release(mu, cost, rate, epsil
     likely = expit(cost)
     exact = exact_rate(rate, mu, cost)
     assert exact - 1e-9 <= risk.true_positive_rate[0, 0] <= 1
-    assert risk.true_positive_rate_lower[0, 0] <= exact
     at = np.array([epsilon - cost, epsilon + cost])
     parts = [
         float(gaussian_delta(np.array([value]), squared)[0])
@@ -147,7 +146,6 @@ def test_odds_are_never_below_those_of_the_hardest_release(mu, cost, rate, epsil
     assert exact_delta <= risk.delta[0, 0] + 1e-9
     advantage = max(exact_rate(x, mu, cost) - x for x in np.linspace(0.01, 0.99, 33))
     assert advantage <= risk.advantage[0] + 1e-9
-    assert risk.advantage_lower[0] <= risk.advantage[0]
     # The Gaussian mechanism with the stated mu tells at least as much.
     assert ndtr(ndtri(rate) + risk.mu[0]) >= exact - 1e-9
 

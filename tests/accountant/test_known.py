@@ -285,19 +285,17 @@ def test_risk_of_units_counts_all_their_rows():
     np.testing.assert_allclose(risk.individual.mu, np.array([0.75, 1.0]) / 1.3, rtol=1e-12)
 
 
-def test_lower_figures_are_what_norms_show():
+def test_lower_ends_are_what_norms_show():
     entries = np.array([0, 0, 1]), np.array([0, 1, 2]), np.array([0.5, 0.5, 1.0])
     norms = log_of(entries, 3, 2, unit="user", unit_ids=["a", "a", "b"], rounding=0)
     counts = log_of(None, 3, 2, most_participations=1)
     for log, least in ((norms, [0.0, 1.0 / 1.3]), (counts, [0.0] * 3)):  # rows of a may cancel
         table = account(log, delta=DELTA, participation="known")
         risk = membership_risk(log, delta=DELTA, participation="known").individual
-        least = np.array(least)
         truth = [oracles.gaussian_epsilon(mu, DELTA) if mu else 0.0 for mu in least]
         np.testing.assert_allclose(table.epsilon_lower, truth, rtol=1e-7)
-        np.testing.assert_allclose(risk.advantage_lower, 2 * ndtr(least / 2) - 1, rtol=1e-10)
         assert (table.epsilon > 0).all()
-        assert (risk.mu_error[least == 0] > 0).all()
+        assert (risk.mu_error[np.array(least) == 0] > 0).all()
 
 
 def test_a_delta_that_is_too_small_for_a_float_is_not_zero():
@@ -307,7 +305,6 @@ def test_a_delta_that_is_too_small_for_a_float_is_not_zero():
     assert np.all(risk.individual.delta[[0, 2]] == 0)
     assert np.all(risk.individual.delta[1] > 0)
     assert np.all(risk.worst_case.delta > 0)
-    assert np.all(risk.individual.delta_lower == 0)
 
 
 def test_the_frame_says_that_an_example_is_replaced_and_not_absent():

@@ -387,7 +387,7 @@ def test_the_table_says_what_its_rows_are():
 def test_what_a_cap_on_rows_costs_and_buys():
     log = unit_log(np.full((2, 9), 0.3), list("aaaaabbbc"))
     method = Method(delta=DELTA)
-    one, three, ten = cap_rows(log, method, [1, 3, 10])
+    one, three, ten = cap_rows(log, method, [1, 3, 10]).itertuples()
     assert [(cap.rows_kept, cap.rows_dropped, cap.units_affected) for cap in (one, three, ten)] == [
         (3, 6, 2),
         (7, 2, 1),

@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from indpriv import NormLog, account
-from indpriv.accountant.loss_pairs import Pairs
+from indpriv.accountant.pairs import Pairs
 from indpriv.accountant.steps import StepKinds
 from indpriv.accountant.tight import Met
 from oracles import one_step_delta
