@@ -378,12 +378,6 @@ def risk_of_the_demo(full: bool) -> list[bool]:
     ).self_compose(680)
     theirs = peer.get_delta_for_epsilon(0.0)
     one = time.perf_counter() - start
-    worst, individual = table.worst_case, table.individual
-    widths = [
-        (getattr(individual, name) - getattr(individual, f"{name}_lower"))
-        / getattr(individual, name)
-        for name in ("advantage", "true_positive_rate")
-    ]
     return [
         report(f"{log.n_examples:,} examples x 680 records", seconds, "s", at_most=180),
         report("  cores' own time", busy, "s"),
@@ -394,17 +388,9 @@ def risk_of_the_demo(full: bool) -> list[bool]:
         ),
         report(
             "  worst case's advantage over dp_accounting's, less 1",
-            float(worst.advantage[0] / theirs - 1),
+            float(table.worst_case.advantage[0] / theirs - 1),
             "relative",
-        ),
-        report(
-            "  widest bracket of an advantage", float(widths[0].max()), "relative", at_most=1e-5
-        ),
-        report(
-            "  widest bracket of a true-positive rate",
-            float(widths[1].max()),
-            "relative",
-            at_most=1e-5,
+            at_most=1e-3,
         ),
     ]
 
