@@ -349,20 +349,11 @@ class RecordingPolicy:
             return step == 0
         if self.growth == 1:
             return step % self.every == 0
-        if self.longest is not None:
-            number = max(0, math.ceil(math.log(self.longest / self.every, self.growth) - 1e-9))
-            constant_from = self._record(number)
-            if step >= constant_from:
-                return (step - constant_from) % self.longest == 0
-        # Inverts _record. The logarithm may be slightly off, so its neighbour is tried as well.
-        number = math.ceil(
-            math.log1p(step * (self.growth - 1) / self.every) / math.log(self.growth)
-        )
-        return step in (self._record(number), self._record(max(0, number - 1)))
-
-    def _record(self, number: int) -> int:
-        """The step of a record: every * (1 + growth + ... + growth**(number - 1)), rounded down."""
-        return math.floor(int(self.every) * (self.growth**number - 1) / (self.growth - 1) * _WHOLE)
+        at, gap, longest = 0.0, float(self.every), self.longest or math.inf
+        while gap < longest * (1 - 1e-9) and math.floor(at * _WHOLE) < step:
+            at, gap = at + gap, gap * self.growth
+        past = step - math.floor(at * _WHOLE)  # the pass after the gaps that ended
+        return past == 0 or (past > 0 and gap >= longest * (1 - 1e-9) and past % longest == 0)
 
     def describe(self) -> str:
         """One phrase for a report; steps count from 0.
