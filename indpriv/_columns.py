@@ -149,6 +149,9 @@ class StoredColumn:
         return values
 
 
+Ids = NDArray[Any] | StoredColumn  # (n,)
+
+
 def joined(tables: Sequence[Rows]) -> Rows:
     """The rows of tables with the same columns, one after the other."""
     firsts = list(accumulate(map(len, tables), initial=0))

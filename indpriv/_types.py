@@ -1,8 +1,7 @@
-"""Types that most functions take and return: arrays, ids, and how long work reports progress."""
+"""Types that most functions take and return: arrays, and how long work reports progress."""
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike as ArrayLike
@@ -18,22 +17,6 @@ Progress = Callable[[int, int], None]
 StageProgress = Callable[[str, int, int], None]
 # Called as advance(more): examples done since the last call; one that is half done counts 0.5.
 Advance = Callable[[float], None]
-
-
-class Ids(Protocol):
-    """(n,) ids: an array, or a column of a file, of which indices and slices read what they need.
-
-    `np.asarray` reads all of them.
-    """
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: Any, /) -> Any: ...
-
-    def __array__(self) -> NDArray[Any]: ...
 
 
 def silent(_stage: str, _done: int, _total: int) -> None:

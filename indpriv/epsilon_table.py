@@ -450,13 +450,12 @@ def write_epsilons(
         read = as_rows(rows).read(start, stop, None if names is None else list(names))
         return read.rename(columns=dict(names or {}))
 
-    n_rows = len(epsilons)
+    parts = {path: (0, len(epsilons))}
     if path.is_dir():
         rmtree(path, ignore_errors=True)
-    if n_rows <= LARGEST_FILE:
-        epsilons.table(epsilons.details).to_parquet(path, columns=further(0, n_rows))
-        return
-    _folders.remove_file(path)
-    writer = PartsWriter(path, n_rows, {"account": dict(vars(epsilons.account))})
-    for path, part in writer.missing().items():
+    if len(epsilons) > LARGEST_FILE:
+        _folders.remove_file(path)
+        about = {"account": dict(vars(epsilons.account))}
+        parts = PartsWriter(path, len(epsilons), about).missing()
+    for path, part in parts.items():
         epsilons.take(slice(*part)).to_parquet(path, columns=further(*part))

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from indpriv import _columns, _facts, _files, _reading
-from indpriv._types import Ids, IntArray, NDArray
+from indpriv._types import IntArray, NDArray
 from indpriv.errors import InputError
 
 _SPLITS = ("train", "test")
@@ -115,7 +115,7 @@ class ExampleTable:
         parts = chain(_columns.frames_at(self.rows("train"), train), others)
         return ExampleTable(pd.concat(parts, ignore_index=True))
 
-    def train_rows(self, example_ids: Ids) -> _columns.Rows:
+    def train_rows(self, example_ids: _columns.Ids) -> _columns.Rows:
         """Training rows in the order of example_ids; in memory if the table has another order."""
         rows = self.rows("train")
         same = len(rows) == len(example_ids) and all(
@@ -167,23 +167,16 @@ class ExampleTable:
         if column not in (columns := self.metadata_columns):
             known = ", ".join(columns) or "none: pass metadata or unit_ids to the Recorder"
             raise _facts.refused("refusal.examples", "unit_column", column=column, known=known)
-        is_train = (self.frame["split"] == "train").to_numpy()
-        units, own = self.frame[column].to_numpy(object), self.frame["unit_id"].to_numpy(object)
-        lacking = int(pd.isna(units[is_train]).sum())
-        if lacking:
-            raise _facts.refused(
-                "refusal.examples",
-                "unit_missing",
-                column=column,
-                lacking=lacking,
-                n=int(is_train.sum()),
-            )
-        ids = np.where(is_train, units, own)
-        if len({type(value) for value in ids.tolist()}) > 1:
-            ids = ids.astype(str).astype(object)  # test rows keep their own ids, of another type
-        return ExampleTable(
-            self.frame.assign(unit_id=pd.Series(ids, index=self.frame.index).infer_objects())
-        )
+        train, test = self.train, self.test
+        if lacking := int(train[column].isna().sum()):
+            values = {"column": column, "lacking": lacking, "n": len(train)}
+            raise _facts.refused("refusal.examples", "unit_missing", **values)
+        parts = train.assign(unit_id=train[column]), test
+        found = pd.concat([part.astype({"unit_id": object}) for part in parts], ignore_index=True)
+        units = found["unit_id"]
+        if len({type(value) for value in units.tolist()}) > 1:
+            units = units.astype(str).astype(object)  # test rows keep their own, of another type
+        return ExampleTable(found.assign(unit_id=units.infer_objects()))
 
     def by_unit(self) -> ExampleTable:
         """The table with one training row per unit: mean loss, share correct, and common values.

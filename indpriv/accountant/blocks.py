@@ -27,9 +27,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
+from indpriv._columns import Ids
 from indpriv._facts import refused
 from indpriv._files import ROW_GROUP_SIZE, sha256
-from indpriv._types import Ids, IntArray, NDArray, Progress
+from indpriv._types import IntArray, NDArray, Progress
 from indpriv.accountant.rdp import Columns, joined
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.errors import InputError, check_installed

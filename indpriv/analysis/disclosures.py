@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from indpriv import _facts
-from indpriv._columns import Rows, frames_of, to_floats
+from indpriv._columns import Ids, Rows, frames_of, to_floats
 from indpriv._facts import Fact, fact, text
 from indpriv._files import first_at
 from indpriv._formatting import capitalised, format_cost, sentence
 from indpriv._plain import shown
-from indpriv._types import FloatArray, Ids
+from indpriv._types import FloatArray
 from indpriv.analysis.attacks.membership import BY_GROUP
 from indpriv.analysis.guarantee import divisor_of
 from indpriv.analysis.recorded_run import AuditedRun, Declared

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from indpriv import _checks, _columns, _facts, _files, _folders, _storage
 from indpriv._reading import AtLeastZero, Number, Text, Whole, YesNo, check, named, table
-from indpriv._types import Ids, IntArray, NDArray
+from indpriv._types import IntArray, NDArray
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import records, session_counts
 from indpriv.norm_log.fields import SETTING_NAMES, RecordingPolicy, StepSettings
@@ -361,7 +361,7 @@ def check_readable(state: LogState, faults: Faults, unreadable: str) -> None:
             )
 
 
-def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray]:
+def read_ids(state: LogState) -> tuple[_columns.Ids, NDArray[np.generic] | None, IntArray]:
     """Ids and units of the examples, and positions of the reference examples.
 
     Many ids on a disk are hashed here and read later; checksums of their pages are compared then.
@@ -374,7 +374,7 @@ def read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray
         _files.check_hash(path, sha256)
         rows = _columns.Rows.open(path, ID_COLUMNS)
     stored = _columns.StoredColumn(rows, "example_id")
-    ids: Ids = stored[:] if in_memory else stored
+    ids = stored[:] if in_memory else stored
     units = _columns.StoredColumn(rows, "unit_id")[:] if "unit_id" in rows.columns else None
     stored_exact = _columns.StoredColumn(rows, "exact")
     parts = [start + np.flatnonzero(stored_exact[start:stop]) for start, stop in rows.ranges()]

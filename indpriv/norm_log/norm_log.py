@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from indpriv import _checks, _facts, _files, _folders, _storage
-from indpriv._types import ArrayLike, FloatArray, Ids, IntArray, NDArray
+from indpriv._columns import Ids
+from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.norm_log import evidence, fields, journal_state
 from indpriv.norm_log import records as stored
 from indpriv.norm_log.fields import StepSettings, Truncation
@@ -45,7 +46,7 @@ class NormLog:
     (2, 10, 0.1)
 
     Attributes:
-        example_ids: (n_examples,) unique ids; see `indpriv._types.Ids`.
+        example_ids: (n_examples,) unique ids; of a long log, they are read as they are asked for.
         recorded_steps: (n_records,) strictly increasing, each below total_steps.
         settings: realised settings of all steps; less noise where clipped gradients stay longer
             than max_grad_norm by a measured share.
