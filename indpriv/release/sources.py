@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
+from jinja2 import Environment, FileSystemLoader, UndefinedError
 
 from indpriv._checks import warn_caller
 from indpriv._columns import grouping_of
@@ -42,6 +42,7 @@ from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.writer import fingerprint
 from indpriv.release.mechanisms import N_CELLS, norm_grid, to_norm_cells
 from indpriv.release.request import Budget, Request
+from indpriv.report.formats import JINJA
 from indpriv.report.formats import TEMPLATES as PAGE_TEMPLATES
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -178,9 +179,7 @@ def _templates(autoescape: bool) -> Environment:
         loader=FileSystemLoader([TEMPLATES, PAGE_TEMPLATES]),  # the latter holds the style
         autoescape=autoescape,
         finalize=lambda value: clean(value) if type(value) is str else value,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        **JINJA,
     )
     filters = {"json": partial(json.dumps, ensure_ascii=False)}
     made.filters |= filters | {"epsilon": format_epsilon, "delta": format_delta}

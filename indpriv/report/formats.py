@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jinja2 import StrictUndefined
 from rich.cells import cell_len, set_cell_size
 
 from indpriv import _formatting
@@ -23,6 +24,8 @@ from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE
 from indpriv.norm_log.fields import CONTRIBUTIONS
 
 TEMPLATES = Path(__file__).parent / "templates"
+# What the environments of pages and of texts have in common: a missing value is an error.
+JINJA: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
 MOST_EXAMPLES = 100_000  # that a page can be searched for; with more it would take too long to open
 MOST_ROWS = 40  # of one table; audit.json has all
 _BEST_SHOWN = 4

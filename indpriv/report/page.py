@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
@@ -46,7 +46,7 @@ from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
 from indpriv.report.figures import FIGURES
-from indpriv.report.formats import CONSTANTS, TEMPLATES, WORDS, data_of, shown_rows
+from indpriv.report.formats import CONSTANTS, JINJA, TEMPLATES, WORDS, data_of, shown_rows
 
 Target = Literal["markdown", "html", "terminal"]
 Template = str | Path  # the name of one of ours, or the path, without its suffix, of another
@@ -166,13 +166,8 @@ _RENDERED: ContextVar[_Rendering] = ContextVar("rendered")  # the page whose tem
 @cache  # compiling templates takes most of the time of a short page
 def environment(*folders: Path) -> Environment:
     """Of the templates, here or in these folders, with filters and blocks."""
-    made = _Environment(
-        loader=FileSystemLoader([*folders, TEMPLATES]),
-        undefined=StrictUndefined,
-        finalize=_finalized,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = FileSystemLoader([*folders, TEMPLATES])
+    made = _Environment(loader=loader, finalize=_finalized, **JINJA)
     forms = FORMATS | {"format": made.filters["format"]}
     made.filters.update({name: _by_hand(form) for name, form in forms.items()} | WORDS)
     made.filters.update(text=_text, md=Safe, merged=_merged)
@@ -403,14 +398,8 @@ def _markdown() -> MarkdownIt:
 
 @cache
 def _html_templates() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        finalize=shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = FileSystemLoader(TEMPLATES)
+    return Environment(loader=loader, autoescape=True, finalize=shown, **JINJA)
 
 
 @cache
