@@ -169,7 +169,7 @@ def test_a_norm_that_falls_helps_beyond_chance(constant, decayed, word):
     ],
 )
 def test_accuracies_by_norm_and_by_noise(accuracies, highest, word):
-    runs = [[each - 0.03, each, each + 0.03] for each in accuracies]
+    runs = [[each - 0.01, each, each + 0.01] for each in accuracies]
     assert interior(runs) == highest
     assert falls(runs) == word
 
