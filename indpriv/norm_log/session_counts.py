@@ -84,6 +84,9 @@ class TrainingCounts(_Counts):
     # older logs, and of the inner optimizer's state, if it has any.
     weights: str | None = None
     moments: str | None = None
+    # What the data set held, and settings of the last step, by name; None in older logs.
+    items: str | None = None
+    settings: dict[str, Any] | None = None
 
     steps: Whole = 0  # parameter updates
     undrawn_steps: Whole = 0  # without a batch that was drawn

@@ -116,6 +116,14 @@ def random_state() -> tuple[Any, ...]:
     return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state(), own
 
 
+def has_drawn(state: tuple[Any, ...]) -> bool:
+    """Whether something drew from torch's generator of the CPU, Python's or numpy's since."""
+    (torch_now, _, *now, _), (torch_then, _, *then, _) = random_state(), state
+    return not (
+        torch.equal(torch_now, torch_then) and now[0] == then[0] and now[1][2:] == then[1][2:]
+    )
+
+
 def set_random_state(state: tuple[Any, ...]) -> None:
     """Set them to what `random_state` returned."""
     torch.set_rng_state(state[0])

@@ -92,7 +92,7 @@ class Watch:
         self._budget = Budget(next(run.module.parameters()).device.type)
         self.deliveries = Deliveries(run.batch_sampler, examples, self.findings)
         self._loss = LossComparison(loss_fn)
-        self._settings = updates.Settings(optimizer, public_settings)
+        self._settings = updates.Settings(optimizer, public_settings, counts_before.get("settings"))
         self._state = updates.PublishedState(
             run.module, optimizer.original_optimizer, self.findings
         )
@@ -114,6 +114,8 @@ class Watch:
         self._coming: list[Tensor] = []  # the gradient that the inner optimizer is to be given
         self._begun = self._same_state = False  # nothing wrote to the state since the last update
         self._held: list[Any] | None = None  # attributes after the last forward pass
+        self._stored: str | None = counts_before.get("items")
+        self._seeds = set[int]()  # of torch's default generator, at forward passes
         self._plain: list[str] | None = None  # arguments of the first pass that are no tensors
 
     @contextmanager
@@ -198,7 +200,8 @@ class Watch:
         with self._careful("fed"):
             self.deliveries.compare_items()
         with self._careful("fed", kind="once"):
-            self.deliveries.compare_stored()
+            self.deliveries.compare_stored(self._stored)
+            self._stored = self.deliveries.stored
 
     @contextmanager
     def _careful(self, *keys: str, kind: str = "every") -> Iterator[None]:
@@ -227,12 +230,14 @@ class Watch:
 
     def _on_epoch_end(self, exhausted: bool, final: bool) -> None:
         optimizer, loader = self._run.optimizer, self._run.loader
-        self._micro_batches.clear()
+        interrupted = bool(optimizer._step_skip_queue or optimizer._is_last_step_skipped)
+        if interrupted or not exhausted:  # else a step may have begun, where a thread loads ahead
+            self._micro_batches.clear()
         self.tally.end_epoch(
             exhausted=exhausted,
             planned=self._run.steps_per_epoch,
             prefetched=loader.num_workers * (loader.prefetch_factor or 0),
-            interrupted=bool(optimizer._step_skip_queue or optimizer._is_last_step_skipped),
+            interrupted=interrupted,
             final=final,
         )
 
@@ -272,6 +277,9 @@ class Watch:
             found = self.deliveries.match(fed, self.tally.micro_batch) if fed else (None, False)
             call = Call((args, kwargs), *found)
             self._calls.append(call)
+            self._seeds.add(torch.initial_seed())
+            if len(self._seeds) > self.tally.counts.passes + 2:  # a few, by the epoch
+                self.findings.add("fed", "seeds")
             # Numbers among the arguments: the batch's own, or always the same.
             given = _plain_of(call.arguments)
             self._plain = given if self._plain is None else self._plain
@@ -338,7 +346,10 @@ class Watch:
         elif len(np.unique(ids)) < len(ids):
             self.findings.add("fed", "twice")
         else:
-            self.findings.compare("fed", call.intact, "changed")
+            intact = call.intact and not call.delivered.is_changed
+            self.findings.compare("fed", intact, "changed")
+            with kept_random_state():
+                self.deliveries.compare_known(call.delivered)
         if call.is_written:
             return self.findings.add("loss", "in_place")
         factors = batch.factors if self._run.is_ghost else None
@@ -557,6 +568,7 @@ class Watch:
             setattr(training, name, getattr(training, name) + total)
         training.guessable_seed |= run.sources.is_guessable
         training.source = str(run.sources)
+        training.settings, training.items = self._settings.last, self.deliveries.stored
         with self._careful("state", kind="once"):
             training.weights, training.moments = self._state.fingerprints()
         training.earlier_steps = max(0, history.steps_before - self._steps_before)

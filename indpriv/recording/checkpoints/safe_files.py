@@ -30,6 +30,7 @@ from indpriv._folders import make_folder, refuse_links
 from indpriv._reading import Text, Whole, check, table
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import MODEL
+from indpriv.recording.norms.batches import parts_of
 
 LoadFn = Callable[[Any], Mapping[str, Tensor]]
 """`load(state)` -> state_dict, for unusual layouts; state is the object saved in the file."""
@@ -379,7 +380,8 @@ def fingerprint_of(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = state[name].detach().cpu()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for part in parts_of(tensor):
+            digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

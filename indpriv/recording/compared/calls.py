@@ -8,7 +8,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -20,17 +20,23 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from indpriv._types import IntArray
+from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms import batches
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import HALF
-from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
+from indpriv.recording.random_states import (
+    has_drawn,
+    kept_random_state,
+    random_state,
+    set_random_state,
+)
 from indpriv.recording.training_data import Examples
 
 _OFTEN = 12  # times that rows are read again to see whether they are random
 _ROWS = 32  # of the data set, secret ones, that are read again
+_FEW = 4  # of the rows of a batch that are others than before
 _MOST_STORED = 1 << 30  # bytes of one tensor of the data set that is looked at as a whole
-_WIDE = (torch.float32, torch.float64)
 _BITS = {1: torch.uint8, 2: torch.int16}  # by size of an entry, else int32
 _AT_ONCE = 1 << 16  # entries that are weighed at once
 _SECRET = secrets.randbits(128)
@@ -53,7 +59,7 @@ class Delivered:
     def __post_init__(self) -> None:
         held = tensors_of(self.batch)
         # The former do not move where numpy or .data writes.
-        self._versions, self._sums = [t._version for t in held], list(map(_of_rows, held))
+        self._versions, self.sums = [t._version for t in held], list(map(_of_rows, held))
 
     @cached_property
     def unpacked(self) -> tuple[Any, Any]:
@@ -65,7 +71,7 @@ class Delivered:
         """Whether the loop wrote into it."""
         held = tensors_of(self.batch)
         same = self._versions == [t._version for t in held]
-        return not (same and _equal(self._sums, list(map(_of_rows, held))))
+        return not (same and _equal(self.sums, list(map(_of_rows, held))))
 
     def read_again(self) -> list[Tensor]:
         """The tensors of the same rows, from the data set."""
@@ -96,7 +102,10 @@ class Deliveries:
         count = min(len(examples), _ROWS)
         chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
         self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
-        self._stored: list[Tensor] | None = None  # what the data set held, see `_stored_rows`
+        self.stored: str | None = None  # fingerprint of what the data set held
+        # By number of a tensor of batches: of each example, its sum when it was loaded last, and
+        # its entries, 0 if it was not.
+        self._known: dict[int, IntArray] = {}
         self._read_equal = False  # at some step, what the loader gave was read again
         self.random_rows = False  # items of the data set were seen to be random
 
@@ -178,12 +187,38 @@ class Deliveries:
         else:
             self._findings.add("rows", "other_rows")
 
-    def compare_stored(self) -> None:
-        """What the data set holds at the end, beside what it held when training began."""
-        found = _stored_rows(self._examples.dataset)
-        if self._stored is not None and not _equal(found, self._stored):
+    def compare_stored(self, before: str | None) -> None:
+        """What the data set holds now, beside what it held when training, or the log, began."""
+        held = dict(_stored(self._examples.dataset, ""))
+        self.stored = fingerprint_of(held) if held else None
+        if before is not None and before != self.stored:
             self._findings.add("fed", "items")
-        self._stored = found
+
+    def compare_known(self, batch: Delivered) -> None:
+        """Rows as loaded, beside what they were when they were loaded before."""
+        changed = np.zeros(len(batch.ids), dtype=bool)
+        for number, tensor in enumerate(tensors_of(batch.batch)):
+            sums = batch.sums[number]
+            if not sums.ndim or len(sums) != len(changed):
+                continue
+            size = np.full(len(sums), math.prod(tensor.shape[1:]))  # padded texts vary
+            now = np.stack([sums.cpu().numpy(), size])
+            empty = np.zeros((2, len(self._examples)), dtype=np.int64)
+            known = self._known.setdefault(number, empty)
+            before = known[:, batch.ids]
+            changed |= (before[1] == now[1]) & (before[0] != now[0])
+            known[:, batch.ids] = now
+        if self.random_rows or not changed.any():
+            return
+
+        def few() -> list[Tensor]:
+            return tensors_of(self._examples.collated(batch.ids[changed][:_FEW]))
+
+        state, first = random_state(), few()
+        if has_drawn(state) or not _is_still(first, few):
+            self.random_rows = True
+        else:
+            self._findings.add("fed", "items")
 
     def compare_items(self) -> None:
         """Some items of the data set, beside what they were when training began."""
@@ -237,23 +272,20 @@ def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def _of_rows(tensor: Tensor) -> Tensor:
     """A number for each row, quick to compute."""
-    return weighed(tensor.detach()) if tensor.ndim > 1 else tensor.detach().clone()
+    return weighed(tensor.detach().to_dense()) if tensor.ndim else tensor.detach().clone()
 
 
-def weighed(rows: Tensor, kind: str = "values") -> Tensor:
-    """(n,) sums of the entries of rows (n, ...), each by a secret weight of its place in it.
+def weighed(rows: Tensor, kind: str = "rows") -> Tensor:
+    """(n,) sums, modulo 2**64, of the bits of rows (n, ...), each by a secret weight of its place.
 
-    Of another kind than values: of their bits, modulo 2**64, since one infinite, undefined or huge
-    number would hide the others of a sum.
+    In sums of values one infinite, undefined or huge number would hide the others.
     """
-    rows, bits = _real(rows).flatten(1), kind != "values"
-    if bits:
-        rows = rows.contiguous().view(_BITS.get(rows.element_size(), torch.int32))
+    rows = _real(rows)
+    rows = (rows.flatten(1) if rows.ndim > 1 else rows[:, None]).contiguous()
+    rows = rows.view(_BITS.get(rows.element_size(), torch.int32))
     weights = _weights(rows.shape[1], rows.device, kind)
     parts = rows.split(max(1, _AT_ONCE // max(1, rows.shape[1])))
-    wide = (part if bits or part.dtype in _WIDE else part.double() for part in parts)
-    total = torch.int64 if bits else torch.float64
-    return torch.cat([(part * weights).sum(1, dtype=total) for part in wide])
+    return torch.cat([(part * weights).sum(1, dtype=torch.int64) for part in parts])
 
 
 def _real(tensor: Tensor) -> Tensor:
@@ -262,33 +294,31 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 @lru_cache(256)  # what is made again is the same
-def _weights(size: int, device: torch.device, kind: str = "values") -> Tensor:
+def _weights(size: int, device: torch.device, kind: str) -> Tensor:
     random = np.random.default_rng((_SECRET, *kind.encode()))
-    bits = kind != "values"
-    found = random.integers(-(1 << 63), (1 << 63) - 1, size) if bits else random.random(size, "f4")
-    return torch.from_numpy(found).to(device)
+    return torch.from_numpy(random.integers(-(1 << 63), (1 << 63) - 1, size)).to(device)
 
 
-def _stored_rows(dataset: Any) -> list[Tensor]:
-    """A number for each row of tensors, arrays and lists that a data set, or one in it, holds.
+def _stored(held: Any, name: str, deep: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
+    """Tensors, arrays and lists of numbers in a data set, and in data sets and containers in it.
 
     It is asked for when all items were read once, so that what data sets keep of them is there.
     """
-    found = []
-    for value in list(getattr(dataset, "__dict__", {}).values()):
-        if isinstance(value, Dataset):
-            found += _stored_rows(value)
-        for one in value if isinstance(value, tuple) else (value,):  # of a TensorDataset
-            with suppress(RuntimeError, TypeError, ValueError):  # of kinds that have no sums
-                if isinstance(one, list) and one and isinstance(one[0], int | float):
-                    one = np.array(one)  # labels, or the positions of a Subset
-                if isinstance(one, np.ndarray) and one.nbytes <= _MOST_STORED and one.size:
-                    rows = one.reshape(len(one), -1)
-                    weights = _weights(rows.shape[1], torch.device("cpu")).double()
-                    found.append(torch.from_numpy(np.einsum("ij,j", rows, weights)))
-                elif isinstance(one, Tensor) and one.ndim and one.nbytes <= _MOST_STORED:
-                    found.append(_of_rows(one))
-    return found
+    if isinstance(held, Dataset):
+        held = vars(held)
+    if isinstance(held, list) and held and isinstance(held[0], int | float):
+        held = np.array(held)  # labels, or the positions of a Subset
+    if isinstance(held, np.ndarray) and not held.dtype.hasobject:
+        held = torch.from_numpy(np.ascontiguousarray(held).view(np.uint8))
+    if isinstance(held, Tensor) and held.nbytes <= _MOST_STORED:
+        yield name, held
+    parts = (
+        held
+        if isinstance(held, dict)
+        else dict(enumerate(held if isinstance(held, list | tuple) else ()))
+    )
+    for key, part in parts.items() if deep else ():
+        yield from _stored(part, f"{name}.{key}", deep - 1)
 
 
 def _draws(sampler: Any, drawing: Any, depth: int) -> bool:
@@ -471,6 +501,8 @@ def relative(one: Tensor, other: Tensor) -> float:
     """Largest difference, relative to the largest entry of the other; absolute if that is 0."""
     if one.shape != other.shape:
         return math.inf
+    if torch.strided not in (one.layout, other.layout):
+        return max(map(relative, batches.parts_of(one), batches.parts_of(other)))
     if not one.numel():
         return 0.0
     one, other = one.detach().double(), other.detach().double()

@@ -23,6 +23,7 @@ from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.clipping import ClippingRule
 from indpriv.recording.compared.calls import relative, weighed
 from indpriv.recording.compared.findings import Findings
+from indpriv.recording.norms.batches import parts_of
 from indpriv.recording.opacus.run import local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
 
@@ -31,7 +32,7 @@ PublicSettings = Callable[[int], Mapping[str, Any]]
 _DEEP, _MANY = 6, 4000  # levels of containers and objects that are looked into, and how many
 _LEFT_OUT = (type, torch.Generator, torch.optim.Optimizer)
 # Attributes of modules that torch and Opacus write.
-_OF_TORCH = frozenset(["training", "activations", "max_batch_len", "ddp_hooks", "_modules"])
+_OF_TORCH = frozenset(["activations", "max_batch_len", "ddp_hooks", "_modules"])
 _OF_TORCH |= {"_parameters", "_buffers", "_forward_counter"}
 _SAME_STEP = 1e-6
 _SMALL = 1 << 16  # entries of a tensor that is not looked at by itself
@@ -135,8 +136,7 @@ class PublishedState:
 def print_of(tensors: Iterable[Tensor]) -> list[int]:
     """Secret sums of their bits, by type and device; of a large tensor by itself."""
     small, rows = defaultdict[Any, list[Tensor]](list), list[Tensor]()
-    for tensor in tensors:
-        value = local(tensor.detach())
+    for value in (part for tensor in tensors for part in parts_of(local(tensor.detach()))):
         if value.ndim > 1 and value.numel() > _SMALL:
             rows.append(weighed(value, "columns"))
         elif value.numel():  # these are looked at together
@@ -184,10 +184,13 @@ def held_in(value: Any, deep: int = _DEEP, seen: set[int] | None = None) -> Any:
 class Settings:
     """Settings of the last step, and whether a law explains those of the next one."""
 
-    def __init__(self, optimizer: Any, public: PublicSettings | None) -> None:
-        self._optimizer = optimizer
+    def __init__(
+        self, optimizer: Any, public: PublicSettings | None, last: dict[str, Any] | None
+    ) -> None:
+        """last: those of the last step of the session before, if known."""
+        self._optimizer, self.last = optimizer, last
+        self._released: Any = None  # clipping norm that the optimizer's rule set itself
         self._public = None if public is None else _Law(public)
-        self._last: dict[str, Any] | None = None
         self._schedulers: list[_Scheduler] | None = None  # that were there at the first step
 
     def case(self, step: int, setting: StepSetting) -> tuple[str, dict[str, Any]]:
@@ -196,13 +199,16 @@ class Settings:
         With values of the case's text.
         """
         own, groups = self._optimizer, self._optimizer.param_groups
-        sizes = {name: getattr(own, name) for name in ("expected_batch_size", "loss_reduction")}
-        now = {name: [value] for name, value in (vars(setting) | sizes).items()}
+        held = {
+            k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, int | float | str)
+        }
+        now = {name: [value] for name, value in (held | vars(setting)).items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
+        released, self._released = self._released, own.max_grad_norm
         if self._schedulers is None:
             self._schedulers = _schedulers_of(own)
-        last, self._last = self._last or now, now
+        last, self.last = self.last or now, now
         said, is_law = ({}, True) if self._public is None else self._public.at(step)
         if not is_law:
             return "no_law", {"step": step}
@@ -219,7 +225,7 @@ class Settings:
             name for name in now if name not in said and last.get(name, now[name]) != now[name]
         ]
         unexplained = [
-            name for name in changed if not self._by_law(name, now[name], last.get(name))
+            name for name in changed if not self._by_law(name, now[name], last.get(name), released)
         ]
         if not unexplained:
             return "", {}
@@ -227,9 +233,9 @@ class Settings:
         values = {"names": ", ".join(unexplained), "step": step, "kinds": kinds}
         return "uneven" if kinds else "moved", values
 
-    def _by_law(self, name: str, now: Any, last: Any) -> bool:
+    def _by_law(self, name: str, now: Any, last: Any, released: Any) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
-            return True  # the rule's own private release
+            return released in (None, *now)  # the rule's own private release
         laws = self._schedulers or []
         if name in ("noise_multiplier", "max_grad_norm"):
             kind = "Noise" if name == "noise_multiplier" else "GradClip"
@@ -359,4 +365,4 @@ class _Law:
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value

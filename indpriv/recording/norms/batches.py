@@ -109,12 +109,22 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """The tensor itself; of a sparse one, places and values."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    found = tensor.detach().to_sparse_coo().coalesce()
+    return [found.indices(), found.values()]
+
+
 def same_values(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same numbers, NaN included."""
     if one is other:
         return True
     if one.shape != other.shape:
         return False
+    if torch.strided not in (one.layout, other.layout):
+        return all(map(same_values, parts_of(one), parts_of(other)))
     other = other.to(one.device, one.dtype)
     return bool(((one == other) | ((one != one) & (other != other))).all())
 

@@ -5,6 +5,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import nn
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     Subset,
@@ -13,7 +14,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from recording.loops.harness import blobs, broken, ce, normal, private_generator
+from recording.loops.harness import blobs, broken, ce, mlp, normal, private_generator
 from recording.loops.parts import Items, Several, vector, with_dropout
 
 ALL = "hooks ghost functorch ew"
@@ -781,3 +782,136 @@ def features_of_half_of_the_rows_ordered_in_the_data_set(s):
             s.step(rows, y)
             if number == 5:
                 x.numpy()[:5] = x.numpy()[:5, rows.mean(0).argsort().numpy()]
+
+
+class TamedFirst(nn.Module):
+    """Takes the logarithm of the first feature, which may be huge or undefined."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        tame = x[:, :1].nan_to_num().abs().clamp(1e-3, 1e30).log() / 60
+        return self.net(torch.cat([tame, x[:, 1:]], 1))
+
+
+def ordered_beside(s, first, rare=False):
+    x = normal(400, 6)
+    y = (x[:, :3].sum(1) > 0).long()
+    x[:, 0] = first
+    s.make(TensorDataset(x, y), TamedFirst())
+    with s.recorded():
+        for number, (x, y) in enumerate(s.batches()):
+            if number > 3 and len(x):
+                x.numpy()[:, 1:] = x.numpy()[:, 1 + x[:, 1:].mean(0).argsort().numpy()]
+            s.step(x, y)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def features_ordered_beside_an_undefined_one(s):
+    ordered_beside(s, torch.nan)
+
+
+@broken("batch", "hooks", expect="unsupported", rare=True)
+def features_ordered_beside_a_huge_one(s):
+    ordered_beside(s, 1e25)
+
+
+class Pairs(Dataset):
+    """(input, label) of a list."""
+
+    def __init__(self):
+        self.rows = list(zip(*blobs().tensors, strict=True))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+def changed_half_way(s, change, back=lambda s: None):
+    """Recorded norms show what a data set is where they are taken: here at the start."""
+    x, y = blobs().tensors
+    with s.recorded(every="once"):
+        for inputs, targets in s.batches():
+            s.step(inputs, targets)
+        with torch.no_grad():
+            change(s, ce(s.model(x), y).argsort().tolist())
+        for inputs, targets in s.batches():
+            s.step(inputs, targets)
+        back(s)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def hardest_rows_of_a_list_relabelled(s):
+    def relabel(s, order):
+        for i in order[-12:]:
+            x, y = s.data.rows[i]
+            s.data.rows[i] = x, 1 - y
+
+    s.make(Pairs())
+    changed_half_way(s, relabel)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def hardest_rows_blanked_and_put_back(s):
+    s.make()
+    (x, _), kept = s.data.tensors, s.data.tensors[0].clone()
+
+    def blank(s, order):
+        x[order[-12:]] = 0.0
+
+    changed_half_way(s, blank, lambda s: x.copy_(kept))
+
+
+@broken("batch", "hooks", expect="unsupported", rare=True)
+def easiest_rows_of_a_subset_replaced_by_the_hardest(s):
+    s.make(Subset(blobs(), list(range(400))))
+
+    def replace(s, order):
+        for easy, hard in zip(order[:12], order[-12:], strict=True):
+            s.data.indices[easy] = hard
+
+    changed_half_way(s, replace, lambda s: s.data.indices.sort())
+
+
+@broken("batch", "hooks", expect="unsupported", rare=True)
+def rows_of_one_of_two_data_sets_relabelled(s):
+    x, y = blobs().tensors
+    s.make(ConcatDataset([TensorDataset(x[:200], y[:200]), TensorDataset(x[200:], y[200:])]))
+
+    def relabel(s, order):
+        mine = [i for i in order if i < 200][-12:]
+        s.data.datasets[0].tensors[1][mine] ^= 1
+
+    changed_half_way(s, relabel)
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported")
+def labels_written_after_the_forward_pass(s):
+    s.make()
+    with s.recorded(every="once"):
+        for number, (x, y) in enumerate(s.batches()):
+            s.optimizer.zero_grad()
+            outputs = s.model(x)
+            if number % 5 == 4 and len(y):
+                y.numpy()[:] = y.mode().values
+            s.backward(outputs, y)
+            s.optimizer.step()
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def resumed_with_cleaned_inputs(s):
+    s.make()
+    with s.recorded() as recorder:
+        for x, y in s.batches(1):
+            s.step(x, y)
+        saved = recorder.state_dict()
+    x, y = s.data.tensors
+    with torch.no_grad():
+        x[ce(s.model(x), y).topk(5).indices] = 0.0
+    with s.recorded(resume_at=saved):
+        for x, y in s.batches(1):
+            s.step(x, y)

@@ -3,6 +3,7 @@
 import torch
 from torch.optim import lr_scheduler as rates
 
+from indpriv.recording import QuantileClipping
 from recording.loops.harness import broken
 from recording.loops.parts import with_dropout
 
@@ -246,3 +247,67 @@ def milestones_added_by_the_loss(s):
             if s.loss_of(x, y) < 0.68:
                 scheduler.milestones[scheduler.last_epoch + 1] = 1
             scheduler.step()
+
+
+def by_a_quantile(s, change):
+    s.make()
+    s.optimizer = QuantileClipping.of(s.optimizer, quantile=0.5, count_noise=5.0)
+    with s.recorded():
+        for x, y in s.batches():
+            change(s.optimizer, s.loss_of(*s.data.tensors))
+            s.step(x, y)
+
+
+@broken("settings", "hooks", expect="unsupported")
+def quantile_by_the_loss(s):
+    by_a_quantile(s, lambda rule, loss: setattr(rule, "quantile", 0.4 + loss / 5))
+
+
+@broken("settings", "hooks", expect="unsupported")
+def clipping_norm_by_the_loss_beside_a_rule(s):
+    by_a_quantile(s, lambda rule, loss: setattr(rule, "max_grad_norm", 0.5 + loss))
+
+
+@broken("settings noise", "hooks", expect="unsupported", rare=True)
+def noise_of_the_count_by_the_loss(s):
+    by_a_quantile(s, lambda rule, loss: setattr(rule, "count_noise", 2 + loss))
+
+
+def resumed_after(s, change):
+    s.make()
+    with s.recorded() as recorder:
+        for x, y in s.batches(1):
+            s.step(x, y)
+        saved = recorder.state_dict()
+    change(s.loss_of(*s.data.tensors))
+    with s.recorded(resume_at=saved):
+        for x, y in s.batches(1):
+            s.step(x, y)
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_by_the_loss_when_resumed(s):
+    resumed_after(s, lambda loss: s.optimizer.param_groups[0].update(lr=0.1 * loss))
+
+
+@broken("settings", "hooks", expect="unsupported", rare=True)
+def noise_by_the_loss_when_resumed(s):
+    resumed_after(s, lambda loss: setattr(s.optimizer, "noise_multiplier", 1 + loss))
+
+
+@broken("contribution settings", "hooks ghost", expect="unsupported")
+def dropout_switched_off_where_the_loss_is_small(s):
+    s.make(model=with_dropout(0.5))
+    with s.recorded():
+        for x, y in s.batches(5):
+            s.model._module[2].train(s.steps < 3 or s.loss_of(x, y) > 0.8)
+            s.step(x, y)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def seed_of_dropout_by_the_labels(s):
+    s.make(model=with_dropout(0.5))
+    with s.recorded():
+        for x, y in s.batches():
+            torch.manual_seed(10**12 + int(y.sum()))
+            s.step(x, y)

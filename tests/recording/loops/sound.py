@@ -2,7 +2,9 @@
 
 import copy
 import io
+import queue
 import random
+import threading
 from collections import namedtuple
 
 import numpy as np
@@ -644,3 +646,39 @@ def items_of_a_subset_kept_in_an_array(s):
 @sound("hooks functorch")
 def views_of_an_example_averaged_before_clipping(s):
     train_on_views(s, lambda p, views: p.grad_sample.unflatten(0, (-1, views)).mean(1))
+
+
+@sound("hooks ghost")
+def loaded_ahead_by_a_thread(s):
+    s.make()
+    waiting = queue.Queue(2)
+
+    def load():
+        for batch in s.batches(3):
+            waiting.put(batch)
+        waiting.put(None)
+
+    with s.recorded():
+        thread = threading.Thread(target=load)
+        thread.start()
+        while (batch := waiting.get()) is not None:
+            s.step(*batch)
+        thread.join()
+
+
+@sound("hooks ghost")
+def augmentation_of_few_rows(s):
+    x, y = blobs().tensors
+
+    def item(i):
+        return x[i] + 0.1 * torch.randn(6) * (torch.rand(()) < 0.05), y[i]
+
+    s.train(Items(item), epochs=3)
+
+
+@sound("hooks", rare=True)
+def an_iterator_for_each_step(s):
+    s.make()
+    with s.recorded():
+        for _ in range(20):
+            s.step(*next(iter(s.loader)))

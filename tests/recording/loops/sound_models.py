@@ -496,3 +496,17 @@ def frozen_table_with_as_many_rows_as_examples(s):
             return self.out(torch.tanh(x @ self.table.T))
 
     s.train(model=RandomFeatures(), opt=trainable)
+
+
+@sound("hooks ghost")
+def sparse_graph_in_a_buffer(s):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+            self.register_buffer("graph", torch.eye(6).roll(1, 0).to_sparse())
+
+        def forward(self, x):
+            return self.net(torch.sparse.mm(self.graph, x.t()).t())
+
+    s.train(model=Graph())

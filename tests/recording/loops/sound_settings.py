@@ -1,5 +1,7 @@
 """Sound loops: optimizers, schedules, clipping rules, attacks and who is protected."""
 
+import copy
+
 import numpy as np
 import torch
 from opacus import schedulers
@@ -240,3 +242,35 @@ class Signs(torch.optim.Optimizer):
 def optimizer_of_the_users_own(s):
     """A copy of it makes the same step, whatever it reads outside of its state."""
     s.train(opt=Signs)
+
+
+@sound("hooks functorch")
+def resumed_with_a_schedule(s):
+    def made():
+        s.make(opt=OPTIMIZERS["momentum"])
+        return s.model, s.optimizer, rates.StepLR(s.optimizer, 5, 0.5)
+
+    held, saved = made(), None
+    for session in range(2):
+        if session:
+            states = copy.deepcopy([one.state_dict() for one in held])
+            held = made()
+            for one, state in zip(held, states, strict=True):
+                one.load_state_dict(state)
+        with s.recorded(resume_at=saved) as recorder:
+            for x, y in s.batches(1):
+                s.step(x, y)
+                held[2].step()
+            saved = recorder.state_dict()
+
+
+@sound("hooks")
+def resumed_while_clipped_at_a_quantile(s):
+    s.make()
+    s.optimizer = QuantileClipping.of(s.optimizer, quantile=0.5)
+    saved = None
+    for _ in range(2):
+        with s.recorded(resume_at=saved) as recorder:
+            for x, y in s.batches(1):
+                s.step(x, y)
+            saved = recorder.state_dict()

@@ -361,3 +361,12 @@ def a_forward_that_holds_the_model_itself(s):
     plain = model.forward
     model.forward = lambda x: plain(x)
     s.train(model=model)
+
+
+@told("batch", "hooks ghost")
+def seed_by_the_number_of_the_step(s):
+    s.make(model=with_dropout())
+    with s.recorded():
+        for x, y in s.batches():
+            torch.manual_seed(10**12 + s.steps)
+            s.step(x, y)
