@@ -90,9 +90,10 @@ class Watch:
         self.news: list[str] = []  # keys of what was not equal at the last step, for the first time
         self._others: list[of_run.RankStep] = []  # what other ranks saw up to the last step
         self._budget = Budget(next(run.module.parameters()).device.type)
-        self.deliveries = Deliveries(run.batch_sampler, examples, self.findings)
+        stored = counts_before.get("items")
+        self.deliveries = Deliveries(run.batch_sampler, examples, self.findings, stored)
         self._loss = LossComparison(loss_fn)
-        self._settings = updates.Settings(optimizer, public_settings, counts_before.get("settings"))
+        self._settings = updates.Settings(run, public_settings, counts_before.get("settings"))
         self._state = updates.PublishedState(
             run.module, optimizer.original_optimizer, self.findings
         )
@@ -114,7 +115,6 @@ class Watch:
         self._coming: list[Tensor] = []  # the gradient that the inner optimizer is to be given
         self._begun = self._same_state = False  # nothing wrote to the state since the last update
         self._held: list[Any] | None = None  # attributes after the last forward pass
-        self._stored: str | None = counts_before.get("items")
         self._seeds = set[int]()  # of torch's default generator, at forward passes
         self._plain: list[str] | None = None  # arguments of the first pass that are no tensors
 
@@ -200,8 +200,7 @@ class Watch:
         with self._careful("fed"):
             self.deliveries.compare_items()
         with self._careful("fed", kind="once"):
-            self.deliveries.compare_stored(self._stored)
-            self._stored = self.deliveries.stored
+            self.deliveries.compare_stored()
 
     @contextmanager
     def _careful(self, *keys: str, kind: str = "every") -> Iterator[None]:

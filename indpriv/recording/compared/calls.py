@@ -8,9 +8,10 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from indpriv.recording.training_data import Examples
 _OFTEN = 12  # times that rows are read again to see whether they are random
 _ROWS = 32  # of the data set, secret ones, that are read again
 _FEW = 4  # of the rows of a batch that are others than before
+_PARTS = 64  # of a list, tuple or dict of the data set that are looked at
 _MOST_STORED = 1 << 30  # bytes of one tensor of the data set that is looked at as a whole
 _BITS = {1: torch.uint8, 2: torch.int16}  # by size of an entry, else int32
 _AT_ONCE = 1 << 16  # entries that are weighed at once
@@ -95,14 +97,16 @@ class Delivered:
 class Deliveries:
     """Batches of the loader that no step has used yet, and comparisons of what they hold."""
 
-    def __init__(self, sampler: Any, examples: Examples, findings: Findings) -> None:
+    def __init__(
+        self, sampler: Any, examples: Examples, findings: Findings, stored: str | None
+    ) -> None:
         self._sampler, self._examples, self._findings = sampler, examples, findings
         self._waiting: list[Delivered] = []
         self._used, self._split = -1, 0  # the last of them that was used; rows of it, if in parts
         count = min(len(examples), _ROWS)
         chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
         self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
-        self.stored: str | None = None  # fingerprint of what the data set held
+        self.stored = stored  # fingerprint of what the data set held, in the log or at the start
         # By number of a tensor of batches: of each example, its sum when it was loaded last, and
         # its entries, 0 if it was not.
         self._known: dict[int, IntArray] = {}
@@ -187,11 +191,11 @@ class Deliveries:
         else:
             self._findings.add("rows", "other_rows")
 
-    def compare_stored(self, before: str | None) -> None:
+    def compare_stored(self) -> None:
         """What the data set holds now, beside what it held when training, or the log, began."""
-        held = dict(_stored(self._examples.dataset, ""))
-        self.stored = fingerprint_of(held) if held else None
-        if before is not None and before != self.stored:
+        held = " ".join(_stored(self._examples.dataset))
+        before, self.stored = self.stored, blake2b(held.encode()).hexdigest()
+        if before not in (None, self.stored):
             self._findings.add("fed", "items")
 
     def compare_known(self, batch: Delivered) -> None:
@@ -228,11 +232,7 @@ class Deliveries:
             now = tensors_of(self._examples.unpacked(self._examples.collated(chosen)))
             if not before:
                 before += [tensor.clone() for tensor in now]
-
-                def few() -> list[Tensor]:
-                    return tensors_of(self._examples.collated(chosen[:2]))
-
-                self.random_rows = not _is_still(few(), few)
+                self.random_rows = any(self._examples.random_parts)
         if not _equal(now, before):
             self._findings.add("fed", "items")
 
@@ -280,17 +280,13 @@ def weighed(rows: Tensor, kind: str = "rows") -> Tensor:
 
     In sums of values one infinite, undefined or huge number would hide the others.
     """
-    rows = _real(rows)
+    if rows.is_complex():
+        rows = torch.view_as_real(rows.resolve_conj())
     rows = (rows.flatten(1) if rows.ndim > 1 else rows[:, None]).contiguous()
     rows = rows.view(_BITS.get(rows.element_size(), torch.int32))
     weights = _weights(rows.shape[1], rows.device, kind)
     parts = rows.split(max(1, _AT_ONCE // max(1, rows.shape[1])))
     return torch.cat([(part * weights).sum(1, dtype=torch.int64) for part in parts])
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """With the parts of complex numbers as a last axis."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 @lru_cache(256)  # what is made again is the same
@@ -299,26 +295,24 @@ def _weights(size: int, device: torch.device, kind: str) -> Tensor:
     return torch.from_numpy(random.integers(-(1 << 63), (1 << 63) - 1, size)).to(device)
 
 
-def _stored(held: Any, name: str, deep: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
-    """Tensors, arrays and lists of numbers in a data set, and in data sets and containers in it.
+def _stored(held: Any, deep: int = _DEPTH) -> Iterator[str]:
+    """Hashes of tensors, arrays and lists of numbers in a data set, and in data sets in it.
 
     It is asked for when all items were read once, so that what data sets keep of them is there.
     """
     if isinstance(held, Dataset):
         held = vars(held)
-    if isinstance(held, list) and held and isinstance(held[0], int | float):
-        held = np.array(held)  # labels, or the positions of a Subset
-    if isinstance(held, np.ndarray) and not held.dtype.hasobject:
-        held = torch.from_numpy(np.ascontiguousarray(held).view(np.uint8))
-    if isinstance(held, Tensor) and held.nbytes <= _MOST_STORED:
-        yield name, held
-    parts = (
-        held
-        if isinstance(held, dict)
-        else dict(enumerate(held if isinstance(held, list | tuple) else ()))
-    )
-    for key, part in parts.items() if deep else ():
-        yield from _stored(part, f"{name}.{key}", deep - 1)
+    with suppress(RuntimeError, TypeError, ValueError):  # of kinds that have no bytes
+        if isinstance(held, list) and held and isinstance(held[0], int | float):
+            held = np.array(held)  # labels, or the positions of a Subset
+        if isinstance(held, np.ndarray) and held.nbytes <= _MOST_STORED:
+            yield blake2b(np.ascontiguousarray(held).view(np.uint8).data).hexdigest()
+        elif isinstance(held, Tensor) and held.nbytes <= _MOST_STORED:
+            yield fingerprint_of({"": held})
+    parts = list(held.values()) if isinstance(held, dict) else held
+    if deep and isinstance(parts, list | tuple) and len(parts) <= _PARTS:
+        for part in parts:
+            yield from _stored(part, deep - 1)
 
 
 def _draws(sampler: Any, drawing: Any, depth: int) -> bool:

@@ -146,7 +146,7 @@ class Replay:
             self._mixes("mixes", one, keep, fed[0], off=off)
         elif not self._repeats(one):
             self.findings.add("replay", "other_outputs")
-        elif not self._is_linear(one):
+        elif not self._adds_up(one):
             self.findings.add("replay", "not_linear")
         else:
             self.findings.add("replay", "other_gradients", off=off)
@@ -190,12 +190,6 @@ class Replay:
         twin = one.new_twin()
         both = one.outputs_again(twin=twin), one.outputs_again(twin=twin)
         return not self._all_close(zip(*both, strict=True))
-
-    def _is_linear(self, one: Call) -> bool:
-        """Whether the gradient of a multiple of the losses is that multiple, small or large."""
-        small, large = (self._repeated(one, _ONE * k) for k in (1e-3, 1e3))
-        off = _distance(torch._foreach_mul(small, 1e6), large)
-        return off <= self._within("same") * _distance(large)
 
     def _adds_up(self, one: Call) -> bool:
         """Whether the gradient of a sum of weighted losses is the sum of their gradients."""

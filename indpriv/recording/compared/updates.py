@@ -7,6 +7,7 @@ import copy
 import gc
 import hashlib
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from indpriv.recording.clipping import ClippingRule
 from indpriv.recording.compared.calls import relative, weighed
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms.batches import parts_of
-from indpriv.recording.opacus.run import local
+from indpriv.recording.opacus.run import OpacusRun, local
 from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
 
 PublicSettings = Callable[[int], Mapping[str, Any]]
@@ -185,10 +186,12 @@ class Settings:
     """Settings of the last step, and whether a law explains those of the next one."""
 
     def __init__(
-        self, optimizer: Any, public: PublicSettings | None, last: dict[str, Any] | None
+        self, run: OpacusRun, public: PublicSettings | None, last: dict[str, Any] | None
     ) -> None:
         """last: those of the last step of the session before, if known."""
-        self._optimizer, self.last = optimizer, last
+        self._optimizer, self.last = run.optimizer, last
+        described = re.sub(" at 0x[0-9a-f]+", "", repr(run.module))
+        self._model = hashlib.sha256(described.encode()).hexdigest()
         self._released: Any = None  # clipping norm that the optimizer's rule set itself
         self._public = None if public is None else _Law(public)
         self._schedulers: list[_Scheduler] | None = None  # that were there at the first step
@@ -202,7 +205,8 @@ class Settings:
         held = {
             k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, int | float | str)
         }
-        now = {name: [value] for name, value in (held | vars(setting)).items()}
+        held |= vars(setting) | {"model": self._model}
+        now = {name: [_plain(value)] for name, value in held.items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
         released, self._released = self._released, own.max_grad_norm
@@ -363,6 +367,10 @@ class _Law:
 
 
 def _plain(value: Any) -> Any:
+    """Numbers, texts and lists of them, as the log keeps them."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
-    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    return value if isinstance(value, int | float | str | None) and not infinite else repr(value)

@@ -273,8 +273,8 @@ def noise_of_the_count_by_the_loss(s):
     by_a_quantile(s, lambda rule, loss: setattr(rule, "count_noise", 2 + loss))
 
 
-def resumed_after(s, change):
-    s.make()
+def resumed_after(s, change, **options):
+    s.make(**options)
     with s.recorded() as recorder:
         for x, y in s.batches(1):
             s.step(x, y)
@@ -293,6 +293,14 @@ def rate_by_the_loss_when_resumed(s):
 @broken("settings", "hooks", expect="unsupported", rare=True)
 def noise_by_the_loss_when_resumed(s):
     resumed_after(s, lambda loss: setattr(s.optimizer, "noise_multiplier", 1 + loss))
+
+
+@broken("settings", "hooks", expect="unsupported", rare=True)
+def dropout_by_the_loss_when_resumed(s):
+    def change(loss):
+        s.model._module[2].p = loss / 2
+
+    resumed_after(s, change, model=with_dropout(0.1))
 
 
 @broken("contribution settings", "hooks ghost", expect="unsupported")
