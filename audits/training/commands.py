@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from audits.training.dp_sgd import TrainedRun
     from indpriv.accountant import PrivacyFilter
     from indpriv.analysis.lint import TrainingFacts
-    from indpriv.leakage.leak import LeakagePlan, ObservationAt
+    from indpriv.leakage import Observation
+    from indpriv.leakage.leak import ObservationAt
     from indpriv.recording import AuditSpec
 
 Epsilon = Annotated[
@@ -327,7 +328,6 @@ def shadow(
     output_dir = output_dir or Path("shadows") / (config.name + "-without-dp" * without_dp)
     check_folder("--output-dir", output_dir)
     check_device(device)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with progress_bar() as progress:
         found = train_shadows(
             config,
@@ -341,7 +341,6 @@ def shadow(
             seed=seed,
             workers=workers,
             progress=progress,
-            tell=lambda text: errors.print(escape(text)),
             device=device,
             data_dir=data_dir,
         )
@@ -406,9 +405,11 @@ def leak(**options: Any) -> None:
 
     data_dir = options.pop("data_dir")
 
-    def subject(folder: Path, plan: LeakagePlan) -> tuple[AuditSpec, ObservationAt]:
+    def subject(
+        folder: Path, seen: Observation, before_noise: bool
+    ) -> tuple[AuditSpec, ObservationAt]:
         run_dir = checked_run(folder, "leak", PROGRAM)
-        return read_run(run_dir, data_dir), observations(run_dir, plan)
+        return read_run(run_dir, data_dir), observations(run_dir, seen, before_noise)
 
     options["settings"] = settings_of("leak", options["settings"])
     packaged_leak(**options, subject=subject)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,8 @@ from audits.training.models import LOSSES, build_model
 from audits.training.tensors import tensor_set
 from indpriv._types import StageProgress, silent
 from indpriv.errors import InputError
-from indpriv.leakage import Observation
-from indpriv.leakage.leak import (
-    LeakagePlan,
-    ObservationAt,
-    leak_run,
-    observation,
-    write_scores,
-)
+from indpriv.leakage import INVERSIONS, Observation
+from indpriv.leakage.leak import ObservationAt, leak_run, observation, write_scores
 from indpriv.norm_log.run_files import LEAKAGE, read_run_json
 from indpriv.recording import AuditSpec
 
@@ -34,11 +29,15 @@ def leak_after_training(
     """Write RUN/leakage/SEE-ATTACK.parquet for each attack of an audit file."""
     if not config.leakage.attacks:
         return
-    spec, observation_at = spec_of(config, dataset), observations(run_dir, config.leakage)
-    for attack in config.leakage.attacks:
-        plan = config.leakage
-        scores, _ = leak_run(spec, run_dir, observation_at, plan, attack, seed, progress)
-        write_scores(scores, run_dir / LEAKAGE, f"{config.leakage.see}-{attack}")
+    plan = config.leakage
+    observation_at = observations(run_dir, plan.seen, plan.before_noise)
+    more: dict[str, Any] = {"examples": plan.examples, "at": plan.at, "seed": seed}
+    more |= {"knows_labels": plan.knows_labels, "progress": progress}
+    for name in plan.attacks:
+        forgets = name == "lbfgs" and not plan.knows_clipping
+        attack = INVERSIONS[name](**({"knows_clipping": False} if forgets else {}))
+        scores, _ = leak_run(spec_of(config, dataset), run_dir, observation_at, attack, **more)
+        write_scores(scores, run_dir / LEAKAGE, f"{plan.see}-{name}")
 
 
 def read_run(run_dir: Path, data_dir: Path | None) -> AuditSpec:
@@ -67,8 +66,10 @@ def spec_of(config: AuditConfig, dataset: Dataset) -> AuditSpec:
     )
 
 
-def observations(run_dir: Path, plan: LeakagePlan) -> ObservationAt:
+def observations(run_dir: Path, seen: Observation, before_noise: bool) -> ObservationAt:
     """What is read of a run of `train` before each step, with its clipping and noise.
+
+    seen: the same without them.
 
     Raises:
         InputError: another kind of run, or a kind of clipping that an observation does not have.
@@ -87,20 +88,25 @@ def observations(run_dir: Path, plan: LeakagePlan) -> ObservationAt:
     def at(step: int) -> Observation:
         clip, noise = (_at(settings[name], step) for name in ("max_grad_norm", "noise_multiplier"))
         if federated is None:
-            return observation(plan, clip, noise, settings["clipping"])
-        came = federated.planned(settings["clients"])
-        return at_a_client(plan, federated, came, (clip, noise, settings["clipping"]))
+            return observation(seen, before_noise, clip, noise, settings["clipping"])
+        came, law = federated.planned(settings["clients"]), (clip, noise, settings["clipping"])
+        return at_a_client(seen, before_noise, federated, came, law)
 
     return at
 
 
 def at_a_client(
-    plan: LeakagePlan, federated: FederatedConfig, planned: float, law: tuple[float, float, str]
+    seen: Observation,
+    before_noise: bool,
+    federated: FederatedConfig,
+    planned: float,
+    law: tuple[float, float, str],
 ) -> Observation:
-    """What a plan reads at one client of a federated run; noise of the server comes later.
+    """What is read at one client of a federated run; noise of the server comes later.
 
     Args:
-        plan: what is read. A batch or update is of rows drawn from all clients.
+        seen: what is read, without protection. A batch or update is of rows drawn from all clients.
+        before_noise: what is read has no noise yet.
         federated: who is protected where.
         planned: number of clients of a round.
         law: max_grad_norm, noise multiplier and clipping of the round.
@@ -109,27 +115,24 @@ def at_a_client(
         InputError: an update of a run that protects rows inside its local steps.
     """
     (clip, noise, clipping), place = law, federated.noise_place
-    if federated.protect == "row" and plan.see == "update":
+    if federated.protect == "row" and seen.of == "update":
         raise InputError(
             'rows are clipped and get noise in each local step; use see = "batch", which is the '
             "update of one local step"
         )
-    if plan.see == "update":
+    if seen.of == "update":
         shares = {"clients": 1.0, "clients_shared": 1 / math.sqrt(planned)}
         noise, protected = noise * shares.get(place, 0.0), place in shares
     else:  # noise once a batch comes after the gradient of a row
         protected = federated.protect == "row"
-        noise *= place == "row" or plan.see == "batch"
-    return Observation(
-        plan.see,
-        plan.batch_size,
-        clip if protected else None,
-        clipping if protected else "flat",
-        noise if protected and not plan.before_noise else 0.0,
-        "row" if place == "row" else "batch",
-        plan.local_steps if plan.see == "update" else 1,
-        federated.local_learning_rate,
-        plan.share,
+        noise *= place == "row" or seen.of == "batch"
+    return replace(
+        seen,
+        max_grad_norm=clip if protected else None,
+        clipping=clipping if protected else "flat",
+        noise_multiplier=noise if protected and not before_noise else 0.0,
+        noise_at="row" if place == "row" else "batch",
+        learning_rate=federated.local_learning_rate,
     )
 
 

@@ -54,7 +54,6 @@ def train_shadows(
     seed: int | None = None,
     workers: int = 1,
     progress: StageProgress | None = None,
-    tell: Callable[[str], None] | None = None,
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
@@ -76,7 +75,6 @@ def train_shadows(
         seed: as in `train`, also of coins.
         workers: number of processes.
         progress: called as progress(stage, done, total) after each model.
-        tell: called with an estimate of the time that is left.
         device: as in `train`.
         data_dir: as in `train`.
         dataset: as in `train`.
@@ -98,7 +96,6 @@ def train_shadows(
         seed=seed,
         workers=workers,
         progress=progress,
-        tell=tell,
     )
 
 

@@ -4,12 +4,10 @@ Reference models are trained on the data, and the guarantee of the audited run d
 delete them, as here, or never let them leave the curator.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -163,7 +161,6 @@ def train_references(
     seed: int | None = None,
     workers: int = 1,
     progress: StageProgress | None = None,
-    tell: Callable[[str], None] | None = None,
 ) -> AttackSignals:
     """Train models on random subsets of the data, with any framework; keep only their signals.
 
@@ -183,7 +180,6 @@ def train_references(
             system.
         workers: number of processes; above 1, train_fn and signal_fn must be functions of a module.
         progress: called as progress(stage, done, total) after each model.
-        tell: called with the time that is left, after the first model.
 
     Returns:
         the signals called "confidence"; `indpriv.attack_signals.open_signals` reads all of them.
@@ -201,24 +197,23 @@ def train_references(
         facts |= {"share": pool.share, "fingerprint": pool.fingerprint}
         new_folder(path, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings)
     with closing(OneWriter(path)):  # one process adds models at a time
-        done = _models_of(path, pool, dict(settings or {}))
-        if pool.audited is not None and not done:
+        rows = _models_of(path, pool, dict(settings or {}))
+        if pool.audited is not None and not rows:
             add_model(path, _named(pool.audited[0]), pool.audited[1])
-            done = 1
-        last = open_signals(path)[CONFIDENCE].signal[-1] if done else None
-        done -= int(pool.audited is not None)
+            rows = 1
+        before = open_signals(path)[CONFIDENCE].signal[-1] if rows else None
+        done = rows - (pool.audited is not None)
         report(TRAINING, done, n_models)
-        started, numbers = time.monotonic(), range(done, n_models)
-        train = partial(_train_one, train_fn, signal_fn, pool, seed)
-        for number, trained in zip(numbers, _all_of(train, numbers, workers), strict=True):
-            before, last = last, trained[0][CONFIDENCE]
-            if before is not None and np.allclose(before, last, 1e-4, 1e-4, equal_nan=True):
+        numbers, train = range(done, n_models), partial(_train_one, train_fn, signal_fn, pool, seed)
+        for number, (signals, member) in zip(
+            numbers, _all_of(train, numbers, workers), strict=True
+        ):
+            own = signals[CONFIDENCE]
+            if before is not None and np.allclose(before, own, 1e-4, 1e-4, equal_nan=True):
                 raise refused("refusal.signals", "same_model", n=number + 1)
-            add_model(path, *trained)
+            add_model(path, signals, member)
             report(TRAINING, number + 1, n_models)
-            if number == done and tell is not None and number + 1 < n_models:
-                seconds = (time.monotonic() - started) * (n_models - number - 1) / workers
-                tell(f"about {timedelta(seconds=round(seconds))} for the models that are left")
+            before = own
     return AttackSignals.open(path)
 
 

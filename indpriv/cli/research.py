@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from indpriv._checks import check_choice
 from indpriv._facts import refused
 from indpriv._files import write_atomically
@@ -35,10 +33,11 @@ from indpriv.report.figures import picture_pairs
 from indpriv.report.page import print_page, write_page
 
 if TYPE_CHECKING:
-    from indpriv.leakage.leak import LeakagePlan, ObservationAt
+    from indpriv.leakage import Observation
+    from indpriv.leakage.leak import ObservationAt
     from indpriv.recording import AuditSpec
 
-    SubjectOf = Callable[[Path, LeakagePlan], tuple[AuditSpec, ObservationAt]]
+    SubjectOf = Callable[[Path, Observation, bool], tuple[AuditSpec, ObservationAt]]
 
 ADVICE = "advice"  # of the files
 _MODELS = 16  # references that are trained unless it is said
@@ -179,34 +178,44 @@ def leak(
 
     subject: what rebuilds a run that needs no spec.
     """
-    from indpriv.leakage.leak import leak_run, write_scores
+    from indpriv.leakage import INVERSIONS, Observation
+    from indpriv.leakage.inversion import OF
+    from indpriv.leakage.leak import LAST, leak_run, write_scores
 
     name, pictures = settings.pop("name", None), settings.pop("pictures", 0)
-    step_of = settings.pop("step_of", ())
+    of_run = settings.keys() & {"examples", "knows_labels", "step_of"}
+    more: dict[str, Any] = {key: settings.pop(key) for key in of_run}
     training = {
         key: settings.pop(key, None) for key in ("max_grad_norm", "noise_multiplier", "clipping")
     }
+    at, forgets = settings.pop("at", f"0,{LAST}"), settings.pop("forgets_clipping", False)
+    more["at"] = tuple(int(part) if part.isdigit() else part for part in at.split(","))
     attacks = attacks or ["informed"]
-    plan = _plan(attacks=tuple(attacks), see=see, before_noise=before_noise, **settings)
+    inversions = {one: INVERSIONS[check_choice("attack", one, INVERSIONS)]() for one in attacks}
+    if forgets and "lbfgs" in inversions:
+        inversions["lbfgs"] = INVERSIONS["lbfgs"](**{"knows_clipping": False})
+    seen = Observation(check_choice("see", see, OF), **settings)
     _check_leak(folder, attacks, name, pictures)
     if spec is not None:
-        rebuilt = _with_spec(spec, plan, **training)
+        rebuilt = _with_spec(spec, seen, before_noise, **training)
     elif said := [key for key, value in training.items() if value is not None]:
         raise InputError(f"--set {said[0]}: the run has its own; leave it out, or pass --spec")
     elif subject is None:
         command = common.typed("leak", folder, "python -m audits")
         raise refused("refusal.commands", "no_spec", typed=command)
     else:
-        rebuilt = subject(folder, plan)
+        rebuilt = subject(folder, seen, before_noise)
     names, found = {attack: name or f"{see}-{attack}" for attack in attacks}, []
     for stem in names.values():
         if (path := folder / LEAKAGE / f"{stem}.parquet").exists():
             raise InputError(f"{path} exists; choose another name with --set name=NAME")
-    model_and_data, observation_at = rebuilt
     with common.progress_bar() as progress:
-        more: dict[str, Any] = {"progress": progress, "pictures": pictures, "step_of": step_of}
+        more |= {"progress": progress, "pictures": pictures}
         for attack, stem in names.items():
-            scores, pairs = leak_run(model_and_data, folder, observation_at, plan, attack, **more)
+            model_and_data, observation_at = rebuilt
+            scores, pairs = leak_run(
+                model_and_data, folder, observation_at, inversions[attack], **more
+            )
             write_scores(scores, folder / LEAKAGE, stem)
             if pictures:
                 drawn = picture_pairs(pairs.numpy())
@@ -217,7 +226,8 @@ def leak(
 
 def _with_spec(
     spec: str,
-    plan: LeakagePlan,
+    seen: Observation,
+    before_noise: bool,
     max_grad_norm: float | None,
     noise_multiplier: float | None,
     clipping: str | None,
@@ -226,25 +236,11 @@ def _with_spec(
     from indpriv.leakage.leak import observation
     from indpriv.recording.checkpoints.replay import load_spec
 
-    seen = observation(plan, max_grad_norm, noise_multiplier or 0.0, clipping or "flat")
-    if not plan.before_noise and not seen.noise_multiplier:
+    law = (max_grad_norm, noise_multiplier or 0.0, clipping or "flat")
+    protected = observation(seen, before_noise, *law)
+    if not before_noise and not protected.noise_multiplier:
         raise refused("refusal.commands", "no_noise")
-    return load_spec(spec), lambda _: seen
-
-
-def _plan(*, at: str = "0,last", forgets_clipping: bool = False, **options: Any) -> LeakagePlan:
-    from indpriv.leakage.leak import LeakagePlan
-
-    moments = tuple(int(part) if part.isdigit() else part for part in at.split(","))
-    options |= {"at": moments, "knows_clipping": not forgets_clipping}
-    try:
-        return TypeAdapter(LeakagePlan).validate_python(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = str(first["msg"]).removeprefix("Value error, ")
-        if first["loc"]:
-            reason = f"{first['loc'][0]}={first['input']}: {reason}"
-        raise InputError(reason) from error
+    return load_spec(spec), lambda _: protected
 
 
 def _check_leak(folder: Path, attacks: Sequence[str], name: str | None, pictures: int) -> None:

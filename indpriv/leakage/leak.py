@@ -20,17 +20,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field, dataclasses
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from indpriv._checks import check_positive_int
 from indpriv._facts import refused, text
 from indpriv._folders import make_folder
-from indpriv._reading import YesNo
 from indpriv._types import ArrayLike, Progress, StageProgress, silent
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -336,62 +335,24 @@ def _problems(
 LAST = "last"
 ObservationAt = Callable[[int], inversion.Observation]  # number of updates before -> what is read
 
-_Count = Annotated[int, Field(strict=True, ge=1)]
-
-
-@dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class LeakagePlan:
-    """Examples to reconstruct from gradients; [leakage] of an audit file.
-
-    Attributes:
-        see: what is read, as `Observation` has it with batch_size, local_steps, learning_rate and
-            share. DP-SGD neither clips nor noises an update; a federated run protects it as
-            [federated] says, and its learning rate is the local one.
-        attacks: of `indpriv.leakage.INVERSIONS`.
-        examples: number of training examples, drawn at random before anything is looked at, in
-            whole batches; they are also the candidates.
-        at: numbers of updates of the checkpoints that are attacked; or "last".
-        before_noise: what is read has no noise yet.
-        knows_labels: the attacker knows the labels; in batches of up to 8 it does anyway.
-        knows_clipping: "lbfgs" clips the gradient of its guess; false is the attack of the papers.
-    """
-
-    see: Literal["row", "batch", "update"] = "row"
-    attacks: tuple[Literal["informed", "first-layer", "lbfgs", "adam"], ...] = ()
-    examples: Annotated[int, Field(strict=True, ge=2)] = 100
-    at: Annotated[
-        tuple[Annotated[int, Field(strict=True, ge=0)] | Literal["last"], ...], Field(min_length=1)
-    ] = (0, "last")
-    before_noise: YesNo = False
-    batch_size: _Count = 1
-    local_steps: _Count = 1
-    learning_rate: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 0.1
-    share: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
-    knows_labels: YesNo = False
-    knows_clipping: YesNo = True
-
-    def __post_init__(self) -> None:
-        if self.see == "row" and self.batch_size != 1:
-            raise InputError('see = "row" reads one example; leave out batch_size, or see a batch')
-
-    def check_central(self) -> None:
-        """Raise InputError for noise on an update of a run that is not federated."""
-        if self.see == "update" and not self.before_noise:
-            raise refused("refusal.leakage", "update")
-
 
 def observation(
-    plan: LeakagePlan, max_grad_norm: float | None, noise: float, clipping: str = "flat"
+    seen: inversion.Observation,
+    before_noise: bool,
+    max_grad_norm: float | None,
+    noise: float,
+    clipping: str = "flat",
 ) -> inversion.Observation:
-    """What a plan reads where gradients are clipped at max_grad_norm, with this noise multiplier.
+    """What is read where gradients are clipped at max_grad_norm, with this noise multiplier.
 
-    Local updates are neither clipped nor noised by DP-SGD.
+    seen: what is read, without protection. DP-SGD neither clips nor noises a local update:
+    InputError for one with its noise.
     """
-    plan.check_central()
-    seen = inversion.Observation(plan.see, plan.batch_size, share=plan.share)
-    if plan.see == "update":
-        return replace(seen, local_steps=plan.local_steps, learning_rate=plan.learning_rate)
-    noise = 0.0 if plan.before_noise else noise
+    if seen.of == "update":
+        if not before_noise:
+            raise refused("refusal.leakage", "update")
+        return seen
+    noise = 0.0 if before_noise else noise
     return replace(seen, max_grad_norm=max_grad_norm, clipping=clipping, noise_multiplier=noise)
 
 
@@ -399,27 +360,30 @@ def leak_run(
     spec: AuditSpec,
     folder: Path,
     observation_at: ObservationAt,
-    plan: LeakagePlan,
-    attack: str,
+    attack: inversion.Inversion,
+    *,
+    examples: int = 100,
+    at: Sequence[int | str] = (0, LAST),
+    knows_labels: bool = False,
     seed: int | None = None,
     progress: StageProgress = silent,
-    *,
     pictures: int = 0,
     step_of: StepOf = (),
 ) -> tuple[AttackScores, Tensor]:
-    """Reconstruct random training examples at checkpoints of a run, by one attack of a plan.
+    """Reconstruct random training examples at checkpoints of a run, by one attack.
 
+    This many examples are drawn at random before anything is looked at, in whole batches; they are
+    also the candidates. Attacked are the checkpoints after these numbers of updates, or the "last".
     The result is scores with the column `step` in `details`, and (pictures, 2, ...) examples and
-    their reconstructions at the first checkpoint. spec rebuilds model, data and loss; step_of is as
-    of `StepOptions`. InputError without a checkpoint at a moment, for inputs of several tensors, or
-    as `leak`.
+    their reconstructions at the first checkpoint. spec rebuilds model, data and loss; knows_labels:
+    the attacker knows the labels, which in batches of up to 8 it does anyway; step_of is as of
+    `StepOptions`. InputError without a checkpoint at a moment, for inputs of several tensors, or as
+    `leak`.
     """
-    knows = (
-        {} if plan.knows_clipping or attack != inversion.LBFGS.name else {"knows_clipping": False}
-    )
-    moments = _moments(folder, spec, step_of, plan.at)
+    check_positive_int("examples", examples, minimum=2)
+    moments = _moments(folder, spec, step_of, at)
     size = observation_at(moments[0].step).batch_size
-    n = min(plan.examples, spec.n_examples) // size * size
+    n = min(examples, spec.n_examples) // size * size
     chosen = np.random.default_rng(seed).permutation(spec.n_examples)[:n]
     inputs, targets = _stacked(spec, chosen)
     found: list[AttackScores] = []
@@ -430,7 +394,7 @@ def leak_run(
             kept.append(torch.stack([inputs[place], picture]))
 
     def report(done: int, total: int) -> None:
-        progress(f"reconstructing ({attack})", len(found) * total + done, len(moments) * total)
+        progress(f"reconstructing ({attack.name})", len(found) * total + done, len(moments) * total)
 
     for moment in moments:
         model = spec.model()
@@ -438,9 +402,9 @@ def leak_run(
         scores = leak(
             model,
             spec.loss_fn,
-            *(inputs, targets, observation_at(moment.step), inversion.INVERSIONS[attack](**knows)),
+            *(inputs, targets, observation_at(moment.step), attack),
             example_ids=spec.ids[chosen],
-            knows_labels=plan.knows_labels or None,
+            knows_labels=knows_labels or None,
             seed=seed,
             watch=watch,
             progress=report,

@@ -5,6 +5,7 @@ signals of the attacked model; an AuditSpec says how to take the same of a refer
 was kept, the norms of final gradients are signals too.
 """
 
+import ast
 import hashlib
 import inspect
 import warnings
@@ -79,32 +80,32 @@ def references_for_run(
             `references-non-dp`, where the commands find it.
         workers: number of processes; above 1, fit is one of a file or of a module.
         progress: called as progress(stage, done, total) after each model.
-        tell: called with what attacks on the model itself lack, and with the time that is left.
+        tell: called with what attacks on the model itself lack.
 
     Raises:
         InputError: data sets that are not those of the run or change when they are read again, a
             fit that returns another model, a run without test examples, or earlier references of
-            another run or fit.
+            another run, fit or training code (what the file of fit defines).
     """
     run_dir = Path(run_dir)
     examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
     pool_of_run(examples)  # which says what cannot be attacked
     models = OwnModels(fit, spec)
     attacked = models.kept(examples, run_dir, MODEL)
-    data = "" if attacked is None else data_fingerprint(run_dir)
-    more = dict[str, FloatArray]()
+    data, model = "" if attacked is None else data_fingerprint(run_dir), "dp"
     if baseline:
         if not (run_dir / EXAMPLES_NON_DP).is_file():
             models.train_baseline(examples, run_dir)
-        examples = ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP)
+        examples, model = ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP), "non_dp"
         attacked = models.kept(examples, run_dir, MODEL_NON_DP)
+    more = dict[str, FloatArray]()
     if attacked is not None:
-        known = released_of_run(run_dir).get(model := "non_dp" if baseline else "dp")
+        known = released_of_run(run_dir)
         try:
             more[GRADIENTS] = gradient_signal(attacked, models.code[1])
-            if known is None:
-                known = replace(released_model(attacked, models.code[1]), examples=examples)
-                known.save(run_dir, model)
+            if model not in known:
+                of_model = released_model(attacked, models.code[1])
+                replace(of_model, examples=examples).save(run_dir, model)
         except InputError as error:
             if tell is not None:
                 tell(f"fewer attacks on the model itself: {error}")
@@ -118,12 +119,12 @@ def references_for_run(
         settings={
             "data": models.fingerprint,
             "fit": models.said.rpartition(":")[2],
+            "training code": models.source,
             "run": hashlib.sha256(to_floats(examples.frame["loss"]).tobytes()).hexdigest(),
             "signals": [CONFIDENCE, *more],
         },
         workers=workers,
         progress=progress,
-        tell=tell,
     )
 
 
@@ -148,6 +149,19 @@ class OwnModels:
         except TypeError as error:
             raise InputError(f"{self.said} is no function fit(indices, seed): {error}") from error
         self.fingerprint = self._read()
+
+    @property
+    def source(self) -> str:
+        """A hash of what the file of fit defines, "" where Python knows no source.
+
+        Comments do not count, nor what the file does when it is run, as to ask for more models.
+        """
+        try:
+            file = ast.parse("".join(inspect.findsource(self.code[0])[0]))
+        except (OSError, TypeError, SyntaxError):  # typed in, or made by a call
+            return ""
+        file.body = [one for one in file.body if not isinstance(one, ast.Expr | ast.If)]
+        return hashlib.sha256(ast.unparse(file).encode()).hexdigest()
 
     @property
     def code(self) -> tuple[FitFn, AuditSpec]:

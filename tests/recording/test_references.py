@@ -193,7 +193,7 @@ def test_training_code_that_was_edited_does_not_go_on_with_a_series(script, tmp_
     slower = variant(script, "second.py", ("lr=0.5", "lr=0.4"))
     with pytest.raises(InputError, match="trained with another training code; choose another"):
         references_for_run(run, slower, 2, output=place)
-    remarked = variant(script, "third.py", ("lr=0.5)", "lr=0.5)  # as in the paper"))
+    remarked = variant(script, "third.py", ("    x, y =", "    # as in the paper\n    x, y ="))
     assert references_for_run(run, remarked, 2, output=place).n_models == 3
 
 

@@ -7,11 +7,11 @@ from audits.training.config.sections import (
     CheckpointConfig,
     DataConfig,
     GroupConfig,
+    LeakagePlan,
     ModelConfig,
     RecordingConfig,
 )
 from audits.training.config.training_section import TrainingConfig
-from indpriv.leakage.leak import LeakagePlan
 
 __all__ = [
     "AttackConfig",

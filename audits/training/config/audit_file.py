@@ -20,6 +20,7 @@ from audits.training.config.sections import (
     CheckpointConfig,
     DataConfig,
     GroupConfig,
+    LeakagePlan,
     ModelConfig,
     RecordingConfig,
 )
@@ -29,7 +30,6 @@ from audits.training.datasets import DATASETS
 from indpriv._checks import check_choice
 from indpriv._reading import named
 from indpriv.errors import InputError
-from indpriv.leakage.leak import LeakagePlan
 
 
 @dataclass(frozen=True, config=KNOWN_KEYS_ONLY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
@@ -21,7 +21,9 @@ from audits.training.config.values import (
 )
 from audits.training.datasets import DATASETS
 from indpriv._checks import check_choice, check_rounding
+from indpriv._facts import refused
 from indpriv.errors import InputError
+from indpriv.leakage import Observation
 from indpriv.norm_log.fields import RecordingPolicy
 
 DatasetName = Annotated[
@@ -233,3 +235,46 @@ class AttackConfig:
                 "white_box and gradient_canaries are both given; a run makes one such attack, so "
                 "train another run for the other"
             )
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class LeakagePlan:
+    """[leakage]: which examples are reconstructed from gradients, and how.
+
+    Attributes:
+        see: what is read, as `Observation` has it with batch_size, local_steps, learning_rate and
+            share. DP-SGD neither clips nor noises an update; a federated run protects it as
+            [federated] says, and its learning rate is the local one.
+        attacks: of `indpriv.leakage.INVERSIONS`.
+        examples, at, knows_labels: as of `indpriv.leakage.leak.leak_run`.
+        before_noise: what is read has no noise yet.
+        knows_clipping: "lbfgs" clips the gradient of its guess; false is the attack of the papers.
+    """
+
+    see: Literal["row", "batch", "update"] = "row"
+    attacks: tuple[Literal["informed", "first-layer", "lbfgs", "adam"], ...] = ()
+    examples: Annotated[int, Field(strict=True, ge=2)] = 100
+    at: Annotated[tuple[CountOrZero | Literal["last"], ...], Field(min_length=1)] = (0, "last")
+    before_noise: Flag = False
+    batch_size: Count = 1
+    local_steps: Count = 1
+    learning_rate: Positive = 0.1
+    share: PositiveShare = 1.0
+    knows_labels: Flag = False
+    knows_clipping: Flag = True
+
+    def __post_init__(self) -> None:
+        if self.see == "row" and self.batch_size != 1:
+            raise InputError('see = "row" reads one example; leave out batch_size, or see a batch')
+
+    def check_central(self) -> None:
+        """Raise InputError for noise on an update of a run that is not federated."""
+        if self.see == "update" and not self.before_noise:
+            raise refused("refusal.leakage", "update")
+
+    @property
+    def seen(self) -> Observation:
+        """What is read, without protection."""
+        local = {"local_steps": self.local_steps, "learning_rate": self.learning_rate}
+        more: dict[str, Any] = local if self.see == "update" else {}
+        return Observation(self.see, self.batch_size, share=self.share, **more)

@@ -15,6 +15,7 @@ that limit shows that the run or its account is wrong.
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -269,9 +270,9 @@ def scores_of_units(run: AuditedRun) -> list[tuple[str, str, AttackScores]]:
 # --- scores of people with several rows, from the scores of their rows
 
 
-def _largest(scores: FloatArray, codes: IntArray, n: int) -> FloatArray:
+def _folded(by: np.ufunc, scores: FloatArray, codes: IntArray, n: int) -> FloatArray:
     found = np.full(n, -np.inf)
-    np.maximum.at(found, codes, scores)
+    by.at(found, codes, scores)
     return found
 
 
@@ -279,17 +280,10 @@ def _mean(scores: FloatArray, codes: IntArray, n: int) -> FloatArray:
     return np.asarray(np.bincount(codes, scores, n) / np.bincount(codes, minlength=n))
 
 
-def _log_sum(scores: FloatArray, codes: IntArray, n: int) -> FloatArray:
-    top = _largest(scores, codes, n)
-    shift = np.where(np.isfinite(top), top, 0.0)
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(np.bincount(codes, np.exp(scores - shift[codes]), n)) + shift)
-
-
 UNIT_RULES: dict[str, Callable[[FloatArray, IntArray, int], FloatArray]] = {
-    "max": _largest,
+    "max": partial(_folded, np.maximum),
     "mean": _mean,
-    "log_sum": _log_sum,
+    "log_sum": partial(_folded, np.logaddexp),
 }
 
 

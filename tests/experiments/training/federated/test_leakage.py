@@ -9,7 +9,7 @@ from audits.training.datasets.base import Dataset, Split
 from audits.training.federated.train import train_federated
 from audits.training.leakage import at_a_client, observations
 from indpriv import InputError
-from indpriv.leakage.leak import LeakagePlan
+from indpriv.leakage import Observation
 
 FEDERATED = {"rounds": 1, "client_rate": 0.5, "clients": 18, "local_learning_rate": 0.3}
 READ = [  # protect, noise_at, what is read: clipping norm and standard deviation of the noise
@@ -30,25 +30,25 @@ READ = [  # protect, noise_at, what is read: clipping norm and standard deviatio
 
 def plan(see, **changes):
     size = 1 if see == "row" else 3
-    return LeakagePlan(see=see, batch_size=size, **changes)
+    return Observation(see, size, **changes)
 
 
 @pytest.mark.parametrize(("protect", "place", "see", "clip", "std"), READ)
 def test_what_is_read_by_scheme(protect, place, see, clip, std):
     federated = FederatedConfig(protect=protect, noise_at=place, **FEDERATED)
     law = (0.5, 2.0, "flat")
-    seen = at_a_client(plan(see, share=0.7), federated, 9, law)
+    seen = at_a_client(plan(see, share=0.7), False, federated, 9, law)
     assert (seen.of, seen.max_grad_norm, seen.share) == (see, clip, 0.7)
     assert seen.noise_std == pytest.approx(std)
     assert seen.learning_rate == 0.3
-    quiet = at_a_client(plan(see, before_noise=True), federated, 9, law)
+    quiet = at_a_client(plan(see), True, federated, 9, law)
     assert (quiet.max_grad_norm, quiet.noise_std) == (clip, 0.0)
 
 
 def test_updates_of_protected_rows_are_refused():
     federated = FederatedConfig(protect="row", **FEDERATED)
     with pytest.raises(InputError, match='use see = "batch"'):
-        at_a_client(plan("update"), federated, 9, (0.5, 2.0, "flat"))
+        at_a_client(plan("update"), False, federated, 9, (0.5, 2.0, "flat"))
 
 
 @pytest.mark.parametrize(("protect", "leaks"), [("client", True), ("row", False)])
@@ -80,5 +80,5 @@ def test_a_federated_run_is_attacked(protect, leaks, tmp_path):
     scores = pd.read_parquet(run_dir / "leakage" / "batch-informed.parquet")
     found = float(scores["identified"][scores["member"]].mean())
     assert (found > 0.8) if leaks else (found < 0.4)
-    seen = observations(run_dir, plan("batch"))(0)
+    seen = observations(run_dir, plan("batch"), False)(0)
     assert (seen.noise_multiplier, seen.max_grad_norm) == ((0.0, None) if leaks else (30.0, 0.1))
