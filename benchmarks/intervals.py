@@ -1,6 +1,6 @@
 """Coverage of 95 % intervals over the models of a study, whose models are each other's references.
 
-    python benchmarks/intervals.py          400 studies of each setting, about ten minutes on one core
+    python benchmarks/intervals.py          400 studies of each setting, a quarter of an hour on one core
 
 Signals are Gaussian: each of 800 examples has a difficulty, and an effect of membership that is drawn
 from an exponential law; `shared` is the share of the noise that all examples of a model have in
@@ -21,7 +21,13 @@ from indpriv.attacks.references import lira, rmia
 
 N = 800
 ATTACKS: dict[str, Callable[[AttackSignals, int], AttackScores]] = {"LiRA": lira, "RMIA": rmia}
-CASES = (("LiRA", 0.3, 0.0), ("LiRA", 1.0, 0.0), ("LiRA", 0.3, 0.5), ("RMIA", 0.3, 0.0))
+CASES = (
+    ("LiRA", 0.3, 0.0),
+    ("LiRA", 1.0, 0.0),
+    ("LiRA", 0.3, 0.5),
+    ("LiRA", 0.0, 0.0),
+    ("RMIA", 0.3, 0.0),
+)
 SETTINGS = [(models, *case) for models in (8, 16, 45) for case in CASES]
 RATES = ("auc", "tpr_0.01", "tpr_0.001")
 

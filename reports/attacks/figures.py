@@ -39,6 +39,7 @@ def figures(task: Task, folder: Path) -> dict[str, Any]:
         signals = open_signals(folder / kind)
         main = signals[CONFIDENCE]
         found[kind] = {
+            "jackknife": True,
             "models": main.n_models,
             "targets": main.n_examples,
             "rates": [of_study(rates) for _, rates in by_attack(attack_study(signals))],

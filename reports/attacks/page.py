@@ -8,7 +8,7 @@ from typing import Any
 from indpriv._formatting import format_epsilon
 from reports.attacks.training import BASELINE, DP
 from reports.shared.markdown_table import table
-from reports.shared.rates import HEAD, RATES, limit, number, rates
+from reports.shared.rates import HEAD, RATES, limit, number, rates, student
 from reports.shared.recorded import SEEDED
 
 Figures = Mapping[str, Any]
@@ -237,7 +237,8 @@ def study_lines(study: Figures, kind: str) -> Iterator[str]:
         "",
         table(("attack", *HEAD), [(found["title"], *rates(found)) for found in study["rates"]]),
         "",
-        "With fewer references:",
+        *student(study),
+        "With fewer references, and Student's intervals:",
         "",
         table(
             ("attack", "references", *HEAD),

@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from reports.attacks.training import BASELINE, DP, SEED, TASKS, Task
 from reports.released.canaries import CRAFTED, UPDATES, WRONG
 from reports.released.canaries import figures as figures_of_canaries
 from reports.shared.markdown_table import table
-from reports.shared.rates import HEAD, RATES, rates
+from reports.shared.rates import HEAD, RATES, rates, student
 
 FOLDER, HERE = REPORTS / "runs" / "released", REPORTS / "released"
 MODELS, ALONE = 8, 4  # models of a study, and how many of them are attacked without references
@@ -84,23 +85,29 @@ def study(task: Task, kind: str, folder: Path, data: Dataset) -> dict[str, Any]:
         )
         for name, of in KINDS.items()
     }
-    for name in ON_SIGNALS:
-        scores[name] = [
-            ATTACKS[name].scores(
-                Material(**{key: replace(one, audited=row) for key, one in series.items()})
-            )
-            for row in range(MODELS)
-        ]
+    again = {name: partial(of_models, name, series) for name in ON_SIGNALS}
+    scores |= {name: list(of(np.arange(MODELS))) for name, of in again.items()}
     found = {
         name: {
             "title": ATTACKS[name].title,
             "sees": ATTACKS[name].sees,
             "models": len(each),
-            **figures_of(rates_over_models(each)),
+            **figures_of(rates_over_models(each, again.get(name))),
         }
         for name, each in scores.items()
     }
-    return {"attacks": found, "targets": len(targets)}
+    return {"attacks": found, "targets": len(targets), "jackknife": True}
+
+
+def of_models(
+    name: str, series: Mapping[str, AttackSignals], rows: np.ndarray
+) -> Iterator[AttackScores]:
+    """The scores of one attack on each of these models, with the others of them as references."""
+    kept = {
+        key: replace(one, signal=one.signal[rows], member=one.member[rows])
+        for key, one in series.items()
+    }
+    return (ATTACKS[name].unchecked(Material(**kept), row) for row in range(len(rows)))
 
 
 def module_of(state: Mapping[str, Any], task: Task, data: Dataset) -> nn.Module:
@@ -329,6 +336,7 @@ def render(
         "over models. The share of the ceiling is how far the true-positive rate at 1 % false positives goes from 1 % towards the",
         "worst case. All seeds were fixed before the first result. Models are trained from chosen seeds: none has a guarantee.",
         "",
+        *student(*(part[kind] for part in found.values() for kind in (DP, BASELINE))),
         *ladder(found, language),
     ]
     for name, part in found.items():

@@ -160,7 +160,9 @@ def rates_over_models(
     attacks without references that is all. Models that are each other's references are not
     independent: `again` gives the scores of a study of these models alone (their positions, in
     order), and errors are a jackknife's, which leaves out one of up to eight groups of models after
-    the other, both as targets and as references (coverage: `benchmarks/intervals.py`).
+    the other, both as targets and as references. They are never shorter than Student's. Simulated
+    with 8 to 45 models (benchmarks/intervals.py), they cover 96 to 98 percent for AUCs and 94 to 99
+    for true-positive rates, Student's alone 90 to 95; 99 and 80 for the AUC where nothing leaks.
 
     One model's scores are held at once. InputError for no scores, a model with one side only, or
     scores that share the noise of training.
@@ -172,10 +174,10 @@ def rates_over_models(
     if not methods:
         raise InputError(_NO_SIDES)
     (values, sides), n = np.split(np.stack(of_models), [-2], axis=1), len(methods)
-    error, groups = values.std(axis=0, ddof=min(1, n - 1)) / np.sqrt(n), n
+    error = values.std(axis=0, ddof=min(1, n - 1)) / np.sqrt(n)
+    width = _student_quantile(n) * error
     if again is not None and n > _LEAST_MODELS:
-        error, groups = _jackknife(values, again, error)
-    width = stats.t.ppf((1 + statistics.CONFIDENCE) / 2, max(1, groups - 1)) * error
+        width = np.maximum(width, _jackknife(values, again))
     key: _Row = {"attack": methods[0], "model": "dp", "by": "", "part": ALL, "n": n}
     key |= dict(zip(("n_members", "n_others"), sides.sum(axis=0).astype(int).tolist(), strict=True))
     rows = []
@@ -201,16 +203,19 @@ def _of_model(scores: AttackScores) -> FloatArray:
     return np.array([_auc(curve)[0], *tprs, *map(len, sides)])
 
 
+def _student_quantile(n: int) -> float:
+    return float(stats.t.ppf((1 + statistics.CONFIDENCE) / 2, max(1, n - 1)))
+
+
 def _jackknife(
-    values: FloatArray, again: Callable[[IntArray], Iterable[AttackScores]], least: FloatArray
-) -> tuple[FloatArray, int]:
-    """Errors of the means of rates of models (n, n_rates), and the number of groups.
+    values: FloatArray, again: Callable[[IntArray], Iterable[AttackScores]]
+) -> FloatArray:
+    """(n_rates,) half the width of intervals of the means of rates of models (n, n_rates).
 
     Of groups of unequal size, by pseudo-values (Busing, Meijer and van der Leeden 1999). What the
     rates have of pairs of models, a jackknife counts twice (Efron and Stein 1981). That errs on the
     safe side, and is little of an AUC. It is most of a true-positive rate, since a threshold jumps
-    with each reference: there it is estimated, and counted once. least: errors of independent
-    models, which these never fall below.
+    with each reference: there it is estimated, and counted once.
     """
     n = len(values)
     groups = np.array_split(np.arange(n), min(n, _GROUPS))
@@ -234,7 +239,7 @@ def _jackknife(
         alone = (of_row - every) / (k - 2)
         squares = np.nansum((pair - alone[:, None] - alone[None]) ** 2, axis=(0, 1)) / 2
         variance[1:] -= (2 * squares / (k * (k - 3) / 2) / (k * (k - 1)))[1:]
-    return np.sqrt(np.maximum(variance, least**2)), k
+    return np.asarray(_student_quantile(k) * np.sqrt(np.maximum(variance, 0.0)))
 
 
 def exceeds(

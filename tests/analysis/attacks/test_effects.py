@@ -142,7 +142,8 @@ def test_errors_over_models_that_share_references_are_those_of_a_slow_jackknife(
     rest = sums - design @ np.linalg.lstsq(design, sums, rcond=None)[0]
     twice = 2 * (rest**2).sum(axis=0) / (len(pairs) - k) / (k * (k - 1))
     variance[1:] -= twice[1:]
-    width = stats.t.ppf(0.975, k - 1) * np.sqrt(np.maximum(variance, student**2))
+    jackknife = stats.t.ppf(0.975, k - 1) * np.sqrt(np.maximum(variance, 0.0))
+    width = np.maximum(jackknife, stats.t.ppf(0.975, n - 1) * student)
     rows = rates_over_models(again(every), again).set_index("rate")
     assert rows["value"].to_numpy() == pytest.approx(np.mean(list(full.values()), axis=0))
     assert (rows["value"] - rows["low"]).to_numpy() == pytest.approx(
