@@ -121,10 +121,10 @@ class RemotePath(_Base):
 
     def put(self, file: Path) -> None:
         """Send a file on a disk: readers see the old object or all of the new one."""
-        from pyarrow.fs import copy_files
+        from pyarrow.fs import LocalFileSystem, copy_files
 
         def put(system: Any, key: str) -> None:  # Ctrl-C waits for the library
-            copy_files(str(file), key, destination_filesystem=system, use_threads=False)
+            copy_files(str(file), key, LocalFileSystem(), system, use_threads=False)
 
         self._asked("write", put)
 
