@@ -182,8 +182,6 @@ class Account:
 class EpsilonTable:
     """Output-specific epsilon of every example, with the claim and meaning of all of them.
 
-    A table that was opened reads its columns when they are asked for: see `tables` and `table`.
-
     Norms without rounding and very many settings are counted at the nodes of a lattice, which makes
     epsilon a little larger than it need be: for the accountant "rdp" by less than 0.1 percent in
     ordinary runs. "pld" rounds them up (down for the lower end): norms by at most 0.15 percent, and
@@ -196,12 +194,11 @@ class EpsilonTable:
         epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error
             only; the lower end is 0 by RDP and for units of several rows, and without what a
             private clipping norm costs.
-        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, with
-            known participation of the most exposed one in the steps that it took part in, or the
-            cap of the run's privacy filter if that is smaller.
-        claim: "exact" (never too small for this trajectory) or "estimate".
+        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step (with
+            known participation, in those of the most exposed one), or a privacy filter's cap.
+        claim: "exact" (never too small) or "estimate".
         claim_reason: why.
-        account: delta, unit, neighbouring relation, sampler and method.
+        account: delta, unit, relation, sampler, method.
         details: further columns, each (n_examples,). true_positive_limit, the largest rate of a
             membership test at a false-positive rate of 1 %, by Rényi divergences, and exact with
             known participation. Of "rdp": best_order, and order_at_boundary
@@ -209,7 +206,7 @@ class EpsilonTable:
             Of units: n_rows, and unit_worst_case, the worst case of a unit with that number of
             rows; worst_case_epsilon is that of the unit with the most. Under a privacy filter:
             left_out_at, the step from which an example was left out, or -1.
-        path: of the file or folder that it was opened from.
+        path: where it was opened.
     """
 
     example_ids: NDArray[np.generic]
@@ -332,11 +329,11 @@ class EpsilonTable:
 
     @classmethod
     def open(cls, path: Path) -> EpsilonTable:
-        """The table in a file or a folder of parts, with all further columns as details.
+        """The table in a file or folder of parts; `table` and `tables` read it.
 
         Raises:
-            InputError: there is none, or it is no table of epsilons.
-            EvidenceError: a part is missing, or what is read is damaged.
+            InputError: no table of epsilons.
+            EvidenceError: a part is missing or damaged.
         """
         rows = joined(_tables_in(path)) if path.is_dir() else Rows.open(path, _KINDS)
         with named(path):

@@ -46,7 +46,7 @@ class NormLog:
     (2, 10, 0.1)
 
     Attributes:
-        example_ids: (n_examples,) unique ids; of a long log, they are read as they are asked for.
+        example_ids: (n_examples,) unique ids; many are read as they are asked for.
         recorded_steps: (n_records,) strictly increasing, each below total_steps.
         settings: realised settings of all steps; less noise where clipped gradients stay longer
             than max_grad_norm by a measured share.
