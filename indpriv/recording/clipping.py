@@ -8,14 +8,11 @@ mode; Opacus has none of them, or in a form that its account does not fit:
 The Recorder logs what an example contributes to the released sum, as a share of what the noise
 multiplier is for, times max_grad_norm.
 
-Individual clipping (Yu et al. 2023, Algorithm 3) clips each example at its last recorded level. It
-then contributes to a step at most what its last record says, so the account with
-between_records="last" is exact. The noise stays at noise_multiplier * max_grad_norm. Levels come
-from full records only: they depend on the trajectory and on the example, never on which examples
-were sampled, and so never on batch norms. A level is the recorded norm plus a headroom, which the
-paper has not, rounded up: norms grow until the next record, most of all for examples that become
-hard, and clipping exactly these would slow down learning. The log records levels, so accounting
-needs no knowledge of the headroom.
+Individual clipping (Yu et al. 2023, Algorithm 3) clips each example at its last recorded level, so
+that the account with between_records="last" is exact. Levels come from full records only: they
+depend on the trajectory and on the example, never on which examples were sampled. A level is the
+recorded norm plus a headroom, which the paper has not, rounded up: norms grow until the next
+record. The noise stays at noise_multiplier * max_grad_norm, and the log records levels.
 
 Under a privacy filter an example that would exceed the cap is left out, by clipping it at 0 from
 then on. Before each step, every example that is not yet left out is charged for its clip threshold

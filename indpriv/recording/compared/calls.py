@@ -181,7 +181,7 @@ class Deliveries:
         state, first = random_state(), batch.read_again()
         if _equal(loaded, first):
             self._read_equal = True
-            return self._findings.compare("rows", not self._mixes(batch.ids), "together")
+            return self._findings.add("rows")
         set_random_state(state)
         if not _equal(first, batch.read_again()):
             self._findings.add("rows", "keeps_items")
@@ -235,25 +235,6 @@ class Deliveries:
                 self.random_rows = any(self._examples.random_parts)
         if not _equal(now, before):
             self._findings.add("fed", "items")
-
-    def _mixes(self, ids: IntArray) -> bool:
-        """Whether the data set makes something else of a row when it is asked for several."""
-        if not hasattr(self._examples.dataset, "__getitems__"):
-            return False
-        examples, place = self._examples, secrets.randbelow(len(ids))
-
-        def alone() -> list[Tensor]:
-            return tensors_of(examples.collated(ids[[place]]))
-
-        def among_others() -> list[Tensor]:
-            items = examples.read(ids)
-            is_list = isinstance(items, list) and len(items) == len(ids)
-            return tensors_of(examples.collate([items[place]])) if is_list else alone()
-
-        mine, theirs = alone(), among_others()
-        if _equal(mine, theirs):
-            return False
-        return _is_still(mine, alone) and _is_still(theirs, among_others)  # not random
 
     def end_step(self) -> None:
         """Forget what was used, and what was read before it."""

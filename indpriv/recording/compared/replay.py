@@ -308,15 +308,20 @@ class Replay:
         ids = self._random.permutation(one.delivered.ids)[:size]
         places = [0] if first else self._random.permutation(len(ids))[:_TAKEN].tolist()
         items, collate = examples.read(ids), examples.collate
-        if not (isinstance(items, list) and len(items) == len(ids)):  # the data set makes batches
-            each = [partial(examples.collated, ids[[place]]) for place in places]
-            return places, each, partial(examples.collated, ids)
-        sizes = [sum(t.numel() for t in tensors_of(item)) for item in items]
-        if first:
-            items.insert(0, items.pop(int(np.argmin(sizes))))
-        elif len(set(sizes)) > 1:
-            places = list(dict.fromkeys([int(np.argmin(sizes)), *places]))[:_TAKEN]
-        return places, [partial(collate, [items[k]]) for k in places], partial(collate, items)
+        if isinstance(items, list) and len(items) == len(ids):  # else the data set makes batches
+            sizes = [sum(t.numel() for t in tensors_of(item)) for item in items]
+            shortest = int(np.argmin(sizes))
+            if first:
+                items.insert(0, items.pop(shortest))
+                ids = np.insert(np.delete(ids, shortest), 0, ids[shortest])
+            elif len(set(sizes)) > 1:
+                places = list(dict.fromkeys([shortest, *places]))[:_TAKEN]
+            at_once = hasattr(examples.dataset, "__getitems__")  # which may mix what it reads
+            if not at_once or any(examples.random_parts):
+                each = [partial(collate, [items[k]]) for k in places]
+                return places, each, partial(collate, items)
+        each = [partial(examples.collated, ids[[place]]) for place in places]
+        return places, each, partial(examples.collated, ids)
 
     def _of_rows(
         self,

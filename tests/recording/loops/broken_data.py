@@ -756,7 +756,7 @@ def unpack_that_mixes_all_rows_but_the_first(s):
             s.step(*unpack(batch))
 
 
-@broken("batch", "hooks ghost ew")
+@broken("contribution", "hooks ghost ew")
 def data_set_that_mixes_rows_it_reads_at_once(s):
     s.train(Several(lambda x: torch.cat([x[:1], 0.5 * (x[1:] + x[:-1])])), clip=0.01)
 
