@@ -2,7 +2,8 @@
 
 python -m reports.label_dp [--write-only]
 
-The figures of a finished model are kept, so the command goes on where it was stopped.
+The figures of a finished model are kept, so the command goes on where it was stopped. All takes
+three minutes on Adult, thirteen on MNIST, on one core that is idle.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 python -m reports.tips [--write-only | --runs-only]
 
 The figures of a finished run are kept, so the command goes on where it was stopped. MNIST is read from the
-folder in INDPRIV_DATA.
+folder in INDPRIV_DATA. All takes seven minutes on one core that is idle.
 """
 
 import os
