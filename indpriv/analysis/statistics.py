@@ -23,7 +23,6 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import pandas as pd
 from scipy import stats
-from scipy.optimize import brentq
 from scipy.special import betaincinv
 
 from indpriv._plain import Number, figure
@@ -357,7 +356,6 @@ _MOST_PERMUTATIONS, _LEAST_PERMUTATIONS = 999, 199
 _PERMUTED = 2e7
 _DRAW_COST = 4  # one hypergeometric variable, in shuffled examples
 _SAME = 1e-9  # relative; statistics this close are ties
-_FARTHEST = 50.0  # end of an interval of a ratio, in natural logarithms from the ratio itself
 
 
 def generator_of(seed: int, name: str | None) -> np.random.Generator:
@@ -372,13 +370,13 @@ class Means(NamedTuple):
 
     Attributes:
         estimate, error: (n,) with its standard error; NaN where undefined.
-        third: (n,) third central moment of the estimate.
+        skewness: (n,) of the estimate.
         freedom: (n,) degrees of freedom of the error.
     """
 
     estimate: FloatArray
     error: FloatArray
-    third: FloatArray
+    skewness: FloatArray
     freedom: FloatArray
 
     def intervals(
@@ -399,8 +397,8 @@ class Means(NamedTuple):
         (Hall 1992, "On the removal of skewness by transformation"). Sums of means have the same
         expansion, as their variance and its covariance with the estimate add up too.
         """
+        skew = self.skewness
         with np.errstate(invalid="ignore", divide="ignore"):
-            skew = self.third / self.error**3
             plain = side * stats.t.ppf((1 + CONFIDENCE) / 2, np.maximum(self.freedom, 1))
             bent = 3 / skew * (np.cbrt(1 + skew * (plain - skew / 6)) - 1)
         return np.where(np.abs(skew) < _FLOAT_NOISE**0.5, plain, bent)
@@ -415,36 +413,35 @@ class Means(NamedTuple):
         Degrees of freedom are those of Satterthwaite 1946.
         """
         used = shares != 0
-        mean, error, third, freedom = (one.reshape(-1, len(shares))[:, used] for one in self)
-        variances = (error * shares[used]) ** 2
-        variance = variances.sum(axis=1)
+        mean, error, skewness, freedom = (one.reshape(-1, len(shares))[:, used] for one in self)
+        errors = error * shares[used]
+        whole = np.sqrt((errors**2).sum(axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
-            freedom = variance**2 / (variances**2 / freedom).sum(axis=1)
-        return Means(
-            mean @ shares[used], np.sqrt(variance), third @ shares[used] ** 3, np.asarray(freedom)
-        )
+            parts = errors / whole[:, None]
+            skewness = (parts**3 * skewness).sum(axis=1)
+            freedom = 1 / (parts**4 / freedom).sum(axis=1)
+        return Means(mean @ shares[used], whole, np.asarray(skewness), np.asarray(freedom))
 
     def ratio(self, worst: int, best: int) -> Interval | None:
         """Interval of one estimate over another; None unless both are above 0 beyond chance.
 
-        It has the ratios r for which the first minus r times the second may be 0 (Fieller 1954). It
-        does not account for choosing these two groups as the extremes; the permutation test does.
+        It is made of the intervals of both (Donner and Zou 2012, "Closed-form confidence intervals
+        for functions of the normal mean and standard deviation": the method of variance estimates
+        recovery), so that it is turned over where the groups change places. It does not account for
+        choosing these two groups as the extremes; the permutation test does.
         """
         of = self.take([worst, best])
         if not ((of.estimate > 0).all() and (of.error >= 0).all() and of.error.any()):
             return None
-        centre, found = float(np.log(of.estimate[0] / of.estimate[1])), []
-        for side in (1, -1):
-
-            def outside(log_ratio: float, side: int = side) -> float:
-                apart = of.summed(np.array([1.0, -np.exp(log_ratio)]))
-                return side * float((apart.estimate - apart.error * apart._student(side))[0])
-
-            end = centre - side * _FARTHEST
-            if outside(end) <= 0:
-                return None
-            found.append(float(np.exp(brentq(outside, centre, end))))
-        return Interval(*found)
+        away = [np.where(of.error > 0, of.error * of._student(side), 0) for side in (1, -1)]
+        (low, best_low), (high, best_high) = (1 - (one / of.estimate) ** 2 for one in away)
+        if min(low, best_low) <= 0:
+            return None
+        ratio = of.estimate[0] / of.estimate[1]
+        return Interval(
+            float(ratio * low / (1 + np.sqrt(1 - low * best_high))),
+            float(ratio * (1 + np.sqrt(1 - high * best_low)) / best_low),
+        )
 
 
 def means_by_cell(values: FloatArray, weights: IntArray, cells: IntArray, size: int) -> Means:
@@ -455,14 +452,14 @@ def means_by_cell(values: FloatArray, weights: IntArray, cells: IntArray, size: 
     n = np.bincount(cells, weights, size).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.bincount(cells, weights * values, size) / n
-        apart = values - mean[cells]
-        square, cube = (np.bincount(cells, weights * apart**power, size) / n for power in (2, 3))
-        largest = np.zeros(size)
+        largest = np.full(size, np.finfo(np.float64).tiny)
         np.maximum.at(largest, cells, np.abs(values))
-        square[np.sqrt(square) <= NO_SPREAD * largest] = 0.0
-        error = np.where(n >= 2, np.sqrt(square / (n - 1)), np.nan)
-        third = cube / (np.maximum(n - 1, 1) * np.maximum(n - 2, 1))  # of means, without bias
-        return Means(mean, error, third, n - 1)
+        apart = (values - mean[cells]) / largest[cells]  # powers that fit into floats
+        square, cube = (np.bincount(cells, weights * apart**power, size) / n for power in (2, 3))
+        square[np.sqrt(square) <= NO_SPREAD] = 0.0
+        error = np.where(n >= 2, largest * np.sqrt(square / (n - 1)), np.nan)
+        skewness = cube / square**1.5 * np.sqrt(n - 1) / np.maximum(n - 2, 1)  # without bias
+        return Means(mean, error, np.where(square == 0, 0.0, skewness), n - 1)
 
 
 @dataclass(frozen=True)

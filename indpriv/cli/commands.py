@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,23 +34,26 @@ class _InOrder(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command; InputError with what to type for a former one, or a setting as an option."""
+        if ctx.resilient_parsing:  # completion, which says nothing
+            return super().resolve_command(ctx, args)
         if now := _TABLE["former"].get(args[0]):
             raise InputError(f"there is no command {args[0]}; type: {now}")
         names = (" ".join(args[:n]) for n in (2, 1))
         name = next((name for name in names if name in _TABLE["commands"]), "")
         every = _TABLE["commands"][name]["options"] if name else {}
         flags = {
-            key: said.get("flag", f"--{option}")
-            for option, said in every.items()
-            for key in said.get("settings", ())
-            if key not in every
+            one: (said.get("flag", f"--{key}"), *keys_of(name, key)[one])
+            for key, said in every.items()
+            for one in said.get("settings", ())
+            if one not in every
         }
-        for word in args:
+        for word in takewhile("--".__ne__, args):
             typed, _, value = word.partition("=")
             key = typed.removeprefix("--").replace("-", "_")
             if typed.startswith("--") and key in flags:
-                value = value or "VALUE"
-                raise InputError(f"{typed} is a setting; type: {flags[key]} {key}={value}")
+                flag, kind, _ = flags[key]
+                value = value or ("yes" if kind == "yes | no" else "VALUE")
+                raise InputError(f"{typed} is a setting; type: {flag} {key}={value}")
         return super().resolve_command(ctx, args)
 
 

@@ -165,6 +165,8 @@ def test_wrong_settings_are_refused(command, pairs, words):
     [
         ("audit r --accountant pld", "--accountant is a setting; type: --set accountant=VALUE"),
         ("audit r --unreadable=refuse", "--unreadable is a setting; type: --set unreadable=refuse"),
+        ("audit r --bucket-is-private", "type: --set bucket_is_private=yes"),
+        ("gate a --exact", "--exact is a setting; type: --require exact=yes"),
         ("gate a --unit=user", "--unit is a setting; type: --require unit=user"),
         ("publish quantiles a --method=x", "--method is a setting; type: --set method=x"),
         ("groups a --by race", "no command groups; type: indpriv show AUDIT_DIR --by COLUMN"),
@@ -175,6 +177,27 @@ def test_wrong_settings_are_refused(command, pairs, words):
 def test_a_setting_as_an_option_and_a_command_of_before_are_answered(typed, now, capsys):
     assert run(typed.split()) == 2
     assert now in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", TABLE["commands"])
+def test_no_option_of_a_command_and_nothing_after_dashes_is_taken_for_a_setting(name):
+    program = typer.main.get_command(app)
+    command = program
+    for word in name.split():
+        command = command.commands[word]
+    context = program.make_context("indpriv", [], resilient_parsing=True)
+    context.resilient_parsing = False
+    options = {option for one in command.params for option in one.opts if option[:2] == "--"}
+    for words in [["x", option, "y"] for option in options] + [["--", "--delta", "--seed"]]:
+        assert program.resolve_command(context, [*name.split(), *words])[0]
+
+
+def test_commands_of_before_are_completed_without_a_message(monkeypatch, capsys):
+    monkeypatch.setenv("_INDPRIV_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "indpriv groups a --")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert run([]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_commands_of_before_are_none_now():

@@ -229,6 +229,7 @@ def odd_groups(audit):
         found | {"by": "of many classes", "positive_class": None},
         found | {"by": "alone", "ratio": None, "within_label": []},
         found | {"by": "undefined", "ratio": undefined},
+        found | {"by": "uncertain", "ratio": found["ratio"] | {"interval": None}},
         found | {"by": "plain", "reversals": [chance], "standardised_ratio": None},
     ]
     return with_content(audit, groups=odd + [found | {"by": f"more {k}"} for k in range(3)])

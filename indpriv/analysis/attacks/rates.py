@@ -164,8 +164,8 @@ def rates_over_models(
     with 8 to 45 models (benchmarks/intervals.py), they cover 96 to 98 percent for AUCs and 94 to 99
     for true-positive rates, Student's alone 90 to 95; 99 and 80 for the AUC where nothing leaks.
 
-    One model's scores are held at once. InputError for no scores, a model with one side only, or
-    scores that share the noise of training.
+    A rate that is the same in all models has none. One model's scores are held at once. InputError
+    for no scores, a model with one side only, or scores that share the noise of training.
     """
     methods, of_models = list[str](), list[FloatArray]()
     for one in scores:
@@ -185,7 +185,7 @@ def rates_over_models(
         row = key | {"rate": rate, "value": float(mean)}
         row |= (
             {"low": max(0.0, float(mean - off)), "high": min(1.0, float(mean + off))}
-            if n > 1
+            if n > 1 and off > 0
             else {}
         )
         rows.append(row)

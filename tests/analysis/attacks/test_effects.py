@@ -101,6 +101,7 @@ def test_rates_over_models_are_means_with_errors_over_models():
     assert (found.low, found.high) == pytest.approx(interval)
     assert (found.n, found.n_members + found.n_others) == (12, 7200)
     assert auc_of([scores[0]]).low is None  # of one model
+    assert auc_of([scores[0]] * 3).low is None  # 3 models that agree are not certain
     with pytest.raises(InputError, match="no scores"):
         rates_over_models([])
     with pytest.raises(InputError, match="adversary 'full'"):
