@@ -47,12 +47,14 @@ class _InOrder(TyperGroup):
             for one in said.get("settings", ())
             if one not in every
         }
-        for word in takewhile("--".__ne__, args):
-            typed, _, value = word.partition("=")
+        words = list(takewhile("--".__ne__, args))
+        for word, after in zip(words, [*words[1:], "-"], strict=True):
+            typed, given, value = word.partition("=")
             key = typed.removeprefix("--").replace("-", "_")
             if typed.startswith("--") and key in flags:
                 flag, kind, _ = flags[key]
-                value = value or ("yes" if kind == "yes | no" else "VALUE")
+                value = value if given or after.startswith("-") else after
+                value = "yes" if kind == "yes | no" else value or "VALUE"
                 raise InputError(f"{typed} is a setting; type: {flag} {key}={value}")
         return super().resolve_command(ctx, args)
 

@@ -163,7 +163,7 @@ def test_wrong_settings_are_refused(command, pairs, words):
 @pytest.mark.parametrize(
     ("typed", "now"),
     [
-        ("audit r --accountant pld", "--accountant is a setting; type: --set accountant=VALUE"),
+        ("audit r --accountant pld", "--accountant is a setting; type: --set accountant=pld"),
         ("audit r --unreadable=refuse", "--unreadable is a setting; type: --set unreadable=refuse"),
         ("audit r --bucket-is-private", "type: --set bucket_is_private=yes"),
         ("gate a --exact", "--exact is a setting; type: --require exact=yes"),
