@@ -133,6 +133,7 @@ class Tally:
         self._epoch_draws = self._epoch_steps = 0  # an epoch is one pass of the batch sampler
         self._waiting: deque[Draw] = deque()  # batches without a step
         self._carried = 0  # batches of earlier epochs whose step is still to come
+        self._taken = 0  # 1 while an update is made: a thread may begin the next epoch meanwhile
         self._clipped: list[int] = []  # sizes of micro-batches that are clipped for the next step
         self._passes, self._left = 0, Counter[int]()  # with steps; left with a batch, by steps
         self.unsent: list[IntArray] = []  # of this rank's batches, which others do not know yet
@@ -173,7 +174,7 @@ class Tally:
         drawn = [end for end in np.cumsum(sizes).tolist() if end <= ends[-1]]
         if len(drawn) > 1 and drawn[-1] == ends[-1] and set(drawn) <= set(ends):
             raise refused("refusal.training", "accumulated", n=len(drawn))
-        draw = self._waiting.popleft()
+        draw, self._taken = self._waiting.popleft(), 1
         np.add.at(self.took_part, draw.positions, 1)
         whole = ends[-1] == len(draw.positions)
         self.counts.unmatched_steps += not whole
@@ -182,7 +183,7 @@ class Tally:
     def stepped(self, setting: StepSetting) -> None:
         """Count one parameter update."""
         self.counts.steps += 1
-        self._epoch_steps += 1
+        self._epoch_steps, self._taken = self._epoch_steps + 1, 0
         self.noise_multipliers[setting.noise_multiplier] += 1
 
     def compare(
@@ -233,7 +234,8 @@ class Tally:
         counts.passes += steps > 1
         counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0
         if exhausted and not final and not interrupted:
-            self._epoch_draws = self._carried = len(self._waiting)  # loaded ahead: steps follow
+            carried = len(self._waiting) + self._taken  # loaded ahead: their steps follow
+            self._epoch_draws = self._carried = carried
             self._epoch_steps = 0
             return
         counts.undrawn_steps += max(0, steps - draws)
