@@ -5,8 +5,9 @@ import random
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain, islice
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ from indpriv.recording.norms.batches import tensors_of
 _CHOSEN_SEEDS = 2**32
 _DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
 _OF_MODELS = WeakSet[torch.Generator]()  # that models draw from, beside torch's own
+# That items of data sets draw from, while their owner lives.
+_OF_DATA = WeakKeyDictionary[Any, list[Any]]()
+_DEPTH = 5  # of a transform's generator, in data sets in data sets
+_GENERATORS = torch.Generator | random.Random | np.random.BitGenerator | np.random.RandomState
 # Random operations of torch, by what `Still` puts in their place.
 _UNIFORM = frozenset(["rand", "rand_like", "uniform"])
 _BETWEEN = frozenset(["randint", "randint_like", "random"])  # whole numbers
@@ -28,6 +33,7 @@ _REAL = frozenset(["randn", "randn_like", "normal", "normal_functional", "expone
 _REAL |= {"log_normal", "geometric", "cauchy"}
 _MEANS = frozenset(["poisson", "_standard_gamma", "_sample_dirichlet"])  # of their argument
 _LARGE = 1 << 24
+_MANY = 4000  # objects that are searched for generators, at each depth
 _SELDOM = 0.05, 0.2  # places at which what has a chance, such as to be kept, does not happen
 
 
@@ -112,7 +118,8 @@ def kept_random_state() -> Iterator[None]:
 def random_state() -> tuple[Any, ...]:
     """States of the generators that a forward pass, or a transform, may draw from."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    own = [(generator, generator.get_state()) for generator in _OF_MODELS]
+    known = [*_OF_MODELS, *chain.from_iterable(_OF_DATA.values())]
+    own = [(generator, _moved(generator)) for generator in known]
     return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state(), own
 
 
@@ -132,7 +139,40 @@ def set_random_state(state: tuple[Any, ...]) -> None:
     random.setstate(state[2])
     np.random.set_state(state[3])
     for generator, own in state[4]:
-        generator.set_state(own)
+        _moved(generator, own)
+
+
+def fixed_state() -> tuple[Any, ...]:
+    """The same one each time, but for generators of models and data sets."""
+    of_torch = torch.Generator().manual_seed(0).get_state()
+    others = random.Random(0).getstate(), np.random.RandomState(0).get_state()
+    return of_torch, [], *others, random_state()[4]
+
+
+def noted(owner: Any, held: Any) -> list[Any]:
+    """Generators in a data set: random state from now on, as long as the owner lives."""
+    found, level = dict[int, Any](), [held]
+    for _ in range(_DEPTH):
+        level = [o.bit_generator if isinstance(o, np.random.Generator) else o for o in level]
+        found |= {id(one): one for one in level if isinstance(one, _GENERATORS)}
+        level = list(islice(chain.from_iterable(map(_parts, level)), _MANY))
+    return _OF_DATA.setdefault(owner, list(found.values()))
+
+
+def _parts(held: Any) -> Iterable[Any]:
+    if isinstance(held, list | tuple):
+        return held
+    known = isinstance(held, type | Tensor | nn.Module | _GENERATORS)
+    return [] if known else getattr(held, "__dict__", {}).values()
+
+
+def _moved(generator: Any, *to: Any) -> Any:
+    """The state of a generator, put there first if one is given."""
+    of_torch = isinstance(generator, torch.Generator)
+    get, put = ("get_state", "set_state") if of_torch else ("__getstate__", "__setstate__")
+    for state in to:
+        getattr(generator, put)(state)
+    return getattr(generator, get)()
 
 
 class _PrivateGenerator(torch.Generator):

@@ -19,6 +19,7 @@ from indpriv._facts import refused
 from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.fields import UNITS, check_ids, check_norms, check_unit_ids
+from indpriv.recording import random_states
 from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.norms import batches as of_batches
 from indpriv.recording.norms.batches import LossFn, call, map_tensors, same_values, tensors_of
@@ -52,6 +53,7 @@ class Examples:
     ) -> None:
         self.dataset, self.collate = dataset, plain_collate(collate_fn)
         self._device, self._unpack = device, unpack
+        self.generators = random_states.noted(self, dataset)  # of its own, which items draw from
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -59,7 +61,9 @@ class Examples:
     @property
     def _tensors(self) -> tuple[Tensor, ...]:
         """Those that batches are slices of; none if a batch is more than that."""
-        plain = isinstance(self.dataset, TensorDataset) and self.collate is default_collate
+        kind = type(self.dataset)
+        plain = getattr(kind, "__getitem__", None) is TensorDataset.__getitem__
+        plain &= self.collate is default_collate and not hasattr(kind, "__getitems__")
         return self.dataset.tensors if plain else ()  # type: ignore[attr-defined]
 
     def read(self, positions: IntArray) -> Any:
@@ -71,6 +75,8 @@ class Examples:
 
     def collated(self, positions: IntArray) -> Any:
         """A batch of these rows, as a loader makes it."""
+        if self._tensors:
+            return [tensor[torch.as_tensor(positions)] for tensor in self._tensors]
         return self.collate(self.read(positions))
 
     def batches(

@@ -197,10 +197,8 @@ class Watch:
         self.findings.end_step()
 
     def _compare_data_set(self) -> None:
-        with self._careful("fed"):
-            self.deliveries.compare_items()
         with self._careful("fed", kind="once"):
-            self.deliveries.compare_stored()
+            self.deliveries.compare_items(every=True)
 
     @contextmanager
     def _careful(self, *keys: str, kind: str = "every") -> Iterator[None]:
@@ -369,7 +367,7 @@ class Watch:
         with self._careful("rows", kind="drawn"), kept_random_state():
             self.deliveries.compare_rows(call.delivered)
         with self._careful("fed", kind="drawn"):
-            self.deliveries.compare_items()
+            self.deliveries.compare_items(every=False)
 
     def _compare_sum(self, found: Sequence[Tensor], own: Any, size: int) -> None:
         self._replay.compare_sum(found, own, float(self._run.optimizer.max_grad_norm), size)

@@ -6,10 +6,11 @@ Sensitive.
 import copy
 import math
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from indpriv._types import IntArray
@@ -27,6 +27,7 @@ from indpriv.recording.norms import batches
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
 from indpriv.recording.norms.shadow_model import HALF
 from indpriv.recording.random_states import (
+    fixed_state,
     has_drawn,
     kept_random_state,
     random_state,
@@ -35,10 +36,9 @@ from indpriv.recording.random_states import (
 from indpriv.recording.training_data import Examples
 
 _OFTEN = 12  # times that rows are read again to see whether they are random
-_ROWS = 32  # of the data set, secret ones, that are read again
 _FEW = 4  # of the rows of a batch that are others than before
-_PARTS = 64  # of a list, tuple or dict of the data set that are looked at
-_MOST_STORED = 1 << 30  # bytes of one tensor of the data set that is looked at as a whole
+_PART = 32  # items of the data set that are read again together
+_READING = 1.0  # seconds that reading all of them may take; of others some, the same each time
 _BITS = {1: torch.uint8, 2: torch.int16}  # by size of an entry, else int32
 _AT_ONCE = 1 << 16  # entries that are weighed at once
 _SECRET = secrets.randbits(128)
@@ -103,10 +103,11 @@ class Deliveries:
         self._sampler, self._examples, self._findings = sampler, examples, findings
         self._waiting: list[Delivered] = []
         self._used, self._split = -1, 0  # the last of them that was used; rows of it, if in parts
-        count = min(len(examples), _ROWS)
-        chosen = np.random.default_rng(secrets.randbits(128)).choice(len(examples), count, False)
-        self._items = chosen, random_state(), list[Tensor]()  # positions, state, how they were
-        self.stored = stored  # fingerprint of what the data set held, in the log or at the start
+        order = np.random.default_rng(0).permutation(len(examples))  # the same in each session
+        self._parts = np.array_split(order, -(-len(order) // _PART))
+        self._items = list[str]()  # hashes of those parts that were read when training began
+        self._state = fixed_state()  # at which each part is read
+        self.stored = stored  # how many, and a hash of them all: of the log, or of the beginning
         # By number of a tensor of batches: of each example, its sum when it was loaded last, and
         # its entries, 0 if it was not.
         self._known: dict[int, IntArray] = {}
@@ -191,13 +192,6 @@ class Deliveries:
         else:
             self._findings.add("rows", "other_rows")
 
-    def compare_stored(self) -> None:
-        """What the data set holds now, beside what it held when training, or the log, began."""
-        held = " ".join(_stored(self._examples.dataset))
-        before, self.stored = self.stored, blake2b(held.encode()).hexdigest()
-        if before not in (None, self.stored):
-            self._findings.add("fed", "items")
-
     def compare_known(self, batch: Delivered) -> None:
         """Rows as loaded, beside what they were when they were loaded before."""
         changed = np.zeros(len(batch.ids), dtype=bool)
@@ -224,17 +218,39 @@ class Deliveries:
         else:
             self._findings.add("fed", "items")
 
-    def compare_items(self) -> None:
-        """Some items of the data set, beside what they were when training began."""
-        chosen, state, before = self._items
+    def compare_items(self, *, every: bool) -> None:
+        """Items of the data set, or a secret part of them, beside those that training began with.
+
+        The first time, beside those that the log began with.
+        """
         with kept_random_state():
-            set_random_state(state)
-            now = tensors_of(self._examples.unpacked(self._examples.collated(chosen)))
-            if not before:
-                before += [tensor.clone() for tensor in now]
-                self.random_rows = any(self._examples.random_parts)
-        if not _equal(now, before):
+            if self._parts and not self._items:
+                return self._read_items()
+            numbers = range(len(self._items))
+            wanted = numbers if every or not numbers else [secrets.choice(numbers)]
+            if any(self._hash(number) != self._items[number] for number in wanted):
+                self._findings.add("fed", "items")
+
+    def _read_items(self) -> None:
+        self.random_rows = any(self._examples.random_parts)
+        many, _, before = (self.stored or "").partition(" ")
+        start, count = time.perf_counter(), int(many or len(self._parts))
+        for number in range(count):
+            if many or time.perf_counter() - start < _READING:
+                self._items.append(self._hash(number))
+        if self._items[0] != self._hash(0):  # random, by a generator that nobody knows
+            self._parts, self._items, self.stored = [], [], None
+            return
+        held = blake2b("".join(self._items).encode()).hexdigest()
+        if before not in ("", held):
             self._findings.add("fed", "items")
+        # What a data set draws from a generator of its own is known in one session only.
+        self.stored = None if self._examples.generators else f"{len(self._items)} {held}"
+
+    def _hash(self, number: int) -> str:
+        set_random_state(self._state)
+        items = self._examples.unpacked(self._examples.collated(self._parts[number]))
+        return fingerprint_of({str(k): t for k, t in enumerate(tensors_of(items))})
 
     def end_step(self) -> None:
         """Forget what was used, and what was read before it."""
@@ -274,26 +290,6 @@ def weighed(rows: Tensor, kind: str = "rows") -> Tensor:
 def _weights(size: int, device: torch.device, kind: str) -> Tensor:
     random = np.random.default_rng((_SECRET, *kind.encode()))
     return torch.from_numpy(random.integers(-(1 << 63), (1 << 63) - 1, size)).to(device)
-
-
-def _stored(held: Any, deep: int = _DEPTH) -> Iterator[str]:
-    """Hashes of tensors, arrays and lists of numbers in a data set, and in data sets in it.
-
-    It is asked for when all items were read once, so that what data sets keep of them is there.
-    """
-    if isinstance(held, Dataset):
-        held = vars(held)
-    with suppress(RuntimeError, TypeError, ValueError):  # of kinds that have no bytes
-        if isinstance(held, list) and held and isinstance(held[0], int | float):
-            held = np.array(held)  # labels, or the positions of a Subset
-        if isinstance(held, np.ndarray) and held.nbytes <= _MOST_STORED:
-            yield blake2b(np.ascontiguousarray(held).view(np.uint8).data).hexdigest()
-        elif isinstance(held, Tensor) and held.nbytes <= _MOST_STORED:
-            yield fingerprint_of({"": held})
-    parts = list(held.values()) if isinstance(held, dict) else held
-    if deep and isinstance(parts, list | tuple) and len(parts) <= _PARTS:
-        for part in parts:
-            yield from _stored(part, deep - 1)
 
 
 def _draws(sampler: Any, drawing: Any, depth: int) -> bool:
@@ -379,6 +375,12 @@ class Call:
     def is_half(self) -> bool:
         """Whether outputs are of half precision."""
         return any(tensor.dtype in HALF for tensor in tensors_of(self.outputs))
+
+    @property
+    def in_float64(self) -> "Call":
+        """The same pass, as it would be."""
+        fed = map_tensors(self.arguments, lambda t: t.double() if t.is_floating_point() else t)
+        return replace(self, arguments=fed, twin=self.new_twin().double(), precision=nullcontext)
 
     def new_twin(self) -> nn.Module:
         """A copy of the module as it was before this pass."""

@@ -109,7 +109,7 @@ def _same(before: list[Tensor], after: list[Tensor], kept: Tensor) -> bool:
 
 def _generators() -> Tensor:
     state, more, _, _, own = random_state()
-    return torch.cat([state, *more, *(each for _, each in own)])
+    return torch.cat([state, *more, *(each for _, each in own if isinstance(each, Tensor))])
 
 
 def _made(

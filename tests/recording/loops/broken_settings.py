@@ -275,14 +275,7 @@ def noise_of_the_count_by_the_loss(s):
 
 def resumed_after(s, change, **options):
     s.make(**options)
-    with s.recorded() as recorder:
-        for x, y in s.batches(1):
-            s.step(x, y)
-        saved = recorder.state_dict()
-    change(s.loss_of(*s.data.tensors))
-    with s.recorded(resume_at=saved):
-        for x, y in s.batches(1):
-            s.step(x, y)
+    s.resumed(lambda: change(s.loss_of(*s.data.tensors)))
 
 
 @broken("settings", "hooks ghost", expect="unsupported")

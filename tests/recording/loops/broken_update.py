@@ -360,15 +360,7 @@ def means_kept_in_a_buffer_between_micro_batches(s):
 @broken("update", "hooks ghost", expect="unsupported")
 def plain_updates_between_two_sessions(s):
     s.make()
-    with s.recorded() as recorder:
-        for x, y in s.batches(1):
-            s.step(x, y)
-        saved = recorder.state_dict()
-    for _ in range(20):
-        plain_update(s, *s.data.tensors)
-    with s.recorded(resume_at=saved):
-        for x, y in s.batches(1):
-            s.step(x, y)
+    s.resumed(lambda: [plain_update(s, *s.data.tensors) for _ in range(20)])
 
 
 @broken("update", "hooks", expect="unsupported")
@@ -388,15 +380,12 @@ def resumed_with_the_weights_of_a_later_step(s):
 @broken("update", "hooks", expect="unsupported")
 def momentum_written_between_two_sessions(s):
     s.make(opt=momentum)
-    with s.recorded() as recorder:
-        for x, y in s.batches(1):
-            s.step(x, y)
-        saved = recorder.state_dict()
-    for p, g in zip(s.optimizer.params, s.gradients(*s.data.tensors), strict=True):
-        s.inner.state[p]["momentum_buffer"].copy_(g)
-    with s.recorded(resume_at=saved):
-        for x, y in s.batches(1):
-            s.step(x, y)
+
+    def write():
+        for p, g in zip(s.optimizer.params, s.gradients(*s.data.tensors), strict=True):
+            s.inner.state[p]["momentum_buffer"].copy_(g)
+
+    s.resumed(write)
 
 
 @broken("update", "hooks", expect="unsupported")

@@ -294,6 +294,17 @@ class Scene:
             if end:
                 end(self)
 
+    def resumed(self, change: Callable[[], Any] = lambda: None, **options: Any) -> None:
+        """Two epochs, each in a session of its own, with a change in between."""
+        saved = None
+        for session in range(2):
+            if session:
+                change()
+            with self.recorded(resume_at=saved, **options) as recorder:
+                for x, y in self.batches(1):
+                    self.step(x, y)
+                saved = recorder.state_dict()
+
     def gradients(self, x: Any, y: Any) -> list[torch.Tensor]:
         """Plain gradients of the mean loss, without clipping or noise, in the order of parameters."""
         held = {

@@ -433,11 +433,52 @@ def resumed(s, model, opt, data=None):
             }
 
 
-@sound("hooks")
-def data_set_with_arrays_of_many_widths(s):
-    data = blobs()
-    vars(data).update({f"width{k}": np.ones((2, k)) for k in range(1, 300)})
-    s.train(data, epochs=1)
+def with_its_own(generator, change):
+    x, y = blobs().tensors
+    data = Items(lambda i: (change(data.own, x[i], i), y[i]))
+    data.own = generator
+    return data
+
+
+def shifted(own, x, i):
+    return x + 0.1 * own.normal(size=6).astype("f4")
+
+
+@sound(ALL)
+def data_set_that_draws_from_its_own_generator(s):
+    s.train(with_its_own(np.random.default_rng(), shifted))
+
+
+@sound("hooks ghost")
+def data_set_that_seldom_draws_from_its_own_generator(s):
+    data = with_its_own(random.Random(), lambda own, x, i: x + (own.random() < 0.02))
+    s.train(Subset(data, range(400)))
+
+
+@sound("hooks functorch")
+def resumed_with_a_new_generator_of_the_data_set(s):
+    s.make(with_its_own(np.random.RandomState(), shifted))
+    s.resumed(lambda: vars(s.data).update(own=np.random.RandomState()))
+
+
+@sound("hooks ghost")
+def resumed_with_an_empty_cache(s):
+    def cached(kept, x, i):
+        if np.isnan(kept[i, 0]):
+            kept[i] = x
+        return kept[i].copy()
+
+    s.make(with_its_own(np.full((400, 6), np.nan, dtype="f4"), cached))
+    s.resumed(lambda: s.data.own.fill(np.nan), every="once")
+
+
+@sound("hooks ghost")
+def tensor_data_set_with_items_of_its_own(s):
+    class Doubled(TensorDataset):
+        def __getitem__(self, i):
+            return 2 * self.tensors[0][i], self.tensors[1][i]
+
+    s.train(Doubled(*blobs().tensors))
 
 
 @sound("hooks ghost", rare=True)
