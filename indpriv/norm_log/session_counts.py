@@ -84,7 +84,7 @@ class TrainingCounts(_Counts):
     # older logs, and of the inner optimizer's state, if it has any.
     weights: str | None = None
     moments: str | None = None
-    # What the data set held, and settings of the last step, by name; None in older logs.
+    # Items of the data set, and settings of the last step, by name; None in older logs.
     items: str | None = None
     settings: dict[str, Any] | None = None
 

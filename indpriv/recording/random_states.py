@@ -124,11 +124,10 @@ def random_state() -> tuple[Any, ...]:
 
 
 def has_drawn(state: tuple[Any, ...]) -> bool:
-    """Whether something drew from torch's generator of the CPU, Python's or numpy's since."""
-    (torch_now, _, *now, _), (torch_then, _, *then, _) = random_state(), state
-    return not (
-        torch.equal(torch_now, torch_then) and now[0] == then[0] and now[1][2:] == then[1][2:]
-    )
+    """Whether something drew since."""
+    both = map(torch.utils._pytree.tree_leaves, (random_state(), state))
+    now, then = ([x.tolist() if hasattr(x, "tolist") else x for x in each] for each in both)
+    return bool(now != then)
 
 
 def set_random_state(state: tuple[Any, ...]) -> None:

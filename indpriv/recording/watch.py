@@ -8,7 +8,7 @@ it, the state between steps, the update and the settings. Nothing here may chang
 random state is put back, and an error in a comparison is a finding, "not compared". Sensitive.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import is_dataclass
@@ -361,16 +361,14 @@ class Watch:
             transforms = rule.transforms() if isinstance(rule, AdaClip) else ()
             found = self._replay.compare(call, batch, transforms)
             if self._run.is_ghost and not self._run.whole.is_sharded:
-                self._compare_sum(found, [p.grad for p in rule.params], len(batch.norms))
+                own = [p.grad for p in rule.params]
+                self._replay.compare_sum(found, own, rule, len(batch.norms))
             elif sums is not None:
                 self._sums = list(torch._foreach_add(sums, found)) if sums else found
         with self._careful("rows", kind="drawn"), kept_random_state():
             self.deliveries.compare_rows(call.delivered)
         with self._careful("fed", kind="drawn"):
             self.deliveries.compare_items(every=False)
-
-    def _compare_sum(self, found: Sequence[Tensor], own: Any, size: int) -> None:
-        self._replay.compare_sum(found, own, float(self._run.optimizer.max_grad_norm), size)
 
     # The noise
 
@@ -435,10 +433,11 @@ class Watch:
                     dist.all_reduce(part)
                 state: Any = getattr(optimizer, "grad_state", None)
                 taken = [state[p]["summed_grad"].full_tensor() for p in optimizer.params]
-                self._compare_sum(found, torch._foreach_mul(taken, self._ranks.size), size)
+                whole = torch._foreach_mul(taken, self._ranks.size)
+                self._replay.compare_sum(found, whole, optimizer, size)
             elif sums and not run.is_ghost:
-                own = [getattr(p, "summed_grad", None) for p in optimizer.params]
-                self._compare_sum(sums, own, size)
+                own: Any = [getattr(p, "summed_grad", None) for p in optimizer.params]
+                self._replay.compare_sum(sums, own, optimizer, size)
 
     # The update
 

@@ -25,7 +25,6 @@ from indpriv.recording.checkpoints.safe_files import fingerprint_of
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms import batches
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
-from indpriv.recording.norms.shadow_model import HALF
 from indpriv.recording.random_states import (
     fixed_state,
     has_drawn,
@@ -35,7 +34,6 @@ from indpriv.recording.random_states import (
 )
 from indpriv.recording.training_data import Examples
 
-_OFTEN = 12  # times that rows are read again to see whether they are random
 _FEW = 4  # of the rows of a batch that are others than before
 _PART = 32  # items of the data set that are read again together
 _READING = 1.0  # seconds that reading all of them may take; of others some, the same each time
@@ -59,9 +57,8 @@ class Delivered:
     whole: tuple[IntArray, int] | None = None
 
     def __post_init__(self) -> None:
-        held = tensors_of(self.batch)
-        # The former do not move where numpy or .data writes.
-        self._versions, self.sums = [t._version for t in held], list(map(_of_rows, held))
+        # Not versions, which do not move where numpy or .data writes.
+        self.sums = list(map(_of_rows, tensors_of(self.batch)))
 
     @cached_property
     def unpacked(self) -> tuple[Any, Any]:
@@ -71,9 +68,7 @@ class Delivered:
     @property
     def is_changed(self) -> bool:
         """Whether the loop wrote into it."""
-        held = tensors_of(self.batch)
-        same = self._versions == [t._version for t in held]
-        return not (same and _equal(self.sums, list(map(_of_rows, held))))
+        return not _equal(self.sums, list(map(_of_rows, tensors_of(self.batch))))
 
     def read_again(self) -> list[Tensor]:
         """The tensors of the same rows, from the data set."""
@@ -111,7 +106,6 @@ class Deliveries:
         # By number of a tensor of batches: of each example, its sum when it was loaded last, and
         # its entries, 0 if it was not.
         self._known: dict[int, IntArray] = {}
-        self._read_equal = False  # at some step, what the loader gave was read again
         self.random_rows = False  # items of the data set were seen to be random
 
     @contextmanager
@@ -181,12 +175,11 @@ class Deliveries:
             return self._findings.add("rows", "written")
         state, first = random_state(), batch.read_again()
         if _equal(loaded, first):
-            self._read_equal = True
             return self._findings.add("rows")
         set_random_state(state)
         if not _equal(first, batch.read_again()):
             self._findings.add("rows", "keeps_items")
-        elif self._read_equal or not _is_still(first, batch.read_again):
+        elif has_drawn(state):
             self.random_rows = True
             self._findings.add("rows", "random")
         else:
@@ -208,27 +201,21 @@ class Deliveries:
             known[:, batch.ids] = now
         if self.random_rows or not changed.any():
             return
-
-        def few() -> list[Tensor]:
-            return tensors_of(self._examples.collated(batch.ids[changed][:_FEW]))
-
-        state, first = random_state(), few()
-        if has_drawn(state) or not _is_still(first, few):
+        state = random_state()
+        self._examples.collated(batch.ids[changed][:_FEW])
+        if has_drawn(state):
             self.random_rows = True
         else:
             self._findings.add("fed", "items")
 
     def compare_items(self, *, every: bool) -> None:
-        """Items of the data set, or a secret part of them, beside those that training began with.
-
-        The first time, beside those that the log began with.
-        """
+        """Items of the data set, or some, beside those of the beginning; first, of the log's."""
         with kept_random_state():
             if self._parts and not self._items:
                 return self._read_items()
-            numbers = range(len(self._items))
-            wanted = numbers if every or not numbers else [secrets.choice(numbers)]
-            if any(self._hash(number) != self._items[number] for number in wanted):
+            some = list(enumerate(self._items))
+            some = some if every or not some else [secrets.choice(some)]
+            if any(self._hash(number) != before for number, before in some):
                 self._findings.add("fed", "items")
 
     def _read_items(self) -> None:
@@ -256,11 +243,6 @@ class Deliveries:
         """Forget what was used, and what was read before it."""
         del self._waiting[: self._used + 1]
         self._used, self._split = -1, 0
-
-
-def _is_still(first: list[Tensor], read: Callable[[], list[Tensor]]) -> bool:
-    """Whether rows are the same however often they are read."""
-    return all(_equal(first, read()) for _ in range(_OFTEN))
 
 
 def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -370,11 +352,6 @@ class Call:
         """Whether every tensor of inputs and targets has a row for each example."""
         fed = tensors_of((self.arguments, self.targets))
         return all(not t.ndim or len(t) == self.size for t in fed)
-
-    @property
-    def is_half(self) -> bool:
-        """Whether outputs are of half precision."""
-        return any(tensor.dtype in HALF for tensor in tensors_of(self.outputs))
 
     @property
     def in_float64(self) -> "Call":

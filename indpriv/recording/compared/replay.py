@@ -25,8 +25,15 @@ from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms import batches
 from indpriv.recording.norms.batches import LossFn, map_tensors, tensors_of
 from indpriv.recording.norms.model_checks import first_that_mixes
+from indpriv.recording.norms.shadow_model import HALF
 from indpriv.recording.opacus.gradients import STABILISER, ClippedBatch
-from indpriv.recording.random_states import Still, kept_random_state, set_random_state
+from indpriv.recording.random_states import (
+    Still,
+    has_drawn,
+    kept_random_state,
+    random_state,
+    set_random_state,
+)
 
 # Differences that rounding makes, in float32 and in half precision.
 _TOLERANCES = {
@@ -74,7 +81,7 @@ class Replay:
 
     def compare(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> list[Tensor]:
         """Compare everything about one micro-batch; return the sum of its clipped gradients."""
-        self._is_half = self._of_half or one.is_half
+        self._is_half = self._of_half or any(t.dtype in HALF for t in tensors_of(one.outputs))
         self._was_half |= self._is_half
         size = len(batch.norms)
         # As Opacus left them: those that it clipped. Ghost mode has none.
@@ -315,7 +322,7 @@ class Replay:
         size = one.size if self._random.random() < _WHOLE else 2 * _COMPANIONS
         ids = self._random.permutation(one.delivered.ids)[:size]
         places = [0] if first else self._random.permutation(len(ids))[:_TAKEN].tolist()
-        items, collate = examples.read(ids), examples.collate
+        state, items, collate = random_state(), examples.read(ids), examples.collate
         if isinstance(items, list) and len(items) == len(ids):  # else the data set makes batches
             sizes = [sum(t.numel() for t in tensors_of(item)) for item in items]
             shortest = int(np.argmin(sizes))
@@ -325,7 +332,7 @@ class Replay:
             elif len(set(sizes)) > 1:
                 places = list(dict.fromkeys([shortest, *places]))[:_TAKEN]
             at_once = hasattr(examples.dataset, "__getitems__")  # which may mix what it reads
-            if not at_once or any(examples.random_parts):
+            if not at_once or has_drawn(state) or any(examples.random_parts):
                 each = [partial(collate, [items[k]]) for k in places]
                 return places, each, partial(collate, items)
         each = [partial(examples.collated, ids[[place]]) for place in places]
@@ -381,11 +388,11 @@ class Replay:
         ]
 
     def compare_sum(
-        self, found: Sequence[Tensor], clipped: Sequence[Tensor], limit: float, size: int
+        self, found: Sequence[Tensor], clipped: Sequence[Tensor], rule: Any, size: int
     ) -> None:
         """Compare training's sum before the noise with that of its `size` clipped gradients."""
         alike = [t.view_as(f) for f, t in zip(clipped, found, strict=True)]
-        off = _distance(clipped, alike) / limit
+        off = _distance(clipped, alike) / float(rule.max_grad_norm)
         same = off <= _TOLERANCES["sum"][self._was_half] * math.sqrt(max(size, 1))
         self.findings.compare("replay", same, "other_sum", error=off)
 

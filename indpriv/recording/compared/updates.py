@@ -312,10 +312,9 @@ class _Scheduler:
         function = getattr(own, "noise_lambda", None) or getattr(own, "scheduler_function", None)
         if function is None:
             return math.isclose(now, last * getattr(own, "gamma", math.nan), rel_tol=1e-9)
-        base = getattr(own, "base_noise_multiplier", None) or getattr(
-            own, "base_max_grad_norm", 0.0
-        )
-        return math.isclose(now, base * function(own.last_epoch), rel_tol=1e-9)
+        names = "base_noise_multiplier", "base_max_grad_norm"
+        bases = (getattr(own, name) for name in names if hasattr(own, name))
+        return math.isclose(now, next(bases, 0.0) * function(own.last_epoch), rel_tol=1e-9)
 
 
 def _schedulers_of(optimizer: Any) -> list[_Scheduler]:
