@@ -105,4 +105,4 @@ def example_table(
         test_set=tensor_set(dataset.test),
         test_metadata=dataset.test.metadata,
     )
-    return data.example_table(module, *data.examples(None, torch.device(device)))
+    return data.example_table(module, *data.examples(whole_batch, torch.device(device)))

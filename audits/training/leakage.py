@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import TensorDataset
+
 from audits.training.config import AuditConfig, FederatedConfig
 from audits.training.datasets import Dataset, load_dataset
 from audits.training.models import LOSSES, build_model
@@ -61,7 +63,7 @@ def spec_of(config: AuditConfig, dataset: Dataset) -> AuditSpec:
     """What rebuilds the model and the data of an audit."""
     return AuditSpec(
         model=lambda: build_model(config.model, dataset.input_shape, dataset.n_classes),
-        dataset=tensor_set(dataset.train),
+        dataset=TensorDataset(*tensor_set(dataset.train).tensors),
         loss_fn=LOSSES[config.training.loss](reduction="none"),
     )
 

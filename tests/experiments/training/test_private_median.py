@@ -22,7 +22,7 @@ from audits.training.private_setting import make_private
 from audits.training.randomness import Randomness
 from audits.training.run_record import with_drawn_norm
 from audits.training.step_plan import planned_steps, with_noise
-from audits.training.tensors import tensor_set
+from audits.training.tensors import tensor_set, whole_batch
 from indpriv import NormLog, account
 from indpriv._files import read_json
 from indpriv.accountant import PrivacyFilter
@@ -375,6 +375,7 @@ def test_a_replay_of_checkpoints_reads_the_cost_from_run_json(run, tmp_path):
     spec = AuditSpec(
         model=lambda: build_model(plan.model, dataset.input_shape, dataset.n_classes),
         dataset=tensor_set(dataset.train),
+        collate_fn=whole_batch,
         loss_fn=nn.CrossEntropyLoss(reduction="none"),
     )
     with warnings.catch_warnings():
