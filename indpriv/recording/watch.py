@@ -8,6 +8,7 @@ it, the state between steps, the update and the settings. Nothing here may chang
 random state is put back, and an error in a comparison is a finding, "not compared". Sensitive.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -116,6 +117,7 @@ class Watch:
         self._begun = self._same_state = False  # nothing wrote to the state since the last update
         self._held: list[Any] | None = None  # attributes after the last forward pass
         self._seeds = set[int]()  # of torch's default generator, at forward passes
+        self._thread, self._aside = threading.get_ident(), False  # batches were drawn in another
         self._plain: list[str] | None = None  # arguments of the first pass that are no tensors
 
     @contextmanager
@@ -218,7 +220,9 @@ class Watch:
             self._note_moved("batches", new_epoch=new_epoch)
 
     def _on_draw(self, positions: IntArray, canaries: IntArray, trains: bool) -> None:
-        run = self._run
+        run, own = self._run, torch.default_generator
+        if threading.get_ident() != self._thread:  # while this one may put its state back
+            self._aside |= own in (run.sources.batches, run.sources.noise)
         if trains:
             self.tally.drew(Draw(positions, run.sample_rate, canaries))
         if run.is_poisson:
@@ -277,6 +281,8 @@ class Watch:
             self._seeds.add(torch.initial_seed())
             if len(self._seeds) > self.tally.counts.passes + 2:  # a few, by the epoch
                 self.findings.add("fed", "seeds")
+            if self._aside:
+                self.findings.add("fed", "aside")
             # Numbers among the arguments: the batch's own, or always the same.
             given = _plain_of(call.arguments)
             self._plain = given if self._plain is None else self._plain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -243,3 +245,20 @@ def train_on_views(s, average):
             for p in s.optimizer.params:
                 p.grad_sample = average(p, views)
             s.optimizer.step()
+
+
+def train_ahead(s):
+    """Another thread loads batches."""
+    waiting = queue.Queue(2)
+
+    def load():
+        for batch in s.batches(3):
+            waiting.put(batch)
+        waiting.put(None)
+
+    with s.recorded():
+        thread = threading.Thread(target=load)
+        thread.start()
+        while (batch := waiting.get()) is not None:
+            s.step(*batch)
+        thread.join()

@@ -2,9 +2,7 @@
 
 import copy
 import io
-import queue
 import random
-import threading
 from collections import namedtuple
 
 import numpy as np
@@ -19,6 +17,7 @@ from recording.loops.parts import (
     Several,
     cnn,
     pictures,
+    train_ahead,
     train_on_views,
     vector,
     with_dropout,
@@ -692,19 +691,7 @@ def views_of_an_example_averaged_before_clipping(s):
 @sound("hooks ghost")
 def loaded_ahead_by_a_thread(s):
     s.make()
-    waiting = queue.Queue(2)
-
-    def load():
-        for batch in s.batches(3):
-            waiting.put(batch)
-        waiting.put(None)
-
-    with s.recorded():
-        thread = threading.Thread(target=load)
-        thread.start()
-        while (batch := waiting.get()) is not None:
-            s.step(*batch)
-        thread.join()
+    train_ahead(s)
 
 
 @sound("hooks ghost")

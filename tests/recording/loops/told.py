@@ -19,6 +19,7 @@ from recording.loops.parts import (
     Hidden,
     LowRank,
     Texts,
+    train_ahead,
     trainable,
     with_dropout,
 )
@@ -370,3 +371,10 @@ def seed_by_the_number_of_the_step(s):
         for x, y in s.batches():
             torch.manual_seed(10**12 + s.steps)
             s.step(x, y)
+
+
+@told("batch", "hooks ghost")
+def loaded_ahead_from_the_generator_of_torch(s):
+    """Comparisons put that generator back, from which the other thread draws batches meanwhile."""
+    s.make(private=False)
+    train_ahead(s)
