@@ -264,6 +264,11 @@ def binomial_ends(
     return np.where(successes == 0, 0.0, low), np.where(failures == 0, 1.0, high)
 
 
+def student_quantile(freedom: FloatArray | int) -> FloatArray:
+    """The upper quantile of Student's t for a 95 % interval; at least one degree of freedom."""
+    return np.asarray(stats.t.ppf((1 + CONFIDENCE) / 2, np.maximum(freedom, 1)))
+
+
 def student_interval(
     values: FloatArray, low: float = -np.inf, high: float = np.inf
 ) -> Interval | None:
@@ -275,7 +280,7 @@ def student_interval(
     if n < 2:
         return None
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / np.sqrt(n)
-    width = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
+    width = float(student_quantile(n - 1)) * error
     return Interval(float(max(low, mean - width)), float(min(high, mean + width)))
 
 
@@ -298,7 +303,7 @@ def relation_intervals(
     if n < _LEAST_PAIRS or is_constant(x) or is_constant(y):
         return found
     average = partial(np.average, weights=weights)
-    width = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 2)) / np.sqrt(n)
+    width = float(student_quantile(n - 2)) / np.sqrt(n)
     dx, dy = (values - average(values) for values in (x, y))
     u, v = (ranks(values, weights) / n - (n + 1) / (2 * n) for values in (x, y))
     # What each pair adds to the influence on variances and covariance, as ranks depend on it too
@@ -399,7 +404,7 @@ class Means(NamedTuple):
         """
         skew = self.skewness
         with np.errstate(invalid="ignore", divide="ignore"):
-            plain = side * stats.t.ppf((1 + CONFIDENCE) / 2, np.maximum(self.freedom, 1))
+            plain = side * student_quantile(self.freedom)
             bent = 3 / skew * (np.cbrt(1 + skew * (plain - skew / 6)) - 1)
         return np.where(np.abs(skew) < _FLOAT_NOISE**0.5, plain, bent)
 

@@ -18,7 +18,7 @@ from indpriv._columns import to_floats
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.guarantee import mu_of
 from indpriv.analysis.recorded_run import AuditedRun, attacked_table
-from indpriv.analysis.statistics import CONFIDENCE, Interval
+from indpriv.analysis.statistics import CONFIDENCE, Interval, student_quantile
 from indpriv.analysis.summary import Finding, record
 from indpriv.attack_signals import CONFIDENCE as OF_CONFIDENCE
 from indpriv.attack_signals import AttackSignals
@@ -248,7 +248,7 @@ def _vulnerability(
     # Shares are steps of their models, at which a jackknife doubles the error; halves do not.
     error = np.sqrt((n - 1) * without_one.var(axis=0))
     error[2] = in_halves[:, 2].std(axis=0)
-    width = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * error
+    width = student_quantile(n - 1) * error
     least = np.array([-1.0, -1.0, 0.0])[:, None]
     low, high = np.maximum(actual - width, least), np.minimum(actual + width, 1.0)
     found = []

@@ -175,7 +175,7 @@ def rates_over_models(
         raise InputError(_NO_SIDES)
     (values, sides), n = np.split(np.stack(of_models), [-2], axis=1), len(methods)
     error = values.std(axis=0, ddof=min(1, n - 1)) / np.sqrt(n)
-    width = _student_quantile(n) * error
+    width = statistics.student_quantile(n - 1) * error
     if again is not None and n > _LEAST_MODELS:
         width = np.maximum(width, _jackknife(values, again))
     key: _Row = {"attack": methods[0], "model": "dp", "by": "", "part": ALL, "n": n}
@@ -201,10 +201,6 @@ def _of_model(scores: AttackScores) -> FloatArray:
     curve = _curve(*sides)
     tprs = (curve.tpr[_strictest(curve, rate)] for rate in FALSE_POSITIVE_RATES)
     return np.array([_auc(curve)[0], *tprs, *map(len, sides)])
-
-
-def _student_quantile(n: int) -> float:
-    return float(stats.t.ppf((1 + statistics.CONFIDENCE) / 2, max(1, n - 1)))
 
 
 def _jackknife(
@@ -239,7 +235,7 @@ def _jackknife(
         alone = (of_row - every) / (k - 2)
         squares = np.nansum((pair - alone[:, None] - alone[None]) ** 2, axis=(0, 1)) / 2
         variance[1:] -= (2 * squares / (k * (k - 3) / 2) / (k * (k - 1)))[1:]
-    return np.asarray(_student_quantile(k) * np.sqrt(np.maximum(variance, 0.0)))
+    return np.asarray(statistics.student_quantile(k - 1) * np.sqrt(np.maximum(variance, 0.0)))
 
 
 def exceeds(
