@@ -17,7 +17,7 @@ from indpriv.recording.norms import batches, model_checks
 from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
 from indpriv.recording.norms.layerwise import GROUP_NORMS, LayerwiseNorms
 from indpriv.recording.norms.shadow_model import ModelInTraining, without_checkpoints
-from indpriv.recording.random_states import kept_random_state
+from indpriv.recording.random_states import has_drawn, kept_random_state, random_state
 
 BACKENDS = ("layerwise", "functorch")  # in the order in which they are tried
 _RANDOM = (
@@ -69,14 +69,14 @@ class AutogradCheck:
 
     def __init__(self, model: ModelInTraining, batch: Batch) -> None:
         """Differentiate the first examples of a batch one by one, some of them twice."""
-        self.few = batch.rows(0, N_CHECKED)
+        self.few, state = batch.rows(0, N_CHECKED), random_state()
         self._norms = norms_by_autograd(model, self.few)
         again = norms_by_autograd(model, self.few.rows(0, _TWICE))
         shadow = model.shadow()
         with torch.enable_grad():  # as in training: a counter may count such passes alone
             losses, others = (model.losses(shadow, self.few).detach() for _ in range(2))
-        # Where the forward pass draws random numbers, norms cannot be compared.
-        self.is_random = not (
+        # Where the forward pass is random, norms cannot be compared. Few coins may come up alike.
+        self.is_random = has_drawn(state) or not (
             torch.allclose(self._norms[:_TWICE], again, rtol=1e-6, equal_nan=True)
             and torch.allclose(losses, others, rtol=1e-6, equal_nan=True)
         )

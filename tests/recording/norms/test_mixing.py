@@ -166,3 +166,12 @@ def test_random_numbers_of_training_are_left_alone():
         pass
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
+
+
+def test_a_model_whose_coins_come_up_alike_is_random():
+    class Tossed(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (1 + (torch.rand(1) < 1e-9))
+
+    with NormPass(Tossed(4, 3), PER_EXAMPLE, INPUTS, TARGETS) as norm_pass:
+        assert norm_pass.caveats
