@@ -6,20 +6,15 @@ pass over the training rows. Which group a row is in is then asked of any part o
 
 from __future__ import annotations
 
-import errno
-import io
 import re
-import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from itertools import accumulate, pairwise
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,7 +34,7 @@ MOST_GROUPS = 1 << 16  # of rows that are read in several ranges
 _MAX_BINS = 1000
 _MOST_VALUES = 1 << 20  # distinct values of a column that are kept
 _SIGNIFICAND, _FEWEST_BITS = 52, 8
-_AT_ONCE, _BYTES_OF_HASH = 1 << 22, 8  # rows that are compared in memory
+_AT_ONCE = 1 << 23  # rows that are compared in memory
 _INT64 = 2.0**63  # that whole numbers lie below
 
 
@@ -440,52 +435,15 @@ def label_grouping(train: Rows, test: pd.DataFrame | Rows) -> Grouping | None:
 # --- which of many rows share a value, in memory that does not grow with them
 
 
+@dataclass(frozen=True)
 class Repeats:
-    """Finds rows that share a 64-bit number; those of many rows lie in a temporary file. A context.
+    """Finds rows that share a 64-bit number, part by part: a part has all rows of its numbers.
 
-    Rows are looked at in parts, each with the numbers of one remainder, so that all rows with a
-    number are in one of them.
+    numbers: gives those of n rows in order, again for each part.
     """
 
-    def __init__(self, n: int) -> None:
-        """n: about how many rows will come."""
-        self._n, self._expected = 0, n
-        with self._room():
-            self._file: IO[bytes] = io.BytesIO() if n <= _AT_ONCE else TemporaryFile()  # noqa: SIM115
-
-    def __enter__(self) -> Repeats:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with self._room():  # closing writes what is left
-            self._file.close()
-
-    @contextmanager
-    def _room(self) -> Iterator[None]:
-        """Raise one InputError if the block finds no room for temporary files; others go on."""
-        n = max(self._n, self._expected)
-        remedy = (
-            f"To find repeated rows, {n:,} hashes take up to {-(-n * _BYTES_OF_HASH // 2**20):,} "
-            "MiB there; free it, or set TMPDIR to a folder with room"
-        )
-        try:
-            folder = tempfile.gettempdir()
-        except FileNotFoundError as error:
-            raise InputError(f"no folder for temporary files can be written. {remedy}") from error
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise InputError(
-                f"{folder}, the folder of temporary files, is full. {remedy}"
-            ) from error
-
-    def add(self, numbers: NDArray[np.uint64]) -> None:
-        """The numbers (n,) of the next rows."""
-        self._n += len(numbers)
-        with self._room():
-            self._file.write(numbers.tobytes())
+    numbers: Callable[[], Iterable[NDArray[np.uint64]]]
+    n: int
 
     def positions(self, most: int | None = None) -> IntArray:
         """Increasing positions of the rows of whole groups, of at most about this many rows."""
@@ -504,17 +462,14 @@ class Repeats:
         return sum(len(np.unique(numbers)) for numbers, _ in self._sorted())
 
     def _sorted(self) -> Iterator[tuple[NDArray[np.uint64], IntArray]]:
-        """The numbers of each part in order, and their positions."""
-        n_parts = 1 << max(0, -(-self._n // _AT_ONCE) - 1).bit_length()
+        """The numbers of each part, those of one remainder, in order, and their positions."""
+        n_parts = 1 << max(0, -(-self.n // _AT_ONCE) - 1).bit_length()
         for part in range(n_parts):
-            with self._room():  # what is left is written first
-                self._file.seek(0)
             found, first = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))], 0
-            while content := self._file.read(_AT_ONCE * _BYTES_OF_HASH):
-                numbers = np.frombuffer(content, np.uint64)
-                mine = np.flatnonzero(numbers & np.uint64(n_parts - 1) == part)
-                found.append((numbers[mine], mine + first))
-                first += len(numbers)
+            for some in self.numbers():
+                mine = np.flatnonzero(some & np.uint64(n_parts - 1) == part)
+                found.append((some[mine], mine + first))
+                first += len(some)
             numbers, positions = map(np.concatenate, zip(*found, strict=True))
             order = np.argsort(numbers, kind="stable")
             yield numbers[order], positions[order]
@@ -541,10 +496,8 @@ def repeated(rows: Rows, name: str) -> pd.Series[Any]:
     """
     if _increasing(rows, name):
         return pd.Series([], dtype=object)
-    with Repeats(len(rows)) as found:
-        for frame in frames_of(rows, [name]):
-            found.add(numbers_of(frame[name]))
-        values = rows_at(rows, found.positions(), [name])[name]  # whose hashes are equal
+    found = Repeats(lambda: (numbers_of(one[name]) for one in frames_of(rows, [name])), len(rows))
+    values = rows_at(rows, found.positions(), [name])[name]  # whose hashes are equal
     return values[values.duplicated()]
 
 

@@ -54,13 +54,12 @@ def _likely_columns(log: NormLog, rows: _columns.Rows) -> Iterator[str]:
         if one not in _columns.FIXED_COLUMNS and _LIKELY.search(str(one))
     ]
     for column in named if log.unit_ids is None else ():
-        known = 0
-        with Repeats(len(rows)) as found:
+
+        def numbers(column: str = column) -> Iterator[NDArray[np.uint64]]:
             for frame in _columns.frames_of(rows, [column]):
-                values = frame[column].dropna().reset_index(drop=True)
-                known += len(values)
-                found.add(numbers_of(values))
-            distinct = found.distinct()
+                yield numbers_of(frame[column].dropna().reset_index(drop=True))
+
+        known, distinct = sum(map(len, numbers())), Repeats(numbers, len(rows)).distinct()
         if 1 < distinct < known:
             yield text("hazard.duplicates", "column", column=column, distinct=distinct, known=known)
 
@@ -68,13 +67,14 @@ def _likely_columns(log: NormLog, rows: _columns.Rows) -> Iterator[str]:
 def _repeated_rows(log: NormLog, rows: _columns.Rows) -> list[str]:
     """Rows that agree in label, loss, metadata and every record, but not in their unit."""
     compared = [name for name in rows.columns if name not in ("example_id", "unit_id")]
-    with Repeats(len(rows)) as found:
+
+    def hashes() -> Iterator[NDArray[np.uint64]]:
         for frame in _columns.frames_of(rows, compared):
             for start in range(0, len(frame), statistics.BLOCK):
                 same = frame.iloc[start : start + statistics.BLOCK].apply(_alike)
-                hashes = pd.util.hash_pandas_object(same, index=False)
-                found.add(np.asarray(hashes, np.uint64))
-        positions = found.positions(_MOST_REPEATED)
+                yield np.asarray(pd.util.hash_pandas_object(same, index=False), np.uint64)
+
+    positions = Repeats(hashes, len(rows)).positions(_MOST_REPEATED)
     repeated = _columns.rows_at(rows, positions, compared)
     known = repeated["loss"].notna().to_numpy()
     positions, repeated = positions[known], repeated[known]
