@@ -32,7 +32,7 @@ SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")  # of checkp
 _OPTIONS: Any = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
 _LOCK, _WRITER = ".lock", ".writer"  # the latter holds the process id of the writer
 _KEPT_BYTES = {True: 1 << 28, False: 1 << 26}  # of buckets, and of a disk, which costs little
-_kept, _keeping = OrderedDict[tuple[str, str], bytes](), threading.Lock()
+_kept, _keeping = OrderedDict[tuple[str, str, int], bytes](), threading.Lock()
 
 
 def sha256(path: Path) -> str:
@@ -55,14 +55,15 @@ def check_hash(path: Path, expected: str, content: bytes | None = None) -> None:
 def read_verified(path: Path, sha256: str) -> bytes:
     """The content of a file, compared with its hash (EvidenceError) while it is read. Sensitive.
 
-    What was read is kept as long as there is room, so that each byte is read once.
+    What was read is kept as long as there is room, so that each byte is read once, or again where
+    a file on a disk was changed.
     """
-    key = (str(path), sha256)
-    with _keeping:
-        if key in _kept:
-            _kept.move_to_end(key)
-            return _kept[key]
     try:
+        at = 0 if _folders.is_remote(path) else path.stat().st_mtime_ns
+        with _keeping:
+            if (key := (str(path), sha256, at)) in _kept:
+                _kept.move_to_end(key)
+                return _kept[key]
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise EvidenceError(f"{path} is missing; restore it from a copy") from error

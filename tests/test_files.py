@@ -1,12 +1,15 @@
 """Files: what a table is about survives, and modes are read where the system keeps them."""
 
+import hashlib
 import os
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from indpriv._files import others_can_read, read_parquet, write_private_parquet
+from indpriv._files import others_can_read, read_parquet, read_verified, write_private_parquet
+from indpriv.errors import EvidenceError
 
 
 def test_a_table_keeps_what_it_says_about_itself(tmp_path):
@@ -32,3 +35,14 @@ def test_who_can_read(tmp_path, monkeypatch):
     monkeypatch.undo()
     tmp_path.chmod(0o700)
     assert not others_can_read(tmp_path)
+
+
+def test_a_file_that_is_changed_after_it_was_read_is_compared_again(tmp_path):
+    path, content = tmp_path / "file", b"as it was"
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    assert read_verified(path, digest) == content
+    path.write_bytes(b"as it is!")
+    os.utime(path, ns=(0, 1))  # some file systems keep times of a few milliseconds only
+    with pytest.raises(EvidenceError, match="changed"):
+        read_verified(path, digest)

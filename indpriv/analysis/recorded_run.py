@@ -226,7 +226,7 @@ def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog |
 
 def recorded_run(run: OpenedRun) -> RecordedRun:
     """What a run directory holds in addition to its log, and what its log proves."""
-    path, state = run.state.run_dir, run.state
+    path = run.run_dir
     declared = Declared(run_files.read_run_json(path))
     holdout, leakage = path / run_files.HOLDOUT, path / run_files.LEAKAGE
 
@@ -252,14 +252,14 @@ def recorded_run(run: OpenedRun) -> RecordedRun:
         if run_files.holds_log(holdout)
         else None,
         recorder={
-            **state.header["run"],
-            "seeded": state.seeded,
-            "log_sha256": state.fingerprint,
-            **{key: state.header["norm_pass"].get(key) for key in ("backend", "slack")},
-            "policy": state.header["policy"] or None,
-            "clip_excess": state.clip_excess,
-            "pass_seconds": state.pass_seconds,
-            "training_seconds": state.training_seconds,
+            **run.header["run"],
+            "seeded": run.seeded,
+            "log_sha256": run.fingerprint,
+            **{key: run.header["norm_pass"].get(key) for key in ("backend", "slack")},
+            "policy": run.header["policy"] or None,
+            "clip_excess": run.clip_excess,
+            "pass_seconds": run.pass_seconds,
+            "training_seconds": run.training_seconds,
         },
     )
 

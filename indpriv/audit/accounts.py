@@ -52,7 +52,7 @@ def advise_on_run(
     tell = progress or silent
     if recorded.recorder.get("rounds"):
         raise _facts.refused("refusal.audits", "advise_federated", path=path)
-    if opened.state.header["privacy_filter"]:
+    if opened.header["privacy_filter"]:
         raise _facts.refused("refusal.audits", "advise_filtered", path=path)
     unclipped, clipping = "", recorded.recorder.get("clipping")
     if clipping in fields.CONTRIBUTIONS:

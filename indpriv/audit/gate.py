@@ -185,9 +185,9 @@ def _groups(audit: summary.Audit, limit: float | None) -> Iterator[Condition]:
 def _signed(said: summary.Audit, run_dir: Path, keys: Path) -> Condition:
     """Whether the log that was audited is the one in run_dir, signed and whole."""
     run = open_run(run_dir, hash_all=True)
-    check = verify.journal_check(run.state, keys)
+    check = verify.journal_check(run, keys)
     faults = [] if check.status == _facts.PASSED else [check.detail]
-    if said.run.recorder.get("log_sha256") != run.state.fingerprint:
+    if said.run.recorder.get("log_sha256") != run.fingerprint:
         faults.append("the audit is not of this log, or of it as it was before")
     found = "; ".join([*faults, *run.faults.values()])
     asked = f"by a key in {keys}"

@@ -141,16 +141,16 @@ def evidence_of_run(
     """
     try:
         opened = replace(open_it(), unreadable="refuse")
-        checks, state, known = verify.verify(opened, signed_by), opened.state, False
+        checks, known = verify.verify(opened, signed_by), False
     except ChainError as error:
         checks = [CHECKS["journal"].fact("failed", str(error))]
         return checks, lines_of(checks, {})
     with suppress(EvidenceError):  # as a check says
         known = guarantee.usual_participation(opened.log, None) == "known"
     if known:
-        checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
-    declared = Declared(read_run_json(state.run_dir))
-    recorder = {**state.header["run"], "seeded": state.seeded}
+        checks = [*if_known(checks), *([ANY_CHOICE] if opened.sampler == "other" else [])]
+    declared = Declared(read_run_json(opened.run_dir))
+    recorder = {**opened.header["run"], "seeded": opened.seeded}
     left_out = OF_SECRECY if known else frozenset[str]()
     return checks, lines_of(checks, recorder, declared.of_lines, left_out)
 
@@ -210,7 +210,7 @@ def audit(
     workers, tell = workers_of(engine), progress or silent
     opened, log, recorded = read_run(path, unreadable, unit_column, tell)
     units = "" if log.unit_ids is None else writer.fingerprint(log.unit_ids)
-    identity = [opened.state.fingerprint, units, *sorted(opened.faults)]
+    identity = [opened.fingerprint, units, *sorted(opened.faults)]
     recorded = recorded_runs.with_references(recorded, path, signals, baseline_signals)
     chosen, options = method_of_run(log, recorded, path, method)
     recorded = _read_by(chosen, recorded)

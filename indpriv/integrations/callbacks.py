@@ -135,7 +135,7 @@ def metrics_of(recorder: Any, *, delta: float, also: Sequence[str] = ()) -> dict
             "worst_case_epsilon": table.worst_case_epsilon,
             "coverage": run.log.coverage,
             "steps": float(run.log.total_steps),
-            "norm_pass_seconds": run.state.pass_seconds,
+            "norm_pass_seconds": run.pass_seconds,
             **{name: STATISTICS[name](table) for name in also},
         }
     return {f"indpriv/{name}": value for name, value in found.items()}
@@ -187,4 +187,4 @@ def _account_so_far(recorder: Any, delta: float) -> list[tuple[EpsilonTable, Ope
     if not recorder.state_dict()["step"]:
         return []
     run = open_run(recorder.run_dir)
-    return [(account(run.log, delta=delta), run)] if run.state.total_steps else []
+    return [(account(run.log, delta=delta), run)] if run.total_steps else []

@@ -22,7 +22,6 @@ from indpriv.norm_log import records, session_counts
 from indpriv.norm_log.fields import SETTING_NAMES, RecordingPolicy, StepSettings
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, MOST_STEPS, RECORDS, SCHEMA, Line, files_of
 
-Faults = Mapping[str, str]  # file name -> what is wrong with it
 _LEFT_OUT = {"position": "i", "step": "i"}  # columns, see `check_columns`
 
 # What lines may hold, as far as anything here reads them. What is not named may be there, and may
@@ -96,6 +95,10 @@ class LogState:
     beside: Mapping[str, str] | None = None
     voided_steps: int = 0  # that were run and declared void on resuming
     fingerprint: str = ""  # of all lines, and by the hashes in them of the record files
+    # File name -> what is wrong with it, of damaged or missing records, where files were looked at.
+    faults: Mapping[str, str] = field(default_factory=dict)
+    unreadable: str = "refuse"  # what to do about these; see `NormLog.open`
+    hashed_all: bool = False  # no file is left whose hash is only compared when it is read
 
     @property
     def steps(self) -> list[Line]:
@@ -294,11 +297,8 @@ def _add(state: LogState, line: Line) -> None:
 # --- the files that a journal names, each compared with its hash
 
 
-def record_faults(state: LogState, *, hash_all: bool) -> dict[str, str]:
-    """What is wrong with each record file that is missing, cut or changed.
-
-    hash_all: also hash those whose hash is compared when they are read.
-    """
+def record_faults(state: LogState) -> dict[str, str]:
+    """What is wrong with each record file that is missing, cut or changed."""
     faults: dict[str, str] = {}
     folder = state.run_dir / RECORDS
     sizes = _storage.sizes_in(folder)
@@ -310,7 +310,7 @@ def record_faults(state: LogState, *, hash_all: bool) -> dict[str, str]:
             fault = "is missing"
         elif sizes[name] != line["bytes"]:
             fault = f"has {sizes[name]} bytes instead of {line['bytes']}"
-        elif (hash_all or not hashed_when_read(state, line)) and (
+        elif (state.hashed_all or not hashed_when_read(state, line)) and (
             _files.sha256(folder / name) != line["sha256"]
         ):
             fault = "was changed: its hash is not the journal's"
@@ -324,24 +324,24 @@ def hashed_when_read(state: LogState, line: Line) -> bool:
     return _folders.is_remote(state.run_dir) or "parts" in line
 
 
-def record_of(state: LogState, line: Line, faults: Faults) -> tuple[records.RecordFile | None, ...]:
+def record_of(state: LogState, line: Line) -> tuple[records.RecordFile | None, ...]:
     """The files of a line; None for one that cannot be read."""
     folder, later = state.run_dir.absolute() / RECORDS, hashed_when_read(state, line)
     return tuple(
         None
-        if one["file"] in faults
+        if one["file"] in state.faults
         else records.RecordFile(folder / one["file"], one["sha256"] if later else None)
         for one in files_of(line)
     )
 
 
-def check_readable(state: LogState, faults: Faults, unreadable: str) -> None:
+def check_readable(state: LogState) -> None:
     """Raise EvidenceError if a log proves no step, contradicts itself, or has unaccepted faults."""
-    _checks.check_choice("unreadable", unreadable, ("refuse", "worst_case"))
-    run_dir, header = state.run_dir, state.header
+    _checks.check_choice("unreadable", state.unreadable, ("refuse", "worst_case"))
+    run_dir, header, faults = state.run_dir, state.header, state.faults
     if state.total_steps == 0:
         raise _facts.damaged("refusal.journal", "no_steps", run_dir=run_dir)
-    if faults and unreadable == "refuse":
+    if faults and state.unreadable == "refuse":
         listed = "; ".join(f"{name}: {fault}" for name, fault in list(faults.items())[:5])
         values = {"n": len(faults), "of": len(state.files), "listed": listed}
         raise _facts.damaged("refusal.journal", "files", run_dir=run_dir, **values)
@@ -390,7 +390,7 @@ def read_left_out(state: LogState) -> IntArray:
     """(n_examples,) the step from which the filter left an example out, else total_steps."""
     left_out_at = np.full(state.header["n_examples"], state.total_steps)
     for line in state.lines["filter"]:
-        for file in filter(None, record_of(state, line, {})):
+        for file in filter(None, record_of(state, line)):
             with named(file.path):
                 frame = _files.read_parquet(file.path, sha256=file.sha256, kinds=_LEFT_OUT)
                 kept = frame[frame["step"] < min(line["first"] + line["count"], state.total_steps)]
@@ -400,14 +400,12 @@ def read_left_out(state: LogState) -> IntArray:
     return left_out_at
 
 
-def batch_norms_of(
-    state: LogState, faults: Faults, within: range | None = None
-) -> records.BatchNorms | None:
+def batch_norms_of(state: LogState, within: range | None = None) -> records.BatchNorms | None:
     """The batch norms of a log, if it has any; within: of these steps, perhaps with others."""
     levels, steps, found = state.levels, [], list[partial[records.BatchNormEntries]]()
     for line in state.lines["free"]:
         first, stop = line["first"], min(line["first"] + line["count"], state.total_steps)
-        files = record_of(state, line, faults)
+        files = record_of(state, line)
         needed = within is None or (first < within.stop and within.start < stop)
         if first < stop and None not in files and needed:
             steps.append(np.setdiff1d(np.arange(first, stop), line["missing"]))

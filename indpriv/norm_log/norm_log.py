@@ -19,7 +19,7 @@ from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.norm_log import evidence, fields, journal_state
 from indpriv.norm_log import records as stored
 from indpriv.norm_log.fields import StepSettings, Truncation
-from indpriv.norm_log.journal_state import Faults, LogState
+from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.records import BatchNormEntries, BatchNorms, Levels, Records
 
 
@@ -386,67 +386,60 @@ def _recoded(
     return kept
 
 
-@dataclass(frozen=True)
-class OpenedRun:
+class OpenedRun(LogState):
     """A run directory whose journal was replayed and whose files were hashed, once."""
-
-    state: LogState  # what its journal says
-    faults: Faults  # file name -> what is wrong with it, of damaged or missing records
-    unreadable: str  # what to do about these; see `NormLog.open`
-    hashed_all: bool = False  # no file is left whose hash is only compared when it is read
 
     @cached_property
     def log(self) -> NormLog:
         """Its norms and settings; raises what `NormLog.open` raises."""
-        state, faults, header = self.state, self.faults, self.state.header
-        journal_state.check_readable(state, faults, self.unreadable)
-        ids, units, reference = journal_state.read_ids(state)
-        words = (state.sampler, header["unit"], header["neighbouring"])
-        steps = state.total_steps
+        header, lines, steps = self.header, self.lines, self.total_steps
+        journal_state.check_readable(self)
+        ids, units, reference = journal_state.read_ids(self)
+        words = (self.sampler, header["unit"], header["neighbouring"])
         # A crash can leave a record whose step was not logged.
-        used = {one["step"]: one for one in state.lines["record"] if one["step"] < steps}
-        rows = [journal_state.record_of(state, line, faults) for line in used.values()]
+        used = {one["step"]: one for one in lines["record"] if one["step"] < steps}
+        rows = [journal_state.record_of(self, line) for line in used.values()]
         reference_rows = [
-            (journal_state.record_of(state, line, faults), str(step))
-            for line in state.lines["exact"]
-            if line["file"] not in faults
+            (journal_state.record_of(self, line), str(step))
+            for line in lines["exact"]
+            if line["file"] not in self.faults
             for step in range(line["first"], min(line["first"] + line["count"], steps))
         ]
         whole = header["n_exact"] > 0 and len(reference_rows) == steps
         recorded = np.array([*used], dtype=np.int64)
-        settings = state.accounted_settings()
+        settings = self.accounted_settings()
         if header["run"].get("clipping") in fields.CONTRIBUTIONS:
             settings = settings.steady_between(recorded)
-        checks = evidence.session_checks(state)
+        checks = evidence.session_checks(self)
         return NormLog(
             example_ids=ids,
             recorded_steps=recorded,
             settings=settings,
-            levels=state.levels,
+            levels=self.levels,
             sampler=words[0],
             unit=words[1],
             neighbouring=words[2],
-            records=Records.stored([(files, "norm") for files in rows], state.levels),
+            records=Records.stored([(files, "norm") for files in rows], self.levels),
             unit_ids=fields.check_unit_ids(units, len(ids), header["unit"]),
             individually_clipped=header["individually_clipped"],
-            caveats=evidence.caveats_of(state, checks),
+            caveats=evidence.caveats_of(self, checks),
             unreadable_steps=tuple(
                 step for step, files in zip(used, rows, strict=True) if None in files
             ),
             reference_positions=reference if whole else None,
-            reference_records=Records.stored(reference_rows, state.levels) if whole else None,
-            batch_norms=journal_state.batch_norms_of(state, faults),
-            filtered=_filtered(state, faults, checks),
-            most_participations=state.most_participations,
-            known_caveats=evidence.caveats_of(state, checks, participation_known=True),
+            reference_records=Records.stored(reference_rows, self.levels) if whole else None,
+            batch_norms=journal_state.batch_norms_of(self),
+            filtered=_filtered(self, checks),
+            most_participations=self.most_participations,
+            known_caveats=evidence.caveats_of(self, checks, participation_known=True),
             truncation=fields.check_words(
                 *words, header["run"].get("max_batch_size"), header["n_examples"]
             ),
-            clipping_norm_epsilon=state.clipping_norm_epsilon,
+            clipping_norm_epsilon=self.clipping_norm_epsilon,
         )
 
 
-def _filtered(state: LogState, faults: Faults, checks: list[_facts.Fact]) -> Filtered | None:
+def _filtered(state: LogState, checks: list[_facts.Fact]) -> Filtered | None:
     """What a privacy filter did, if one watched and nothing on which its guarantee rests failed.
 
     These are all checks except those of the norms: an example was charged for the level that it was
@@ -454,7 +447,7 @@ def _filtered(state: LogState, faults: Faults, checks: list[_facts.Fact]) -> Fil
     clipped gradients stay longer than their level.
     """
     failed = {check.key for check in checks if check.status == _facts.FAILED}
-    unread = any(line["file"] in faults for line in state.lines["filter"])
+    unread = any(line["file"] in state.faults for line in state.lines["filter"])
     if not (settings := state.header["privacy_filter"]) or state.clip_excess or unread:
         return None
     if failed - {"norms_in_training", "norm_precision"}:
@@ -468,7 +461,7 @@ def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = F
     To count records at "worst_case", or with hash_all, all are hashed here.
     """
     _folders.named_by_person(run_dir := _storage.location(path))
-    state = journal_state.read_state(run_dir)
-    hash_all = hash_all or unreadable == "worst_case"
-    faults = journal_state.record_faults(state, hash_all=hash_all)
-    return OpenedRun(state, faults, unreadable, hash_all)
+    run = OpenedRun(**vars(journal_state.read_state(run_dir)))
+    run.unreadable, run.hashed_all = unreadable, hash_all or unreadable == "worst_case"
+    run.faults = journal_state.record_faults(run)
+    return run

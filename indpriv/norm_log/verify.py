@@ -15,7 +15,7 @@ from indpriv import _files, _folders, _formatting
 from indpriv._facts import FAILED, NOT_CHECKED, PASSED, Fact, fact, text
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import evidence, fields, run_files, writer
-from indpriv.norm_log.journal_state import Faults, LogState, batch_norms_of, hashed_when_read
+from indpriv.norm_log.journal_state import LogState, batch_norms_of, hashed_when_read
 from indpriv.norm_log.norm_log import OpenedRun
 
 
@@ -24,16 +24,15 @@ def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
 
     Where a check fails, an account of the run is an estimate, or it is refused.
     """
-    state = run.state
     return [
-        journal_check(state, signed_by),
+        journal_check(run, signed_by),
         *_records(run),
-        _coverage(state),
-        *evidence.session_checks(state),
-        *_took_part(state, run.faults),
-        _norm_pass(state),
-        _declared_settings(state),
-        _permissions(state.run_dir),
+        _coverage(run),
+        *evidence.session_checks(run),
+        *_took_part(run),
+        _norm_pass(run),
+        _declared_settings(run),
+        _permissions(run.run_dir),
     ]
 
 
@@ -102,8 +101,8 @@ def _records(run: OpenedRun) -> list[Fact]:
         _ = run.log
     except EvidenceError as error:
         return [fact("check.records", FAILED, fault=error)]
-    files = run.state.files
-    later = 0 if run.hashed_all else sum(hashed_when_read(run.state, line) for line in files)
+    files = run.files
+    later = 0 if run.hashed_all else sum(hashed_when_read(run, line) for line in files)
     case = "later" if later else ""
     return [fact("check.records", PASSED, case, files=len(files), later=later)]
 
@@ -130,7 +129,7 @@ def _coverage(state: LogState) -> Fact:
     return fact("check.coverage", PASSED if complete else NOT_CHECKED, recorded=recorded)
 
 
-def _took_part(state: LogState, faults: Faults) -> Iterator[Fact]:
+def _took_part(state: LogState) -> Iterator[Fact]:
     """Whether batch norms are of those who were counted, in each session that counted them."""
     n_examples = state.header["n_examples"]
     spans = pairwise([*(session.from_step for session in state.sessions), state.total_steps])
@@ -141,7 +140,7 @@ def _took_part(state: LogState, faults: Faults) -> Iterator[Fact]:
         if session.rounds is not None:
             kind = session.rounds.of
         steps = range(first, stop)
-        norms = batch_norms_of(state, faults, steps)
+        norms = batch_norms_of(state, steps)
         if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
             yield fact("check.took_part", NOT_CHECKED)
             continue

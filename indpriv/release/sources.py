@@ -245,7 +245,7 @@ def _norms(run_dir: Path, request: Request) -> Source:
     if request.by or request.mean:
         raise refused("refusal.source", "norms_only")
     run = open_run(run_dir)
-    log, recorder = run.log, run.state.header["run"]
+    log, recorder = run.log, run.header["run"]
     check_noise(recorder)
     if log.n_records == 0 or log.recorded_steps[0] != 0:
         raise refused("refusal.source", "no_record", run_dir=run_dir)

@@ -154,7 +154,7 @@ def test_the_lines_of_a_log(tmp_path, changes, recorder, close, status):
         tmp_path / "run", log, examples, close=close, recorder=recorder, changes=changes
     )
     opened = open_run(run)
-    checks, noted = verify(opened), {**recorder, **opened.state.header["run"]}
+    checks, noted = verify(opened), {**recorder, **opened.header["run"]}
     lines = lines_of(checks, noted)
     assert {line.status for line in lines} <= set(WORDS)
     assert len(lines) == len(LINES)
@@ -193,7 +193,7 @@ STORED = sorted(path for path in (Path(__file__).parents[1] / "baseline" / "runs
 def test_no_stored_run_from_before_is_verified(path):
     """Watched, resumed, damaged, replayed and converted ones."""
     opened = open_run(path)
-    noted = opened.state.header["run"]
+    noted = opened.header["run"]
     lines = lines_of(verify(opened), noted)
     assert [line.key for line in lines] == list(LINES)
     assert {line.status for line in lines} <= {"declared", "on trust", "refuted"}
@@ -207,6 +207,6 @@ def test_rounds_of_another_trainer_are_declared(tmp_path):
                 ["a", "b"], [0.4, 0.6], noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5
             )
     opened = open_run(tmp_path / "run")
-    noted = opened.state.header["run"]
+    noted = opened.header["run"]
     assert status_of(verify(opened), noted) == "declared"
     assert evidence(lines_of(verify(opened), noted)).startswith("0 of 5 lines verified")

@@ -86,13 +86,13 @@ def test_training_is_bit_for_bit_what_it_is_without(model, mode, tmp_path):
         assert len(mine) == len(theirs)
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert plain[3] == recorded[3]
-    counts = open_run(tmp_path / "run").state.sessions[0].training.compared.found
+    counts = open_run(tmp_path / "run").sessions[0].training.compared.found
     assert counts["replay"].steps + counts["replay"].unknown >= 3
 
 
 def lines(run_dir):
     opened = open_run(run_dir)
-    return {line.key: line for line in lines_of(verify(opened), opened.state.header["run"])}
+    return {line.key: line for line in lines_of(verify(opened), opened.header["run"])}
 
 
 def private_run(**options):
@@ -159,7 +159,7 @@ def test_what_is_refuted_is_said_after_the_first_step(tmp_path):
 def test_strict_stops_there(tmp_path):
     with pytest.raises(EvidenceError, match="strict=True stops here"):
         record(private_run(), tmp_path / "run", WEIGHTED, strict=True)
-    assert open_run(tmp_path / "run").state.total_steps == 1
+    assert open_run(tmp_path / "run").total_steps == 1
 
 
 def test_a_chosen_seed_is_said_at_attach(tmp_path):

@@ -121,7 +121,7 @@ def test_a_run_on_dict_batches_is_recorded_and_exact(mode, tmp_path):
             run.optimizer.zero_grad()
             run.criterion(run.model(**batch), batch).backward()
             run.optimizer.step()
-    header = open_run(tmp_path).state.header
+    header = open_run(tmp_path).header
     assert not header["norm_pass"]["caveats"]
     assert header["run"]["loss"] == "CausalLMLoss(over_tokens='mean', ignore_index=-100)"
 

@@ -93,11 +93,11 @@ def test_a_run_that_was_interrupted_is_sent_as_far_as_it_got_and_goes_on(bucket,
         interrupted()
     there = open_run(location(bucket("run")))
     assert there.log.total_steps == 7
-    assert not there.state.closed
+    assert not there.closed
     record(make_run(), **where, epochs=1, every=None, resume_at=7)
     there = open_run(location(bucket("run")))
     assert there.log.total_steps == 17
-    assert there.state.closed
+    assert there.closed
     assert failed(location(bucket("run"))) == failed(tmp_path / "run")
 
 

@@ -683,5 +683,5 @@ def test_a_run_goes_on_from_the_parameters_of_another_and_says_so(tmp_path):
     assert record["model"]["pretrained"]["file"] == "parameters.safetensors"
     assert record["model"]["pretrained"]["sha256"] == sha256(source)
     assert "no epsilon covers those data" in record["on_trust"]["pretraining"]
-    starts = [open_run(tmp_path / run).state.header["run"]["start"] for run in ("public", "run")]
+    starts = [open_run(tmp_path / run).header["run"]["start"] for run in ("public", "run")]
     assert starts == ["random", "pretrained: parameters.safetensors"]

@@ -99,7 +99,7 @@ def test_no_example_ever_exceeds_the_cap(mode, physical, tmp_path):
     run = make_run(mode=mode, batch_size=30, **SETTINGS)
     seen = record(run, tmp_path / "run", epochs=4, physical=physical)
     run = open_run(tmp_path / "run")
-    log, left_out_at = run.log, read_left_out(run.state)
+    log, left_out_at = run.log, read_left_out(run)
     spent = spent_by_brute_force(log, left_out_at, FILTER.order)
     assert spent.max() <= FILTER.rdp_cap
     left = left_out_at < log.total_steps
@@ -232,7 +232,7 @@ def test_resuming_goes_on_with_what_was_spent(resume_at, tmp_path):
     record(run, tmp_path / "run", epochs=3)
     record(run, tmp_path / "run", epochs=3, every=None, resume_at=resume_at)
     run = open_run(tmp_path / "run")
-    log, left_out_at = run.log, read_left_out(run.state)
+    log, left_out_at = run.log, read_left_out(run)
     assert log.total_steps == resume_at + 12
     assert spent_by_brute_force(log, left_out_at, FILTER.order).max() <= FILTER.rdp_cap
     assert (left_out_at < resume_at).any()
@@ -414,7 +414,7 @@ def test_no_unit_of_several_rows_exceeds_the_cap(tmp_path):
     )
     assert failed(tmp_path / "run") == set()
     run = open_run(tmp_path / "run")
-    log, left_out_at = run.log, read_left_out(run.state)
+    log, left_out_at = run.log, read_left_out(run)
     relative = np.minimum(log.read() * log.levels.rounding, 1.0)
     spent = np.zeros(80)
     for step in range(log.total_steps):

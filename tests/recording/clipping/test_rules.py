@@ -243,12 +243,12 @@ def test_a_run_with_noise_of_the_largest_norm_is_void(tmp_path):
     run = open_run(tmp_path / "run")
     assert LARGEST_NORM in log.caveats
     assert LARGEST_NORM in log.known_caveats
-    assert run.state.no_privacy == LARGEST_NORM
+    assert run.no_privacy == LARGEST_NORM
     largest = log.read().max()
     assert largest > 0
     table = indpriv.account(log, delta=1e-5)
     assert table.claim == "estimate"
-    found = guarantee_of(table, verify(run), {"no_privacy": run.state.no_privacy})
+    found = guarantee_of(table, verify(run), {"no_privacy": run.no_privacy})
     assert (found.status, found.reasons) == (VOID, (LARGEST_NORM,))
     assert LARGEST_NORM in found.statement
 
