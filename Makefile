@@ -71,7 +71,7 @@ format: $(VENV)/.installed-dev
 
 # indpriv/report/audit.schema.json, from the findings and indpriv/analysis/columns.toml.
 schema: $(VENV)/.installed
-	$(BIN)/python -c "from indpriv.analysis.summary import audit_schema as schema; import json; print(json.dumps(schema(), indent=2, ensure_ascii=False))" > schema.tmp
+	PYTHONPATH=. $(BIN)/python docs/tools/audit_schema.py > schema.tmp
 	mv schema.tmp indpriv/report/audit.schema.json
 
 benchmarks: $(VENV)/.installed-dev

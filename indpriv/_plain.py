@@ -1,4 +1,4 @@
-"""Dataclasses as JSON: written, read back by pydantic, shown, and described by a JSON Schema.
+"""Dataclasses as JSON: written, read back by pydantic, and shown.
 
 What a field holds follows from its annotation. A data frame is `Annotated[pd.DataFrame,
 Columns(...)]`, in JSON a list of one object a row. A key whose field has a default may be absent
@@ -8,9 +8,7 @@ are shown, in which unit they are, and whether they are private.
 
 import dataclasses
 import functools
-import inspect
 import math
-import re
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -19,7 +17,6 @@ from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
 import numpy as np
 import pandas as pd
 from pydantic import Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaValidator, core_schema
 from typing_extensions import TypedDict
 
@@ -64,8 +61,6 @@ Seed = Annotated[int, figure("text")]
 
 # --- tables and documents
 
-_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.+)", re.DOTALL)
-
 
 class OneOf:
     """The only texts that a value can be."""
@@ -100,7 +95,7 @@ class Columns:
     @functools.cached_property
     def columns(self) -> "Mapping[str, Column]":
         """What is known of each column."""
-        return {name: column(*of) for name, of in self.kinds.items()}
+        return {name: column(kind) for name, (kind, _) in self.kinds.items()}
 
     def frame(self, values: Mapping[str, Any], n: int) -> pd.DataFrame:
         """A frame of n rows with these columns in this order; those without values are unknown."""
@@ -162,14 +157,12 @@ class Column(NamedTuple):
 
     Attributes:
         kind: of its values; of the items of a list.
-        meaning: what it holds.
         unit: of a number; "" of anything else.
         form: the format of `formatted` that shows it; "" of rows and objects.
         private: it is computed from the data, so not for publication.
     """
 
     kind: Any
-    meaning: str
     unit: str
     form: str
     private: bool
@@ -182,16 +175,15 @@ def columns_of(kind: Any) -> Mapping[str, Column]:
         return _TABLES[kind].columns
     if not dataclasses.is_dataclass(kind):
         return {}
-    texts = _descriptions(typing.cast(Any, kind))
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError:  # types that only a checker reads: no field is a column
         return {}
     names = (one.name for one in dataclasses.fields(kind))
-    return {name: column(hints[name], texts.get(name, "")) for name in names}
+    return {name: column(hints[name]) for name in names}
 
 
-def column(kind: Any, meaning: str = "") -> Column:
+def column(kind: Any) -> Column:
     """The column whose values are of this kind."""
     said: dict[str, Any] = {}
     while True:
@@ -209,7 +201,7 @@ def column(kind: Any, meaning: str = "") -> Column:
             kind = inside[1]
         else:
             form = said.get("shown", "text" if kind in (str, bool) else "")
-            return Column(kind, meaning, said.get("unit", ""), form, said.get("private", True))
+            return Column(kind, said.get("unit", ""), form, said.get("private", True))
 
 
 def form_of(row: Any, name: str) -> str:
@@ -267,12 +259,13 @@ def read_fields(
     optional: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Read values by key, where each key has a kind and a meaning; errors as in `from_json`."""
-    found: dict[str, Any] = from_json(_top(tuple(kinds.items()), optional), content, where)
+    found: dict[str, Any] = from_json(document(tuple(kinds.items()), optional), content, where)
     return found
 
 
 @functools.cache
-def _top(kinds: tuple[tuple[str, tuple[Any, str]], ...], optional: tuple[str, ...]) -> Any:
+def document(kinds: tuple[tuple[str, tuple[Any, str]], ...], optional: tuple[str, ...]) -> Any:
+    """The kind of a document with values by key; for keys see `read_fields`."""
     return _object("Top", dict(kinds), optional=optional)
 
 
@@ -307,59 +300,3 @@ def empty(kind: Any) -> Any:
         if isinstance(limits, Columns):
             return limits.frame({}, 0)
     return () if typing.get_origin(kind) is tuple else {} if typing.get_origin(kind) else kind()
-
-
-def fields_schema(kinds: Kinds, optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The JSON Schema of what `read_fields` reads, described by the docstrings of its classes."""
-    kind: Any = _top(tuple(kinds.items()), optional)
-    return TypeAdapter(kind).json_schema(schema_generator=_Schema, mode="validation")
-
-
-class _Schema(GenerateJsonSchema):
-    """No titles, no defaults, no further keys; descriptions from docstrings."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def default_schema(self, schema: Any) -> dict[str, Any]:
-        return self.generate_inner(schema["schema"])
-
-    def nullable_schema(self, schema: Any) -> dict[str, Any]:
-        found = super().nullable_schema(schema)
-        inner = found["anyOf"][0]
-        if isinstance(inner.get("type"), str) and "enum" not in inner:
-            return {**inner, "type": [inner["type"], "null"]}
-        return found
-
-    def typed_dict_schema(self, schema: Any) -> dict[str, Any]:
-        return self._closed(super().typed_dict_schema(schema))
-
-    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
-        kind = schema["cls"]
-        found = self._closed(super().dataclass_schema(schema))
-        found["description"] = (inspect.getdoc(kind) or "").splitlines()[0]
-        texts = _descriptions(kind)
-        for name, field in found["properties"].items():
-            if name in texts:
-                found["properties"][name] = {"description": texts[name], **field}
-        return found
-
-    @staticmethod
-    def _closed(found: dict[str, Any]) -> dict[str, Any]:
-        found.pop("title", None)
-        return {**found, "additionalProperties": False}
-
-
-@functools.cache
-def _descriptions(kind: Any) -> dict[str, str]:
-    """Field -> its text in the Attributes section of a class, or of one that it inherits from."""
-    texts: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        texts |= vars(each).get("_texts", {})
-        doc = inspect.cleandoc(each.__doc__ or "")
-        section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", doc, re.MULTILINE)
-        for entry in re.split(r"\n    (?! )", "\n" + section[1]) if section else ():
-            if match := _ENTRY.match(entry):
-                text = " ".join(match[2].split())
-                texts |= dict.fromkeys(match[1].split(", "), text[:1].upper() + text[1:])
-    return texts

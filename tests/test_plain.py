@@ -6,8 +6,9 @@ import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
+from audit_schema import fields_schema
 
-from indpriv._plain import Columns, Count, OneOf, Share, fields_schema, from_json, to_json
+from indpriv._plain import Columns, Count, OneOf, Share, from_json, to_json
 from indpriv.errors import InputError
 
 

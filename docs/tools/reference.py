@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import typer
+from audit_schema import audit_schema
 
 from audits.__main__ import app as audits_app
 from audits.training import config
 from indpriv._facts import FILES, INDIVIDUAL, WORST_CASE, Template, templates
-from indpriv.analysis.summary import audit_schema
 from indpriv.cli import app
 from indpriv.cli.commands import keys_of
 from indpriv.norm_log.fields import RecordingPolicy

@@ -103,8 +103,10 @@ def record(key: str, *bases: type) -> Any:
 
 
 SCHEMA_VERSION = 2
-_LATER = ("fitted", "vulnerability")  # keys that audits of earlier versions lack
+LATER = ("fitted", "vulnerability")  # keys that audits of earlier versions lack
 SENSITIVE = "SENSITIVE: for the curator only"
+# What every audit.json says alike.
+FIXED = {"schema_version": SCHEMA_VERSION, "sensitive": SENSITIVE, "disclaimer": DISCLAIMER}
 
 
 def nothing(_: "Audit") -> tuple[str, ...]:
@@ -166,7 +168,7 @@ def keys() -> Mapping[str, tuple[Any, str]]:
 def column_at(path: str) -> _plain.Column:
     """The column of a figure, e.g. "individual.median"; private, unless it or its class is not."""
     first, *names = path.split(".")
-    found = _plain.column(*keys()[first])
+    found = _plain.column(keys()[first][0])
     for name in names:
         inner = _plain.columns_of(found.kind)[name]
         found = inner._replace(private=found.private and inner.private)
@@ -200,9 +202,8 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """The content of audit.json: dicts, lists, texts and finite numbers."""
-        fixed = {key: schema["const"] for key, schema in _FIXED.items()}
         content = {key: _plain.to_json(getattr(self, key)) for key in keys()}
-        return {**fixed, "meaning": self.account.describe(), **content}
+        return {**FIXED, "meaning": self.account.describe(), **content}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Audit":
@@ -214,7 +215,7 @@ class Audit:
         version = content.get("schema_version")
         if version != SCHEMA_VERSION:
             raise refused("refusal.compared", "schema", version=version, known=SCHEMA_VERSION)
-        return cls(**_plain.read_fields(keys(), content, optional=_LATER))
+        return cls(**_plain.read_fields(keys(), content, optional=LATER))
 
 
 def alarms_of(audit: Audit) -> list[str]:
@@ -230,30 +231,3 @@ def notes_of(audit: Audit) -> list[str]:
 def attacks_on(found: Audit, model: str) -> list[Any]:
     """Rows of the attacks on one model, the strongest first."""
     return list(_plain.records(found.attacks[found.attacks["model"] == model]))
-
-
-_FIXED: dict[str, dict[str, Any]] = {
-    "schema_version": {"const": SCHEMA_VERSION},
-    "sensitive": {"const": SENSITIVE},
-    "disclaimer": {"const": DISCLAIMER},
-}
-
-
-def audit_schema() -> dict[str, Any]:
-    """The JSON Schema of audit.json, which report/audit.schema.json holds."""
-    schema = _plain.fields_schema(keys(), _LATER)
-    meaning = {
-        "description": "What every epsilon in this file means, in one line.",
-        "type": "string",
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:indpriv:audit:{SCHEMA_VERSION}",
-        "title": "indpriv audit",
-        **schema,
-        "description": f"audit.json of an audit directory. {SENSITIVE}. "
-        "Every number is finite; what is undefined is null. What does not say private: false is "
-        "computed from the data, and not for publication.",
-        "required": [*_FIXED, "meaning", *schema["required"]],
-        "properties": {**_FIXED, "meaning": meaning, **schema["properties"]},
-    }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from audit_schema import audit_schema
 from numpy.typing import NDArray
 
 import indpriv
@@ -16,7 +17,7 @@ from indpriv.analysis.attacks.rates import achieved, parts
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Tightness
 from indpriv.analysis.statistics import Interval
-from indpriv.analysis.summary import RATES, column_at, keys, table
+from indpriv.analysis.summary import FIXED, RATES, column_at, keys, table
 from indpriv.audit.gate import LIMITS
 from indpriv.report.page import render_markdown
 from synthetic import epsilon_table
@@ -30,7 +31,7 @@ SAMPLES = {float: 0.25, int: 1, str: "a", bool: True, Interval: Interval(0.1, 0.
 
 def registry():
     """(table or class, name) -> column, of everything in audit.json."""
-    found, left = {}, [("audit.json", name, column(*of)) for name, of in keys().items()]
+    found, left = {}, [("audit.json", name, column(kind)) for name, (kind, _) in keys().items()]
     while left:
         of, name, one = left.pop()
         if (of, name) not in found:
@@ -47,8 +48,11 @@ OF_A_RATE = {"attack": "a", "model": "dp", "by": "", "part": "p", **COUNTS}
 
 def test_every_column_says_all_five():
     assert len(REGISTRY) > 400
+    schema = audit_schema()
+    for of, one in [("audit.json", schema), *schema["$defs"].items()]:
+        for name, value in one["properties"].items():
+            assert name in FIXED or value.get("description"), (of, name)
     for (of, name), one in REGISTRY.items():
-        assert one.meaning, (of, name)
         assert one.private in (True, False), (of, name)
         if one.kind in (int, float):
             assert one.unit, (of, name)

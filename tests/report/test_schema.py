@@ -3,9 +3,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from audit_schema import audit_schema
 
 import indpriv.report
-from indpriv.analysis.summary import Audit, audit_schema
+from indpriv.analysis.summary import Audit
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
 from summaries import summary_of
